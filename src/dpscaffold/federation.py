@@ -1,0 +1,194 @@
+"""Records and federations: who holds which data.
+
+A :class:`Records` is a flat table with offsets, so users may hold any number of records; a
+:class:`Federation` is a train and a test table over the same users. Both are read-only by convention:
+nothing in the package writes into them, so they may live in memory-mapped files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.errors import BadInput
+
+#: How many rows are looked at together when a table is checked or hashed; bounds the memory of a mapped one.
+BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of all users, one after the other.
+
+    ``features`` is (N, d) float32, ``labels`` (N,) int64 and ``offsets`` (M+1,) int64: user ``i`` holds
+    the rows ``offsets[i]`` to ``offsets[i+1]``.
+
+    >>> records = Records.from_users([torch.zeros(3, 2), torch.ones(1, 2)], [torch.tensor([0, 1, 0]), torch.tensor([1])])
+    >>> records.sizes.tolist(), records.of(1)[0].tolist()
+    ([3, 1], [[1.0, 1.0]])
+    """
+
+    features: Tensor
+    labels: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def from_users(cls, features: Sequence[Tensor], labels: Sequence[Tensor]) -> Records:
+        """Concatenate one table per user."""
+        if len(features) != len(labels):
+            raise BadInput(f"features are given for {len(features)} users and labels for {len(labels)}; give one of each per user")
+        if not features:
+            raise BadInput("a federation needs at least one user, and none was given")
+        for i, (x, y) in enumerate(zip(features, labels, strict=True)):
+            if len(x) != len(y):
+                raise BadInput(f"user {i} has {len(x)} rows of features and {len(y)} labels; the counts must agree")
+            if x.ndim != 2 or x.shape[1] != features[0].shape[1]:
+                raise BadInput(
+                    f"user {i} has features of shape {tuple(x.shape)}; expected (records, {features[0].shape[-1]}) as for user 0"
+                )
+        sizes = torch.tensor([len(x) for x in features])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return cls(torch.cat(list(features)).to(torch.float32), torch.cat(list(labels)).to(torch.int64), offsets)
+
+    @property
+    def users(self) -> int:
+        """M, the number of users."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """R_i, the number of records of each user, (M,)."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of features."""
+        return int(self.features.shape[1])
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def of(self, user: int) -> tuple[Tensor, Tensor]:
+        """The (features, labels) of one user, as views."""
+        rows = slice(int(self.offsets[user]), int(self.offsets[user + 1]))
+        return self.features[rows], self.labels[rows]
+
+    def select(self, users: Sequence[int]) -> Records:
+        """The records of some users, in the given order, copied."""
+        parts = [self.of(i) for i in users]
+        return Records.from_users([x for x, _ in parts], [y for _, y in parts])
+
+    def validate(self, classes: int, what: str) -> None:
+        """Refuse tables that no algorithm could use; ``what`` names the table in the message."""
+        if self.features.ndim != 2:
+            raise BadInput(f"{what} features have shape {tuple(self.features.shape)}; expected (records, features)")
+        if len(self.features) != len(self.labels) or int(self.offsets[-1]) != len(self.labels):
+            raise BadInput(
+                f"{what} data have {len(self.features)} rows, {len(self.labels)} labels and offsets up to "
+                f"{int(self.offsets[-1])}; the three must agree"
+            )
+        empty = (self.sizes <= 0).nonzero().flatten()
+        if len(empty):
+            raise BadInput(f"user {int(empty[0])} has no {what} records; every user needs at least one")
+        if int(self.labels.min()) < 0 or int(self.labels.max()) >= classes:
+            worst = int(self.labels.max()) if int(self.labels.max()) >= classes else int(self.labels.min())
+            raise BadInput(f"{what} labels contain {worst}; labels must lie in 0 to {classes - 1}")
+        for start in range(0, len(self.features), BLOCK):
+            finite = torch.isfinite(self.features[start : start + BLOCK]).all(dim=1)
+            if not bool(finite.all()):
+                row = start + int((~finite).nonzero()[0])
+                user = int(torch.searchsorted(self.offsets, row, right=True)) - 1
+                raise BadInput(f"{what} features of user {user} contain NaN or infinity (row {row}); clean or impute them first")
+
+    def digest(self) -> str:
+        """A short hash of the contents, to key caches."""
+        state = hashlib.blake2b(digest_size=16)
+        state.update(np.ascontiguousarray(self.offsets.numpy()).tobytes())
+        for start in range(0, len(self.labels), BLOCK):
+            rows = slice(start, start + BLOCK)
+            state.update(np.ascontiguousarray(self.features[rows].numpy()))
+            state.update(np.ascontiguousarray(self.labels[rows].numpy()))
+        return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Train and test records of the same M users.
+
+    ``names`` are the users' names, ``classes`` the number of labels, ``title`` one line for tables and
+    figures, and ``preprocessing`` the sentences that a privacy statement must repeat about how the
+    features were made. ``mapped`` says that the tables live in files and may exceed memory, so engines
+    load only a round's users.
+
+    >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users
+    2
+    """
+
+    train: Records
+    test: Records
+    classes: int
+    names: tuple[str, ...] = ()
+    title: str = "federation"
+    preprocessing: tuple[str, ...] = field(default=())
+    mapped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.train.users != self.test.users:
+            raise BadInput(f"train data have {self.train.users} users and test data {self.test.users}; they must be the same users")
+        if self.train.dimension != self.test.dimension:
+            raise BadInput(f"train data have {self.train.dimension} features and test data {self.test.dimension}; they must agree")
+        if not self.names:
+            object.__setattr__(self, "names", tuple(str(i) for i in range(self.train.users)))
+        if len(self.names) != self.train.users:
+            raise BadInput(f"{len(self.names)} names were given for {self.train.users} users; give one each")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Sequence[tuple[Tensor | np.ndarray, Tensor | np.ndarray]],
+        test: Sequence[tuple[Tensor | np.ndarray, Tensor | np.ndarray]],
+        classes: int | None = None,
+        names: Sequence[str] = (),
+        title: str = "your arrays",
+    ) -> Federation:
+        """Build and validate a federation from one (features, labels) pair per user."""
+        tables = [
+            Records.from_users([torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part])
+            for part in (train, test)
+        ]
+        if classes is None:
+            classes = max(2, 1 + max(int(table.labels.max()) for table in tables))
+        return cls(tables[0], tables[1], classes, tuple(names), title).validated()
+
+    def validated(self) -> Federation:
+        """This federation, after every check a training run relies on."""
+        if self.classes < 2:
+            raise BadInput(f"classes is {self.classes}; a classifier needs at least 2")
+        self.train.validate(self.classes, "train")
+        self.test.validate(self.classes, "test")
+        return self
+
+    @property
+    def users(self) -> int:
+        """M, the number of users."""
+        return self.train.users
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of features."""
+        return self.train.dimension
+
+    def titled(self, title: str) -> Federation:
+        """The same data under another title."""
+        return replace(self, title=title)
+
+    def __repr__(self) -> str:
+        low, high = int(self.train.sizes.min()), int(self.train.sizes.max())
+        sizes = f"{low}" if low == high else f"{low} to {high}"
+        return f"Federation({self.title}: {self.users} users, {sizes} train records each, {self.dimension} features, {self.classes} classes)"
