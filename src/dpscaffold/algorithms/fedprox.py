@@ -1,0 +1,25 @@
+"""FedProx: FedAvg with a pull back towards the broadcast model (Li et al. 2020)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dpscaffold.algorithms.base import Algorithm, Broadcast, Memory
+from dpscaffold.algorithms.fedavg import fedavg
+from dpscaffold.errors import BadInput
+from dpscaffold.plan import number
+
+
+def fedprox(mu: float = 0.1) -> Algorithm:
+    """FedAvg whose steps go along H + λy + μ(y − x); the proximal term stands outside clipping and noise.
+
+    >>> fedprox(mu=0.0).name
+    'fedprox'
+    """
+    if number("algorithm.mu", mu) < 0:
+        raise BadInput(f"algorithm.mu is {mu}; it must be 0 or positive")
+
+    def direction(gradient: Tensor, y: Tensor, broadcast: Broadcast, memory: Memory) -> Tensor:
+        return gradient + mu * (y - broadcast.params)
+
+    return fedavg().replace(name="fedprox", direction=direction)

@@ -1,0 +1,267 @@
+"""All of a round's users on one axis: the fast engine.
+
+A *row* is one participant of one run. Rows are stacked to (U, P), and the same pure functions as in the
+loop engine move them. Several runs of equal shape may share the stack: their participants are simply more
+rows, with their own step sizes, clips, noise scales and control variates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.algorithms import Broadcast, Memory, Server, Upload
+from dpscaffold.engines.state import Draw, RoundReport, State, mean_weights
+from dpscaffold.engines.store import Shelf, Store
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.local.steps import Scales, local_steps
+from dpscaffold.randomness import NoiseStreams, Randomness, in_threads
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import Batch
+
+#: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
+CPU_CHUNK_BYTES = 256 << 20
+
+#: How many numbers of noise are drawn together.
+NOISE_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Row:
+    """One participant of one run, and its weight in that run's mean."""
+
+    run: int
+    user: int
+    weight: float
+
+
+class Simulator:
+    """Runs the rounds of one setting, or of several that share task, algorithm and shapes."""
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        device: torch.device,
+        randomness: Sequence[Randomness] | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        self.settings = list(settings)
+        self.device = device
+        self.randomness = list(randomness) if randomness else [s.randomness() for s in settings]
+        self.first = self.settings[0]
+        for other in self.settings[1:]:
+            refuse_unlike(self.first, other)
+        limit = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
+        self.store = Store([s.federation for s in settings], self.first.task, device, limit)
+        self.states = [State.initial(setting, device) for setting in settings]
+        self.chunk = chunk or self._fitting_chunk()
+
+    @property
+    def state(self) -> State:
+        """The first run's state (the only one, outside a stack)."""
+        return self.states[0]
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.states[0] = state
+
+    def round(self, round: int, draw: Draw) -> RoundReport:
+        """One round of a single run."""
+        return self.rounds(round, [draw])[0]
+
+    def rounds(self, round: int, draws: Sequence[Draw]) -> list[RoundReport]:
+        """The same round of every stacked run."""
+        rows = [
+            Row(s, int(user), float(weight))
+            for s, (setting, draw) in enumerate(zip(self.settings, draws, strict=True))
+            for user, weight in zip(draw.active, mean_weights(setting, draw), strict=True)
+        ]
+        params = torch.stack([state.params for state in self.states])
+        controls = None if self.state.control is None else torch.stack([s.control for s in self.states])  # type: ignore[misc]
+        moves, sums = torch.zeros_like(params), torch.zeros_like(params)
+        drifts = [0.0] * len(self.settings)
+        for start in range(0, len(rows), self.chunk):
+            part = rows[start : start + self.chunk]
+            upload = self._participate(round, part, params, controls)
+            mix, members = self._mixing(part)
+            moves += mix @ upload.params
+            if upload.control is not None:
+                sums += members @ upload.control
+            for row, drift in zip(part, upload.params.norm(dim=1).tolist(), strict=True):
+                drifts[row.run] = max(drifts[row.run], drift)
+        algorithm = self.first.algorithm.phase(round, self.first.warm_rounds)
+        reports = []
+        for s, (setting, state) in enumerate(zip(self.settings, self.states, strict=True)):
+            server = Server(state.params, state.control)
+            server = algorithm.update(server, Upload(moves[s], sums[s] / setting.users), setting.plan.server_rate)
+            state.advance(round, server.params, server.control, setting)
+            reports.append(RoundReport(round, tuple(draws[s].active.tolist()), {"largest_drift": drifts[s]}))
+        return reports
+
+    def _participate(self, round: int, rows: list[Row], params: Tensor, controls: Tensor | None) -> Upload:
+        """K local steps of these rows; their new control variates are stored."""
+        runs = torch.tensor([row.run for row in rows], device=self.device)
+        broadcast = Broadcast(round, params[runs], None if controls is None else controls[runs])
+        memory = Memory(None if controls is None else self._recall(rows))
+        algorithm = self.first.algorithm.phase(round, self.first.warm_rounds)
+        upload, memory = local_steps(
+            self.first.task, algorithm, broadcast, memory, self._batches(round, rows), self._scales(rows)
+        )
+        if memory.control is not None:
+            self._remember(rows, memory.control)
+        return upload
+
+    def _recall(self, rows: list[Row]) -> Tensor:
+        """The control variates c_i of these rows, (U, P)."""
+        return torch.cat([state.memory[users] for state, _, users in self._by_run(rows)])  # type: ignore[index]
+
+    def _remember(self, rows: list[Row], controls: Tensor) -> None:
+        for state, where, users in self._by_run(rows):
+            assert state.memory is not None
+            state.memory[users] = controls[where]
+
+    def _by_run(self, rows: list[Row]) -> Iterator[tuple[State, slice, Tensor]]:
+        """Rows come run by run: for each run its state, its slice of the rows, and its users."""
+        start = 0
+        while start < len(rows):
+            end = start
+            while end < len(rows) and rows[end].run == rows[start].run:
+                end += 1
+            users = torch.tensor([row.user for row in rows[start:end]], device=self.device)
+            yield self.states[rows[start].run], slice(start, end), users
+            start = end
+
+    def _mixing(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        """(runs, rows) matrices: each run's weights over its rows, and plain membership."""
+        mix = torch.zeros(len(self.settings), len(rows))
+        for u, row in enumerate(rows):
+            mix[row.run, u] = row.weight
+        members = torch.zeros_like(mix)
+        members[[row.run for row in rows], list(range(len(rows)))] = 1.0
+        return mix.to(self.device), members.to(self.device)
+
+    def _scales(self, rows: list[Row]) -> Scales:
+        """The numbers of these rows, from the plan and the mechanism of their runs."""
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=self.device)[:, None]
+
+        settings = [self.settings[row.run] for row in rows]
+        privacy = self.first.privacy
+        mechanisms = [setting.privacy for setting in settings]
+        clip: Tensor | str | None = None
+        if privacy is not None:
+            clip = "median" if privacy.clip == "median" else column([p.clip for p in mechanisms])[:, 0]  # type: ignore[union-attr, misc]
+        noisy = any(p is not None and p.noise > 0 for p in mechanisms)
+        return Scales(
+            step_size=column([s.plan.step_size for s in settings]),
+            regularisation=column([s.plan.regularisation for s in settings]),
+            divisor=column([float(s.batches[row.user]) for s, row in zip(settings, rows, strict=True)]),
+            steps=self.first.plan.local_steps,
+            clip=clip,  # type: ignore[arg-type]
+            noise=column([p.noise for p in mechanisms]) if noisy else None,  # type: ignore[union-attr]
+            sampling=self.first.sampling,
+            unit=privacy.unit if privacy else "record",
+        )
+
+    def _batches(self, round: int, rows: list[Row]) -> Iterator[tuple[Batch, Tensor | None]]:
+        """The K (batch, noise) pairs of these rows, drawn from their own streams."""
+        steps = self.first.plan.local_steps
+        shelf = self.store.shelf([(self.settings[row.run].federation, row.user) for row in rows])
+        index, count = self._indices(round, rows, shelf)
+        index, full = index.to(self.device), bool((count == index.shape[2]).all())
+        column = torch.arange(index.shape[2], device=self.device)
+        counts = count.to(self.device)
+        normals = self._normals(round, rows, steps)
+        users, size = index.shape[1:]
+        for k in range(steps):
+            flat = index[k].view(-1)
+            yield (
+                Batch(
+                    features=shelf.features.index_select(0, flat).view(users, size, -1),
+                    labels=shelf.labels.index_select(0, flat).view(users, size),
+                    weight=None if full else (column < counts[k, :, None]).float(),
+                    squares=shelf.squares.index_select(0, flat).view(users, size),
+                ),
+                next(normals),
+            )
+
+    def _indices(self, round: int, rows: list[Row], shelf: Shelf) -> tuple[Tensor, Tensor]:
+        """Record numbers (K, U, B) on the shelf, and how many of each batch are real, (K, U)."""
+        steps, sampling = self.first.plan.local_steps, self.first.sampling
+
+        def draw(u: int):  # type: ignore[no-untyped-def]
+            row = rows[u]
+            setting = self.settings[row.run]
+            records, batch = int(setting.federation.train.sizes[row.user]), int(setting.batches[row.user])
+            return self.randomness[row.run].batches(round, row.user, records, batch, steps, sampling)
+
+        drawn = in_threads(draw, len(rows))
+        longest = max(int(batches.count.max()) for batches in drawn)
+        index = np.zeros((steps, len(rows), max(1, longest)), dtype=np.int64)
+        for u, batches in enumerate(drawn):
+            width = min(batches.index.shape[1], index.shape[2])
+            np.add(batches.index[:, :width], shelf.starts[u], out=index[:, u, :width])
+            if width < index.shape[2]:
+                index[:, u, width:] = shelf.starts[u]
+        return torch.from_numpy(index), torch.from_numpy(np.stack([b.count for b in drawn], axis=1))
+
+    def _normals(self, round: int, rows: list[Row], steps: int) -> Iterator[Tensor | None]:
+        """Each step's standard normals, (U, P); None without noise."""
+        if self.first.privacy is None:
+            for _ in range(steps):
+                yield None
+            return
+        size = self.first.task.parameters
+        streams = NoiseStreams([self.randomness[row.run].noise(round, row.user) for row in rows], size)
+        block = max(1, NOISE_BLOCK // (len(rows) * size))
+        for start in range(0, steps, block):
+            yield from torch.from_numpy(streams.draw(min(block, steps - start))).to(self.device)
+
+    def _fitting_chunk(self) -> int:
+        """How many rows fit the memory that a chunk may take."""
+        task, plan = self.first.task, self.first.plan
+        batch = max(int(s.batches.max()) for s in self.settings)
+        if self.first.sampling == "poisson":
+            batch += int(6 * batch**0.5) + 6
+        floats = batch * (2 * self.first.federation.dimension + task.width) + 10 * task.parameters
+        row = 4 * floats + 8 * plan.local_steps * batch
+        if not self.store.resident:
+            row += 8 * int(max(s.federation.train.sizes.max() for s in self.settings)) * self.first.federation.dimension
+        budget = CPU_CHUNK_BYTES
+        if self.device.type == "cuda":
+            budget = torch.cuda.mem_get_info(self.device)[0] // 3
+        return max(1, budget // row)
+
+
+def refuse_unlike(first: Setting, other: Setting) -> None:
+    """Stacked runs share shapes and structure; say which part differs."""
+
+    def structure(setting: Setting) -> dict[str, object]:
+        privacy = setting.privacy
+        return {
+            "task": (setting.task.name, setting.task.parameters),
+            "algorithm": setting.algorithm.name,
+            "plan.local_steps": setting.plan.local_steps,
+            "plan.rounds": setting.plan.rounds,
+            "warm rounds": setting.warm_rounds,
+            "privacy": privacy is None,
+            "privacy.sampling": setting.sampling,
+            "privacy.unit": privacy.unit if privacy else None,
+            "privacy.clip": isinstance(privacy.clip, str) if privacy else None,
+        }
+
+    mine, theirs = structure(first), structure(other)
+    for name, value in mine.items():
+        if theirs[name] != value:
+            raise BadInput(f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; run them apart")
+
+
+def stackable(federation: Federation) -> bool:
+    """Whether a federation may share a stack (memory-mapped ones are read round by round instead)."""
+    return not federation.mapped

@@ -1,0 +1,83 @@
+"""Where the simulator finds records: on the device as a whole, or loaded round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpscaffold.federation import Federation
+from dpscaffold.tasks import Task
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Prepared records at hand: features (N, D), their squared norms and labels (N,), and where the
+    records of each requested user begin."""
+
+    features: Tensor
+    squares: Tensor
+    labels: Tensor
+    starts: list[int]
+
+
+def prepared(task: Task, features: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features as the task wants them, on the device, and their squared row norms."""
+    features = task.prepare(features.to(device))
+    return features, torch.einsum("nd,nd->n", features, features)
+
+
+class Store:
+    """The training records of one or several federations.
+
+    Federations that fit are prepared once and stay on the device. If one is memory-mapped, or larger than
+    ``limit`` bytes, then only the users asked for are read, prepared and put there.
+    """
+
+    def __init__(
+        self, federations: Sequence[Federation], task: Task, device: torch.device, limit: int | None = None
+    ) -> None:
+        self.federations = list({id(f): f for f in federations}.values())
+        self.task = task
+        self.device = device
+        size = sum(4 * f.train.features.numel() for f in self.federations)
+        self.resident = not any(f.mapped for f in self.federations) and (limit is None or size <= limit)
+        self._offsets = {id(f): f.train.offsets.tolist() for f in self.federations}
+        self._base: dict[int, int] = {}
+        if self.resident:
+            self._load_all()
+
+    def _load_all(self) -> None:
+        parts, base = [], 0
+        for federation in self.federations:
+            self._base[id(federation)] = base
+            base += len(federation.train)
+            features, squares = prepared(self.task, federation.train.features, self.device)
+            parts.append((features, squares, federation.train.labels.to(self.device)))
+        if len(parts) == 1:
+            self._features, self._squares, self._labels = parts[0]
+        else:
+            self._features, self._squares, self._labels = (torch.cat(column) for column in zip(*parts, strict=True))
+
+    def shelf(self, wanted: Sequence[tuple[Federation, int]]) -> Shelf:
+        """The records of these (federation, user) pairs."""
+        if self.resident:
+            starts = [self._base[id(f)] + self._offsets[id(f)][user] for f, user in wanted]
+            return Shelf(self._features, self._squares, self._labels, starts)
+        tables = [federation.train.of(user) for federation, user in wanted]
+        features, squares = prepared(self.task, torch.cat([x for x, _ in tables]), self.device)
+        labels = torch.cat([y for _, y in tables]).to(self.device)
+        starts = [0]
+        for _, y in tables[:-1]:
+            starts.append(starts[-1] + len(y))
+        return Shelf(features, squares, labels, starts)
+
+    def everything(self, federation: Federation) -> tuple[Tensor, Tensor] | None:
+        """All prepared features and labels of one resident federation, else None."""
+        if not self.resident:
+            return None
+        base = self._base[id(federation)]
+        rows = slice(base, base + len(federation.train))
+        return self._features[rows], self._labels[rows]

@@ -1,0 +1,1 @@
+"""Experiments: the central optimum, tuning, and the paper's figures and tables."""

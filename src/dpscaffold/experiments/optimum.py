@@ -1,0 +1,108 @@
+"""The central optimum x* of a convex task: what an algorithm with all data in one place would reach."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.metrics import Evaluator
+from dpscaffold.tasks import Batch, Task
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """x*, F(x*), the norm of ∇F there, and its test accuracy averaged over users."""
+
+    params: Tensor
+    loss: float
+    gradient_norm: float
+    test_accuracy: float
+
+
+def cache_folder() -> Path:
+    """Where solved optima are kept: ``DPSCAFFOLD_CACHE``, or the platform's cache folder."""
+    from platformdirs import user_cache_dir
+
+    return Path(os.environ.get("DPSCAFFOLD_CACHE") or user_cache_dir("dpscaffold"))
+
+
+def solve(federation: Federation, task: Task, regularisation: float, cache: bool = True) -> Optimum:
+    """Minimise F(x) = (1/M)ΣF_i(x) + (λ/2)‖x‖² to ‖∇F‖ ≤ 1e-7 in double precision, and remember it.
+
+    F weighs users equally, whatever their sizes, as the paper's objective does. Only convex tasks have one
+    optimum to speak of; others are refused.
+
+    >>> from dpscaffold import synthetic, Logistic
+    >>> federation = synthetic(users=4, records=60, seed=1)
+    >>> optimum = solve(federation, Logistic(40, 10), regularisation=1e-2, cache=False)
+    >>> optimum.gradient_norm < 1e-6
+    True
+    """
+    if not task.convex:
+        raise BadInput(f"the task {task.name!r} is not convex, so it has no central optimum to solve for; leave it out")
+    path = None
+    if cache:
+        key = f"{federation.train.digest()} {federation.test.digest()} {task.name} {task.parameters} {regularisation!r} v1"
+        path = cache_folder() / "optima" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.pt"
+        if path.exists():
+            try:
+                return Optimum(**torch.load(path, weights_only=True))
+            except Exception:  # a damaged cache is only a reason to solve again
+                path.unlink(missing_ok=True)
+    optimum = _minimise(federation, task, regularisation)
+    if path is not None:
+        _store(path, optimum)
+    return optimum
+
+
+def _store(path: Path, optimum: Optimum) -> None:
+    """Write the cache; a machine without a writable one solves again next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        torch.save(vars(optimum), partial)
+        os.replace(partial, path)
+    except OSError:
+        return
+
+
+def _minimise(federation: Federation, task: Task, regularisation: float) -> Optimum:
+    """L-BFGS on the weighted sum over all records, in blocks."""
+    train = federation.train
+    share = torch.repeat_interleave(1.0 / (train.users * train.sizes.double()), train.sizes)
+    size = 1 << 16
+    blocks = [
+        (
+            task.prepare(train.features[start : start + size].double()),
+            train.labels[start : start + size],
+            share[start : start + size],
+        )
+        for start in range(0, len(train), size)
+    ]
+
+    def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        x = torch.from_numpy(flat)
+        value = 0.5 * regularisation * float(x @ x)
+        gradient = regularisation * x
+        for features, labels, weight in blocks:
+            value += float(task.losses(x, features, labels) @ weight)
+            batch = Batch(features[None], labels[None], weight[None])
+            gradient = gradient + task.clipped_sum(x[None], batch, None).total[0]
+        return value, gradient.numpy()
+
+    start = task.initial(0).double().numpy()
+    options = {"maxiter": 5000, "maxfun": 10000, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-16}
+    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+    params = torch.from_numpy(found.x)
+    accuracy = Evaluator(federation, task, regularisation, torch.device("cpu")).accuracy(params.float())
+    norm = float(np.linalg.norm(value_and_gradient(found.x)[1]))
+    return Optimum(params, float(found.fun), norm, accuracy)

@@ -1,0 +1,56 @@
+"""The privacy part of a run: what is done to every gradient before it may influence anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpscaffold.errors import BadInput
+from dpscaffold.plan import choice, number
+from dpscaffold.randomness import Sampling
+
+Unit = Literal["record", "user"]
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Clip every per-example gradient to C, then add Gaussian noise to the batch's mean.
+
+    One step releases H̃ = (1/b)Σ_j g_j/max(1, ‖g_j‖/C) + (2C/b)·N(0, σ_g²I), the norm being over the whole
+    parameter vector. With ``unit="user"`` the noise is 2C·N(0, σ_g²I), which hides a user's whole dataset.
+
+    - ``clip``: C, fixed in advance; or ``"median"``, the paper's heuristic, which reads C off the private
+      batch and therefore gives **no guarantee**.
+    - ``noise``: σ_g, in units of the sensitivity 2C/b of replacing one record.
+    - ``sampling``: batches of exactly b records, or ``"poisson"`` with rate b/R and the constant divisor b.
+    - ``secret``: draw batches and noise from the operating system's entropy instead of the plan's seed.
+
+    >>> Gaussian(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
+    0.15
+    """
+
+    clip: float | Literal["median"] = 1.0
+    noise: float = 1.0
+    sampling: Sampling = "fixed"
+    unit: Unit = "record"
+    secret: bool = False
+
+    def __post_init__(self) -> None:
+        choice("privacy.sampling", self.sampling, ("fixed", "poisson"))
+        choice("privacy.unit", self.unit, ("record", "user"))
+        if number("privacy.noise", self.noise) < 0:
+            raise BadInput(f"privacy.noise is {self.noise}; it must be 0 or positive")
+        if isinstance(self.clip, str):
+            if self.clip != "median":
+                raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
+        elif isinstance(self.clip, bool) or not isinstance(self.clip, int | float) or not self.clip > 0:
+            raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
+        elif math.isinf(self.clip) and self.noise > 0:
+            raise BadInput(f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a finite clip")
+
+    def scale(self, clip: Any, batch: Any) -> Any:
+        """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole users."""
+        if self.noise == 0:
+            return 0.0 * batch
+        return 2 * clip * self.noise / (batch if self.unit == "record" else 1)

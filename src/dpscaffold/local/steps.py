@@ -1,0 +1,74 @@
+"""One round at the users: K noised queries and the steps they drive, for a stack of users at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpscaffold.algorithms import Algorithm, Broadcast, Local, Memory, Upload
+from dpscaffold.local.gaussian import Unit
+from dpscaffold.randomness import Sampling
+from dpscaffold.tasks import Batch, Clip, Task
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The numbers of U stacked users, each (U, 1): η_l, λ, the divisor b_i and σ_g; and the clip bound.
+
+    They may differ from row to row (unequal users, several runs in one stack); how batches are sampled and
+    which unit is protected may not.
+    """
+
+    step_size: Tensor
+    regularisation: Tensor
+    divisor: Tensor
+    steps: int
+    clip: Clip = None
+    noise: Tensor | None = None
+    sampling: Sampling = "fixed"
+    unit: Unit = "record"
+
+
+def noised_query(task: Task, params: Tensor, batch: Batch, scales: Scales, noise: Tensor | None) -> Tensor:
+    """H̃ = (1/b)Σ clip(g_j) + (2C/b)σ_g·N(0, I), for each user's own parameters, (U, P) → (U, P).
+
+    This is the only place where records touch anything that leaves a user. An empty (Poisson) batch is a
+    zero sum, and its noise is added all the same. Towards whole users the noise is 2Cσ_g and, as a Poisson
+    sum is not bounded by bC, the mean is first rescaled to norm at most C.
+    """
+    clipped = task.clipped_sum(params, batch, scales.clip)
+    query = clipped.total / scales.divisor
+    if noise is None or scales.noise is None or clipped.bound is None:
+        return query
+    bound = clipped.bound[:, None]
+    if scales.unit == "user":
+        if scales.sampling == "poisson":
+            query *= (bound / query.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max_(1.0)
+        return query.addcmul_(2 * bound * scales.noise, noise)
+    return query.addcmul_(2 * bound * scales.noise / scales.divisor, noise)
+
+
+def local_steps(
+    task: Task,
+    algorithm: Algorithm,
+    broadcast: Broadcast,
+    memory: Memory,
+    batches: Iterable[tuple[Batch, Tensor | None]],
+    scales: Scales,
+) -> tuple[Upload, Memory]:
+    """The inner loop of Algorithm 1 for U users at once; all vectors are (U, P).
+
+    ``batches`` yields the K pairs (batch, standard normal noise or None).
+    """
+    y = broadcast.params.clone()
+    total = torch.zeros_like(y)
+    for batch, noise in batches:
+        gradient = noised_query(task, y, batch, scales, noise)
+        gradient.addcmul_(scales.regularisation, y)
+        total += gradient
+        y = y - scales.step_size * algorithm.direction(gradient, y, broadcast, memory)
+    local = Local(y, total / scales.steps, scales.step_size * scales.steps)
+    return algorithm.finish(local, broadcast, memory)

@@ -1,0 +1,151 @@
+"""The public plan of a run: everything about it that is neither data nor privacy nor performance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dpscaffold.errors import BadInput
+
+Weighting = Literal["uniform", "records"]
+Averaging = Literal["none", "uniform", "tail"]
+
+
+def floor_share(ratio: float, whole: int) -> int:
+    """⌊ratio·whole⌋, forgiving the rounding of the product: 0.29 of 100 is 29, not 28.
+
+    >>> floor_share(0.29, 100), floor_share(0.2, 4000), floor_share(0.5, 3)
+    (29, 800, 1)
+    """
+    return math.floor(ratio * whole + 1e-9)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the parties agree on before a run; written beside every result.
+
+    =================  ======  =====================================================================
+    field              paper   meaning
+    =================  ======  =====================================================================
+    rounds             T       communication rounds, warm-start rounds included
+    local_steps        K       steps of each participant in a round
+    user_ratio         l       ⌊lM⌋ users take part in a round, drawn without replacement
+    data_ratio         s       a step uses a batch of b_i = ⌊sR_i⌋ of the user's R_i records
+    learning_rate      η₀      the local step size is η_l = η₀/(sK)
+    server_rate        η_g     the server moves by η_g times the mean of the users' moves
+    regularisation     λ       ℓ2 term λy of every step, outside clipping and noise
+    weighting                  the mean over participants: ``uniform``, or by ``records``
+    warm_rounds                rounds that only set control variates; None means round(4/l) where needed
+    averaging                  output x^T (``none``), the mean of all x^t (``uniform``), or of the last
+                               ``tail`` fraction of rounds (``tail``); free in privacy
+    evaluate_every             rounds between two evaluations (the last round is always evaluated)
+    checkpoint_every           rounds between two checkpoints
+    seed                       makes participants, batches, noise and the network's initial weights
+    =================  ======  =====================================================================
+
+    >>> Plan(rounds=10, user_ratio=0.25).participants(users=10)
+    2
+    """
+
+    rounds: int = 100
+    local_steps: int = 50
+    user_ratio: float = 0.2
+    data_ratio: float = 0.2
+    learning_rate: float = 0.5
+    server_rate: float = 1.0
+    regularisation: float = 5e-3
+    weighting: Weighting = "uniform"
+    warm_rounds: int | None = None
+    averaging: Averaging = "none"
+    tail: float = 0.5
+    evaluate_every: int = 10
+    checkpoint_every: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):
+            whole(f"plan.{name}", getattr(self, name), least=1)
+        whole("plan.seed", self.seed, least=0)
+        if self.warm_rounds is not None:
+            whole("plan.warm_rounds", self.warm_rounds, least=0)
+        for name in ("user_ratio", "data_ratio", "tail"):
+            value = number(f"plan.{name}", getattr(self, name))
+            if not 0 < value <= 1:
+                raise BadInput(f"plan.{name} is {value}; it must lie in (0, 1]")
+        for name in ("learning_rate", "server_rate"):
+            value = number(f"plan.{name}", getattr(self, name))
+            if not value > 0:
+                raise BadInput(f"plan.{name} is {value}; it must be positive")
+        if number("plan.regularisation", self.regularisation) < 0:
+            raise BadInput(f"plan.regularisation is {self.regularisation}; it must be 0 or positive")
+        choice("plan.weighting", self.weighting, ("uniform", "records"))
+        choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
+
+    @property
+    def step_size(self) -> float:
+        """η_l = η₀/(sK)."""
+        return self.learning_rate / (self.data_ratio * self.local_steps)
+
+    def participants(self, users: int) -> int:
+        """m = ⌊lM⌋; refuses an empty round."""
+        count = floor_share(self.user_ratio, users)
+        if count < 1:
+            raise BadInput(
+                f"plan.user_ratio is {self.user_ratio}, which selects no one of {users} users; "
+                f"use at least {_least_ratio(users)}"
+            )
+        return count
+
+    def batches(self, sizes: Tensor) -> Tensor:
+        """b_i = ⌊sR_i⌋ for every user, (M,); refuses an empty batch."""
+        batches = torch.floor(self.data_ratio * sizes.double() + 1e-9).long()
+        if bool((batches < 1).any()):
+            user = int((batches < 1).nonzero()[0])
+            size = int(sizes[user])
+            raise BadInput(
+                f"plan.data_ratio is {self.data_ratio}, which leaves user {user} with {size} records an empty batch; "
+                f"use at least {_least_ratio(size)} or leave that user out"
+            )
+        return batches
+
+    def averages(self, round: int, warm_rounds: int) -> bool:
+        """Whether x^round is part of the averaged output."""
+        if self.averaging == "none" or round <= warm_rounds:
+            return False
+        if self.averaging == "uniform":
+            return True
+        return round > self.rounds - max(1, math.ceil(self.tail * (self.rounds - warm_rounds)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def _least_ratio(whole_: int) -> float:
+    """The smallest ratio of four decimals that selects one of ``whole_``."""
+    return math.ceil(1e4 / whole_) / 1e4
+
+
+def number(name: str, value: object) -> float:
+    """``value`` as a finite float, or a refusal that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadInput(f"{name} is {value!r}; it must be a finite number")
+    return float(value)
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """``value`` as an integer of at least ``least``, or a refusal that names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    return value
+
+
+def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """``value`` as one of ``choices``, or a refusal that names it."""
+    if value not in choices:
+        raise BadInput(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+    return str(value)

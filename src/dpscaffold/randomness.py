@@ -1,0 +1,172 @@
+"""Who takes part, which records, which noise.
+
+Every draw comes from its own stream, keyed by (run, purpose, round, user); the K steps of a round are
+drawn from their stream in order. So two users never share noise, and an engine may process users in any
+order, in any chunks and on any device and still draw the same.
+
+All streams are numpy generators on the CPU: their keys have 128 bits and more (a ``torch`` CPU generator
+keeps 32 bits of its seed, which makes collisions between users likely in a long run), and one law holds
+for all devices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NoReturn
+
+import numpy as np
+
+Sampling = Literal["fixed", "poisson"]
+
+#: The purposes of a stream. The numbers are part of the meaning of a seed: never renumber them.
+PARTICIPANTS, BATCHES, NOISE, WEIGHTS = 0, 1, 2, 3
+
+#: How many random numbers are held at a time when batches are drawn.
+_BLOCK = 1 << 21
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The K batches of one participant: ``index`` (K, B) into its records and ``count`` (K,), how many of
+    each row are real; the rest is padding (index 0), which carries weight 0."""
+
+    index: np.ndarray
+    count: np.ndarray
+
+    def of(self, step: int) -> np.ndarray:
+        """The record numbers of one step, without padding."""
+        return self.index[step, : self.count[step]]
+
+
+class Randomness:
+    """The streams of one run.
+
+    ``Randomness(seed)`` is reproducible: for simulations and tests. ``Randomness(seed, secret=True)`` draws
+    participants from the seed, and batches and noise from the operating system's entropy, which is kept in
+    memory only: it is not in ``repr``, and pickling is refused. Whoever knows the seed of a reproducible
+    run can subtract its noise, so a model that is handed out wants a secret one.
+
+    >>> a, b = Randomness(7), Randomness(7)
+    >>> bool((a.noise(1, 3).standard_normal(4) == b.noise(1, 3).standard_normal(4)).all())
+    True
+    >>> bool((a.noise(1, 3).standard_normal(4) == a.noise(1, 4).standard_normal(4)).any())
+    False
+    """
+
+    def __init__(self, seed: int, secret: bool = False) -> None:
+        self.seed = seed
+        self.secret = secret
+        self._private_key = int.from_bytes(os.urandom(32), "big") if secret else seed
+
+    def _stream(self, key: int, *address: int) -> np.random.Generator:
+        return np.random.Generator(np.random.SFC64(np.random.SeedSequence(key, spawn_key=address)))
+
+    def participants(self, round: int, users: int, count: int) -> np.ndarray:
+        """``count`` of ``users`` users, uniformly without replacement, sorted, (count,) int64."""
+        drawn = self._stream(self.seed, PARTICIPANTS, round).choice(users, count, replace=False, shuffle=False)
+        return np.sort(drawn)
+
+    def batches(self, round: int, user: int, records: int, batch: int, steps: int, sampling: Sampling) -> Batches:
+        """K fresh batches of one user: exactly ``batch`` of ``records``, or each with rate batch/records."""
+        stream = self._stream(self._private_key, BATCHES, round, user)
+        draw = _draw_fixed if sampling == "fixed" else _draw_poisson
+        return draw(stream, records, batch, steps)
+
+    def noise(self, round: int, user: int) -> np.random.Generator:
+        """The stream of one user's noise in one round: standard normals, step after step."""
+        return self._stream(self._private_key, NOISE, round, user)
+
+    def weights(self) -> np.random.Generator:
+        """The stream of a network's initial weights."""
+        return self._stream(self.seed, WEIGHTS)
+
+    def __repr__(self) -> str:
+        return f"Randomness(seed={self.seed}, secret={self.secret})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Randomness is never pickled: its noise must not be written anywhere")
+
+
+def _draw_fixed(stream: np.random.Generator, records: int, batch: int, steps: int) -> Batches:
+    """``steps`` uniform subsets of size ``batch``.
+
+    Two exact ways, chosen by cost alone: Floyd's algorithm (numpy's ``choice``) for small batches; for
+    large ones the ``batch`` smallest of ``records`` random keys, whose low bits carry the record's number.
+    """
+    index = np.empty((steps, batch), dtype=np.int64)
+    if batch == records:
+        index[:] = np.arange(records)
+    elif 6 * batch < records:
+        for k in range(steps):
+            index[k] = stream.choice(records, batch, replace=False, shuffle=False)
+    else:
+        low = np.uint64((1 << max(1, (records - 1).bit_length())) - 1)
+        number = np.arange(records, dtype=np.uint64)
+        block = max(1, _BLOCK // records)
+        for start in range(0, steps, block):
+            # Positive doubles compare like their bit patterns, so the upper bits of a uniform double serve
+            # as a random key (no tie before about 2^40 draws) and the lower bits may hold the number.
+            keys = stream.random((min(block, steps - start), records)).view(np.uint64)
+            np.bitwise_and(keys, ~low, out=keys)
+            np.bitwise_or(keys, number, out=keys)
+            keys.partition(batch - 1, axis=1)
+            np.bitwise_and(keys[:, :batch], low, out=index[start : start + block], casting="unsafe")
+    return Batches(index, np.full(steps, batch))
+
+
+def _draw_poisson(stream: np.random.Generator, records: int, batch: int, steps: int) -> Batches:
+    """``steps`` Poisson samples of rate batch/records, padded to the longest and never truncated."""
+    rate = batch / records
+    if 6 * batch < records:
+        count = stream.binomial(records, rate, steps)
+        drawn = [stream.choice(records, n, replace=False, shuffle=False) for n in count]
+    else:
+        drawn = []
+        block = max(1, _BLOCK // records)
+        for start in range(0, steps, block):
+            chosen = stream.random((min(block, steps - start), records)) < rate
+            drawn += [np.flatnonzero(row) for row in chosen]
+        count = np.array([len(row) for row in drawn])
+    index = np.zeros((steps, max(1, int(count.max()))), dtype=np.int64)
+    for k, row in enumerate(drawn):
+        index[k, : len(row)] = row
+    return Batches(index, count)
+
+
+class NoiseStreams:
+    """The noise of several participants side by side, drawn a few steps at a time.
+
+    Drawing in blocks of steps gives the same numbers as drawing all at once, so memory is bounded without
+    changing a run.
+    """
+
+    def __init__(self, streams: Sequence[np.random.Generator], size: int) -> None:
+        self._streams = streams
+        self._size = size
+
+    def draw(self, steps: int) -> np.ndarray:
+        """Standard normals for the next ``steps`` steps, (steps, U, P) float32."""
+        out = np.empty((len(self._streams), steps, self._size), dtype=np.float32)
+
+        def fill(u: int) -> None:
+            self._streams[u].standard_normal(dtype=np.float32, out=out[u])
+
+        in_threads(fill, len(self._streams), worthwhile=out.size > 1 << 16)
+        return out.transpose(1, 0, 2)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads for drawing: numpy's generators release the interpreter's lock, so cores add up."""
+    return ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="draw")
+
+
+def in_threads(task, count: int, worthwhile: bool = True) -> list:  # type: ignore[no-untyped-def, type-arg]
+    """[task(0), …, task(count−1)], in threads where that pays."""
+    if not worthwhile or count < 2:
+        return [task(u) for u in range(count)]
+    return list(_pool().map(task, range(count)))

@@ -1,0 +1,106 @@
+"""One run as a value: which data, which task, which algorithm, under which plan and privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.local.gaussian import Gaussian
+from dpscaffold.plan import Plan
+from dpscaffold.privacy import Run, describe
+from dpscaffold.randomness import Randomness, Sampling
+from dpscaffold.tasks import Task
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that determines a run, checked as a whole.
+
+    The numbers that engines use (m, b_i, the warm rounds) and the numbers that are accounted come from the
+    same properties, so what runs and what is stated cannot differ.
+    """
+
+    federation: Federation
+    task: Task
+    algorithm: Algorithm
+    plan: Plan
+    privacy: Gaussian | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.participants, self.batches
+        plan = self.plan
+        if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
+            raise BadInput(
+                f"plan.local_steps is {plan.local_steps}, but fedsgd takes one pass over the data a round; "
+                f"with plan.data_ratio {plan.data_ratio} use {max(1, round(1 / plan.data_ratio))}"
+            )
+        if self.warm_rounds >= plan.rounds:
+            raise BadInput(
+                f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
+                "use more rounds, set plan.warm_rounds, or choose the algorithm 'scaffold'"
+            )
+
+    @property
+    def users(self) -> int:
+        """M."""
+        return self.federation.users
+
+    @cached_property
+    def participants(self) -> int:
+        """m = ⌊lM⌋."""
+        return self.plan.participants(self.federation.users)
+
+    @cached_property
+    def batches(self) -> Tensor:
+        """b_i = ⌊sR_i⌋, (M,)."""
+        return self.plan.batches(self.federation.train.sizes)
+
+    @cached_property
+    def warm_rounds(self) -> int:
+        """How many rounds only set control variates: round(4/l) by default where the algorithm warms up."""
+        if self.algorithm.warm_up is None:
+            return 0
+        planned = self.plan.warm_rounds
+        return round(4 / self.plan.user_ratio) if planned is None else planned
+
+    @property
+    def sampling(self) -> Sampling:
+        """How batches are drawn; without privacy they have a fixed size."""
+        return self.privacy.sampling if self.privacy else "fixed"
+
+    @property
+    def label(self) -> str:
+        """The algorithm's name in figures and tables, e.g. ``DP-SCAFFOLD-warm``."""
+        names = {"fedavg": "FedAvg", "fedsgd": "FedSGD", "fedprox": "FedProx"}
+        base = names.get(self.algorithm.name, self.algorithm.name.upper().replace("-WARM", "-warm"))
+        return f"DP-{base}" if self.privacy else base
+
+    def randomness(self) -> Randomness:
+        """The run's streams."""
+        return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
+
+    def describe(self, delta: float | None = None, max_participations: int | None = None) -> Run | None:
+        """What this run does, as data for the accountant; None without privacy."""
+        if self.privacy is None:
+            return None
+        return describe(
+            rounds=self.plan.rounds,
+            local_steps=self.plan.local_steps,
+            users=self.users,
+            participants=self.participants,
+            records=self.federation.train.sizes.tolist(),
+            batches=self.batches.tolist(),
+            noise=self.privacy.noise,
+            clip=self.privacy.clip,
+            sampling=self.privacy.sampling,
+            unit=self.privacy.unit,
+            memory=self.algorithm.memory,
+            weighting=self.plan.weighting,
+            delta=delta,
+            max_participations=max_participations,
+        )

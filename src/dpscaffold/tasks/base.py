@@ -1,0 +1,96 @@
+"""What is learnt: a per-example loss on a flat parameter vector, and its clipped gradient sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+#: A clip bound: one number per user (U,), the batch's median norm, or None for no clipping at all.
+Clip = Tensor | Literal["median"] | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records of U users stacked: ``features`` (U, B, D) as :meth:`Task.prepare` made them, ``labels``
+    (U, B), ``weight`` (U, B) with 0 for padding (None: all 1), and ``squares`` (U, B), the squared norms of
+    the feature rows where they are known already."""
+
+    features: Tensor
+    labels: Tensor
+    weight: Tensor | None = None
+    squares: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Σ_j w_j·clip(∇f_j) per user, (U, P), and the clip bound that was used, (U,), or None."""
+
+    total: Tensor
+    bound: Tensor | None
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A classifier on a flat vector of ``parameters`` numbers.
+
+    ``clipped_sum`` is where speed lives; ``losses`` is the plain definition, from which the loop engine
+    derives its gradients and against which the fast path is tested. A task of your own needs these
+    attributes and methods and nothing else; see :class:`~dpscaffold.tasks.module.ModuleTask` for wrapping
+    any ``torch.nn.Module``.
+    """
+
+    name: str
+    parameters: int
+    convex: bool
+    width: int  # numbers that clipped_sum holds per record, besides its features; sizes the chunks
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Raw features (…, d) as the other methods expect them, e.g. with a column of ones."""
+        ...
+
+    def initial(self, seed: int) -> Tensor:
+        """x⁰, (P,)."""
+        ...
+
+    def scores(self, params: Tensor, features: Tensor) -> Tensor:
+        """Class scores (N, classes) of prepared features (N, D)."""
+        ...
+
+    def losses(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Per-example losses f(params; ·), (N,), without the ℓ2 term."""
+        ...
+
+    def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
+        """Σ_j w_j·∇f_j / max(1, ‖∇f_j‖/C) for each user's own parameters, (U, P) → (U, P).
+
+        The norm is over the whole parameter vector, never per tensor.
+        """
+        ...
+
+
+def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """−log softmax(scores)[label] for each row, (N, classes) → (N,)."""
+    return torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+
+
+def clip_factors(norms: Tensor, weight: Tensor | None, clip: Clip) -> tuple[Tensor | None, Tensor | None]:
+    """The factor of each example's gradient, w_j·min(1, C/‖g_j‖), and the bound C, from norms (U, B).
+
+    The factor is None where it would be all ones. The median is over the real records of the batch (the
+    lower one of two); an empty batch has bound 0.
+    """
+    if clip is None:
+        return weight, None
+    if isinstance(clip, str):
+        seen = norms if weight is None else norms.masked_fill(weight == 0, float("nan"))
+        bound = seen.nanmedian(dim=1).values.nan_to_num(0.0)
+    else:
+        bound = clip
+    # 0/0 (an empty gradient under a median of 0) must not poison the sum.
+    factor = (bound[:, None] / norms.clamp_min(1e-30)).clamp_max_(1.0)
+    if weight is not None:
+        factor *= weight
+    return factor, bound

@@ -1,0 +1,118 @@
+"""Any ``torch.nn.Module`` classifier, through ``torch.func``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dpscaffold.errors import BadInput
+from dpscaffold.tasks.base import Batch, Clip, ClippedSum, clip_factors, cross_entropy
+
+#: Layers that mix the examples of a batch, so that an example has no gradient of its own.
+_MIXING = (nn.modules.batchnorm._BatchNorm,)
+
+#: How many numbers of per-example gradients are held at a time (2^25 floats are 128 MB).
+_HELD = 1 << 25
+
+
+class ModuleTask:
+    """A classifier given as a module that maps (N, *shape) to class scores (N, classes).
+
+    ``shape`` unflattens the features, e.g. ``(1, 28, 28)`` for a convolution. The flat vector holds the
+    module's parameters in their own order; x⁰ is the module's current weights. Per-example gradients are
+    taken in chunks, so memory stays bounded whatever the batch. Buffers are constants, and the module is
+    used in evaluation mode (dropout is off). Layers that mix examples, such as batch normalisation, are
+    refused: an example then has no gradient to clip.
+
+    >>> task = ModuleTask(nn.Linear(4, 3))
+    >>> task.parameters
+    15
+    """
+
+    convex = False
+
+    def __init__(self, module: nn.Module, shape: tuple[int, ...] | None = None, name: str = "module") -> None:
+        for layer in module.modules():
+            if isinstance(layer, _MIXING):
+                raise BadInput(
+                    f"the module contains {type(layer).__name__}, which mixes the examples of a batch, so a single "
+                    "example's gradient cannot be clipped; use GroupNorm or LayerNorm instead"
+                )
+        self.name = name
+        self.module = module.eval()
+        self.shape = shape
+        self._shapes = {key: value.shape for key, value in module.named_parameters()}
+        if not self._shapes:
+            raise BadInput("the module has no parameters; there is nothing to learn")
+        self._initial = torch.cat([value.detach().flatten().float() for value in module.parameters()])
+        self.parameters = len(self._initial)
+        self.width = 0  # gradients are held in chunks of their own
+        self._buffers = {key: value.detach() for key, value in module.named_buffers()}
+        for value in module.parameters():
+            value.requires_grad_(False)
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features as they are; they are reshaped on use."""
+        return features
+
+    def initial(self, seed: int) -> Tensor:
+        """The module's weights when the task was made; the seed plays no part."""
+        return self._initial.clone()
+
+    def _unflatten(self, params: Tensor) -> dict[str, Tensor]:
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        parts = params.split(sizes)
+        return {key: part.view(shape) for (key, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    def scores(self, params: Tensor, features: Tensor) -> Tensor:
+        """The module's output, (N, classes)."""
+        if self.shape is not None:
+            features = features.reshape(-1, *self.shape)
+        buffers = {key: value.to(params.device) for key, value in self._buffers.items()}
+        return functional_call(self.module, (self._unflatten(params), buffers), (features,))
+
+    def losses(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of each row, (N,)."""
+        return cross_entropy(self.scores(params, features), labels)
+
+    def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
+        """Per-example gradients by ``vmap`` of ``grad``, a chunk of records at a time."""
+        if clip is None:
+            return ClippedSum(self._plain_sum(params, batch), None)
+        users, records = batch.labels.shape
+        chunk = max(1, _HELD // (users * self.parameters))
+
+        def gradients(start: int) -> Tensor:
+            rows = slice(start, start + chunk)
+            return self._gradients(params, batch.features[:, rows], batch.labels[:, rows])
+
+        starts = range(0, records, chunk)
+        if isinstance(clip, str):  # the median needs every norm before the first gradient can be clipped
+            norms = torch.cat([gradients(start).norm(dim=2) for start in starts], dim=1)
+            clip = clip_factors(norms, batch.weight, clip)[1]
+        total = torch.zeros_like(params)
+        for start in starts:
+            part = gradients(start)
+            weight = None if batch.weight is None else batch.weight[:, start : start + chunk]
+            factor, _ = clip_factors(part.norm(dim=2), weight, clip)
+            assert factor is not None
+            total += torch.einsum("ub,ubp->up", factor, part)
+        return ClippedSum(total, clip)
+
+    def _gradients(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Per-example gradients, (U, B, P)."""
+
+        def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            return self.losses(flat, x[None], y[None])[0]
+
+        return vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(params, features, labels)
+
+    def _plain_sum(self, params: Tensor, batch: Batch) -> Tensor:
+        """Σ_j w_j·∇f_j without per-example gradients."""
+        weight = torch.ones_like(batch.features[..., 0]) if batch.weight is None else batch.weight
+
+        def loss(flat: Tensor, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+            return (self.losses(flat, x, y) * w).sum()
+
+        return vmap(grad(loss))(params, batch.features, batch.labels, weight)
