@@ -17,8 +17,28 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput
 
-#: How many rows are looked at together when a table is checked or hashed; bounds the memory of a mapped one.
-BLOCK = 1 << 18
+#: How many values are looked at together when a table is checked or hashed; bounds the memory of a mapped one.
+BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class PreprocessingCost:
+    """What a differentially private preprocessing step spent, so that a statement can add it to the run's.
+
+    The step released a query with Gaussian noise: its standard deviation is ``noise_multiplier`` times the
+    L2 sensitivity under replace-one neighbours (one record of one user replaced), and
+    ``add_remove_multiplier`` times the one under add/remove neighbours (divisors being public constants). A
+    mechanism that is not Gaussian gives ``epsilon`` and ``delta`` instead. ``trusted`` is who saw the query
+    before the noise.
+    """
+
+    name: str
+    neighbours: str = "replace-one"
+    noise_multiplier: float | None = None
+    add_remove_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    trusted: str = "the party that prepares the data"
 
 
 @dataclass(frozen=True)
@@ -98,8 +118,12 @@ class Records:
         if int(self.labels.min()) < 0 or int(self.labels.max()) >= classes:
             worst = int(self.labels.max()) if int(self.labels.max()) >= classes else int(self.labels.min())
             raise BadInput(f"{what} labels contain {worst}; labels must lie in 0 to {classes - 1}")
-        for start in range(0, len(self.features), BLOCK):
-            finite = torch.isfinite(self.features[start : start + BLOCK]).all(dim=1)
+        step = max(1, BLOCK // max(1, self.dimension))
+        for start in range(0, len(self.features), step):
+            block = self.features[start : start + step]
+            if bool(torch.isfinite(block.sum())):  # an overflowing sum of finite values is looked at below
+                continue
+            finite = torch.isfinite(block).all(dim=1)
             if not bool(finite.all()):
                 row = start + int((~finite).nonzero()[0])
                 user = int(torch.searchsorted(self.offsets, row, right=True)) - 1
@@ -109,8 +133,9 @@ class Records:
         """A short hash of the contents, to key caches."""
         state = hashlib.blake2b(digest_size=16)
         state.update(np.ascontiguousarray(self.offsets.numpy()).tobytes())
-        for start in range(0, len(self.labels), BLOCK):
-            rows = slice(start, start + BLOCK)
+        step = max(1, BLOCK // max(1, self.dimension))
+        for start in range(0, len(self.labels), step):
+            rows = slice(start, start + step)
             state.update(np.ascontiguousarray(self.features[rows].numpy()))
             state.update(np.ascontiguousarray(self.labels[rows].numpy()))
         return state.hexdigest()
@@ -122,8 +147,8 @@ class Federation:
 
     ``names`` are the users' names, ``classes`` the number of labels, ``title`` one line for tables and
     figures, and ``preprocessing`` the sentences that a privacy statement must repeat about how the
-    features were made. ``mapped`` says that the tables live in files and may exceed memory, so engines
-    load only a round's users.
+    features were made, with the ``preprocessing_costs`` of the steps that were private. ``mapped`` says that
+    the tables live in files and may exceed memory, so engines load only a round's users.
 
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users
@@ -136,6 +161,7 @@ class Federation:
     names: tuple[str, ...] = ()
     title: str = "federation"
     preprocessing: tuple[str, ...] = field(default=())
+    preprocessing_costs: tuple[PreprocessingCost, ...] = ()
     mapped: bool = False
 
     def __post_init__(self) -> None:

@@ -1,0 +1,149 @@
+"""Images in IDX files (MNIST and its relatives) and the digits that come with scikit-learn, as pools.
+
+Pixels stay bytes until they are dealt out to users; then they are float32 in [0, 1], one flat row per image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dpscaffold.data.catalogue import CATALOGUE, data_folder
+from dpscaffold.data.idx import read_idx, shape_text
+from dpscaffold.data.pool import Pool
+from dpscaffold.errors import BadInput, nearest
+
+Part = Literal["train", "test", "both"]
+
+#: The splits of EMNIST: classes, first label, and images in train and test (None where editions differ).
+EMNIST_SPLITS: dict[str, tuple[int, int, tuple[int, int] | None]] = {
+    "balanced": (47, 0, (112800, 18800)),
+    "byclass": (62, 0, (697932, 116323)),
+    "bymerge": (47, 0, (697932, 116323)),
+    "letters": (26, 1, None),
+    "digits": (10, 0, (240000, 40000)),
+    "mnist": (10, 0, (60000, 10000)),
+}
+
+
+def mnist(data_dir: str | Path | None = None, part: Part = "train", verify: bool = True) -> Pool:
+    """MNIST: 60,000 train and 10,000 test digits. ``part`` chooses which files are pooled."""
+    return _published("mnist", "MNIST", data_dir, part, verify, classes=10)
+
+
+def fashion_mnist(data_dir: str | Path | None = None, part: Part = "train", verify: bool = True) -> Pool:
+    """Fashion-MNIST: 60,000 train and 10,000 test pictures of clothes."""
+    return _published("fashion-mnist", "Fashion-MNIST", data_dir, part, verify, classes=10)
+
+
+def emnist47(data_dir: str | Path | None = None, part: Part = "both", verify: bool = True) -> Pool:
+    """The EMNIST-47 subset: 110,677 upright letters and digits in the classes of EMNIST 'balanced'.
+
+    It is not EMNIST 'balanced' (131,600 images): results on it carry its own name.
+    """
+    return _published("emnist47", "EMNIST-47 subset", data_dir, part, verify, classes=47)
+
+
+def emnist(split: str = "balanced", data_dir: str | Path | None = None, part: Part = "both", verify: bool = True) -> Pool:
+    """One of the six splits of EMNIST, its images (published transposed) put upright.
+
+    Labels count from 0 ('letters' is published from 1). The number of images is verified where all
+    editions of the split agree on it.
+    """
+    if split not in EMNIST_SPLITS:
+        raise BadInput(f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are {', '.join(EMNIST_SPLITS)}")
+    classes, first, counts = EMNIST_SPLITS[split]
+    folder = data_folder(data_dir) / "emnist"
+    images, labels = [], []
+    for which, name in enumerate(("train", "test")):
+        if part not in (name, "both"):
+            continue
+        pixels, kinds = _pair(folder, f"emnist-{split}-{name}", "emnist", verify=False)
+        if verify and counts is not None and len(kinds) != counts[which]:
+            raise BadInput(
+                f"{folder} holds {len(kinds)} {name} images of EMNIST '{split}', which has {counts[which]}; fetch it again"
+            )
+        images.append(pixels.transpose(0, 2, 1))
+        labels.append(kinds.astype(np.int64) - first)
+    return _pool(images, labels, classes, f"EMNIST {split}")
+
+
+def digits() -> Pool:
+    """1,797 handwritten digits of 8 × 8 pixels, bundled with scikit-learn: real images with no download.
+
+    >>> pool = digits()
+    >>> len(pool), pool.features.shape[1], pool.classes
+    (1797, 64, 10)
+
+    Reference: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return Pool(bunch.data.astype(np.uint8), bunch.target.astype(np.int64), 10, "digits", scale=1 / 16)
+
+
+def _published(name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int) -> Pool:
+    """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``."""
+    stems = [CATALOGUE[name].files[i].name.split("-")[0] for i in (0, 2)]
+    chosen = {"train": stems[:1], "test": stems[1:], "both": stems}.get(part)
+    if chosen is None:
+        raise BadInput(f"part is '{part}'; it must be 'train', 'test' or 'both'")
+    pairs = [_pair(data_folder(data_dir) / name, stem, name, verify) for stem in chosen]
+    return _pool([x for x, _ in pairs], [y.astype(np.int64) for _, y in pairs], classes, title)
+
+
+def _pair(folder: Path, stem: str, name: str, verify: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The (n, h, w) images and (n,) labels whose files start with ``stem``."""
+    paths = [_find(folder, f"{stem}-images-idx3-ubyte", name), _find(folder, f"{stem}-labels-idx1-ubyte", name)]
+    if verify:
+        for path in paths:
+            _verify(path, name)
+    images, labels = (read_idx(path) for path in paths)
+    for array, rank, path in ((images, 3, paths[0]), (labels, 1, paths[1])):
+        if array.ndim != rank or array.dtype != np.uint8:
+            raise BadInput(
+                f"{path} has {shape_text(array.shape)} values of type {array.dtype}; expected {rank} dimensions of bytes"
+            )
+    if len(images) != len(labels):
+        raise BadInput(f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the counts must agree")
+    return images, labels
+
+
+def _find(folder: Path, stem: str, name: str) -> Path:
+    """The file, gzip or not, in the folder or its ``gzip`` subfolder (as EMNIST's archive unpacks)."""
+    for path in (folder / f"{stem}.gz", folder / stem, folder / "gzip" / f"{stem}.gz"):
+        if path.is_file():
+            return path
+    raise BadInput(
+        f"{stem}.gz is not in {folder}; run 'dpscaffold data download {name}', or say where it is with "
+        "--data-dir or DPSCAFFOLD_DATA"
+    )
+
+
+def _verify(path: Path, name: str) -> None:
+    """Refuse a published file whose size or checksum is not the published one."""
+    for published in CATALOGUE[name].files:
+        if published.name == path.name:
+            if published.size is not None and path.stat().st_size != published.size:
+                raise BadInput(f"{path} has {path.stat().st_size} bytes and should have {published.size}; fetch it again")
+            if published.md5 is not None and md5_of(path) != published.md5:
+                raise BadInput(f"{path} is not the published file: its MD5 is {md5_of(path)}, not {published.md5}; fetch it again")
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _pool(images: list[np.ndarray], labels: list[np.ndarray], classes: int, title: str) -> Pool:
+    shapes = {x.shape[1:] for x in images}
+    if len(shapes) > 1:
+        raise BadInput(f"{title}: train and test images differ in size: {' and '.join(map(shape_text, sorted(shapes)))}")
+    flat = [x.reshape(len(x), -1) for x in images]
+    pixels = flat[0] if len(flat) == 1 else np.concatenate(flat)
+    return Pool(pixels, np.concatenate(labels), classes, title, scale=1 / 255)

@@ -1,0 +1,199 @@
+"""Preprocessing steps as data: what is done to the features and what each step is fitted on.
+
+A pipeline is a list whose items are names (``"standardise"``, ``"unit-norm"``, ``"pca:60"``) or tables with
+the details (``{step = "pca", components = 60, fit = "private", norm_bound = 1.0, noise = 20.0}``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
+
+from dpscaffold.errors import BadInput, nearest
+
+
+class _Step(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class UnitNorm(_Step):
+    """Every row scaled to norm 1; a row of zeros stays. Needs no fit."""
+
+    step: Literal["unit-norm"] = "unit-norm"
+
+
+class ClipNorm(_Step):
+    """Every row longer than ``norm`` scaled down to it. Needs no fit."""
+
+    step: Literal["clip-norm"] = "clip-norm"
+    norm: float = Field(gt=0)
+
+
+class _Fitted(_Step):
+    """What a step is fitted on.
+
+    ``unprotected``: the pooled training records of all users, as in the paper, outside the guarantee.
+    ``public``: statistics given by the user, here or in the ``.npz`` file ``statistics``.
+    ``private``: the same pooled sums with rows clipped to the public ``norm_bound`` and Gaussian noise of
+    multiplier ``noise`` (or of the multiplier that gives (``epsilon``, ``delta``) for each of the step's
+    releases). Its noise is drawn from the data's seed, so that a simulation repeats; ``entropy =
+    "system"`` draws it from the operating system instead, for data that are prepared once and used.
+    """
+
+    #: How many noised sums the private fit releases.
+    releases: ClassVar[int] = 1
+    fit: Literal["unprotected", "public", "private"] = "unprotected"
+    statistics: str | None = None
+    norm_bound: float | None = Field(default=None, gt=0)
+    noise: float | None = Field(default=None, gt=0)
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    entropy: Literal["seed", "system"] = "seed"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Fitted:
+        given = {"norm_bound", "noise", "epsilon", "delta", "entropy"} & self.model_fields_set
+        step = getattr(self, "step", "step")
+        if self.fit != "private":
+            if given:
+                raise ValueError(f"{step}: {sorted(given)[0]} belongs to fit = 'private', and fit is '{self.fit}'")
+            return self
+        if self.norm_bound is None:
+            raise ValueError(f"{step}: fit = 'private' needs norm_bound, a bound on the norm of a row chosen without looking at the data")
+        if (self.noise is None) == (self.epsilon is None) or (self.epsilon is None) != (self.delta is None):
+            raise ValueError(f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta")
+        return self
+
+    @model_validator(mode="after")
+    def _public(self) -> _Fitted:
+        inline = sorted({"mean", "deviation"} & self.model_fields_set)
+        step = getattr(self, "step", "step")
+        if self.fit != "public" and (inline or self.statistics):
+            raise ValueError(f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is '{self.fit}'")
+        return self
+
+    def multiplier(self) -> float:
+        """The noise multiplier of each release."""
+        if self.noise is not None:
+            return self.noise
+        from dpscaffold.data.private import gaussian_multiplier
+
+        assert self.epsilon is not None and self.delta is not None  # the validator saw to it
+        # R Gaussian releases of multiplier z are one of multiplier z/√R, so that (ε, δ) is the whole step's.
+        return gaussian_multiplier(self.epsilon, self.delta) * math.sqrt(self.releases)
+
+
+class Centre(_Fitted):
+    """The mean subtracted."""
+
+    step: Literal["centre"] = "centre"
+    mean: float | list[float] | None = None
+
+
+class Standardise(_Fitted):
+    """The mean subtracted and the result divided by the deviation, feature by feature.
+
+    A deviation below ``floor`` counts as ``floor``; one of zero (a constant feature) counts as one.
+    """
+
+    releases: ClassVar[int] = 2
+    step: Literal["standardise"] = "standardise"
+    mean: float | list[float] | None = None
+    deviation: float | list[float] | None = None
+    floor: float = Field(default=0.0, ge=0)
+
+
+class Pca(_Fitted):
+    """Rows projected on the ``components`` leading eigenvectors of their second-moment matrix.
+
+    It shifts nothing, so a centring step comes before it, unless ``uncentred`` says that none is meant.
+    """
+
+    step: Literal["pca"] = "pca"
+    components: int = Field(gt=0)
+    uncentred: bool = False
+
+
+_KINDS: dict[str, type[_Step]] = {
+    "standardise": Standardise,
+    "centre": Centre,
+    "unit-norm": UnitNorm,
+    "clip-norm": ClipNorm,
+    "pca": Pca,
+}
+_ARGUMENT = {"pca": ("components", int), "clip-norm": ("norm", float)}
+
+
+def _expand(value: Any) -> Any:
+    """``"pca:60"`` as ``{"step": "pca", "components": 60}``; tables and steps pass through."""
+    if isinstance(value, str):
+        name, _, argument = value.partition(":")
+        value = {"step": name}
+        if argument:
+            if name not in _ARGUMENT:
+                raise ValueError(f"step '{name}' takes nothing after a colon, and '{argument}' was given")
+            field, kind = _ARGUMENT[name]
+            try:
+                value[field] = kind(argument)
+            except ValueError:
+                raise ValueError(f"step '{name}:{argument}' needs a number after the colon") from None
+    if isinstance(value, dict):
+        name = value.get("step")
+        if name not in _KINDS:
+            raise ValueError(f"no preprocessing step is called '{name}'{nearest(str(name), _KINDS)}; there are {', '.join(_KINDS)}")
+    return value
+
+
+def _kind(value: Any) -> str | None:
+    return value.get("step") if isinstance(value, dict) else getattr(value, "step", None)
+
+
+Step = Annotated[
+    Annotated[Standardise, Tag("standardise")]
+    | Annotated[Centre, Tag("centre")]
+    | Annotated[UnitNorm, Tag("unit-norm")]
+    | Annotated[ClipNorm, Tag("clip-norm")]
+    | Annotated[Pca, Tag("pca")],
+    Discriminator(_kind),
+    BeforeValidator(_expand),
+]
+
+
+def check_order(steps: tuple[_Step, ...]) -> tuple[_Step, ...]:
+    """Refuse a PCA that no centring precedes."""
+    centred = False
+    for step in steps:
+        centred = centred or isinstance(step, Centre | Standardise)
+        if isinstance(step, Pca) and not (centred or step.uncentred):
+            raise ValueError("'pca' comes before any 'centre' or 'standardise'; put one before it, or set uncentred = true")
+    return steps
+
+
+_ADAPTER: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[Step, ...])
+
+
+def parse_steps(items: Iterable[str | dict[str, Any] | _Step]) -> tuple[_Step, ...]:
+    """A pipeline from names, tables and steps.
+
+    >>> [step.step for step in parse_steps(["centre", "pca:60", "unit-norm"])]
+    ['centre', 'pca', 'unit-norm']
+    """
+    try:
+        return check_order(_ADAPTER.validate_python(tuple(items)))
+    except ValidationError as problem:
+        raise BadInput(f"preprocess: {sentence(problem)}") from None
+    except ValueError as problem:
+        raise BadInput(f"preprocess: {problem}") from None
+
+
+def sentence(problem: ValidationError) -> str:
+    """The first complaint of a validation, as one sentence without the library's wording around it."""
+    first = problem.errors(include_url=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-")))
+    if first["type"] == "value_error" or not place:
+        return message
+    return f"{place}: {message[0].lower()}{message[1:]} (got {first['input']!r})" if first["type"] != "missing" else f"{place} is missing"
