@@ -1,0 +1,62 @@
+"""Privacy accounting: descriptions of what ran in, bounds with a name and a proof out.
+
+This package reads :class:`Run` descriptions and imports nothing from the rest of dpscaffold.
+
+>>> run = describe(rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60)
+>>> f"{RANDOM_PARTICIPATION.epsilon(run):.3f}"
+'0.860'
+"""
+
+from dpscaffold.privacy.bounds import (
+    AGGREGATE,
+    BOUNDS,
+    CAP,
+    LEDGER,
+    PAPER_THIRD_PARTY,
+    RANDOM_PARTICIPATION,
+    RANDOM_PARTICIPATION_RDP,
+    USER_SAMPLING,
+    VIEWS,
+    Bound,
+    bound_for,
+    bound_named,
+    no_guarantee,
+)
+from dpscaffold.privacy.calibrate import Combination, budget_table, calibrate_noise
+from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.describe import Group, Participation, Round, Run, Step, describe
+from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.live import Spending, largest_rounds
+from dpscaffold.privacy.statement import statement
+
+__all__ = [
+    "AGGREGATE",
+    "BOUNDS",
+    "CAP",
+    "LEDGER",
+    "PAPER_THIRD_PARTY",
+    "RANDOM_PARTICIPATION",
+    "RANDOM_PARTICIPATION_RDP",
+    "USER_SAMPLING",
+    "VIEWS",
+    "Bound",
+    "Combination",
+    "Cost",
+    "Group",
+    "Ledger",
+    "Participation",
+    "PrivacyError",
+    "Round",
+    "Run",
+    "Spending",
+    "Step",
+    "bound_for",
+    "bound_named",
+    "budget_table",
+    "calibrate_noise",
+    "describe",
+    "largest_rounds",
+    "no_guarantee",
+    "statement",
+]

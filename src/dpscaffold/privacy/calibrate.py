@@ -1,0 +1,108 @@
+"""Solve for the noise, or list the combinations that spend a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.optimize import brentq
+
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.errors import PrivacyError
+
+#: The noise is found to this relative precision, upwards.
+PRECISION = 1e-3
+
+
+def calibrate_noise(run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION) -> float:
+    """The smallest σ_g, to five digits, whose ε is at most ``epsilon`` for this run; its own noise plays no part.
+
+    ε falls as the noise rises. The root of log ε(σ) − log ε is found on a logarithmic scale, then rounded up
+    and checked, so the ε of the answer is never above the target and within one per cent of it.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12, records=800, batches=160, noise=1)
+    >>> noise = calibrate_noise(run, 1.0)
+    >>> 0.99 <= RANDOM_PARTICIPATION.epsilon(replace(run, noise=noise)) <= 1.0
+    True
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise PrivacyError(f"epsilon={epsilon} is not a budget; give a finite number above 0")
+    seen: dict[float, float] = {}
+
+    def spent(log_noise: float) -> float:
+        if log_noise not in seen:
+            seen[log_noise] = bound.epsilon(replace(run, noise=math.exp(log_noise)))
+        return seen[log_noise]
+
+    def excess(log_noise: float) -> float:
+        return math.log(max(spent(log_noise), 1e-12)) - math.log(epsilon)
+
+    low, high = _bracket(spent, epsilon)
+    root = brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)
+    noise = _round_up(math.exp(root))
+    while spent(math.log(noise)) > epsilon:
+        noise = _round_up(noise * (1 + PRECISION / 2))
+    return noise
+
+
+def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[float, float]:
+    """log σ with ε above and ε at or below the target, a factor of 4 apart."""
+    step, low = math.log(4.0), 0.0
+    if spent(low) <= epsilon:
+        while spent(low - step) <= epsilon:
+            low -= step
+            if low < math.log(1e-3):
+                raise PrivacyError(
+                    f"epsilon={epsilon:g} is met with a noise below 0.001; a budget that large hides nothing, "
+                    "give a smaller epsilon"
+                )
+        return low - step, low
+    while spent(low + step) > epsilon:
+        low += step
+        if low > math.log(1e9):
+            raise PrivacyError(
+                f"epsilon={epsilon:g} is not met by any noise (at 1e9 it is still {spent(low):.4g}); give a larger "
+                "epsilon, fewer rounds, or another bound"
+            )
+    return low, low + step
+
+
+def _round_up(value: float, digits: int = 5) -> float:
+    """The next number with so many significant digits."""
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.ceil(value * scale - 1e-9) / scale
+
+
+@dataclass(frozen=True)
+class Combination:
+    """K local steps, T rounds and noise σ_g that together spend ``epsilon``."""
+
+    local_steps: int
+    rounds: int
+    noise: float
+    epsilon: float
+
+
+def budget_table(
+    run: Run,
+    epsilon: float,
+    bound: Bound = RANDOM_PARTICIPATION,
+    local_steps: Sequence[int] = (1, 5, 10, 20, 50),
+    rounds: Sequence[int] = (),
+) -> list[Combination]:
+    """The noise that puts each (K, T) on the budget; T defaults to a quarter, one and four times the run's."""
+    listed = tuple(rounds) or tuple(sorted({max(1, run.rounds // 4), run.rounds, 4 * run.rounds}))
+    table = []
+    for steps in local_steps:
+        for total in listed:
+            variant = replace(run, local_steps=steps, rounds=total)
+            if bound.applies(variant) is not None:
+                continue
+            noise = calibrate_noise(variant, epsilon, bound)
+            table.append(Combination(steps, total, noise, bound.epsilon(replace(variant, noise=noise))))
+    if not table:
+        raise PrivacyError(f"the bound {bound.name!r} does not apply: {bound.applies(run)}")
+    return table

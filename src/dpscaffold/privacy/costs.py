@@ -1,0 +1,63 @@
+"""Other private mechanisms on the same records: a private mean, a private PCA, a private vote."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
+from dpscaffold.privacy.steps import REACH, step_losses
+
+#: Finest grid, in points, on which a further mechanism is composed.
+POINTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A mechanism that was run beside the training, on the same records and for the same neighbours.
+
+    Give either ``noise``, a Gaussian's standard deviation over its ℓ2-sensitivity, or ``epsilon`` and
+    ``delta``. It is composed with the training's loss distribution: exactly for a Gaussian, through the
+    dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and the δ.
+
+    >>> Cost("private mean", noise=4.0).noise
+    4.0
+    """
+
+    name: str
+    noise: float | None = None
+    epsilon: float | None = None
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.noise is None) == (self.epsilon is None):
+            raise PrivacyError(f"the cost {self.name!r} needs either noise or epsilon, and not both")
+        if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
+            raise PrivacyError(f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0")
+        if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise PrivacyError(f"epsilon={self.epsilon} of the cost {self.name!r} must be a number from 0 up")
+        if not 0.0 <= self.delta < 1.0:
+            raise PrivacyError(f"delta={self.delta} of the cost {self.name!r} must lie in [0, 1)")
+
+    def reach(self) -> float:
+        """The largest finite loss."""
+        if self.epsilon is not None:
+            return self.epsilon
+        assert self.noise is not None
+        return (1 + 2 * REACH * self.noise) / (2 * self.noise**2)
+
+    def losses(self, interval: float) -> LossDistribution:
+        """Its loss distribution on a grid."""
+        if self.epsilon is not None:
+            return privacy_parameters(self.epsilon, self.delta, interval)
+        assert self.noise is not None
+        return step_losses(1.0, self.noise, "fixed", interval)[0]
+
+
+def with_costs(law: LossDistribution, costs: tuple[Cost, ...]) -> LossDistribution:
+    """The loss of the training and of every further mechanism together."""
+    for cost in costs:
+        law = law.coarser(math.ceil(cost.reach() / (law.interval * POINTS)))
+        law = law.compose(cost.losses(law.interval))
+    return law

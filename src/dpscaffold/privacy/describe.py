@@ -1,0 +1,268 @@
+"""Mechanisms as data: what one step, one participation and one run release, in plain numbers.
+
+Whatever runs also describes itself with these types, so that what ran and what is accounted are the same
+numbers. They are frozen, hold no data and no randomness, and can be written to JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from dpscaffold.privacy.errors import PrivacyError
+
+Sampling = Literal["fixed", "poisson"]
+Unit = Literal["record", "user"]
+Weighting = Literal["uniform", "records"]
+Clip = float | Literal["median"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One noised query: a batch of b of R records, each gradient clipped to C, noise (2C/b)·N(0, σ_g²).
+
+    For ``unit="user"`` the noise is 2C·N(0, σ_g²) and a user's whole dataset is the unit.
+
+    >>> Step(batch=800, records=4000, noise=60.0, clip=1.0).rate
+    0.2
+    """
+
+    batch: int
+    records: int
+    noise: float
+    clip: Clip = 1.0
+    sampling: Sampling = "fixed"
+    unit: Unit = "record"
+
+    @property
+    def rate(self) -> float:
+        """b/R, the chance that one record is in the batch."""
+        return self.batch / self.records
+
+
+@dataclass(frozen=True)
+class Participation:
+    """One user in one round: K steps, each chosen after seeing the last."""
+
+    step: Step
+    steps: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round as it concerns one user: a participation with probability l = m/M, else nothing."""
+
+    participation: Participation
+    user_ratio: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Users that hold the same number of records and draw the same number of them: R_i, b_i, how many."""
+
+    records: int
+    batch: int
+    users: int
+
+    @property
+    def rate(self) -> float:
+        """b_i/R_i."""
+        return self.batch / self.records
+
+
+@dataclass(frozen=True)
+class Run:
+    """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with :func:`describe`.
+
+    ``groups`` are the distinct (R_i, b_i); ``membership`` gives each user's group and is empty when there
+    is only one. ``memory`` says that users keep something between rounds (SCAFFOLD's c_i). Warm-start
+    rounds are rounds like any other and count in ``rounds``.
+    """
+
+    rounds: int
+    local_steps: int
+    users: int
+    participants: int
+    groups: tuple[Group, ...]
+    membership: tuple[int, ...]
+    noise: float
+    clip: Clip
+    sampling: Sampling
+    unit: Unit
+    memory: bool
+    weighting: Weighting
+    delta: float
+    max_participations: int | None = None
+
+    @property
+    def user_ratio(self) -> float:
+        """l = m/M."""
+        return self.participants / self.users
+
+    @property
+    def neighbours(self) -> str:
+        """Which pairs of datasets the guarantee hides from one another."""
+        if self.unit == "user":
+            return "one user's whole dataset replaced by another"
+        if self.sampling == "fixed":
+            return "one record of one user replaced by another (replace-one)"
+        return "one record of one user added or removed (add/remove), every R_i being a public constant"
+
+    @cached_property
+    def worst(self) -> Group:
+        """The group with the largest b_i/R_i, whose ε is the largest.
+
+        δ(ε) of one step is a hockey-stick divergence between (1−q)Q + qP and Q, in either order (for
+        fixed-size batches, that of the first order and its mirror image). It is convex in q and smallest at
+        q = 0, where the two agree, hence non-decreasing in q for every ε: the step with the larger rate
+        dominates the other, and domination survives adaptive composition and a data-independent coin
+        (Zhu, Dong, Wang 2022). With a user as unit the rate plays no part at all.
+        """
+        return max(self.groups, key=lambda group: group.rate)
+
+    def group_of(self, user: int) -> Group:
+        """The (R_i, b_i) of one user."""
+        if not 0 <= user < self.users:
+            raise PrivacyError(f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}")
+        return self.groups[self.membership[user]] if self.membership else self.groups[0]
+
+    def step(self, group: Group | None = None) -> Step:
+        """One step of a group's users, by default of the worst group."""
+        group = group or self.worst
+        return Step(group.batch, group.records, self.noise, self.clip, self.sampling, self.unit)
+
+    def participation(self, group: Group | None = None) -> Participation:
+        """One participation of a group's users, by default of the worst group."""
+        return Participation(self.step(group), self.local_steps)
+
+    def round(self, group: Group | None = None) -> Round:
+        """One round for a group's users, by default for the worst group."""
+        return Round(self.participation(group), self.user_ratio)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; :meth:`from_dict` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Run:
+        """The inverse of :meth:`to_dict`, checked as if it had been described anew."""
+        try:
+            fields = dict(values)
+            groups = tuple(Group(**group) for group in fields.pop("groups"))
+            membership = tuple(int(i) for i in fields.pop("membership"))
+            run = cls(groups=groups, membership=membership, **fields)
+        except (TypeError, KeyError, ValueError) as error:
+            raise PrivacyError(f"the stored description of the run cannot be read ({error})") from error
+        _check(run)
+        return run
+
+
+def describe(
+    *,
+    rounds: int,
+    local_steps: int,
+    users: int,
+    participants: int,
+    records: Sequence[int] | int,
+    batches: Sequence[int] | int,
+    noise: float,
+    clip: Clip = 1.0,
+    sampling: Sampling = "fixed",
+    unit: Unit = "record",
+    memory: bool = True,
+    weighting: Weighting = "uniform",
+    delta: float | None = None,
+    max_participations: int | None = None,
+) -> Run:
+    """A :class:`Run` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
+
+    ``records`` and ``batches`` are one number for all users or one per user; δ defaults to 1/ΣR_i.
+
+    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60)
+    >>> run.user_ratio, run.worst.rate, run.delta
+    (0.2, 0.2, 2.5e-06)
+    """
+    if users < 1:
+        raise PrivacyError(f"users={users} leaves nobody to protect; give at least 1")
+    sizes, draws = _per_user("records", records, users), _per_user("batches", batches, users)
+    places: dict[tuple[int, int], int] = {}
+    membership = [places.setdefault(pair, len(places)) for pair in zip(sizes, draws, strict=True)]
+    counts = [0] * len(places)
+    for place in membership:
+        counts[place] += 1
+    groups = tuple(Group(r, b, n) for ((r, b), n) in zip(places, counts, strict=True))
+    total = sum(group.records * group.users for group in groups)
+    if delta is None:
+        # One record in all has no useful default below 1; the check below then asks for a δ.
+        delta = 1.0 / total if total > 0 else 0.5
+    run = Run(
+        rounds=rounds,
+        local_steps=local_steps,
+        users=users,
+        participants=participants,
+        groups=groups,
+        membership=tuple(membership) if len(groups) > 1 else (),
+        noise=float(noise),
+        clip=clip if clip == "median" else float(clip),
+        sampling=sampling,
+        unit=unit,
+        memory=memory,
+        weighting=weighting,
+        delta=float(delta),
+        max_participations=max_participations,
+    )
+    _check(run)
+    return run
+
+
+def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
+    if isinstance(values, int):
+        return [values] * users
+    listed = [int(value) for value in values]
+    if len(listed) != users:
+        raise PrivacyError(f"{name} has {len(listed)} entries for {users} users; give one number, or one per user")
+    return listed
+
+
+def _check(run: Run) -> None:
+    """Refuse a description that nothing could run, naming the argument, its value and what would do."""
+    for name in ("rounds", "local_steps", "users", "participants"):
+        if getattr(run, name) < 1:
+            raise PrivacyError(f"{name}={getattr(run, name)} describes nothing that runs; give at least 1")
+    if run.participants > run.users:
+        raise PrivacyError(
+            f"participants={run.participants} cannot be drawn from {run.users} users; give at most {run.users}"
+        )
+    if not 0.0 < run.delta < 1.0:
+        raise PrivacyError(f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is customary")
+    if not (math.isfinite(run.noise) and run.noise >= 0.0):
+        raise PrivacyError(f"noise={run.noise} is not a noise multiplier; give a finite number above 0")
+    if run.clip != "median" and not (math.isfinite(float(run.clip)) and float(run.clip) > 0):
+        raise PrivacyError(f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'")
+    for name, value, allowed in (
+        ("sampling", run.sampling, ("fixed", "poisson")),
+        ("unit", run.unit, ("record", "user")),
+        ("weighting", run.weighting, ("uniform", "records")),
+    ):
+        if value not in allowed:
+            raise PrivacyError(f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}")
+    for group in run.groups:
+        if group.batch < 1:
+            raise PrivacyError(
+                f"a user with {group.records} records draws a batch of {group.batch}; raise data_ratio so that "
+                "every batch holds at least 1 record"
+            )
+        if group.batch > group.records:
+            raise PrivacyError(
+                f"records={group.records} is fewer than the batch of {group.batch}; a batch may hold at most "
+                "all of a user's records"
+            )
+    if sum(group.users for group in run.groups) != run.users:
+        raise PrivacyError(f"the groups hold {sum(g.users for g in run.groups)} users of {run.users}; all must be in one")
+    if run.membership and (len(run.membership) != run.users or max(run.membership) >= len(run.groups)):
+        raise PrivacyError("membership does not give each user one of the groups; describe the run anew")
+    if run.max_participations is not None and run.max_participations < 1:
+        raise PrivacyError(f"max_participations={run.max_participations} lets nobody take part; give at least 1")

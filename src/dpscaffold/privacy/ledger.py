@@ -1,0 +1,220 @@
+"""The ledger: who took part how often, and what that has cost each of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpscaffold.privacy.bounds import largest_epsilon, no_guarantee, participations_laws
+from dpscaffold.privacy.describe import Group, Run
+from dpscaffold.privacy.errors import PrivacyError
+
+VERSION = 1
+#: Where users have more distinct rates than this, rates are rounded up to so many for per-user figures.
+MOST_RATES = 48
+
+
+@lru_cache(maxsize=4096)
+def spent(run: Run, participations: int, group: Group) -> float:
+    """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed steps."""
+    reason = no_guarantee(run)
+    if reason:
+        raise PrivacyError(reason)
+    if participations == 0:
+        return 0.0
+    if run.noise == 0.0:
+        return math.inf
+    return largest_epsilon(participations_laws(run, participations, group), run.delta)
+
+
+class Ledger:
+    """Participations per user, kept with the run and saved before a round's uploads are used.
+
+    It never goes backwards: a round is recorded once, in order; recording it again with the same
+    participants changes nothing (a resumed simulation repeats its very outputs), with others is refused.
+    ``again=True`` counts a round that is run a second time with fresh noise, as a deployment does.
+
+    ``max_participations`` (of the run) and ``user_budget`` (an ε per user) are caps: a user whose next
+    participation would exceed its cap declines. The draw is still made from all users and the divisor stays
+    m, so nobody else's chance of being drawn changes.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50, batches=5, noise=2.0)
+    >>> ledger = Ledger(run)
+    >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(2, [3, 1])
+    >>> ledger.participations.tolist(), ledger.rounds, ledger.of(2)
+    ([1, 1, 0, 2], 2, 0.0)
+    >>> Ledger.from_dict(ledger.to_dict()).largest() == ledger.largest() > ledger.of(0)
+    True
+    """
+
+    def __init__(self, run: Run, user_budget: float | None = None) -> None:
+        if user_budget is not None and not user_budget > 0:
+            raise PrivacyError(f"user_budget={user_budget} lets nobody take part; give a number above 0")
+        self.run = run
+        self.user_budget = user_budget
+        self.participations: NDArray[np.int64] = np.zeros(run.users, dtype=np.int64)
+        self._marks: list[int] = []  # one number per recorded round, to tell a repeat from a change
+        self._caps: NDArray[np.int64] | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are recorded; the next one is ``rounds + 1``."""
+        return len(self._marks)
+
+    def record(self, round: int, participants: Iterable[int], again: bool = False) -> None:
+        """Enter who took part in a round (counted from 1), before its uploads are used."""
+        users = np.unique(np.fromiter(participants, dtype=np.int64))
+        if len(users) and (users[0] < 0 or users[-1] >= self.run.users):
+            raise PrivacyError(f"round {round} names user {users[-1]} of {self.run.users}; users are counted from 0")
+        if len(users) > self.run.participants:
+            raise PrivacyError(
+                f"round {round} has {len(users)} participants where the run draws {self.run.participants}; "
+                "the bounds would not hold"
+            )
+        mark = zlib.crc32(users.tobytes())
+        if round == self.rounds + 1:
+            self._marks.append(mark)
+        elif not 1 <= round <= self.rounds:
+            raise PrivacyError(f"round={round} does not follow the {self.rounds} recorded rounds; record {self.rounds + 1}")
+        elif not again:
+            if self._marks[round - 1] != mark:
+                raise PrivacyError(
+                    f"round={round} is already recorded with other participants; a ledger never changes what "
+                    "was spent (again=True counts a second run of the round)"
+                )
+            return
+        self.participations[users] += 1
+
+    def of(self, user: int) -> float:
+        """ε of a record of this user so far."""
+        return spent(self.run, int(self.participations[user]), self.run.group_of(user))
+
+    def largest(self) -> float:
+        """The largest ε over users.
+
+        ε rises with the rate and with the count, so only the users that nobody exceeds in both are computed.
+        """
+        order = sorted(self._most_often().items(), key=lambda item: (-item[0].rate, -item[1]))
+        value, most = 0.0, 0
+        for group, count in order:
+            if count > most:
+                value, most = max(value, spent(self.run, count, group)), count
+        return value
+
+    def epsilons(self) -> NDArray[np.float64]:
+        """ε of every user, (M,). With very many distinct rates each is rounded up by a per cent or two."""
+        stand_in = _rounded_groups(self.run)
+        groups = np.array(self.run.membership or [0] * self.run.users)
+        values = np.zeros(self.run.users)
+        for place, group in enumerate(stand_in):
+            mine = groups == place
+            for count in np.unique(self.participations[mine]):
+                values[mine & (self.participations == count)] = spent(self.run, int(count), group)
+        return values
+
+    def distribution(self) -> dict[str, Any]:
+        """How often users took part and what it cost: counts, and quantiles of ε over users."""
+        counts, users = np.unique(self.participations, return_counts=True)
+        values = self.epsilons()
+        levels = {"min": 0.0, "quarter": 0.25, "median": 0.5, "three_quarters": 0.75, "max": 1.0}
+        return {
+            "participations": {int(n): int(u) for n, u in zip(counts, users, strict=True)},
+            # "higher": a quantile that is one user's ε, never an average with a smaller one
+            "epsilon": {k: float(np.quantile(values, v, method="higher")) for k, v in levels.items()},
+        }
+
+    def declines(self, user: int) -> bool:
+        """Whether this user's next participation would exceed its cap."""
+        return bool(self.participations[user] >= self._cap()[user])
+
+    def allowed(self, users: Sequence[int]) -> list[int]:
+        """Those of the drawn users that do not decline, in their order."""
+        if self.run.max_participations is None and self.user_budget is None:
+            return list(users)
+        cap = self._cap()
+        return [user for user in users if self.participations[user] < cap[user]]
+
+    def _most_often(self) -> dict[Group, int]:
+        groups = np.array(self.run.membership or [0] * self.run.users)
+        most = np.zeros(len(self.run.groups), dtype=np.int64)
+        np.maximum.at(most, groups, self.participations)
+        return {group: int(n) for group, n in zip(self.run.groups, most, strict=True)}
+
+    def _cap(self) -> NDArray[np.int64]:
+        """The most participations of each user, (M,): a function of public numbers alone."""
+        if self._caps is None:
+            most = self.run.max_participations or self.run.rounds
+            caps = np.full(len(self.run.groups), most, dtype=np.int64)
+            if self.user_budget is not None:
+                within = {g: _most_within(self.run, g, self.user_budget, most) for g in set(_rounded_groups(self.run))}
+                caps = np.array([within[group] for group in _rounded_groups(self.run)], dtype=np.int64)
+            if self.run.max_participations is None and self.user_budget is None:
+                caps[:] = np.iinfo(np.int64).max
+            self._caps = caps[np.array(self.run.membership or [0] * self.run.users)]
+        return self._caps
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values with a checksum; together with the description of the run, readable on its own."""
+        body = {
+            "version": VERSION,
+            "run": self.run.to_dict(),
+            "user_budget": self.user_budget,
+            "participations": self.participations.tolist(),
+            "rounds": list(self._marks),
+        }
+        return {**body, "checksum": _checksum(body)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Ledger:
+        """The inverse of :meth:`to_dict`; a damaged ledger is refused."""
+        body = {key: value for key, value in values.items() if key != "checksum"}
+        if values.get("checksum") != _checksum(body):
+            raise PrivacyError("the ledger is damaged: its checksum does not match; restore it from a checkpoint")
+        if body.get("version") != VERSION:
+            raise PrivacyError(f"the ledger has version {body.get('version')}; this program reads version {VERSION}")
+        ledger = cls(Run.from_dict(body["run"]), body["user_budget"])
+        ledger.participations = np.array(body["participations"], dtype=np.int64)
+        ledger._marks = [int(mark) for mark in body["rounds"]]
+        if ledger.participations.shape != (ledger.run.users,):
+            raise PrivacyError("the ledger is damaged: it does not count every user; restore it from a checkpoint")
+        return ledger
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rounded_groups(run: Run) -> tuple[Group, ...]:
+    """One group per group of the run, in its order; beyond MOST_RATES distinct rates, the next larger of a few.
+
+    A larger rate never has a smaller ε, so this rounds ε up, and keeps thousands of sizes affordable.
+    """
+    distinct = {group.rate: group for group in run.groups}
+    if len(distinct) <= MOST_RATES:
+        return tuple(distinct[group.rate] for group in run.groups)
+    rates = np.array(sorted(distinct))
+    kept = rates[np.unique(np.linspace(0, len(rates) - 1, MOST_RATES).round().astype(int))]
+    nearest = kept[np.searchsorted(kept, [group.rate for group in run.groups], side="left")]
+    return tuple(distinct[float(rate)] for rate in nearest)
+
+
+def _most_within(run: Run, group: Group, budget: float, most: int) -> int:
+    """The largest n ≤ ``most`` with ε(n) ≤ ``budget``."""
+    low, high = 0, 1
+    while high <= most and spent(run, high, group) <= budget:
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spent(run, middle, group) <= budget else (low, middle)
+    return low

@@ -1,0 +1,73 @@
+"""ε while training runs, and the round at which a target would be exceeded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.errors import PrivacyError
+
+
+@dataclass
+class Spending:
+    """ε towards the server after t rounds, cheap enough to show at every round.
+
+    :meth:`after` composes the loss of one round t times and remembers the answer. :meth:`shown` is never
+    below it and never more than a few per cent above: it answers with the value at the next of about
+    log(T)/log(1.1) rounds, each computed once, so a long run spends well under a hundredth of its time here.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=40, local_steps=5, users=10, participants=2, records=400, batches=80, noise=10)
+    >>> spending = Spending(run)
+    >>> spending.after(0), spending.after(40) <= spending.shown(40) <= spending.after(40) * 1.1
+    (0.0, True)
+    """
+
+    run: Run
+    bound: Bound = RANDOM_PARTICIPATION
+    _known: dict[int, float] = field(default_factory=dict, repr=False)
+
+    def after(self, rounds: int) -> float:
+        """ε after ``rounds`` rounds, exactly as the bound gives it."""
+        if rounds not in self._known:
+            self._known[rounds] = self.bound.epsilon(self.run, rounds)
+        return self._known[rounds]
+
+    def shown(self, rounds: int) -> float:
+        """An upper value of ε after ``rounds`` rounds, at hand for most of them."""
+        if rounds <= 10:
+            return self.after(rounds)
+        knot = math.ceil(1.1 ** math.ceil(math.log(rounds) / math.log(1.1) - 1e-9))
+        return self.after(max(rounds, min(knot, self.run.rounds)))
+
+
+def largest_rounds(run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, at_most: int = 1_000_000) -> int:
+    """The largest T with ε(T) ≤ ``epsilon``, at most ``at_most``; the run's own T plays no part.
+
+    ε(T) does not fall with T, so the answer is found by doubling and halving. Training that halts there
+    never exceeds the target, and halts for a reason that does not depend on the data.
+
+    >>> from dpscaffold.privacy import describe, PAPER_THIRD_PARTY
+    >>> run = describe(rounds=1, local_steps=5, users=100, participants=5, records=4000, batches=800, noise=10)
+    >>> largest_rounds(run, 3.0, PAPER_THIRD_PARTY)
+    488
+    """
+    if not epsilon > 0:
+        raise PrivacyError(f"epsilon={epsilon} leaves no budget; give a number above 0")
+    first = bound.epsilon(run, 1)
+    if first > epsilon:
+        noise = "the noise is 0" if run.noise == 0 else f"the noise is {run.noise:g}"
+        raise PrivacyError(
+            f"epsilon={epsilon:g} cannot be met even at one round, which costs {first:.4g} ({noise}); "
+            "give more noise or a larger epsilon"
+        )
+    low, high = 1, 2
+    while high <= at_most and bound.epsilon(run, high) <= epsilon:
+        low, high = high, 2 * high
+    high = min(high, at_most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bound.epsilon(run, middle) <= epsilon else (low, middle)
+    return low

@@ -1,0 +1,108 @@
+"""Rényi accounting: of a step, of a round with random participation, and as the paper computes it.
+
+All three work on one curve ε(α), the Rényi divergence of order α, composed by addition. They are looser
+than the loss distributions of :mod:`dpscaffold.privacy.steps` and serve as cross-check and comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from scipy.special import gammaln, logsumexp
+
+from dpscaffold.privacy.describe import Participation
+from dpscaffold.privacy.loss import Array
+
+
+@lru_cache(maxsize=64)
+def participation_curve(participation: Participation) -> tuple[Array, Array]:
+    """Orders α and K·ε_s(α): one participation.
+
+    Fixed-size batches: Wang, Balle, Kasiviswanathan 2019, in the form strengthened for the Gaussian, for
+    replace-one neighbours. Poisson batches: Mironov, Talwar, Zhang 2019, for add/remove neighbours and
+    multiplier 2σ_g. A user as unit: the Gaussian mechanism, α/2σ_g².
+    """
+    step = participation.step
+    if step.unit == "user":
+        relation, event = NeighboringRelation.REPLACE_ONE, dp_event.GaussianDpEvent(step.noise)
+        orders = RdpAccountant(neighboring_relation=relation).orders
+        return orders, participation.steps * orders / (2 * step.noise**2)
+    if step.sampling == "fixed":
+        relation = NeighboringRelation.REPLACE_ONE
+        gaussian = dp_event.GaussianDpEvent(step.noise)
+        event = dp_event.SampledWithoutReplacementDpEvent(step.records, step.batch, gaussian)
+    else:
+        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+        event = dp_event.PoissonSampledDpEvent(step.rate, dp_event.GaussianDpEvent(2 * step.noise))
+    accountant = RdpAccountant(neighboring_relation=relation)
+    accountant.compose(event)
+    return accountant.orders, participation.steps * accountant.rdp
+
+
+def random_participation(participation: Participation, user_ratio: float, rounds: int, delta: float) -> float:
+    """ε of T rounds when the user is drawn with probability l and its participations may be revealed.
+
+    Per round: ε(α) = 1/(α−1) · log(1 − l + l·e^{(α−1)·K·ε_s(α)}), since the two cases have disjoint supports.
+    """
+    orders, curve = participation_curve(participation)
+    if user_ratio < 1.0:
+        exponent = (orders - 1) * curve
+        curve = np.logaddexp(math.log1p(-user_ratio), math.log(user_ratio) + exponent) / (orders - 1)
+    epsilon, _ = compute_epsilon(orders, rounds * curve, delta)
+    return float(epsilon)
+
+
+def published(
+    rate: float, noise: float, local_steps: int, user_ratio: float, rounds: int, delta: float
+) -> float:
+    """ε as in the "Implementation" paragraph of the paper's appendix; ``noise`` is σ_g·√(lM).
+
+    The per-step curve at rate s, K times; the generic amplification at rate l; T times; and
+    ε = min over λ of (log(1/δ) + K_M(λ))/λ, with K_M linear between integers. On each linear piece
+    (a + bλ)/λ is monotone, so the minimum is taken at an integer and no grid is needed.
+    """
+    most = 256
+    while True:
+        orders, curve = _published_round(rate, noise, local_steps, user_ratio, most)
+        values = rounds * curve - math.log(delta) / (orders - 1)
+        best = int(np.argmin(values))
+        if best < most // 2 or most >= 4096:
+            return float(values[best])
+        most *= 4
+
+
+@lru_cache(maxsize=256)
+def _published_round(
+    rate: float, noise: float, local_steps: int, user_ratio: float, most: int
+) -> tuple[Array, Array]:
+    """Orders 2 … ``most`` and the published curve of one round."""
+    orders = np.arange(2, most + 1, dtype=float)
+    if rate >= 1.0:
+        step = orders / (2 * noise**2)
+    else:
+        log_terms = orders * (orders - 1) / (2 * noise**2) + math.log(2)  # e^{j(j−1)/2σ²}, times 2
+        pair = 1 / noise**2
+        log_terms[0] = math.log(2) + min(math.log(2 * math.expm1(pair)) if pair < 700 else math.inf, pair)
+        step = _amplified(log_terms, rate, orders)
+    participation = local_steps * step
+    if user_ratio >= 1.0:
+        return orders, participation
+    log_terms = (orders - 1) * participation + math.log(2)
+    at_two = participation[0]
+    log_terms[0] = min(math.log(4 * math.expm1(at_two)) if at_two < 700 else math.inf, at_two + math.log(2))
+    return orders, _amplified(log_terms, user_ratio, orders)
+
+
+def _amplified(log_terms: Array, rate: float, orders: Array) -> Array:
+    """1/(α−1) · log(1 + Σ_{j=2}^α q^j·C(α, j)·e^{log_terms[j]}) (Wang, Balle, Kasiviswanathan, Theorem 9)."""
+    values = np.empty(len(orders))
+    weighted = log_terms + orders * math.log(rate)
+    for place, alpha in enumerate(orders):
+        j = orders[: place + 1]
+        binomial = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
+        values[place] = np.logaddexp(0.0, logsumexp(weighted[: place + 1] + binomial)) / (alpha - 1)
+    return values

@@ -1,0 +1,230 @@
+"""The privacy statement of a plan or a run, as a dictionary: what is promised, to whom, by which theorem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpscaffold.privacy.bounds import (
+    BOUNDS,
+    CAP,
+    LEDGER,
+    PAPER_THIRD_PARTY,
+    RANDOM_PARTICIPATION,
+    SERVER,
+    THIRD_PARTY,
+    VIEWS,
+    Bound,
+    bound_for,
+    no_guarantee,
+)
+from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.ledger import Ledger
+
+NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
+NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
+
+
+def statement(
+    run: Run | None,
+    ledger: Ledger | None = None,
+    preprocessing: Sequence[str] = (),
+    seed_public: bool = False,
+    extra_costs: Sequence[Cost] = (),
+    rounds: int | None = None,
+) -> dict[str, Any]:
+    """Everything that may be said about a run's privacy, ready for JSON.
+
+    ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part, beside the bound
+    over the draw, never in its place. ``preprocessing`` are sentences about what was fitted on private records
+    without protection; ``seed_public`` says that the seed of the noise is stored beside the results;
+    ``extra_costs`` are private mechanisms on the same records, composed into ``server`` and ``third_party``.
+    ``rounds`` defaults to the recorded ones with a ledger, else to the planned ones.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60)
+    >>> said = statement(run)
+    >>> round(said["server"]["epsilon"], 2), said["server"]["bound"], round(said["paper_third_party"]["epsilon"], 1)
+    (0.86, 'random_participation', 12.9)
+    """
+    if run is None:
+        return {**_empty(NOT_PRIVATE), "outside": _outside(preprocessing, False, ledger), "run": None}
+    rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
+    reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
+    said = {
+        "guarantee": reason is None,
+        "reason": reason,
+        "delta": run.delta,
+        "rounds": rounds,
+        "mechanism": _mechanism(run),
+        "views": dict(VIEWS),
+    }
+    if reason is not None:
+        said = {**_empty(reason), **said, "bounds": [_row(b, run, rounds, None, reason) for b in BOUNDS.values()]}
+    else:
+        costs = tuple(extra_costs)
+        said["bounds"] = [_row(bound, run, rounds, ledger, None) for bound in BOUNDS.values()]
+        said[SERVER] = _quoted(bound_for(run, SERVER), run, rounds, ledger, costs)
+        said[THIRD_PARTY] = _quoted(bound_for(run, THIRD_PARTY), run, rounds, ledger, costs)
+        said[PAPER_THIRD_PARTY.name] = _published(run, rounds)
+        if ledger is not None:
+            said["ledger"] = {"epsilon": ledger.largest(), **ledger.distribution(), "bound": LEDGER.name}
+            said["planned"] = {"rounds": run.rounds, "epsilon": RANDOM_PARTICIPATION.epsilon(run)}
+        said["quote"] = _quote(said, run, costs)
+    said["extra_costs"] = [
+        {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta} for c in extra_costs
+    ]
+    said["outside"] = _outside(preprocessing, seed_public, ledger)
+    said["run"] = run.to_dict()
+    return said
+
+
+def _empty(reason: str) -> dict[str, Any]:
+    nothing = {"epsilon": None, "bound": None, "reason": reason}
+    return {
+        "guarantee": False,
+        "reason": reason,
+        "delta": None,
+        SERVER: dict(nothing),
+        THIRD_PARTY: dict(nothing),
+        PAPER_THIRD_PARTY.name: dict(nothing),
+        "bounds": [],
+        "quote": reason[0].upper() + reason[1:] + ".",
+    }
+
+
+def _mechanism(run: Run) -> dict[str, Any]:
+    """What is released, in words and numbers."""
+    rates = sorted(group.rate for group in run.groups)
+    scale = "2C·σ_g" if run.unit == "user" else "2C·σ_g/b"
+    return {
+        "unit": run.unit,
+        "neighbours": run.neighbours,
+        "sampling": {"fixed": "batches of fixed size", "poisson": "Poisson batches"}[run.sampling],
+        "rate": {"min": rates[0], "max": rates[-1]},
+        "clip": run.clip,
+        "noise": run.noise,
+        "noise_scale": f"standard deviation {scale} on the batch mean of clipped gradients",
+        "rounds": run.rounds,
+        "local_steps": run.local_steps,
+        "users": run.users,
+        "participants": run.participants,
+        "memory": run.memory,
+        "weighting": run.weighting,
+        "max_participations": run.max_participations,
+    }
+
+
+def _row(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str | None) -> dict[str, Any]:
+    """One line of the table of bounds."""
+    epsilon: float | None = None
+    if reason is None:
+        if bound is LEDGER:
+            reason = None if ledger is not None else bound.applies(run)
+            epsilon = ledger.largest() if ledger is not None else None
+        else:
+            reason = bound.applies(run)
+            # The cap holds whatever stopping looks at, so it counts every planned round.
+            epsilon = None if reason else bound.epsilon(run, run.rounds if bound is CAP else rounds)
+    return {
+        "name": bound.name,
+        "title": bound.title,
+        "views": list(bound.views),
+        "epsilon": epsilon,
+        "delta": run.delta,
+        "neighbours": run.neighbours,
+        "applies": reason is None,
+        "reason": reason,
+        "theorem": bound.theorem,
+        "assumptions": list(bound.assumptions),
+        "reference": bound.reference,
+        "explanation": bound.explain(),
+    }
+
+
+def _quoted(
+    bound: Bound, run: Run, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]
+) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "epsilon": _finite(bound.epsilon(run, rounds, costs)),
+        "delta": run.delta,
+        "bound": bound.name,
+        "neighbours": run.neighbours,
+        "theorem": bound.theorem,
+        "assumptions": list(bound.assumptions),
+        "reference": bound.reference,
+    }
+    if costs:
+        said["training_alone"] = bound.epsilon(run, rounds)
+        said["composition"] = "loss distributions composed adaptively (Zhu, Dong, Wang 2022)"
+    if ledger is not None:
+        said["ledger"] = ledger.largest()
+    return said
+
+
+def _published(run: Run, rounds: int) -> dict[str, Any]:
+    reason = PAPER_THIRD_PARTY.applies(run)
+    return {
+        "epsilon": None if reason else PAPER_THIRD_PARTY.epsilon(run, rounds),
+        "bound": PAPER_THIRD_PARTY.name,
+        "reason": reason,
+        "note": "for comparison only; not a theorem for every loss",
+        "reference": PAPER_THIRD_PARTY.reference,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def round_up(value: float | None, digits: int = 3) -> str:
+    """ε for reading: rounded up, never down.
+
+    >>> round_up(0.86001), round_up(None)
+    ('0.861', 'none')
+    """
+    if value is None:
+        return "none"
+    if math.isinf(value):
+        return "infinite"
+    return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+
+
+def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:
+    """The sentence to quote."""
+    protects = "user" if run.unit == "user" else "record"
+    with_costs = f", together with {', '.join(c.name for c in costs)}" if costs else ""
+    sentence = (
+        f"Each {protects} is protected with epsilon = {round_up(said[SERVER]['epsilon'])} towards the server and "
+        f"{round_up(said[THIRD_PARTY]['epsilon'])} towards a third party, at delta = {run.delta:.3g}{with_costs} "
+        f"({run.neighbours}; over the random draw of participants)."
+    )
+    if "ledger" in said:
+        sentence += (
+            f" Given who took part, the most that was spent by any user is {round_up(said['ledger']['epsilon'])}"
+            f"{' for training alone' if costs else ''}; the two numbers answer different questions, quote "
+            "either with its label."
+        )
+    return sentence
+
+
+def _outside(preprocessing: Sequence[str], seed_public: bool, ledger: Ledger | None) -> list[str]:
+    """What no bound covers."""
+    outside = [
+        "Metrics computed on private records (accuracy, losses, dissimilarity), if they are published.",
+        "Hyperparameters tuned on private records.",
+        *preprocessing,
+    ]
+    if seed_public:
+        outside.append(
+            "The noise is derived from a seed stored in the run folder: anyone holding the seed can remove the "
+            "noise. Publish results of a simulation, not its seed."
+        )
+    if ledger is not None:
+        outside.append(
+            "Stopping or selecting participants by outputs or private metrics; if that happened, quote the bound "
+            "'cap' instead of the ledger, and the planned number of rounds instead of those run."
+        )
+    return outside
