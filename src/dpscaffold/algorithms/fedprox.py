@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from dpscaffold.algorithms.base import Algorithm, Broadcast, Memory
 from dpscaffold.algorithms.fedavg import fedavg
 from dpscaffold.errors import BadInput
 from dpscaffold.plan import number
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """y_i^k ← y_i^{k−1} − η_l(H̃_i^k + μ(y_i^{k−1} − x^{t−1})), as a value: two runs can be seen to share μ."""
+
+    mu: float
+
+    def __call__(self, gradient: Tensor, y: Tensor, broadcast: Broadcast, memory: Memory) -> Tensor:
+        """The pulled direction."""
+        return gradient + self.mu * (y - broadcast.params)
 
 
 def fedprox(mu: float = 0.1) -> Algorithm:
@@ -19,7 +32,4 @@ def fedprox(mu: float = 0.1) -> Algorithm:
     if number("algorithm.mu", mu) < 0:
         raise BadInput(f"algorithm.mu is {mu}; it must be 0 or positive")
 
-    def direction(gradient: Tensor, y: Tensor, broadcast: Broadcast, memory: Memory) -> Tensor:
-        return gradient + mu * (y - broadcast.params)
-
-    return fedavg().replace(name="fedprox", direction=direction)
+    return fedavg().replace(name="fedprox", direction=Pulled(mu))

@@ -97,8 +97,8 @@ class Loop:
             clip = float(privacy.clip)
         clipped = gradients / (norms / clip).nan_to_num(1.0).clamp_min(1.0)[:, None]
         query = clipped.sum(0) / batch
+        if privacy.unit == "user" and privacy.sampling == "poisson":
+            query = query / (query.norm() / clip).nan_to_num(1.0).clamp_min(1.0)
         if privacy.noise == 0:
             return query
-        if privacy.unit == "user" and privacy.sampling == "poisson":
-            query = query / (query.norm() / clip).clamp_min(1.0)
         return query + privacy.scale(clip, batch) * draws

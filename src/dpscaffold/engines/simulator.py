@@ -22,7 +22,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.local.steps import Scales, local_steps
 from dpscaffold.randomness import NoiseStreams, Randomness, in_threads
 from dpscaffold.setting import Setting
-from dpscaffold.tasks import Batch
+from dpscaffold.tasks import Batch, Logistic, Mlp, Task
 
 #: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
 CPU_CHUNK_BYTES = 256 << 20
@@ -260,6 +260,16 @@ def refuse_unlike(first: Setting, other: Setting) -> None:
     for name, value in mine.items():
         if theirs[name] != value:
             raise BadInput(f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; run them apart")
+    if first.algorithm != other.algorithm:
+        raise BadInput(f"runs cannot be stacked: they differ in a number of {first.algorithm.name}; run them apart")
+    if not _same_task(first.task, other.task):
+        raise BadInput(f"runs cannot be stacked: each has its own task {first.task.name!r}; give both the same")
+
+
+def _same_task(one: Task, other: Task) -> bool:
+    """Whether one task can stand for the other: the same object, or one of our own with the same shape."""
+    ours = isinstance(one, Logistic | Mlp) and type(one) is type(other)
+    return one is other or (ours and vars(one) == vars(other))
 
 
 def stackable(federation: Federation) -> bool:

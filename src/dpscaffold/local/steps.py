@@ -41,14 +41,16 @@ def noised_query(task: Task, params: Tensor, batch: Batch, scales: Scales, noise
     """
     clipped = task.clipped_sum(params, batch, scales.clip)
     query = clipped.total / scales.divisor
-    if noise is None or scales.noise is None or clipped.bound is None:
+    if clipped.bound is None:
         return query
     bound = clipped.bound[:, None]
-    if scales.unit == "user":
-        if scales.sampling == "poisson":
-            query *= (bound / query.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max_(1.0)
-        return query.addcmul_(2 * bound * scales.noise, noise)
-    return query.addcmul_(2 * bound * scales.noise / scales.divisor, noise)
+    if scales.unit == "user" and scales.sampling == "poisson":
+        query *= (bound / query.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max_(1.0)
+    if noise is None or scales.noise is None:
+        return query
+    # A row without noise may have an infinite clip, and ∞·0 must not poison it.
+    spread = torch.where(scales.noise > 0, 2 * bound * scales.noise, 0.0)
+    return query.addcmul_(spread / scales.divisor if scales.unit == "record" else spread, noise)
 
 
 def local_steps(

@@ -1,0 +1,192 @@
+"""Both engines run every algorithm, task and privacy alike, whatever the chunks, stacks and stores.
+
+Adding an entry to ``ALGORITHMS`` adds it to every test here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small import (
+    CPU,
+    ENGINES,
+    EQUAL,
+    PRIVACIES,
+    TASKS,
+    UNEQUAL,
+    assert_agree,
+    assert_identical,
+    drive,
+    federation,
+    final,
+    setting,
+)
+
+from dpscaffold.algorithms import ALGORITHMS, fedprox
+from dpscaffold.engines import Draw, Simulator
+from dpscaffold.errors import BadInput
+from dpscaffold.local import Gaussian
+
+#: Sizes of the users, weighting of the mean, averaging of the output.
+SHAPES = {
+    "unequal": (UNEQUAL, {"weighting": "records", "averaging": "tail"}),
+    "equal": (EQUAL, {"weighting": "uniform", "averaging": "none"}),
+}
+
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+every_task = pytest.mark.parametrize("task", TASKS)
+every_privacy = pytest.mark.parametrize("privacy", PRIVACIES)
+
+
+@every_algorithm
+@every_task
+@every_privacy
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
+    """Given the same Randomness, x, c, every c_i and the averaged iterate agree to float tolerance."""
+    sizes, plan = SHAPES[shape]
+    run = setting(algorithm, task, privacy, federation(sizes), **plan)
+    assert_agree(final("simulator", run), final("loop", run))
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "records"])
+@pytest.mark.parametrize("averaging", ["none", "uniform", "tail"])
+@every_algorithm
+def test_every_weighting_and_averaging_agrees(algorithm, weighting, averaging):
+    """The mean over participants and the mean over iterates are the same on both engines."""
+    run = setting(
+        algorithm, "logistic", "fixed", weighting=weighting, averaging=averaging, tail=0.4, rounds=6
+    )
+    assert_agree(final("simulator", run), final("loop", run))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@every_algorithm
+@pytest.mark.parametrize("privacy", ["none", "fixed", "poisson"])
+def test_a_seed_reproduces_a_run_bit_for_bit(algorithm, privacy, engine):
+    """The same setting twice gives identical bits, and another seed does not."""
+    run = setting(algorithm, "mlp", privacy)
+    once = final(engine, run)
+    assert_identical(once, final(engine, run))
+    other = final(engine, replace(run, plan=replace(run.plan, seed=1)))
+    assert not torch.allclose(once.params, other.params, atol=1e-4)
+
+
+@every_algorithm
+@every_task
+@pytest.mark.parametrize("privacy", ["none", "poisson", "median"])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
+    """Any chunk size draws the same participants, batches and noise, and agrees to float tolerance."""
+    run = setting(algorithm, task, privacy)
+    whole = final("simulator", run)
+    assert_agree(drive(Simulator([run], CPU, chunk=chunk)), whole)
+
+
+@every_algorithm
+@pytest.mark.parametrize("privacy", ["none", "fixed", "poisson", "user-poisson", "median"])
+def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
+    """Runs with their own data, rates, clips and noise share a stack without touching each other."""
+    kind = PRIVACIES[privacy]
+    runs = [setting(algorithm, "logistic", kind, federation(UNEQUAL, seed=0))]
+    runs.append(
+        setting(
+            algorithm, "logistic", kind, runs[0].federation, seed=5, learning_rate=0.1, regularisation=0.0
+        )
+    )
+    other = (
+        kind if kind is None else replace(kind, noise=0.3, clip=kind.clip if kind.clip == "median" else 1.3)
+    )
+    runs.append(
+        setting(
+            algorithm,
+            "logistic",
+            other,
+            federation(EQUAL, seed=3),
+            server_rate=0.5,
+            weighting="records",
+            averaging="uniform",
+            seed=9,
+            user_ratio=0.7,
+        )
+    )
+    for chunk in (None, 2):
+        stack = Simulator(runs, CPU, chunk=chunk)
+        for round in range(1, runs[0].plan.rounds + 1):
+            drawn = [
+                r.participants(round, s.users, s.participants)
+                for r, s in zip(stack.randomness, runs, strict=True)
+            ]
+            stack.rounds(round, [Draw(d, d) for d in drawn])
+        for state, run in zip(stack.states, runs, strict=True):
+            assert_agree(state, final("simulator", run))
+
+
+def test_a_silent_run_may_share_a_stack_with_a_noised_one():
+    """σ_g = 0 and C = ∞ beside C = 1 and noise: neither poisons nor alters the other."""
+    silent, noised = (
+        setting("scaffold", "logistic", Gaussian(clip=c, noise=n, sampling="poisson", unit="user"))
+        for c, n in ((float("inf"), 0.0), (1.0, 1.0))
+    )
+    tight = setting("scaffold", "logistic", Gaussian(clip=0.1, noise=0.0, sampling="poisson", unit="user"))
+    runs = [silent, noised, tight]
+    stack = Simulator(runs, CPU)
+    for round in range(1, 4):
+        drawn = stack.randomness[0].participants(round, silent.users, silent.participants)
+        stack.rounds(round, [Draw(drawn, drawn)] * 3)
+    for state, run in zip(stack.states, runs, strict=True):
+        for engine in ("simulator", "loop"):
+            assert_agree(state, final(engine, run, rounds=3))
+
+
+def test_runs_of_different_structure_are_not_stacked():
+    """A stack refuses what it cannot run alike, and names the part: nothing runs under another run's rule."""
+    base = setting("fedprox", "module", "fixed")
+    others = {
+        "algorithm": setting("fedavg", base.task, "fixed"),
+        "mu": setting(fedprox(mu=0.9), base.task, "fixed"),
+        "task": setting("fedprox", "module", "fixed"),
+        "local_steps": setting("fedprox", base.task, "fixed", local_steps=2),
+        "rounds": setting("fedprox", base.task, "fixed", rounds=3),
+        "privacy": setting("fedprox", base.task, None),
+        "sampling": setting("fedprox", base.task, "poisson"),
+        "unit": setting("fedprox", base.task, "user"),
+        "clip": setting("fedprox", base.task, "median"),
+    }
+    for name, other in others.items():
+        with pytest.raises(BadInput, match="cannot be stacked"):
+            Simulator([base, other], CPU)
+            pytest.fail(f"a stack was accepted although {name} differs")
+    Simulator([base, setting(fedprox(mu=0.1), base.task, "fixed", seed=4)], CPU)
+
+
+@every_algorithm
+@every_task
+@pytest.mark.parametrize("privacy", ["none", "poisson"])
+def test_mapped_federations_agree_with_resident_ones(algorithm, task, privacy):
+    """Loading only a round's users gives the same run as keeping everyone's records at hand."""
+    run = setting(algorithm, task, privacy)
+    mapped = replace(run, federation=replace(run.federation, mapped=True))
+    assert not Simulator([mapped], CPU).store.resident
+    assert_agree(final("simulator", mapped), final("simulator", run), rtol=1e-5, atol=1e-6)
+    assert_agree(drive(Simulator([mapped], CPU, chunk=2)), final("simulator", run))
+
+
+@every_algorithm
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("weighting", ["uniform", "records"])
+def test_a_user_who_declines_leaves_the_divisor_alone(algorithm, engine, weighting):
+    """Drawn but inactive users contribute zero: the mean is still over all who were drawn."""
+    run = setting(algorithm, "logistic", "fixed", weighting=weighting, warm_rounds=0)
+    drawn = np.array([0, 2, 5])
+    moves = {}
+    for active in ([0, 2, 5], [0], [2, 5], []):
+        one = ENGINES[engine](run)
+        report = one.round(1, Draw(drawn, np.array(active, dtype=np.int64)))
+        assert report.participants == tuple(active)
+        moves[tuple(active)] = one.state.params
+    torch.testing.assert_close(moves[0,] + moves[2, 5], moves[0, 2, 5], rtol=1e-5, atol=1e-6)
+    assert torch.equal(moves[()], torch.zeros_like(moves[()]))

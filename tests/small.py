@@ -1,0 +1,210 @@
+"""Small federations, settings and drives, so that a test states only what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpscaffold.algorithms import ALGORITHMS, Algorithm
+from dpscaffold.engines import Draw, Loop, Simulator, State
+from dpscaffold.federation import Federation
+from dpscaffold.local import Gaussian
+from dpscaffold.plan import Plan
+from dpscaffold.randomness import Randomness
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
+
+CPU = torch.device("cpu")
+UNEQUAL = (9, 12, 4, 7, 15, 6)
+EQUAL = (9, 9, 9, 9, 9, 9)
+
+
+def federation(
+    sizes: Sequence[int] = UNEQUAL, dimension: int = 4, classes: int = 3, seed: int = 0
+) -> Federation:
+    """Users with their own centres and their own linear labels; test tables are half as large."""
+    stream = np.random.default_rng(seed)
+
+    def part(
+        sizes: Sequence[int], laws: list[tuple[np.ndarray, np.ndarray]]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        tables = []
+        for size, (centre, weights) in zip(sizes, laws, strict=True):
+            x = (centre + stream.standard_normal((size, dimension))).astype(np.float32)
+            tables.append((x, (x @ weights).argmax(1)))
+        return tables
+
+    laws = [(stream.standard_normal(dimension), stream.standard_normal((dimension, classes))) for _ in sizes]
+    return Federation.from_arrays(
+        part(sizes, laws), part([max(1, n // 2) for n in sizes], laws), classes=classes
+    )
+
+
+def module(dimension: int, classes: int, seed: int = 0) -> nn.Module:
+    """A network of several tensors, with weights of its own seed."""
+    net = nn.Sequential(nn.Linear(dimension, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, classes))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in net.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator) / 2)
+    return net
+
+
+#: Every task, made for some dimension and number of classes.
+TASKS: dict[str, Callable[[int, int], Task]] = {
+    "logistic": Logistic,
+    "mlp": lambda dimension, classes: Mlp(dimension, classes, hidden=6),
+    "module": lambda dimension, classes: ModuleTask(module(dimension, classes)),
+}
+
+#: Every kind of privacy. Clips are low enough to bite and noise is strong enough to show.
+PRIVACIES: dict[str, Gaussian | None] = {
+    "none": None,
+    "fixed": Gaussian(clip=0.7, noise=0.8),
+    "poisson": Gaussian(clip=0.7, noise=0.8, sampling="poisson"),
+    "user": Gaussian(clip=0.7, noise=0.2, unit="user"),
+    "user-poisson": Gaussian(clip=0.7, noise=0.2, unit="user", sampling="poisson"),
+    "median": Gaussian(clip="median", noise=0.8),
+    "median-poisson": Gaussian(clip="median", noise=0.8, sampling="poisson"),
+}
+
+#: K·s = 1, so that FedSGD may run it too; one round of the four is a warm start where there is one.
+PLAN = Plan(
+    rounds=4,
+    local_steps=3,
+    user_ratio=0.5,
+    data_ratio=1 / 3,
+    learning_rate=0.3,
+    regularisation=0.02,
+    warm_rounds=1,
+)
+
+
+def setting(
+    algorithm: str | Algorithm = "scaffold",
+    task: str | Task = "logistic",
+    privacy: str | Gaussian | None = None,
+    data: Federation | None = None,
+    **plan: object,
+) -> Setting:
+    """A whole setting from names; keywords change the plan."""
+    data = data if data is not None else federation()
+    algorithm = ALGORITHMS[algorithm]() if isinstance(algorithm, str) else algorithm
+    task = TASKS[task](data.dimension, data.classes) if isinstance(task, str) else task
+    privacy = PRIVACIES[privacy] if isinstance(privacy, str) else privacy
+    return Setting(data, task, algorithm, replace(PLAN, **plan), privacy)  # type: ignore[arg-type]
+
+
+ENGINES: dict[str, Callable[..., Loop | Simulator]] = {
+    "loop": lambda setting, randomness=None: Loop(setting, CPU, randomness),
+    "simulator": lambda setting, randomness=None: Simulator(
+        [setting], CPU, [randomness] if randomness else None
+    ),
+}
+
+
+def drive(engine: Loop | Simulator, rounds: int | None = None) -> State:
+    """All rounds of an engine that holds one setting, with the participants of its own streams."""
+    if isinstance(engine, Simulator):
+        (setting,), (randomness,) = engine.settings, engine.randomness
+    else:
+        setting, randomness = engine.setting, engine.randomness
+    for round in range(1, (rounds or setting.plan.rounds) + 1):
+        drawn = randomness.participants(round, setting.users, setting.participants)
+        engine.round(round, Draw(drawn, drawn))
+    return engine.state
+
+
+def final(
+    engine: str, setting: Setting, randomness: Randomness | None = None, rounds: int | None = None
+) -> State:
+    """The state after all rounds of this setting on the named engine."""
+    return drive(ENGINES[engine](setting, randomness), rounds)
+
+
+def parts(state: State) -> dict[str, Tensor]:
+    """The tensors of a state by name."""
+    return {key: value for key, value in vars(state).items() if isinstance(value, Tensor)}
+
+
+def assert_agree(one: State, two: State, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """Two states agree to float tolerance, relative to the largest number of each part."""
+    assert parts(one).keys() == parts(two).keys()
+    for key, value in parts(one).items():
+        other = parts(two)[key]
+        scale = max(1.0, float(other.abs().max()))
+        torch.testing.assert_close(
+            value, other, rtol=rtol, atol=atol * scale, msg=lambda m, key=key: f"{key}: {m}"
+        )
+
+
+def assert_identical(one: State, two: State) -> None:
+    """Two states are equal bit for bit."""
+    assert one.round == two.round and one.averaged == two.averaged
+    assert parts(one).keys() == parts(two).keys()
+    for key, value in parts(one).items():
+        assert torch.equal(value, parts(two)[key]), key
+
+
+def uploads(
+    engine: str, setting: Setting, rounds: int = 1, randomness: Randomness | None = None
+) -> list[dict[str, Tensor]]:
+    """Everything that leaves the users or stays with them, per round: rows in the order of the participants.
+
+    It watches the algorithm's own ``finish``, in the real rounds and in the warm-up.
+    """
+    seen: list[dict[str, list[Tensor]]] = [{} for _ in range(rounds)]
+
+    def watched(algorithm: Algorithm) -> Algorithm:
+        def finish(local, broadcast, memory):
+            upload, kept = algorithm.finish(local, broadcast, memory)
+            values = {"move": upload.params, "control": upload.control, "memory": kept.control}
+            for key, value in values.items():
+                if value is not None:
+                    seen[broadcast.round - 1].setdefault(key, []).append(
+                        value.reshape(-1, value.shape[-1]).clone()
+                    )
+            return upload, kept
+
+        return algorithm.replace(finish=finish, warm_up=algorithm.warm_up and watched(algorithm.warm_up))
+
+    final(engine, replace(setting, algorithm=watched(setting.algorithm)), randomness, rounds)
+    return [{key: torch.cat(values) for key, values in one.items()} for one in seen]
+
+
+class Scripted(Randomness):
+    """Streams whose noise the test writes: ``normals(round, user, step)`` gives a vector or a number."""
+
+    def __init__(self, seed: int, normals: Callable[[int, int, int], object]) -> None:
+        super().__init__(seed)
+        self.normals = normals
+
+    def noise(self, round: int, user: int) -> np.random.Generator:
+        """A stand-in for the user's generator that knows only ``standard_normal``."""
+        return _Script(lambda step: self.normals(round, user, step))  # type: ignore[return-value]
+
+
+class _Script:
+    def __init__(self, normals: Callable[[int], object]) -> None:
+        self._normals, self._step = normals, 0
+
+    def standard_normal(self, size=None, dtype="float64", out=None):
+        shape = out.shape if out is not None else np.atleast_1d(size)
+        steps = shape[0] if len(shape) == 2 else 1
+        values = np.empty((steps, shape[-1]), dtype=dtype)
+        for k in range(steps):
+            values[k] = self._normals(self._step)
+            self._step += 1
+        if out is None:
+            return values.reshape(shape)
+        out[...] = values.reshape(out.shape)
+        return out
+
+
+def silent(seed: int = 0) -> Scripted:
+    """Real participants and batches, and noise that is always zero."""
+    return Scripted(seed, lambda round, user, step: 0.0)
