@@ -334,11 +334,12 @@ def bound_named(name: str) -> Bound:
         raise PrivacyError(f"bound={name!r} is unknown; give one of {', '.join(BOUNDS)}") from None
 
 
-def bound_for(run: Run, view: str) -> Bound:
+def bound_for(run: Run, view: str, draw_hidden: bool = True) -> Bound:
     """The bound to quote for a plan: the tightest proved one against that adversary.
 
     ``view`` is ``"server"``, ``"third_party"`` or ``"paper_third_party"``. Against a third party the bounds
     that may be better are always at or below random participation, so the smallest is found by asking them.
+    ``draw_hidden=False`` says that anyone may learn who took part, which rules out sampling users as a gain.
     """
     view = view.replace("-", "_")
     if view == SERVER:
@@ -347,5 +348,6 @@ def bound_for(run: Run, view: str) -> Bound:
         return PAPER_THIRD_PARTY
     if view != THIRD_PARTY:
         raise PrivacyError(f"view={view!r} is unknown; give server, third_party or paper_third_party")
-    better = [bound for bound in (AGGREGATE, USER_SAMPLING) if bound.applies(run) is None]
-    return min([*better, RANDOM_PARTICIPATION], key=lambda bound: bound.epsilon(run)) if better else RANDOM_PARTICIPATION
+    others = (AGGREGATE, USER_SAMPLING) if draw_hidden else (AGGREGATE,)
+    proved = [RANDOM_PARTICIPATION, *(bound for bound in others if bound.applies(run) is None)]
+    return min(proved, key=lambda bound: bound.epsilon(run)) if len(proved) > 1 else proved[0]

@@ -43,7 +43,9 @@ class Spending:
         return self.after(max(rounds, min(knot, self.run.rounds)))
 
 
-def largest_rounds(run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, at_most: int = 1_000_000) -> int:
+def largest_rounds(
+    run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, at_most: int = 1_000_000
+) -> int:
     """The largest T with ε(T) ≤ ``epsilon``, at most ``at_most``; the run's own T plays no part.
 
     ε(T) does not fall with T, so the answer is found by doubling and halving. Training that halts there

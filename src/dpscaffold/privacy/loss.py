@@ -44,7 +44,7 @@ class LossDistribution:
     @property
     def losses(self) -> Array:
         """The grid points, (n,)."""
-        return self.interval * (self.lowest + np.arange(len(self.probs)))
+        return self.interval * (self.lowest + np.arange(len(self.probs), dtype=np.float64))
 
     def delta(self, epsilon: float) -> float:
         """δ(ε) = P[L = ∞] + E[(1 − e^{ε−L})₊; L < ∞]."""
@@ -78,7 +78,7 @@ class LossDistribution:
         excess = upper[last - 1] - delta
         if excess <= 0:
             return 0.0
-        value = top + math.log(excess) - math.log(lower[last - 1])
+        value = float(top) + math.log(excess) - math.log(lower[last - 1])
         floor = float(losses[last]) if last < len(losses) else 0.0
         return max(0.0, floor, min(value, float(losses[last - 1])))
 
@@ -152,7 +152,7 @@ class LossDistribution:
         if factor <= 1:
             return self
         indices = -((-(self.lowest + np.arange(len(self.probs)))) // factor)
-        probs = np.bincount(indices - indices[0], weights=self.probs)
+        probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
         return LossDistribution(self.interval * factor, int(indices[0]), probs, self.infinite)
 
 

@@ -14,6 +14,7 @@ from dpscaffold.privacy.bounds import (
     RANDOM_PARTICIPATION,
     SERVER,
     THIRD_PARTY,
+    USER_SAMPLING,
     VIEWS,
     Bound,
     bound_for,
@@ -24,6 +25,7 @@ from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.ledger import Ledger
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
+DRAW_PUBLIC = "the seed that draws participants is stored beside the results, so who took part can be told"
 NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
 
@@ -53,7 +55,7 @@ def statement(
         return {**_empty(NOT_PRIVATE), "outside": _outside(preprocessing, False, ledger), "run": None}
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
-    said = {
+    said: dict[str, Any] = {
         "guarantee": reason is None,
         "reason": reason,
         "delta": run.delta,
@@ -62,15 +64,27 @@ def statement(
         "views": dict(VIEWS),
     }
     if reason is not None:
-        said = {**_empty(reason), **said, "bounds": [_row(b, run, rounds, None, reason) for b in BOUNDS.values()]}
+        said = {
+            **_empty(reason),
+            **said,
+            "bounds": [_row(b, run, rounds, None, reason) for b in BOUNDS.values()],
+        }
     else:
         costs = tuple(extra_costs)
-        said["bounds"] = [_row(bound, run, rounds, ledger, None) for bound in BOUNDS.values()]
+        hidden = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public else {}
+        said["bounds"] = [_row(b, run, rounds, ledger, hidden.get(b.name)) for b in BOUNDS.values()]
         said[SERVER] = _quoted(bound_for(run, SERVER), run, rounds, ledger, costs)
-        said[THIRD_PARTY] = _quoted(bound_for(run, THIRD_PARTY), run, rounds, ledger, costs)
+        third = bound_for(run, THIRD_PARTY, draw_hidden=not seed_public)
+        said[THIRD_PARTY] = _quoted(third, run, rounds, ledger, costs)
         said[PAPER_THIRD_PARTY.name] = _published(run, rounds)
         if ledger is not None:
-            said["ledger"] = {"epsilon": ledger.largest(), **ledger.distribution(), "bound": LEDGER.name}
+            spread = ledger.distribution()
+            said["ledger"] = {
+                "epsilon": ledger.largest(),
+                "bound": LEDGER.name,
+                "participations": spread["participations"],
+                "epsilon_over_users": spread["epsilon"],
+            }
             said["planned"] = {"rounds": run.rounds, "epsilon": RANDOM_PARTICIPATION.epsilon(run)}
         said["quote"] = _quote(said, run, costs)
     said["extra_costs"] = [

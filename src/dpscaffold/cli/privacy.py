@@ -1,0 +1,220 @@
+"""``dpscaffold privacy``: what a plan, a configuration or a run folder guarantees, to whom, by which theorem."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dpscaffold.privacy import Ledger, PrivacyError, Run, describe, statement
+from dpscaffold.privacy.statement import NO_NOISE, round_up
+
+#: Whether an algorithm's users keep something between rounds.
+MEMORY = {"fedavg": False, "fedsgd": False, "fedprox": False, "scaffold": True, "scaffold-warm": True}
+
+Source = Annotated[
+    Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")
+]
+Users = Annotated[int | None, typer.Option("--users", help="M, the number of users")]
+Records = Annotated[int | None, typer.Option("--records", help="R, training records per user")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="T, warm-start rounds included")]
+LocalSteps = Annotated[int | None, typer.Option("--local-steps", help="K")]
+UserRatio = Annotated[float | None, typer.Option("--user-ratio", help="l: ⌊lM⌋ users take part in a round")]
+DataRatio = Annotated[float | None, typer.Option("--data-ratio", help="s: a batch holds ⌊sR⌋ records")]
+Noise = Annotated[float | None, typer.Option("--noise", help="σ_g, in units of the sensitivity 2C/b")]
+Sampling = Annotated[str | None, typer.Option("--sampling", help="fixed (default) or poisson")]
+AlgorithmName = Annotated[
+    str | None, typer.Option("--algorithm", help=f"one of {', '.join(MEMORY)}; scaffold by default")
+]
+Unit = Annotated[str | None, typer.Option("--unit", help="record (default) or user")]
+Delta = Annotated[float | None, typer.Option("--delta", help="δ; 1 over all records by default")]
+Cap = Annotated[int | None, typer.Option("--max-participations", help="after so many, a user declines")]
+
+
+@dataclass(frozen=True)
+class Source_:
+    """What a statement is about: a run, its ledger if it has run, and what its data add."""
+
+    run: Run | None
+    ledger: Ledger | None = None
+    preprocessing: tuple[str, ...] = ()
+    extra_costs: tuple[Any, ...] = ()
+
+
+def privacy(
+    source: Source = None,
+    users: Users = None,
+    records: Records = None,
+    rounds: Rounds = None,
+    local_steps: LocalSteps = None,
+    user_ratio: UserRatio = None,
+    data_ratio: DataRatio = None,
+    noise: Noise = None,
+    sampling: Sampling = None,
+    algorithm: AlgorithmName = None,
+    unit: Unit = None,
+    delta: Delta = None,
+    max_participations: Cap = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the statement as JSON")] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", help="draw ε against rounds to this file")] = None,
+) -> None:
+    """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and which number to quote."""
+    numbers = {
+        "users": users,
+        "records": records,
+        "rounds": rounds,
+        "local_steps": local_steps,
+        "user_ratio": user_ratio,
+        "data_ratio": data_ratio,
+        "noise": noise,
+        "sampling": sampling,
+        "algorithm": algorithm,
+        "unit": unit,
+        "max_participations": max_participations,
+    }
+    about = from_source(source, numbers, delta) if source else Source_(from_numbers(numbers, delta))
+    if about.run is not None and about.run.noise == 0.0:
+        raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
+    said = statement(about.run, about.ledger, about.preprocessing, extra_costs=about.extra_costs)
+    if plot is not None:
+        from dpscaffold.report.privacy_plot import plot_epsilon
+
+        if about.run is None or not said["guarantee"]:
+            raise PrivacyError(f"there is no epsilon to draw: {said['reason']}")
+        plot_epsilon(about.run, plot)
+    if as_json:
+        typer.echo(json.dumps(said, indent=2, allow_nan=False))
+    else:
+        show(said, Console(soft_wrap=False))
+        if plot is not None:
+            typer.echo(f"plot: {plot}")
+
+
+def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | None = None) -> Run:
+    """The run that the options describe; every missing or impossible one is named.
+
+    >>> run = from_numbers({"users": 100, "records": 4000, "rounds": 400, "local_steps": 50, "user_ratio": 0.2,
+    ...                     "data_ratio": 0.2, "noise": 60.0}, delta=None)
+    >>> run.participants, run.worst.batch
+    (20, 800)
+    """
+    numbers = {**numbers, **({"noise": noise} if noise is not None else {})}
+    needed = ("users", "records", "rounds", "local_steps", "user_ratio", "data_ratio", "noise")
+    missing = [f"--{name.replace('_', '-')}" for name in needed if numbers.get(name) is None]
+    if missing:
+        raise PrivacyError(f"missing {', '.join(missing)}; give them all, or a configuration or a run folder")
+    for name in ("user_ratio", "data_ratio"):
+        if not 0.0 < numbers[name] <= 1.0:
+            raise PrivacyError(
+                f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at most 1"
+            )
+    name = numbers.get("algorithm") or "scaffold"
+    if name not in MEMORY:
+        raise PrivacyError(f"--algorithm is {name!r}; give one of {', '.join(MEMORY)}")
+    participants = share(numbers["user_ratio"], numbers["users"])
+    if participants < 1:
+        raise PrivacyError(
+            f"--user-ratio is {numbers['user_ratio']}, which selects nobody of {numbers['users']} users; raise it"
+        )
+    return describe(
+        rounds=numbers["rounds"],
+        local_steps=numbers["local_steps"],
+        users=numbers["users"],
+        participants=participants,
+        records=numbers["records"],
+        batches=share(numbers["data_ratio"], numbers["records"]),
+        noise=numbers["noise"],
+        sampling=numbers.get("sampling") or "fixed",
+        unit=numbers.get("unit") or "record",
+        memory=MEMORY[name],
+        delta=delta,
+        max_participations=numbers.get("max_participations"),
+    )
+
+
+def share(ratio: float, whole: int) -> int:
+    """⌊ratio·whole⌋, forgiving the rounding of the product."""
+    return math.floor(ratio * whole + 1e-9)
+
+
+def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Source_:
+    """What a run folder or a configuration describes."""
+    given = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None]
+    if given:
+        raise PrivacyError(
+            f"{given[0]} is given beside {source}, which already says it; give one or the other"
+        )
+    about = from_folder(source) if source.is_dir() else from_config(source)
+    if delta is not None and about.run is not None:
+        run = Run.from_dict({**about.run.to_dict(), "delta": delta})
+        ledger = about.ledger
+        if ledger is not None:
+            ledger.run = run
+        about = replace(about, run=run, ledger=ledger)
+    return about
+
+
+def from_folder(folder: Path) -> Source_:
+    """A run folder: its ledger holds the description of the run, so nothing else is needed."""
+    path = folder / "ledger.json"
+    if not path.exists():
+        raise PrivacyError(
+            f"{folder} has no ledger.json, so what was spent there is unknown; give a private run's folder"
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise PrivacyError(f"the ledger {path} is damaged: it is not valid JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise PrivacyError(f"the ledger {path} is damaged: it is not a table; restore it from a checkpoint")
+    ledger = Ledger.from_dict(values)
+    return Source_(ledger.run, ledger)
+
+
+def from_config(path: Path) -> Source_:
+    """A configuration: the run it would make on its data."""
+    from dpscaffold.config import load
+
+    if not path.exists():
+        raise PrivacyError(f"{path} does not exist; give a configuration (TOML), a run folder, or numbers")
+    settings = load(path)
+    federation = settings.data.load()
+    limits = settings.privacy
+    setting = settings.setting(federation)
+    run = setting.describe(limits.delta if limits else None, limits.max_participations if limits else None)
+    return Source_(run, None, federation.preprocessing)
+
+
+def show(said: dict[str, Any], console: Console) -> None:
+    """The table of views × bounds, and what to quote."""
+    if said["bounds"]:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("view", "bound", "epsilon", "delta", "theorem"):
+            table.add_column(column, justify="right" if column == "epsilon" else "left", overflow="fold")
+        for view in ("server", "third_party"):
+            for row in said["bounds"]:
+                if view not in row["views"]:
+                    continue
+                quoted = said[view].get("bound") == row["name"]
+                value = round_up(row["epsilon"]) if row["epsilon"] is not None else "–"
+                why = row["theorem"] if row["applies"] else f"does not apply: {row['reason']}"
+                table.add_row(
+                    view,
+                    row["name"] + (" ← quote" if quoted else ""),
+                    value,
+                    f"{row['delta']:.3g}",
+                    why,
+                    style="bold" if quoted else ("dim" if not row["applies"] else ""),
+                )
+        console.print(table)
+        console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
+    console.print(said["quote"], highlight=False)
+    for sentence in said["outside"]:
+        console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)

@@ -1,0 +1,55 @@
+"""ε against rounds, one curve per view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dpscaffold.privacy import PAPER_THIRD_PARTY, PrivacyError, Run, bound_for
+
+
+def epsilon_curves(run: Run, points: int = 24) -> dict[str, tuple[list[int], list[float]]]:
+    """For each view, rounds and ε; the published number beside it where it is stated.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=8, local_steps=1, users=10, participants=2, records=100, batches=10, noise=4)
+    >>> curves = epsilon_curves(run, points=3)
+    >>> sorted(curves), curves["server"][0]
+    (['paper_third_party', 'server', 'third_party'], [1, 3, 8])
+    """
+    rounds = sorted({int(t) for t in np.geomspace(1, run.rounds, points).round()})
+    bounds = {view: bound_for(run, view) for view in ("server", "third_party")}
+    if PAPER_THIRD_PARTY.applies(run) is None:
+        bounds["paper_third_party"] = PAPER_THIRD_PARTY
+    return {view: (rounds, [bound.epsilon(run, t) for t in rounds]) for view, bound in bounds.items()}
+
+
+def plot_epsilon(run: Run, path: Path | str) -> None:
+    """Draw the curves to a file; its ending chooses the format."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    styles = {
+        "server": ("-", "server"),
+        "third_party": ("--", "third party"),
+        "paper_third_party": (":", "as published"),
+    }
+    for view, (rounds, values) in epsilon_curves(run).items():
+        line, label = styles[view]
+        axes.plot(rounds, values, line, label=label, linewidth=2)
+    axes.set_xlabel("rounds")
+    axes.set_ylabel(f"ε at δ = {run.delta:.2g}")
+    axes.set_yscale("log")
+    axes.set_title(f"K = {run.local_steps}, m = {run.participants} of {run.users}, σ_g = {run.noise:g}")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise PrivacyError(
+            f"the plot cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"
+        ) from error

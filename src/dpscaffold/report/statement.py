@@ -1,0 +1,124 @@
+"""The privacy statement on paper: one page of Markdown, and the files of a run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.privacy.statement import round_up
+
+
+def to_markdown(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
+    """One page: what to quote, the mechanism, the views, ε by bound, what is outside, the references.
+
+    ``said`` is what :func:`dpscaffold.privacy.statement` returns.
+
+    >>> from dpscaffold.privacy import statement
+    >>> print(to_markdown(statement(None)).splitlines()[2])
+    **No guarantee: the run is not private (no clipping, no noise).**
+    """
+    parts = [f"# {title}", f"**{said['quote']}**"]
+    if said.get("mechanism"):
+        parts += ["## Mechanism", _mechanism(said)]
+        parts += ["## Adversaries", "\n".join(f"- `{name}`: {text}." for name, text in said["views"].items())]
+    if said.get("bounds"):
+        parts += ["## Epsilon by bound", _bounds(said)]
+    if said.get("ledger"):
+        parts += ["## Ledger", _ledger(said["ledger"])]
+    if said.get("extra_costs"):
+        parts += ["## Other mechanisms on the same records", _costs(said)]
+    parts += ["## Outside the guarantee", "\n".join(f"- {sentence}" for sentence in said["outside"])]
+    if said.get("bounds"):
+        parts += ["## Why each bound holds", _reasons(said)]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_statement(said: Mapping[str, Any], folder: Path | str) -> None:
+    """``privacy.json`` and ``privacy.md`` in a run folder, each replaced whole."""
+    folder = Path(folder)
+    for name, text in (
+        ("privacy.json", json.dumps(said, indent=2, allow_nan=False) + "\n"),
+        ("privacy.md", to_markdown(said)),
+    ):
+        partial = folder / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / name)
+
+
+def _mechanism(said: Mapping[str, Any]) -> str:
+    m = said["mechanism"]
+    rate = m["rate"]
+    rates = f"{rate['max']:.4g}" if rate["min"] == rate["max"] else f"{rate['min']:.4g} to {rate['max']:.4g}"
+    rows = [
+        ("unit", m["unit"]),
+        ("neighbours", m["neighbours"]),
+        ("sampling", f"{m['sampling']}, rate {rates}"),
+        ("clip C", "median of the batch's norms (private)" if m["clip"] == "median" else f"{m['clip']:g}"),
+        ("noise σ_g", f"{m['noise']:g} ({m['noise_scale']})"),
+        ("rounds × local steps", f"{said['rounds']} × {m['local_steps']}"),
+        ("participants", f"{m['participants']} of {m['users']} users a round, drawn uniformly"),
+        ("delta", f"{said['delta']:.4g}"),
+    ]
+    if m["max_participations"] is not None:
+        rows.append(("cap", f"at most {m['max_participations']} participations a user"))
+    return _table(("", ""), rows)
+
+
+def _bounds(said: Mapping[str, Any]) -> str:
+    quoted = {view: said[view].get("bound") for view in ("server", "third_party")}
+    rows = []
+    for row in said["bounds"]:
+        marks = [view for view, name in quoted.items() if name == row["name"]]
+        value = round_up(row["epsilon"]) if row["epsilon"] is not None else "does not apply"
+        rows.append(
+            (
+                f"`{row['name']}`",
+                ", ".join(row["views"]),
+                value,
+                "quote: " + ", ".join(marks) if marks else "",
+            )
+        )
+    return _table(("bound", "holds against", "epsilon", ""), rows)
+
+
+def _ledger(ledger: Mapping[str, Any]) -> str:
+    e = ledger["epsilon_over_users"]
+    counts = ledger["participations"]
+    return (
+        f"Given who took part, the largest epsilon over users is **{round_up(ledger['epsilon'])}**; the median "
+        f"user spent {round_up(e['median'])}, the least {round_up(e['min'])}. Participations per user: "
+        f"{min(map(int, counts))} to {max(map(int, counts))}."
+    )
+
+
+def _costs(said: Mapping[str, Any]) -> str:
+    lines = []
+    for cost in said["extra_costs"]:
+        price = (
+            f"Gaussian, multiplier {cost['noise']:g}"
+            if cost["noise"] is not None
+            else (f"epsilon {cost['epsilon']:g}, delta {cost['delta']:g}")
+        )
+        lines.append(f"- {cost['name']}: {price}")
+    how = said["server"].get("composition")
+    if how:
+        alone = round_up(said["server"]["training_alone"])
+        lines.append(f"\nIncluded in the quoted numbers ({how}); training alone: {alone} towards the server.")
+    return "\n".join(lines)
+
+
+def _reasons(said: Mapping[str, Any]) -> str:
+    lines = []
+    for row in said["bounds"]:
+        if row["applies"]:
+            lines.append(f"- `{row['name']}`: {row['explanation']} *{row['reference']}.*")
+        else:
+            lines.append(f"- `{row['name']}` does not apply: {row['reason']}.")
+    return "\n".join(lines)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
