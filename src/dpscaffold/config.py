@@ -1,0 +1,297 @@
+"""Configuration: a TOML file, overridden key by key, resolved into one frozen value.
+
+The tables are ``[data] [task] [algorithm] [plan] [privacy]``. Unknown keys are refused with the nearest
+known one; what was resolved is written beside every result and can be read back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpscaffold.accounts import Budget
+from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedprox
+from dpscaffold.data.config import DataSettings, Synthetic
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.federation import Federation
+from dpscaffold.local import Gaussian
+from dpscaffold.plan import Plan
+from dpscaffold.privacy import bound_for, calibrate_noise
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
+
+
+class Table(BaseModel):
+    """A table of the configuration: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+
+class TaskSettings(Table):
+    """``[task]``: what is learnt, and whether to solve for the central optimum first."""
+
+    kind: Literal["logistic", "mlp", "module"] = "logistic"
+    hidden: int = Field(default=200, ge=1)
+    module: str | None = None
+    shape: tuple[int, ...] | None = None
+    optimum: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TaskSettings:
+        if (self.kind == "module") != (self.module is not None):
+            raise BadInput(f"task.module is {self.module!r} with task.kind {self.kind!r}; a module task needs module = 'package.file:factory'")
+        if self.optimum and self.kind != "logistic":
+            raise BadInput(f"task.optimum is true with task.kind {self.kind!r}; only the convex task 'logistic' has a central optimum")
+        return self
+
+    def build(self, federation: Federation) -> Task:
+        """The task, in the federation's shape."""
+        if self.kind == "logistic":
+            return Logistic(federation.dimension, federation.classes)
+        if self.kind == "mlp":
+            return Mlp(federation.dimension, federation.classes, self.hidden)
+        assert self.module is not None
+        place, _, name = self.module.partition(":")
+        try:
+            factory = getattr(importlib.import_module(place), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise BadInput(f"task.module is {self.module!r}, which cannot be imported ({error}); give 'package.file:factory'") from error
+        return ModuleTask(factory(), self.shape, name=self.module)
+
+
+class AlgorithmSettings(Table):
+    """``[algorithm]``: which one, and FedProx's μ."""
+
+    name: Literal["fedavg", "fedsgd", "fedprox", "scaffold", "scaffold-warm"] = "scaffold"
+    mu: float = 0.1
+
+    def build(self) -> Algorithm:
+        """The algorithm."""
+        return fedprox(self.mu) if self.name == "fedprox" else ALGORITHMS[self.name]()
+
+
+class PlanSettings(Table):
+    """``[plan]``: the fields of :class:`~dpscaffold.plan.Plan`, which checks them."""
+
+    rounds: int = Plan.rounds
+    local_steps: int = Plan.local_steps
+    user_ratio: float = Plan.user_ratio
+    data_ratio: float = Plan.data_ratio
+    learning_rate: float = Plan.learning_rate
+    server_rate: float = Plan.server_rate
+    regularisation: float = Plan.regularisation
+    weighting: Literal["uniform", "records"] = Plan.weighting
+    warm_rounds: int | None = None
+    averaging: Literal["none", "uniform", "tail"] = Plan.averaging
+    tail: float = Plan.tail
+    evaluate_every: int = Plan.evaluate_every
+    checkpoint_every: int = Plan.checkpoint_every
+    seed: int = Plan.seed
+
+    @model_validator(mode="after")
+    def _checked(self) -> PlanSettings:
+        self.build()
+        return self
+
+    def build(self) -> Plan:
+        """The plan."""
+        return Plan(**self.model_dump())
+
+
+class PrivacySettings(Table):
+    """``[privacy]``: the mechanism (:class:`~dpscaffold.Gaussian`) and the limits (:class:`~dpscaffold.Budget`).
+
+    Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is solved.
+    """
+
+    clip: float | Literal["median"] = 1.0
+    noise: float | None = None
+    epsilon: float | None = None
+    view: Literal["server", "third-party", "paper-third-party"] = "server"
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    unit: Literal["record", "user"] = "record"
+    secret: bool = False
+    delta: float | None = None
+    max_participations: int | None = None
+    user_epsilon: float | None = None
+    target_epsilon: float | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PrivacySettings:
+        if (self.noise is None) == (self.epsilon is None):
+            given = "both are given" if self.noise is not None else "neither is given"
+            raise BadInput(f"privacy needs either noise or epsilon, and {given}; set exactly one of privacy.noise, privacy.epsilon")
+        self.mechanism(self.noise if self.noise is not None else 1.0)
+        _ = self.budget
+        return self
+
+    def mechanism(self, noise: float) -> Gaussian:
+        """The mechanism at this noise."""
+        return Gaussian(self.clip, noise, self.sampling, self.unit, self.secret)
+
+    @property
+    def budget(self) -> Budget:
+        """The limits."""
+        return Budget(self.delta, self.max_participations, self.user_epsilon, self.target_epsilon, self.view)
+
+
+class Settings(Table):
+    """A whole configuration.
+
+    >>> settings = load(None, ["plan.rounds=5", "algorithm.name=fedavg"])
+    >>> settings.plan.rounds, settings.algorithm.name
+    (5, 'fedavg')
+    """
+
+    data: DataSettings = Field(default_factory=Synthetic)
+    task: TaskSettings = TaskSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    plan: PlanSettings = PlanSettings()
+    privacy: PrivacySettings | None = None
+
+    def setting(self, federation: Federation) -> Setting:
+        """The run this configuration describes on that federation; solves for the noise where ε is given."""
+        task, algorithm, plan = self.task.build(federation), self.algorithm.build(), self.plan.build()
+        if self.privacy is None:
+            return Setting(federation, task, algorithm, plan)
+        noise = self.privacy.noise
+        if noise is None:
+            noise = self._solve_noise(Setting(federation, task, algorithm, plan, self.privacy.mechanism(1.0)))
+        return Setting(federation, task, algorithm, plan, self.privacy.mechanism(noise))
+
+    def _solve_noise(self, setting: Setting) -> float:
+        assert self.privacy is not None and self.privacy.epsilon is not None
+        run = setting.describe(self.privacy.delta, self.privacy.max_participations)
+        assert run is not None
+        return calibrate_noise(run, self.privacy.epsilon, bound_for(run, self.privacy.view))
+
+    def resolved(self, setting: Setting) -> dict[str, Any]:
+        """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to defaults."""
+        tables = self.model_dump(mode="json", exclude_none=True)
+        if self.privacy is not None and setting.privacy is not None:
+            tables["privacy"].pop("epsilon", None)
+            tables["privacy"]["noise"] = setting.privacy.noise
+        tables["plan"]["warm_rounds"] = setting.warm_rounds
+        return tables
+
+
+def load(path: Path | str | None, overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None) -> Settings:
+    """Read a TOML file (or start from ``base``), apply ``key=value`` overrides, and check everything."""
+    tables = dict(base or {})
+    if path is not None:
+        try:
+            tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BadInput(f"the configuration {path} cannot be read: {error.strerror}; give the path of a TOML file") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
+    for item in overrides:
+        tables = override(tables, item)
+    return parse(tables)
+
+
+def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
+    """The tables with one ``table.key=value`` set; ``privacy=false`` removes a table.
+
+    >>> override({}, "plan.rounds=3")
+    {'plan': {'rounds': 3}}
+    """
+    key, separator, text = item.partition("=")
+    parts = key.strip().split(".")
+    changed = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
+    if separator and len(parts) == 1 and text.strip().lower() in ("false", "none"):
+        changed.pop(parts[0], None)
+        return changed
+    if not separator or len(parts) < 2 or not all(parts):
+        raise BadInput(f"--set is {item!r}; write table.key=value, e.g. plan.rounds=100")
+    inner = changed
+    for part in parts[:-1]:
+        inner = inner.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise BadInput(f"--set is {item!r}, but {part} is not a table")
+    inner[parts[-1]] = _value(text.strip())
+    return changed
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse(tables: Mapping[str, Any]) -> Settings:
+    """Check tables; the first thing wrong is said in one sentence."""
+    try:
+        return Settings.model_validate(tables)
+    except ValidationError as error:
+        raise BadInput(_sentence(error)) from None
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first error as a sentence that names the key, the value and what would do."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, BadInput):
+        return str(cause)
+    if isinstance(cause, ValueError):
+        return f"{first['loc'][0]}: {cause}"
+    location = [str(part) for part in first["loc"]]
+    model = _model_at(location[:-1])
+    shown = ".".join(part for k, part in enumerate(location) if not (k == 1 and location[0] == "data" and len(location) > 2))
+    if first["type"] == "extra_forbidden":
+        known = list(model.model_fields) if model else []
+        return f"unknown key {shown}{nearest(location[-1], known)}; known here: {', '.join(known)}"
+    return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _model_at(location: list[str]) -> type[BaseModel] | None:
+    """The model that holds the key, walking from the top; a tag of a union selects its member."""
+    model: type[BaseModel] = Settings
+    candidates: list[type[BaseModel]] = [model]
+    for part in location:
+        found: list[type[BaseModel]] = []
+        for candidate in candidates:
+            if part in candidate.model_fields:
+                found += _members(candidate.model_fields[part].annotation)
+            else:
+                source = candidate.model_fields.get("source")
+                if source is not None and part in typing.get_args(source.annotation):
+                    found.append(candidate)
+        candidates = found
+    return candidates[0] if candidates else None
+
+
+def _members(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        return [model for part in typing.get_args(annotation) for model in _members(part)]
+    return []
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Tables as TOML text."""
+    return tomli_w.dumps(_without_none(tables))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value
+
+
+assert {f.name for f in fields(Plan)} == set(PlanSettings.model_fields), "[plan] and Plan must have the same fields"

@@ -1,0 +1,153 @@
+"""Tables and figures of finished (or running) run folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from dpscaffold.errors import BadInput
+from dpscaffold.report.progress import duration
+from dpscaffold.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from dpscaffold.training import Result
+
+#: The panels of a comparison: metric, label, whether to draw it only if every run has it.
+PANELS = (
+    ("test_accuracy", "test accuracy"),
+    ("log10_gap", "log₁₀(F(x) − F(x*))"),
+    ("gradient_dissimilarity", "gradient dissimilarity"),
+)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run folder as read back."""
+
+    folder: Path
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    privacy: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The folder's name and its algorithm, without saying the same twice."""
+        algorithm = str(self.summary.get("algorithm", self.folder.name))
+        return algorithm if self.folder.name.lower() == algorithm.lower() else f"{self.folder.name} ({algorithm})"
+
+    def row(self) -> dict[str, Any]:
+        """The numbers of the table."""
+        final = self.summary.get("final") or (self.history[-1] if self.history else {})
+        server = self.privacy.get("server") or {}
+        return {
+            "run": self.label,
+            "data": self.summary.get("data"),
+            "ended": self.summary.get("ended", "unfinished"),
+            "rounds": final.get("round"),
+            "test_accuracy": self.summary.get("late_test_accuracy", final.get("test_accuracy")),
+            "train_loss": self.summary.get("late_train_loss", final.get("train_loss")),
+            "log10_gap": final.get("log10_gap"),
+            "gradient_dissimilarity": final.get("gradient_dissimilarity"),
+            "epsilon_server": server.get("epsilon"),
+            "delta": self.privacy.get("delta"),
+            "bound": server.get("bound"),
+            "seconds": self.summary.get("seconds"),
+            "optimum_test_accuracy": self.summary.get("optimum_test_accuracy"),
+        }
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run folder; one that holds no run, or no evaluated round, is refused."""
+    folder = RunFolder(path)
+    if not folder.holds_run:
+        raise BadInput(f"{path} holds no run (no config.toml); name a folder written by dpscaffold train")
+    history = folder.metrics()
+    if not history:
+        raise BadInput(f"the run in {path} has no evaluated round yet; let it reach one, or lower plan.evaluate_every")
+    return RunRecord(path, folder.read_json("summary.json") or {}, history, folder.read_json("privacy.json") or {})
+
+
+def comparison_table(runs: list[RunRecord]) -> Table:
+    """One row per run, and the central optimum where it was solved."""
+    table = Table(title="means over the last 10 % of rounds; ε towards the server at δ, by the bound named", title_justify="left")
+    for column, justify in (("run", "left"), ("data", "left"), ("rounds", "right"), ("test accuracy", "right"),
+                            ("train loss", "right"), ("log₁₀ gap", "right"), ("ε server", "right"), ("δ", "right"),
+                            ("bound", "left"), ("time", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    optima = {}
+    for run in runs:
+        row = run.row()
+        private = run.privacy.get("mechanism") is not None
+        epsilon = _shown(row["epsilon_server"], 3) if row["epsilon_server"] is not None else ("none" if private else "not private")
+        table.add_row(
+            row["run"] + ("" if row["ended"] == "completed" else f" [{row['ended']}]"),
+            str(row["data"] or ""),
+            str(row["rounds"]),
+            _shown(row["test_accuracy"], 4),
+            _shown(row["train_loss"], 4),
+            _shown(row["log10_gap"], 2),
+            epsilon,
+            f"{row['delta']:.2g}" if row["delta"] else "",
+            str(row["bound"] or "").replace("_", " "),
+            duration(row["seconds"]) if row["seconds"] is not None else "",
+        )
+        if row["optimum_test_accuracy"] is not None:
+            optima[str(row["data"])] = (row["optimum_test_accuracy"], run.summary.get("optimum_loss"))
+    for data, (accuracy, loss) in optima.items():
+        table.add_row("central optimum x*", data, "", _shown(accuracy, 4), _shown(loss, 4), "", "", "", "", "")
+    return table
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def draw_comparison(runs: list[RunRecord], path: Path) -> None:
+    """Test accuracy, gap to the optimum and dissimilarity against rounds, one line per run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = [(m, label) for m, label in PANELS if any(row.get(m) is not None for run in runs for row in run.history)]
+    if not any(metric == "log10_gap" for metric, _ in panels):
+        panels.insert(1, ("train_loss", "train loss F(x)"))
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise BadInput(f"--out is {path}; name a .png, .svg or .pdf file")
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), constrained_layout=True)
+    for axis, (metric, label) in zip(axes if len(panels) > 1 else [axes], panels, strict=True):
+        for k, run in enumerate(runs):
+            points = [(row["round"], row[metric]) for row in run.history if row.get(metric) is not None]
+            private = run.privacy.get("mechanism") is not None
+            if points:
+                axis.plot(*zip(*points, strict=True), label=run.label, color=f"C{k}", linestyle="-" if private else "--")
+        if metric == "test_accuracy":
+            for value in sorted({run.summary.get("optimum_test_accuracy") for run in runs} - {None}):
+                axis.axhline(value, color="0.4", linewidth=1, linestyle=":", label="central optimum x*")
+        axis.set_xlabel("round")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    handles, labels = (axes[0] if len(panels) > 1 else axes).get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncol=min(5, len(labels)), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def summary_lines(result: Result) -> list[str]:
+    """What to tell after a run."""
+    lines = []
+    if result.history:
+        optimum = f" (central optimum {result.optimum.test_accuracy:.4f})" if result.optimum else ""
+        lines.append(f"{result.setting.label} on {result.setting.federation.title}: test accuracy {result.late('test_accuracy'):.4f} "
+                     f"over the last 10 % of rounds{optimum}")
+    if result.privacy.get("quote"):
+        lines.append(str(result.privacy["quote"]))
+    if result.ended != "completed":
+        lines.append(result.message + ("; go on with --resume" if result.ended == "interrupted" else ""))
+    if result.folder:
+        lines.append(f"run folder: {result.folder} ({duration(result.seconds)})")
+    return lines

@@ -1,0 +1,167 @@
+"""A run on disk: complete or resumable at every moment, whatever kills the process.
+
+===================  ==========================================================================
+file                 holds
+===================  ==========================================================================
+config.toml          the configuration as resolved (written first, so a folder names its run)
+versions.json        the software and device that made it
+metrics.jsonl        one object per evaluated round
+checkpoint.pt        the state after some round; replaced whole, never edited
+ledger.json          who took part; written before a round's uploads are used
+model.pt             the output, once the run is complete
+summary.json         final metrics, timing and how the run ended
+privacy.json / .md   the privacy statement
+===================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpscaffold.errors import BadInput
+
+
+class RunFolder:
+    """Reads and writes one run's files, each replaced atomically."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def file(self, name: str) -> Path:
+        """The path of one of the run's files."""
+        return self.path / name
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has begun here."""
+        return self.file("config.toml").exists()
+
+    def begin(self, config: str) -> None:
+        """Claim the folder for a new run; refuses one that holds another run or anything else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"--out is {self.path}, which is a file; name a folder")
+        if self.holds_run:
+            raise BadInput(f"--out is {self.path}, which already holds a run; add --resume to go on with it, or name another folder")
+        if self.path.exists() and any(self.path.iterdir()):
+            raise BadInput(f"--out is {self.path}, which is not empty and holds no run; name a new or an empty folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_text("versions.json", json.dumps(versions(), indent=2) + "\n")
+        self.write_text("config.toml", config)
+
+    def check_same(self, config: Mapping[str, Any]) -> None:
+        """Refuse to resume under another configuration, naming the first difference."""
+        import tomllib
+
+        with self.file("config.toml").open("rb") as stream:
+            saved = tomllib.load(stream)
+        difference = _first_difference(saved, config)
+        if difference:
+            key, old, new = difference
+            raise BadInput(f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its own configuration")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file whole."""
+        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def save_checkpoint(self, content: dict[str, Any]) -> None:
+        """Replace the checkpoint whole."""
+        self._replace("checkpoint.pt", lambda path: torch.save(content, path))
+
+    def save_model(self, content: dict[str, Any]) -> None:
+        """Write the output."""
+        self._replace("model.pt", lambda path: torch.save(content, path))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None where the run stopped before its first."""
+        path = self.file("checkpoint.pt")
+        if not path.exists():
+            return None
+        try:
+            return dict(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:
+            raise BadInput(f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be started anew") from error
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add one evaluated round."""
+        with self.file("metrics.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(plain(row)) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All evaluated rounds; a line cut short by a crash is dropped."""
+        path = self.file("metrics.jsonl")
+        rows = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return rows
+
+    def rewind_metrics(self, round: int) -> list[dict[str, Any]]:
+        """Keep the evaluated rounds up to ``round``: what came after is run again."""
+        rows = [row for row in self.metrics() if row["round"] <= round]
+        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        return rows
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the run, or None."""
+        path = self.file(name)
+        if not path.exists():
+            return None
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise BadInput(f"{path} is not valid JSON ({error}); restore it or start the run anew") from error
+
+    def _replace(self, name: str, write: Any) -> None:
+        partial = self.file(f".{name}.partial")
+        write(partial)
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(partial, self.file(name))
+
+
+def versions() -> dict[str, str]:
+    """What made a run."""
+    import numpy
+
+    from dpscaffold import __version__
+
+    return {
+        "dpscaffold": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def plain(value: Any) -> Any:
+    """JSON values only: infinities and NaN become None, tuples lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _first_difference(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
+    for key in sorted(set(saved) | set(now)):
+        old, new = saved.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            inner = _first_difference(old, new, f"{prefix}{key}.")
+            if inner:
+                return inner
+        elif old != new:
+            return f"{prefix}{key}", old, new
+    return None

@@ -1,0 +1,372 @@
+"""train(): plan → engine → rounds → metrics → checkpoints. The only place that knows all the parts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dpscaffold.accounts import Accounts, Budget
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.engines import Draw, Engine, Loop, Simulator, State
+from dpscaffold.errors import BadInput, Diverged
+from dpscaffold.experiments.optimum import Optimum, solve
+from dpscaffold.federation import Federation
+from dpscaffold.local import Gaussian
+from dpscaffold.metrics import Evaluator
+from dpscaffold.plan import Plan
+from dpscaffold.runfolder import RunFolder, plain
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import Task
+
+EngineName = Literal["loop", "simulator"]
+Observer = Callable[[int, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives back.
+
+    ``history`` has one row per evaluated round (the rows of ``metrics.jsonl``), ``params`` is the output
+    x^T or x̄, ``ended`` is ``"completed"``, ``"interrupted"`` or ``"budget"``, and ``privacy`` the statement
+    that is also written to ``privacy.json``.
+    """
+
+    setting: Setting
+    history: list[dict[str, Any]]
+    params: Tensor
+    rounds: int
+    ended: str
+    optimum: Optimum | None = None
+    privacy: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    seconds: float = 0.0
+    message: str = ""
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last evaluated round."""
+        return self.history[-1] if self.history else {}
+
+    def late(self, metric: str, fraction: float = 0.1) -> float:
+        """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report it."""
+        first = self.rounds - max(1, round(fraction * self.rounds))
+        rows = [row for row in self.history if row["round"] > first] or self.history[-1:]
+        values = [float(row[metric]) for row in rows]
+        return sum(values) / len(values)
+
+    def predict(self, features: Tensor) -> Tensor:
+        """The most likely class of each row of raw features, (N, d) → (N,)."""
+        task = self.setting.task
+        return task.scores(self.params, task.prepare(features)).argmax(dim=1)
+
+
+def pick_device(name: str) -> torch.device:
+    """``cpu``, ``cuda``, ``cuda:1`` or ``auto`` as a device that is really there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto")
+    return device
+
+
+def train(
+    federation: Federation,
+    task: Task,
+    algorithm: Algorithm,
+    plan: Plan,
+    privacy: Gaussian | None = None,
+    *,
+    budget: Budget | None = None,
+    engine: EngineName = "simulator",
+    device: str = "cpu",
+    optimum: bool = False,
+    out: Path | str | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    config: Mapping[str, Any] | None = None,
+    chunk: int | None = None,
+) -> Result:
+    """Train one model and return what happened.
+
+    Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after every round
+    with its metrics (few between evaluations). With ``out`` everything is written to a run folder, from
+    which ``resume=True`` goes on: the end is the same, number for number, as without the interruption.
+    ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the round,
+    save a checkpoint and return with ``ended="interrupted"``.
+
+    >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
+    >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)
+    >>> result = train(federation, Logistic(40, 10), scaffold(), Plan(rounds=4, local_steps=5),
+    ...                Gaussian(clip=1.0, noise=2.0))
+    >>> result.ended, result.rounds, sorted(result.final)[:2]
+    ('completed', 4, ['control_norm', 'epsilon_server'])
+    """
+    setting = Setting(federation.validated() if not federation.mapped else federation, task, algorithm, plan, privacy)
+    check_task(setting)
+    if optimum and not task.convex:
+        raise BadInput(f"optimum is asked for, but the task {task.name!r} is not convex; leave it out")
+    run = _Run(setting, budget or Budget(), engine, pick_device(device), observer, chunk)
+    run.open(Path(out) if out is not None else None, resume, config)
+    best = solve(federation, task, plan.regularisation) if optimum else None
+    return run.go(best)
+
+
+def check_task(setting: Setting) -> None:
+    """Refuse a task that does not fit the federation's shapes, before anything is written."""
+    federation, task = setting.federation, setting.task
+    for name, theirs in (("features", federation.dimension), ("classes", federation.classes)):
+        mine = getattr(task, name, theirs)
+        if mine != theirs:
+            raise BadInput(f"task.{name} is {mine}, and the federation has {theirs}; they must agree")
+    row = task.prepare(federation.train.features[:1])
+    try:
+        scores = task.scores(task.initial(setting.plan.seed), row)
+    except Exception as error:
+        raise BadInput(
+            f"the task {task.name!r} cannot take rows of {federation.dimension} features ({str(error).splitlines()[0]}); "
+            "give it the federation's shape"
+        ) from error
+    if scores.shape[-1] < federation.classes:
+        raise BadInput(f"the task {task.name!r} scores {scores.shape[-1]} classes, and the federation has {federation.classes}")
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        budget: Budget,
+        engine: EngineName,
+        device: torch.device,
+        observer: Observer | None,
+        chunk: int | None,
+    ) -> None:
+        if engine not in ("loop", "simulator"):
+            raise BadInput(f"engine is {engine!r}; choose loop or simulator")
+        self.setting, self.device, self.observer = setting, device, observer
+        self.engine_name, self.chunk = engine, chunk
+        self.accounts = Accounts(setting, budget)
+        self.randomness = setting.randomness()
+        self.folder: RunFolder | None = None
+        self.history: list[dict[str, Any]] = []
+        self.saved_state: State | None = None
+        self.seconds = 0.0
+
+    def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
+        """Claim the run folder, or pick up what it holds."""
+        if out is None:
+            if resume:
+                raise BadInput("resume is asked for without a run folder; name it with out (--out)")
+            return
+        from dpscaffold.config import to_toml
+
+        described = config if config is not None else describe_in_words(self.setting)
+        self.folder = RunFolder(out)
+        if resume and self.folder.holds_run:
+            self.folder.check_same(described)
+            self._pick_up()
+        else:
+            self.folder.begin(to_toml(described))
+        self.accounts.attach(self.folder, self.saved_state.round if self.saved_state else 0)
+
+    def _pick_up(self) -> None:
+        assert self.folder is not None
+        saved = self.folder.load_checkpoint()
+        if saved is None:
+            self.folder.rewind_metrics(0)
+            return
+        self.saved_state = State.from_dict(saved["state"], self.device)
+        self.chunk = saved["chunk"]
+        if self.device.type == "cpu":
+            torch.set_num_threads(saved["threads"])
+        self.seconds = saved["seconds"]
+        self.history = self.folder.rewind_metrics(self.saved_state.round)
+
+    def _build(self) -> Engine:
+        engine: Engine
+        if self.engine_name == "loop":
+            engine = Loop(self.setting, self.device, self.randomness)
+        else:
+            engine = Simulator([self.setting], self.device, [self.randomness], self.chunk)
+            self.chunk = engine.chunk
+        if self.saved_state is not None:
+            engine.state = self.saved_state
+        return engine
+
+    def go(self, optimum: Optimum | None) -> Result:
+        """Run the rounds that are left."""
+        setting, plan = self.setting, self.setting.plan
+        engine = self._build()
+        evaluate = Evaluator(
+            setting.federation, setting.task, plan.regularisation, self.device, optimum.loss if optimum else None
+        )
+        ended, message = "completed", ""
+        started = time.perf_counter() - self.seconds
+        with stop_signals() as stop:
+            for round in range(engine.state.round + 1, plan.rounds + 1):
+                refusal = self.accounts.refuses(round)
+                if refusal:
+                    ended, message = "budget", refusal
+                    break
+                drawn = self.randomness.participants(round, setting.users, setting.participants)
+                active = self.accounts.admit(round, drawn)
+                report = engine.round(round, Draw(drawn, active))
+                self._check_finite(engine.state)
+                row: dict[str, Any] = {"round": round, **report.metrics, **self.accounts.live(round)}
+                if round % plan.evaluate_every == 0 or round == plan.rounds:
+                    row = self._evaluate(evaluate, engine.state, row)
+                if self.observer:
+                    self.observer(round, row)
+                self.seconds = time.perf_counter() - started
+                if round % plan.checkpoint_every == 0 or round == plan.rounds or stop:
+                    self._checkpoint(engine.state)
+                if stop and round < plan.rounds:
+                    ended, message = "interrupted", f"stopped by {stop[0]} after round {round}"
+                    break
+        if ended == "budget" and engine.state.round and (not self.history or self.history[-1]["round"] < engine.state.round):
+            row = {"round": engine.state.round, **self.accounts.live(engine.state.round)}
+            self._evaluate(evaluate, engine.state, row)
+            self._checkpoint(engine.state)
+        return self._finish(engine.state, ended, message, optimum)
+
+    def _evaluate(self, evaluate: Evaluator, state: State, row: dict[str, Any]) -> dict[str, Any]:
+        """Judge the output; where it is an average, the last iterate too."""
+        row = row | evaluate(state.output)
+        if state.averaged:
+            row |= {f"last_{key}": value for key, value in evaluate(state.params).items()}
+        row["control_norm"] = None if state.control is None else float(state.control.norm())
+        if state.memory is not None:
+            row["largest_user_control"] = float(state.memory.norm(dim=1).max())
+        row = plain(row)
+        self.history.append(row)
+        if self.folder:
+            self.folder.append_metrics(row)
+        return row
+
+    def _check_finite(self, state: State) -> None:
+        if bool(torch.isfinite(state.params).all()):
+            return
+        kept = ""
+        if self.folder:
+            kept = f"; the last checkpoint is kept in {self.folder.path}"
+        raise Diverged(
+            f"the run diverged at round {state.round}: the parameters are no longer finite; lower plan.learning_rate "
+            f"(now {self.setting.plan.learning_rate:g}) or privacy.noise, or raise plan.regularisation{kept}"
+        )
+
+    def _checkpoint(self, state: State) -> None:
+        if not self.folder:
+            return
+        self.folder.save_checkpoint(
+            {
+                "state": state.to_dict(),
+                "chunk": self.chunk,
+                "threads": torch.get_num_threads(),
+                "seconds": self.seconds,
+            }
+        )
+
+    def _finish(self, state: State, ended: str, message: str, optimum: Optimum | None) -> Result:
+        """Write what a finished (or halted) run leaves behind."""
+        statement = self.accounts.statement(state.round)
+        result = Result(
+            self.setting,
+            self.history,
+            state.output.cpu(),
+            state.round,
+            ended,
+            optimum,
+            statement,
+            self.folder.path if self.folder else None,
+            self.seconds,
+            message,
+        )
+        if self.folder:
+            self.accounts.write_statement(self.folder, statement)
+            self.folder.write_text("summary.json", json.dumps(plain(summarise(result)), indent=2) + "\n")
+            if ended != "interrupted":
+                self.folder.save_model(
+                    {
+                        "params": result.params,
+                        "task": self.setting.task.name,
+                        "features": self.setting.federation.dimension,
+                        "classes": self.setting.federation.classes,
+                        "round": state.round,
+                    }
+                )
+        return result
+
+
+def summarise(result: Result) -> dict[str, Any]:
+    """The contents of ``summary.json``."""
+    summary: dict[str, Any] = {
+        "algorithm": result.setting.label,
+        "data": result.setting.federation.title,
+        "ended": result.ended,
+        "message": result.message,
+        "rounds": result.rounds,
+        "seconds": round(result.seconds, 3),
+        "final": result.final,
+    }
+    if result.history:
+        summary["late_test_accuracy"] = result.late("test_accuracy")
+        summary["late_train_loss"] = result.late("train_loss")
+    if result.optimum:
+        summary["optimum_test_accuracy"] = result.optimum.test_accuracy
+        summary["optimum_loss"] = result.optimum.loss
+        summary["optimum_gradient_norm"] = result.optimum.gradient_norm
+    return summary
+
+
+def describe_in_words(setting: Setting) -> dict[str, Any]:
+    """The configuration of a run that was started from Python rather than from a file."""
+    described: dict[str, Any] = {
+        "data": {"source": "python", "title": setting.federation.title, "digest": setting.federation.train.digest()},
+        "task": {"kind": setting.task.name, "parameters": setting.task.parameters},
+        "algorithm": {"name": setting.algorithm.name},
+        "plan": {key: value for key, value in setting.plan.to_dict().items() if value is not None},
+    }
+    if setting.privacy:
+        described["privacy"] = dict(vars(setting.privacy))
+    return described
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[str]]:
+    """Collect the names of stop signals, so that the round in progress can end in order.
+
+    A second Ctrl-C stops at once. Outside the main thread, signals are left alone.
+    """
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def note(number: int, frame: object) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
