@@ -70,7 +70,10 @@ CATALOGUE = {
             "emnist",
             "EMNIST: handwritten letters and digits in six splits, 28 × 28, up to 62 classes",
             (Published("gzip.zip", None, "58c8d27c78d21e728a6bc7b3cc06412e"),),
-            ("https://biometrics.nist.gov/cs_links/EMNIST/", "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/"),
+            (
+                "https://biometrics.nist.gov/cs_links/EMNIST/",
+                "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/",
+            ),
             unpack=True,
         ),
         Dataset(
@@ -100,7 +103,9 @@ def dataset(name: str) -> Dataset:
     'train-images-idx3-ubyte.gz'
     """
     if name not in CATALOGUE:
-        raise BadInput(f"no dataset is called '{name}'{nearest(name, CATALOGUE)}; there are {', '.join(CATALOGUE)}")
+        raise BadInput(
+            f"no dataset is called '{name}'{nearest(name, CATALOGUE)}; there are {', '.join(CATALOGUE)}"
+        )
     return CATALOGUE[name]
 
 

@@ -54,7 +54,9 @@ def _contents(folder: Path, names: tuple[str, ...], verify: bool) -> list[tuple[
     for archive, md5 in _ARCHIVES.items():
         if (folder / archive).is_file():
             if verify and md5_of(folder / archive) != md5:
-                raise BadInput(f"{folder / archive} is not the published file: its MD5 is not {md5}; fetch it again")
+                raise BadInput(
+                    f"{folder / archive} is not the published file: its MD5 is not {md5}; fetch it again"
+                )
             return _unpacked(folder / archive, names)
     raise BadInput(
         f"CIFAR-10 is not in {folder}; run 'dpscaffold data download cifar10', or say where it is with "
@@ -84,7 +86,10 @@ def _batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     if content[:1] == b"\x80" and len(content) % (PIXELS + 1):
         return _python_batch(content, where)
     if not content or len(content) % (PIXELS + 1):
-        raise BadInput(f"{where} has {len(content)} bytes, not a multiple of {PIXELS + 1}; it is truncated or not CIFAR-10")
+        raise BadInput(
+            f"{where} has {len(content)} bytes, not a multiple of {PIXELS + 1}; it is truncated or not "
+            "CIFAR-10"
+        )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, PIXELS + 1)
     return rows[:, 1:], rows[:, 0].astype(np.int64)
 
@@ -98,20 +103,30 @@ def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     except Exception:  # a damaged pickle may raise anything at all
         raise BadInput(f"{where} is not a CIFAR-10 batch or is damaged; fetch it again") from None
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.ndim != 1:
-        raise BadInput(f"{where} has pixels of shape {pixels.shape} and {len(labels)} labels; expected (n, {PIXELS}) bytes and n labels")
+        raise BadInput(
+            f"{where} has pixels of shape {pixels.shape} and {len(labels)} labels; expected (n, {PIXELS}) "
+            "bytes and n labels"
+        )
     return pixels, labels
 
 
 class _ArraysOnly(pickle.Unpickler):
     """An unpickler that can build NumPy arrays and nothing that runs code."""
 
-    _ALLOWED = frozenset({("ndarray", "numpy"), ("dtype", "numpy"), ("_reconstruct", "multiarray"), ("encode", "_codecs")})
+    _ALLOWED = frozenset(
+        {("ndarray", "numpy"), ("dtype", "numpy"), ("_reconstruct", "multiarray"), ("encode", "_codecs")}
+    )
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        if (name, module.split(".")[-1]) not in self._ALLOWED or module.split(".")[0] not in ("numpy", "_codecs"):
-            raise BadInput(f"a CIFAR-10 batch asks for {module}.{name}, which no published batch does; it is not loaded")
+        if (name, module.split(".")[-1]) not in self._ALLOWED or module.split(".")[0] not in (
+            "numpy",
+            "_codecs",
+        ):
+            raise BadInput(
+                f"a CIFAR-10 batch asks for {module}.{name}, which no published batch does; it is not loaded"
+            )
         if name == "_reconstruct":
             from numpy._core import multiarray
 
-            return multiarray._reconstruct  # type: ignore[attr-defined,no-any-return]
-        return super().find_class(module, name)  # type: ignore[no-any-return]
+            return multiarray._reconstruct
+        return super().find_class(module, name)

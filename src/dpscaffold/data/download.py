@@ -37,12 +37,17 @@ def download(
     entry = dataset(name)
     places = (mirror.rstrip("/") + "/",) if mirror else entry.places
     if not places:
-        raise BadInput(f"{name} is not published anywhere for download; put its files into {data_folder(data_dir) / name}")
+        raise BadInput(
+            f"{name} is not published anywhere for download; put its files into "
+            f"{data_folder(data_dir) / name}"
+        )
     folder = data_folder(data_dir) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise BadInput(f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir") from None
+        raise BadInput(
+            f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir"
+        ) from None
     if entry.unpack and _is_unpacked(folder, entry):
         return sorted(folder.glob("*.gz"))
     paths = [_from_places(places, file, folder, progress) for file in entry.files]
@@ -88,7 +93,9 @@ def fetch(
             _transfer(url, part, progress, target.name)
             break
         except urllib.error.HTTPError as problem:
-            raise BadInput(f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}") from None
+            raise BadInput(
+                f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}"
+            ) from None
         except ValueError:
             raise BadInput(f"{url} is not an address that can be fetched") from None
         except (OSError, http.client.HTTPException) as problem:
@@ -105,7 +112,7 @@ def fetch(
 
 
 def _transfer(url: str, part: Path, progress: Progress | None, name: str) -> None:
-    """Append to ``part`` what it still lacks; raises OSError or HTTPException when the transfer breaks off."""
+    """Append to ``part`` what it lacks; raises OSError or HTTPException when the transfer breaks off."""
     have = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "dpscaffold", "Accept-Encoding": "identity"})
     if have:
@@ -129,7 +136,12 @@ def _transfer(url: str, part: Path, progress: Progress | None, name: str) -> Non
 
 
 def _store(
-    answer: http.client.HTTPResponse, part: Path, have: int, total: int | None, progress: Progress | None, name: str
+    answer: http.client.HTTPResponse,
+    part: Path,
+    have: int,
+    total: int | None,
+    progress: Progress | None,
+    name: str,
 ) -> None:
     with open(part, "ab" if have else "wb") as file:
         while chunk := answer.read(_CHUNK):
@@ -149,7 +161,8 @@ def _broken(url: str, part: Path, problem: Exception) -> str:
     reason = getattr(problem, "reason", None) or problem
     if not part.is_file() or not part.stat().st_size:
         return f"{url} cannot be reached ({reason})"
-    return f"the transfer of {url} broke off ({reason}); {part.stat().st_size} bytes are kept, run it again to resume"
+    kept = part.stat().st_size
+    return f"the transfer of {url} broke off ({reason}); {kept} bytes are kept, run it again to resume"
 
 
 def _defect(path: Path, size: int | None, md5: str | None) -> str | None:

@@ -58,7 +58,10 @@ def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
     """Parse an open IDX stream that can hold no more than ``most`` bytes."""
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
-        raise BadInput(f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not 00 00, a type and a rank")
+        raise BadInput(
+            f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not 00 00, a type "
+            "and a rank"
+        )
     sizes = stream.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
         raise BadInput(f"{path} is truncated: it ends inside its header")
@@ -66,7 +69,10 @@ def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
     kind = np.dtype(TYPES[magic[2]])
     expected = math.prod(shape) * kind.itemsize
     if expected > most:
-        raise BadInput(f"{path} is truncated: its header promises {shape_text(shape)} values, more than the file can hold")
+        raise BadInput(
+            f"{path} is truncated: its header promises {shape_text(shape)} values, more than the file can "
+            "hold"
+        )
     values = bytearray(expected)
     found = _fill(stream, memoryview(values))
     if found < expected:
@@ -97,7 +103,10 @@ def write_idx(path: str | Path, array: np.ndarray) -> None:
     kinds = {np.dtype(text).newbyteorder("="): code for code, text in TYPES.items()}
     code = kinds.get(array.dtype.newbyteorder("="))
     if code is None or not 0 < array.ndim < 256:
-        raise BadInput(f"an array of type {array.dtype} and rank {array.ndim} cannot be written as IDX; use uint8, int32 or float32")
+        raise BadInput(
+            f"an array of type {array.dtype} and rank {array.ndim} cannot be written as IDX; use uint8, "
+            "int32 or float32"
+        )
     header = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     content = header + array.astype(TYPES[code]).tobytes()
     path = Path(path)

@@ -47,14 +47,19 @@ def emnist47(data_dir: str | Path | None = None, part: Part = "both", verify: bo
     return _published("emnist47", "EMNIST-47 subset", data_dir, part, verify, classes=47)
 
 
-def emnist(split: str = "balanced", data_dir: str | Path | None = None, part: Part = "both", verify: bool = True) -> Pool:
+def emnist(
+    split: str = "balanced", data_dir: str | Path | None = None, part: Part = "both", verify: bool = True
+) -> Pool:
     """One of the six splits of EMNIST, its images (published transposed) put upright.
 
     Labels count from 0 ('letters' is published from 1). The number of images is verified where all
     editions of the split agree on it.
     """
     if split not in EMNIST_SPLITS:
-        raise BadInput(f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are {', '.join(EMNIST_SPLITS)}")
+        raise BadInput(
+            f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are "
+            f"{', '.join(EMNIST_SPLITS)}"
+        )
     classes, first, counts = EMNIST_SPLITS[split]
     folder = data_folder(data_dir) / "emnist"
     images, labels = [], []
@@ -64,7 +69,8 @@ def emnist(split: str = "balanced", data_dir: str | Path | None = None, part: Pa
         pixels, kinds = _pair(folder, f"emnist-{split}-{name}", "emnist", verify=False)
         if verify and counts is not None and len(kinds) != counts[which]:
             raise BadInput(
-                f"{folder} holds {len(kinds)} {name} images of EMNIST '{split}', which has {counts[which]}; fetch it again"
+                f"{folder} holds {len(kinds)} {name} images of EMNIST '{split}', which has "
+                f"{counts[which]}; fetch it again"
             )
         images.append(pixels.transpose(0, 2, 1))
         labels.append(kinds.astype(np.int64) - first)
@@ -86,7 +92,9 @@ def digits() -> Pool:
     return Pool(bunch.data.astype(np.uint8), bunch.target.astype(np.int64), 10, "digits", scale=1 / 16)
 
 
-def _published(name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int) -> Pool:
+def _published(
+    name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int
+) -> Pool:
     """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``."""
     stems = [CATALOGUE[name].files[i].name.split("-")[0] for i in (0, 2)]
     chosen = {"train": stems[:1], "test": stems[1:], "both": stems}.get(part)
@@ -98,7 +106,10 @@ def _published(name: str, title: str, data_dir: str | Path | None, part: Part, v
 
 def _pair(folder: Path, stem: str, name: str, verify: bool) -> tuple[np.ndarray, np.ndarray]:
     """The (n, h, w) images and (n,) labels whose files start with ``stem``."""
-    paths = [_find(folder, f"{stem}-images-idx3-ubyte", name), _find(folder, f"{stem}-labels-idx1-ubyte", name)]
+    paths = [
+        _find(folder, f"{stem}-images-idx3-ubyte", name),
+        _find(folder, f"{stem}-labels-idx1-ubyte", name),
+    ]
     if verify:
         for path in paths:
             _verify(path, name)
@@ -106,10 +117,14 @@ def _pair(folder: Path, stem: str, name: str, verify: bool) -> tuple[np.ndarray,
     for array, rank, path in ((images, 3, paths[0]), (labels, 1, paths[1])):
         if array.ndim != rank or array.dtype != np.uint8:
             raise BadInput(
-                f"{path} has {shape_text(array.shape)} values of type {array.dtype}; expected {rank} dimensions of bytes"
+                f"{path} has {shape_text(array.shape)} values of type {array.dtype}; expected {rank} "
+                "dimensions of bytes"
             )
     if len(images) != len(labels):
-        raise BadInput(f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the counts must agree")
+        raise BadInput(
+            f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the counts "
+            "must agree"
+        )
     return images, labels
 
 
@@ -129,9 +144,14 @@ def _verify(path: Path, name: str) -> None:
     for published in CATALOGUE[name].files:
         if published.name == path.name:
             if published.size is not None and path.stat().st_size != published.size:
-                raise BadInput(f"{path} has {path.stat().st_size} bytes and should have {published.size}; fetch it again")
+                raise BadInput(
+                    f"{path} has {path.stat().st_size} bytes and should have {published.size}; fetch it again"
+                )
             if published.md5 is not None and md5_of(path) != published.md5:
-                raise BadInput(f"{path} is not the published file: its MD5 is {md5_of(path)}, not {published.md5}; fetch it again")
+                raise BadInput(
+                    f"{path} is not the published file: its MD5 is {md5_of(path)}, not {published.md5}; "
+                    "fetch it again"
+                )
 
 
 def md5_of(path: Path) -> str:
@@ -143,7 +163,9 @@ def md5_of(path: Path) -> str:
 def _pool(images: list[np.ndarray], labels: list[np.ndarray], classes: int, title: str) -> Pool:
     shapes = {x.shape[1:] for x in images}
     if len(shapes) > 1:
-        raise BadInput(f"{title}: train and test images differ in size: {' and '.join(map(shape_text, sorted(shapes)))}")
+        raise BadInput(
+            f"{title}: train and test images differ in size: {' and '.join(map(shape_text, sorted(shapes)))}"
+        )
     flat = [x.reshape(len(x), -1) for x in images]
     pixels = flat[0] if len(flat) == 1 else np.concatenate(flat)
     return Pool(pixels, np.concatenate(labels), classes, title, scale=1 / 255)

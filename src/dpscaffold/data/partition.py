@@ -47,7 +47,8 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
     spare = total - minimum * users
     if spare < 0:
         raise BadInput(
-            f"{users} users with at least {minimum} records each need {minimum * users} records, and there are {total}"
+            f"{users} users with at least {minimum} records each need {minimum * users} records, and there "
+            f"are {total}"
         )
     exact = spare * (weights / weights.sum())
     sizes = np.floor(exact).astype(np.int64)
@@ -117,7 +118,9 @@ def shards(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int,
         raise BadInput(f"shards is {per_user}; every user needs at least 1")
     sizes = _checked(labels, sizes)
     if per_user > sizes.min():
-        raise BadInput(f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that many shards")
+        raise BadInput(
+            f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that many shards"
+        )
     rng = stream(seed, "partition")
     rows = rng.permutation(len(labels))[: sizes.sum()]
     rows = rows[np.argsort(labels[rows], kind="stable")]
@@ -128,16 +131,18 @@ def shards(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int,
     pieces = _cut(rows, lengths)
     order = np.argsort(owners, kind="stable")
     return [
-        np.concatenate([pieces[j] for j in order[i * per_user : (i + 1) * per_user]]) for i in range(len(sizes))
+        np.concatenate([pieces[j] for j in order[i * per_user : (i + 1) * per_user]])
+        for i in range(len(sizes))
     ]
 
 
 def dirichlet(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: float, seed: int = 0) -> Parts:
-    """Label skew: user i draws q_i ~ Dirichlet(α·C·p), p the pooled frequencies of the C labels, then its rows.
+    """Label skew: user i draws q_i ~ Dirichlet(α·C·p), then its rows; p are the C labels' pooled frequencies.
 
-    For balanced labels that is Dirichlet(α, …, α). Labels are drawn from q_i and rows of that label without replacement; a label whose rows have run out
-    leaves q_i, which is renormalised over those that remain. Users draw in random order, so that running
-    out is nobody's in particular. α → ∞ is i.i.d., α → 0 one label per user.
+    For balanced labels that is Dirichlet(α, …, α). Labels are drawn from q_i and rows of that label without
+    replacement; a label whose rows have run out leaves q_i, which is renormalised over those that remain.
+    Users draw in random order, so that running out is nobody's in particular. α → ∞ is i.i.d., α → 0 one
+    label per user.
 
     >>> labels = np.repeat(np.arange(5), 40)
     >>> [len(rows) for rows in dirichlet(labels, [40] * 5, alpha=0.1)]
@@ -157,7 +162,9 @@ def dirichlet(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: floa
     for user in rng.permutation(len(sizes)):
         wish = rng.gamma(alpha * len(kinds) * supply / len(labels))
         counts = _draw_counts(rng, wish, supply - used, int(sizes[user]))
-        parts[user] = np.concatenate([pile[u : u + n] for pile, u, n in zip(piles, used, counts, strict=True)])
+        parts[user] = np.concatenate(
+            [pile[u : u + n] for pile, u, n in zip(piles, used, counts, strict=True)]
+        )
         used += counts
     return parts
 
@@ -176,7 +183,12 @@ def _draw_counts(rng: np.random.Generator, wish: np.ndarray, left: np.ndarray, s
 
 
 def natural(
-    users: np.ndarray, count: int, keep: int | None = None, minimum: int = 2, most: int | None = None, seed: int = 0
+    users: np.ndarray,
+    count: int,
+    keep: int | None = None,
+    minimum: int = 2,
+    most: int | None = None,
+    seed: int = 0,
 ) -> tuple[Parts, np.ndarray]:
     """Rows by the user they came with: the parts, and the numbers of the users that were kept.
 
@@ -213,9 +225,14 @@ def _checked(labels: np.ndarray, sizes: Sequence[int] | np.ndarray) -> np.ndarra
     sizes = np.asarray(sizes, dtype=np.int64)
     _require_users(len(sizes))
     if sizes.min() < 1:
-        raise BadInput(f"user {int(sizes.argmin())} is to have {sizes.min()} records; every user needs at least one")
+        raise BadInput(
+            f"user {int(sizes.argmin())} is to have {sizes.min()} records; every user needs at least one"
+        )
     if sizes.sum() > len(labels):
-        raise BadInput(f"{len(sizes)} users are to have {sizes.sum()} records, and there are {len(labels)}; ask for fewer")
+        raise BadInput(
+            f"{len(sizes)} users are to have {sizes.sum()} records, and there are {len(labels)}; ask for "
+            "fewer"
+        )
     return sizes
 
 

@@ -43,7 +43,8 @@ class Pool:
     def __post_init__(self) -> None:
         if self.features.ndim != 2 or len(self.features) != len(self.labels):
             raise BadInput(
-                f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} labels do not fit; "
+                f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} labels do "
+                "not fit; "
                 "expected (records, features) and one label per record"
             )
         if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= self.classes):

@@ -58,12 +58,16 @@ def noised_sum(total: np.ndarray, bound: float, multiplier: float, rng: np.rando
     return total + multiplier * sum_sensitivity(bound) * rng.standard_normal(total.shape)
 
 
-def noised_squares(total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator) -> np.ndarray:
+def noised_squares(
+    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
+) -> np.ndarray:
     """A sum (d,) of squares of clipped rows, with noise of standard deviation √2·B²·z per coordinate."""
     return total + multiplier * moment_sensitivity(bound) * rng.standard_normal(total.shape)
 
 
-def noised_moments(total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator) -> np.ndarray:
+def noised_moments(
+    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
+) -> np.ndarray:
     """A sum (d, d) of outer products of clipped rows, with symmetric noise.
 
     An orthonormal basis of the symmetric matrices has (e_i e_jᵀ + e_j e_iᵀ)/√2 off the diagonal, so with
@@ -92,7 +96,9 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     (3.731, True)
     """
     if not epsilon > 0 or not 0 < delta < 1:
-        raise BadInput(f"epsilon is {epsilon} and delta {delta}; epsilon must be positive and delta lie between 0 and 1")
+        raise BadInput(
+            f"epsilon is {epsilon} and delta {delta}; epsilon must be positive and delta lie between 0 and 1"
+        )
     low, high = 1e-3, 1.0
     while gaussian_delta(epsilon, high) > delta:
         low, high = high, 2 * high

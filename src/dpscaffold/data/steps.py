@@ -10,7 +10,17 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from dpscaffold.errors import BadInput, nearest
 
@@ -55,24 +65,32 @@ class _Fitted(_Step):
 
     @model_validator(mode="after")
     def _consistent(self) -> _Fitted:
-        given = {"norm_bound", "noise", "epsilon", "delta", "entropy"} & self.model_fields_set
+        private = ("norm_bound", "noise", "epsilon", "delta", "entropy")
+        given = [name for name in private if getattr(self, name) != type(self).model_fields[name].default]
         step = getattr(self, "step", "step")
         if self.fit != "private":
             if given:
-                raise ValueError(f"{step}: {sorted(given)[0]} belongs to fit = 'private', and fit is '{self.fit}'")
+                raise ValueError(f"{step}: {given[0]} belongs to fit = 'private', and fit is '{self.fit}'")
             return self
         if self.norm_bound is None:
-            raise ValueError(f"{step}: fit = 'private' needs norm_bound, a bound on the norm of a row chosen without looking at the data")
+            raise ValueError(
+                f"{step}: fit = 'private' needs norm_bound, a bound on the norm of a row chosen without "
+                "looking at the data"
+            )
         if (self.noise is None) == (self.epsilon is None) or (self.epsilon is None) != (self.delta is None):
-            raise ValueError(f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta")
+            raise ValueError(
+                f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta"
+            )
         return self
 
     @model_validator(mode="after")
     def _public(self) -> _Fitted:
-        inline = sorted({"mean", "deviation"} & self.model_fields_set)
+        inline = [name for name in ("mean", "deviation") if getattr(self, name, None) is not None]
         step = getattr(self, "step", "step")
         if self.fit != "public" and (inline or self.statistics):
-            raise ValueError(f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is '{self.fit}'")
+            raise ValueError(
+                f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is '{self.fit}'"
+            )
         return self
 
     def multiplier(self) -> float:
@@ -141,9 +159,12 @@ def _expand(value: Any) -> Any:
             except ValueError:
                 raise ValueError(f"step '{name}:{argument}' needs a number after the colon") from None
     if isinstance(value, dict):
-        name = value.get("step")
+        name = str(value.get("step"))
         if name not in _KINDS:
-            raise ValueError(f"no preprocessing step is called '{name}'{nearest(str(name), _KINDS)}; there are {', '.join(_KINDS)}")
+            raise ValueError(
+                f"no preprocessing step is called '{name}'{nearest(name, _KINDS)}; there are "
+                f"{', '.join(_KINDS)}"
+            )
     return value
 
 
@@ -168,7 +189,9 @@ def check_order(steps: tuple[_Step, ...]) -> tuple[_Step, ...]:
     for step in steps:
         centred = centred or isinstance(step, Centre | Standardise)
         if isinstance(step, Pca) and not (centred or step.uncentred):
-            raise ValueError("'pca' comes before any 'centre' or 'standardise'; put one before it, or set uncentred = true")
+            raise ValueError(
+                "'pca' comes before any 'centre' or 'standardise'; put one before it, or set uncentred = true"
+            )
     return steps
 
 
@@ -196,4 +219,8 @@ def sentence(problem: ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-")))
     if first["type"] == "value_error" or not place:
         return message
-    return f"{place}: {message[0].lower()}{message[1:]} (got {first['input']!r})" if first["type"] != "missing" else f"{place} is missing"
+    return (
+        f"{place}: {message[0].lower()}{message[1:]} (got {first['input']!r})"
+        if first["type"] != "missing"
+        else f"{place} is missing"
+    )

@@ -1,0 +1,156 @@
+"""How the columns of a table become numbers: labels, users and categories, coded and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from dpscaffold.errors import BadInput, nearest
+
+#: More labels than this are taken for a mistake: a measurement or an identifier is not a class.
+MOST_CLASSES = 10_000
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file and what its columns mean.
+
+    ``features`` are the columns to learn from (all but label and user when empty). ``categories`` are those
+    to be one-hot encoded: with their values, which are then public, or without, and then the values are
+    read off the data. ``missing`` says what to do with a record that lacks a value: ``"refuse"`` the file,
+    ``"drop"`` the record, or put a number there (a missing label or user cannot be filled, and missing
+    categories get zeros everywhere). ``classes`` are the labels in order, where they are known beforehand.
+    """
+
+    path: Path
+    kind: Literal["csv", "parquet"]
+    label: str
+    user: str | None = None
+    features: tuple[str, ...] = ()
+    categories: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
+    missing: Literal["refuse", "drop"] | float = "refuse"
+    classes: tuple[str, ...] = ()
+    delimiter: str = ","
+
+
+class Codes:
+    """Text values numbered in order of appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.parts: list[np.ndarray] = []
+
+    def add(self, column: pa.Array) -> None:
+        encoded = column.dictionary_encode()
+        known = [
+            self.numbers.setdefault(value, len(self.numbers)) for value in encoded.dictionary.to_pylist()
+        ]
+        lookup = np.array([*known, -1], dtype=np.int32)
+        self.parts.append(lookup[np.asarray(encoded.indices.fill_null(len(known)))])
+
+    def codes(self) -> np.ndarray:
+        return np.concatenate(self.parts) if self.parts else np.empty(0, dtype=np.int32)
+
+
+def code_labels(
+    table: Table, numbers: dict[str, int], codes: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(N,) labels counted from 0, and what they stand for."""
+    texts = list(numbers)
+    present = [texts[i] for i in np.unique(codes)]
+    classes = table.classes or tuple(sorted(present, key=_order))
+    if not table.classes:
+        fraction = next((text for text in present if _is_fraction(text)), None)
+        if fraction is not None:
+            raise BadInput(
+                f"{table.path}: label column '{table.label}' holds {fraction}, a fraction; a classifier "
+                "needs classes"
+            )
+        if len(classes) > MOST_CLASSES:
+            raise BadInput(
+                f"{table.path}: label column '{table.label}' has {len(classes)} different values; is it "
+                "the label?"
+            )
+    index = {text: i for i, text in enumerate(classes)}
+    strange = next((text for text in present if text not in index), None)
+    if strange is not None:
+        raise BadInput(
+            f"{table.path}: label '{strange}' is not among classes{nearest(strange, classes)}; they are "
+            f"{', '.join(classes[:10])}"
+        )
+    if len(classes) < 2:
+        raise BadInput(
+            f"{table.path}: label column '{table.label}' holds a single class, '{classes[0]}'; a "
+            "classifier needs at least 2"
+        )
+    lookup = np.array([index.get(text, -1) for text in texts], dtype=np.int64)
+    return lookup[codes], classes
+
+
+def code_users(numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(N,) users counted from 0 in the order of their names, and the names."""
+    texts = list(numbers)
+    present = sorted({texts[i] for i in np.unique(codes)}, key=_order)
+    index = {text: i for i, text in enumerate(present)}
+    lookup = np.array([index.get(text, -1) for text in texts], dtype=np.int64)
+    return lookup[codes], tuple(present)
+
+
+def category_values(table: Table, name: str, numbers: dict[str, int]) -> tuple[str, ...]:
+    given = table.categories[name]
+    if not given:
+        return tuple(sorted(numbers, key=_order))
+    strange = next((text for text in numbers if text not in given), None)
+    if strange is not None:
+        raise BadInput(
+            f"{table.path}: column '{name}' holds '{strange}'{nearest(strange, given)}; its categories are "
+            f"{', '.join(given)}"
+        )
+    return tuple(given)
+
+
+def remarks(
+    table: Table, categories: dict[str, tuple[str, ...]], classes: tuple[str, ...], dropped: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Notes for whoever reads the file, and caveats for the privacy statement."""
+    notes, caveats = [], []
+    shown = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
+    notes.append(f"column '{table.label}' has {len(classes)} classes, numbered in this order: {shown}")
+    for name, values in categories.items():
+        notes.append(
+            f"column '{name}' is one-hot: {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
+        )
+        if not table.categories[name]:
+            caveats.append(
+                f"The categories of column '{name}' were read off the data: outside the guarantee."
+            )
+    if not table.classes:
+        caveats.append("The list of labels was read off the data: outside the guarantee.")
+    if dropped:
+        notes.append(f"{dropped} records with missing values were left out")
+    if table.missing == "drop":
+        caveats.append("Records with missing values were left out, record by record (no fit).")
+    elif table.missing != "refuse":
+        notes.append(f"missing values were replaced by {table.missing:g}")
+        caveats.append(f"Missing values were replaced by {table.missing:g}, a constant (no fit).")
+    return tuple(notes), tuple(caveats)
+
+
+def _order(text: str) -> tuple[int, float, str]:
+    """Numbers by value, before texts by letter."""
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, text)
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return not float(text).is_integer()
+    except ValueError:
+        return False

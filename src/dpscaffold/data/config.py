@@ -1,0 +1,292 @@
+"""The ``[data]`` table of a configuration: one model per source, told apart by ``source``.
+
+A table without ``source`` is the paper's synthetic federation. Unknown keys, unknown sources and options that
+the chosen partition does not use are refused with one sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from dpscaffold.data.steps import Step, check_order, sentence
+from dpscaffold.errors import BadInput, nearest
+
+Partition = Literal["similarity", "dirichlet", "shards", "quantity", "natural"]
+#: Which options belong to which partition.
+OPTIONS = {
+    "similarity": {"similarity", "size_spread"},
+    "dirichlet": {"alpha", "size_spread"},
+    "shards": {"shards", "size_spread"},
+    "quantity": {"alpha"},
+    "natural": set[str](),
+}
+PAPER_STEPS = ("standardise", "unit-norm")
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0)
+    test_ratio: float = Field(default=0.2, gt=0, lt=1)
+
+
+class Synthetic(_Data):
+    """The paper's synthetic federation; ``records`` counts train and test together."""
+
+    source: Literal["synthetic"] = "synthetic"
+    alpha: float = Field(default=0.0, ge=0)
+    beta: float = Field(default=0.0, ge=0)
+    users: int = Field(default=100, ge=1)
+    records: int = Field(default=5000, ge=2)
+    dimension: int = Field(default=40, ge=1)
+    classes: int = Field(default=10, ge=2)
+    label_noise: float = Field(default=0.05, ge=0, le=1)
+    iid: bool = False
+    size_spread: float = Field(default=0.0, ge=0)
+
+
+class Pooled(_Data):
+    """What all pooled sources share: how records are dealt out and preprocessed.
+
+    ``users`` is M and ``records`` is R, train and test together (as many as there are when not given).
+    A user with fewer than ``minimum_records`` records is left out by the natural partition and refused by
+    the others; one with fewer than ``minimum_classes`` labels among its training records is refused.
+    """
+
+    users: int | None = Field(default=None, ge=1)
+    records: int | None = Field(default=None, ge=2)
+    partition: Partition | None = None
+    similarity: float = Field(default=10.0, ge=0, le=100)
+    alpha: float = Field(default=0.5, gt=0)
+    shards: int = Field(default=2, ge=1)
+    size_spread: float = Field(default=0.0, ge=0)
+    minimum_records: int = Field(default=2, ge=2)
+    minimum_classes: int = Field(default=1, ge=1)
+    preprocess: tuple[Step, ...] = Field(default=PAPER_STEPS, validate_default=True)
+    data_dir: str | None = None
+
+    @property
+    def has_users(self) -> bool:
+        """Whether records come with their user."""
+        return False
+
+    @property
+    def chosen_partition(self) -> Partition:
+        """The partition asked for; natural users first where there are any, else similarity."""
+        return self.partition or ("natural" if self.has_users else "similarity")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pooled:
+        chosen = self.chosen_partition
+        # Only options that differ from their defaults: a resolved configuration spells out all of them.
+        options = set().union(*OPTIONS.values()) - OPTIONS[chosen]
+        stray = sorted(
+            name for name in options if getattr(self, name) != type(self).model_fields[name].default
+        )
+        if stray:
+            owners = [name for name, options in OPTIONS.items() if stray[0] in options]
+            raise ValueError(
+                f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'"
+            )
+        if chosen == "natural" and not self.has_users:
+            raise ValueError(
+                "partition = 'natural' needs data that say whose each record is; name the user column or "
+                "choose another"
+            )
+        if chosen != "natural" and self.users is None:
+            raise ValueError(
+                f"users is missing: partition = '{chosen}' needs to know how many there are to be"
+            )
+        check_order(self.preprocess)
+        return self
+
+
+class _Images(Pooled):
+    part: Literal["train", "test", "both"] = "train"
+    verify: bool = True
+
+
+class Mnist(_Images):
+    """MNIST; the defaults are the paper's M = 60, R = 1000 on the 60,000 training images."""
+
+    source: Literal["mnist"]
+    users: int | None = Field(default=60, ge=1)
+    records: int | None = Field(default=1000, ge=2)
+
+
+class FashionMnist(_Images):
+    """Fashion-MNIST, by default dealt out as MNIST is."""
+
+    source: Literal["fashion-mnist"]
+    users: int | None = Field(default=60, ge=1)
+    records: int | None = Field(default=1000, ge=2)
+
+
+class Emnist(_Images):
+    """EMNIST; the defaults are the paper's M = 40, R = 2500 on train and test pooled."""
+
+    source: Literal["emnist"]
+    split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
+    part: Literal["train", "test", "both"] = "both"
+    users: int | None = Field(default=40, ge=1)
+    records: int | None = Field(default=2500, ge=2)
+
+
+class Emnist47(_Images):
+    """The EMNIST-47 subset, dealt out as the paper's EMNIST is."""
+
+    source: Literal["emnist47"]
+    part: Literal["train", "test", "both"] = "both"
+    users: int | None = Field(default=40, ge=1)
+    records: int | None = Field(default=2500, ge=2)
+
+
+class Cifar10(_Images):
+    """CIFAR-10 among 50 users of 1000 records."""
+
+    source: Literal["cifar10"]
+    users: int | None = Field(default=50, ge=1)
+    records: int | None = Field(default=1000, ge=2)
+
+
+class Digits(Pooled):
+    """The 1,797 digits of scikit-learn among 10 users; needs no files."""
+
+    source: Literal["digits"]
+    users: int | None = Field(default=10, ge=1)
+
+
+class _TableFile(Pooled):
+    path: str
+    label: str
+    user: str | None = None
+    features: tuple[str, ...] = ()
+    categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    missing: Literal["refuse", "drop"] | float = "refuse"
+    classes: tuple[str, ...] = ()
+
+    @property
+    def has_users(self) -> bool:
+        return self.user is not None
+
+
+class Csv(_TableFile):
+    """A CSV file with a header."""
+
+    source: Literal["csv"]
+    delimiter: str = Field(default=",", min_length=1, max_length=1)
+
+
+class Parquet(_TableFile):
+    """A Parquet file."""
+
+    source: Literal["parquet"]
+
+
+class Npz(Pooled):
+    """A ``.npz`` file with ``features``, ``labels`` and perhaps ``users`` (for partition ``natural``)."""
+
+    source: Literal["npz"]
+    path: str
+
+    @property
+    def has_users(self) -> bool:
+        return self.partition == "natural"
+
+
+class Leaf(Pooled):
+    """LEAF-style JSON: a file, a folder of files, or a folder with ``train`` and ``test``."""
+
+    source: Literal["leaf"]
+    path: str
+
+    @property
+    def has_users(self) -> bool:
+        return True
+
+
+class Saved(BaseModel):
+    """A federation prepared with ``dpscaffold data prepare`` (its split and preprocessing come with it)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    source: Literal["saved"]
+    path: str
+    mapped: bool = True
+    verify: bool = False
+
+
+_Any = (
+    Synthetic
+    | Mnist
+    | FashionMnist
+    | Emnist
+    | Emnist47
+    | Cifar10
+    | Digits
+    | Csv
+    | Parquet
+    | Npz
+    | Leaf
+    | Saved
+)
+SOURCES: dict[str, type[BaseModel]] = {
+    "synthetic": Synthetic,
+    "mnist": Mnist,
+    "fashion-mnist": FashionMnist,
+    "emnist": Emnist,
+    "emnist47": Emnist47,
+    "cifar10": Cifar10,
+    "digits": Digits,
+    "csv": Csv,
+    "parquet": Parquet,
+    "npz": Npz,
+    "leaf": Leaf,
+    "saved": Saved,
+}
+
+
+def _named(value: Any) -> Any:
+    """Put in the default source; refuse a source or a key that does not exist, suggesting one that does."""
+    if not isinstance(value, dict):
+        return value
+    source = value.get("source", "synthetic")
+    if source not in SOURCES:
+        hint = nearest(str(source), SOURCES) or f"; there are {', '.join(SOURCES)}"
+        raise ValueError(f"no data source is called '{source}'{hint}")
+    known = SOURCES[source].model_fields
+    for key in value:
+        if key not in known:
+            raise ValueError(
+                f"source '{source}' has no option '{key}'{nearest(str(key), known)}; it has "
+                f"{', '.join(known)}"
+            )
+    return {"source": source, **value}
+
+
+DataSettings = Annotated[Annotated[_Any, Field(discriminator="source")], BeforeValidator(_named)]
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)
+
+
+def parse_data(table: dict[str, Any]) -> Any:
+    """The settings of a ``[data]`` table.
+
+    >>> parse_data({"source": "mnist", "similarity": 0}).users
+    60
+    >>> parse_data({"source": "minst"})
+    Traceback (most recent call last):
+        ...
+    dpscaffold.errors.BadInput: data: no data source is called 'minst' (did you mean 'mnist'?)
+    """
+    try:
+        return _ADAPTER.validate_python(table)
+    except ValidationError as problem:
+        raise BadInput(f"data: {sentence(problem)}") from None

@@ -1,0 +1,134 @@
+"""How much users differ: what ``dpscaffold data describe`` says about a federation.
+
+Two scores, both in [0, 1]. *Label heterogeneity* is the mean over users of the total-variation distance
+between the user's label frequencies and the pooled ones, ½ Σ_c |p_i(c) − p̄(c)|: the share of its records that
+a user would have to swap to look like the whole. Small samples differ even when nothing else does, so what
+i.i.d. users of the same sizes would score is given beside it. *Feature heterogeneity* is the share of the
+features' variance that lies between users, Σ R_i‖μ_i − μ‖² / Σ‖x − μ‖², and sees shifts that labels do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpscaffold.data.pool import blocks
+from dpscaffold.federation import Federation
+
+
+@dataclass(frozen=True)
+class Description:
+    """A federation in numbers; ``counts`` is (M, C), the training records of each user by label."""
+
+    title: str
+    users: int
+    train_records: int
+    test_records: int
+    dimension: int
+    classes: int
+    sizes: dict[str, float]
+    single_class_users: int
+    classes_per_user: float
+    label_heterogeneity: float
+    label_heterogeneity_iid: float
+    feature_heterogeneity: float
+    preprocessing: tuple[str, ...]
+    names: tuple[str, ...]
+    counts: np.ndarray
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the table of counts by user, which for many users is long."""
+        content = asdict(self)
+        content.pop("names")
+        counts = content.pop("counts")
+        content["labels"] = counts.sum(axis=0).tolist()
+        return content
+
+
+def describe(federation: Federation) -> Description:
+    """Look through a federation once, block by block: a mapped one is not loaded.
+
+    >>> x, y = torch.eye(4), torch.tensor([0, 0, 1, 1])
+    >>> apart = Federation.from_arrays([(x[:2], y[:2]), (x[2:], y[2:])], [(x[:2], y[:2]), (x[2:], y[2:])])
+    >>> describe(apart).label_heterogeneity
+    0.5
+    """
+    counts = label_counts(federation)
+    sizes = federation.train.sizes.numpy()
+    quantiles = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
+    present = (counts > 0).sum(axis=1)
+    score, iid = label_heterogeneity(counts)
+    return Description(
+        title=federation.title,
+        users=federation.users,
+        train_records=len(federation.train),
+        test_records=len(federation.test),
+        dimension=federation.dimension,
+        classes=federation.classes,
+        sizes=dict(zip(("min", "q25", "median", "q75", "max"), quantiles.tolist(), strict=True)),
+        single_class_users=int((present == 1).sum()),
+        classes_per_user=float(present.mean()),
+        label_heterogeneity=score,
+        label_heterogeneity_iid=iid,
+        feature_heterogeneity=feature_heterogeneity(federation),
+        preprocessing=federation.preprocessing,
+        names=federation.names,
+        counts=counts,
+    )
+
+
+def label_counts(federation: Federation) -> np.ndarray:
+    """(M, C): how many training records of each label each user has."""
+    table, classes = federation.train, federation.classes
+    counts = np.zeros(federation.users * classes, dtype=np.int64)
+    bounds = table.offsets.numpy()
+    for block in blocks(len(table), 4):
+        labels = table.labels[block].numpy()
+        user = np.searchsorted(bounds, np.arange(block.start, block.stop), side="right") - 1
+        counts += np.bincount(user * classes + labels, minlength=len(counts))
+    return counts.reshape(federation.users, classes)
+
+
+def label_heterogeneity(counts: np.ndarray) -> tuple[float, float]:
+    """The score of an (M, C) table of counts, and about what i.i.d. users of the same sizes would score.
+
+    A frequency estimated from n records of a label with pooled share p is off by √(2p(1−p)/(πn)) on
+    average (normal approximation).
+
+    >>> tuple(round(value, 3) for value in label_heterogeneity(np.array([[50, 50], [50, 50]])))
+    (0.0, 0.028)
+    """
+    sizes = counts.sum(axis=1, keepdims=True)
+    pooled = counts.sum(axis=0) / counts.sum()
+    distances = 0.5 * np.abs(counts / sizes - pooled).sum(axis=1)
+    # The pooled frequencies contain the user's own records, which makes the gap smaller by 1 − n/N.
+    spread = np.sqrt(2 * pooled * (1 - pooled) / np.pi * (1 / sizes) * (1 - sizes / counts.sum()))
+    return float(distances.mean()), float(min(1.0, 0.5 * spread.sum(axis=1).mean()))
+
+
+def feature_heterogeneity(federation: Federation) -> float:
+    """The share of the features' variance that lies between users; 0 when features do not vary at all."""
+    table = federation.train
+    bounds = table.offsets.numpy()
+    sums = np.zeros((federation.users, federation.dimension))
+    squares = 0.0
+    origin = table.features[: min(1000, len(table))].mean(dim=0).numpy()  # keeps squares small
+    for block in blocks(len(table), federation.dimension):
+        rows = table.features[block].numpy() - origin
+        squares += float(np.einsum("nd,nd->", rows, rows, dtype=np.float64))
+        first = int(np.searchsorted(bounds, block.start, side="right")) - 1
+        last = int(np.searchsorted(bounds, block.stop, side="left"))
+        cuts = np.maximum(bounds[first:last] - block.start, 0)
+        sums[first:last] += np.add.reduceat(rows, cuts, axis=0)
+    mean = sums.sum(axis=0) / len(table)
+    between = float((sums**2 / table.sizes.numpy()[:, None]).sum()) - len(table) * float(mean @ mean)
+    total = squares - len(table) * float(mean @ mean)
+    return float(np.clip(between / total, 0.0, 1.0)) if total > 1e-12 * max(squares, 1e-300) else 0.0
+
+
+def shown_users(users: int, most: int) -> torch.Tensor:
+    """At most ``most`` users, evenly spaced, for tables and figures."""
+    return torch.linspace(0, users - 1, min(users, most)).round().to(torch.int64)

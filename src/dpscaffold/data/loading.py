@@ -1,0 +1,249 @@
+"""From settings to a federation: read a pool, deal it out, preprocess it; or do so from file to file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpscaffold.data import cifar, images, partition
+from dpscaffold.data.arrays import read_npz
+from dpscaffold.data.coding import Table
+from dpscaffold.data.config import (
+    Cifar10,
+    Csv,
+    Digits,
+    Emnist,
+    Emnist47,
+    FashionMnist,
+    Leaf,
+    Mnist,
+    Npz,
+    Pooled,
+    Saved,
+    Synthetic,
+    _TableFile,
+    parse_data,
+)
+from dpscaffold.data.leaf import read_leaf
+from dpscaffold.data.pool import Pool, assemble, offsets, split_rows
+from dpscaffold.data.preprocess import fit, preprocess, transformed
+from dpscaffold.data.storage import load, save
+from dpscaffold.data.synthetic import synthetic
+from dpscaffold.data.tables import feature_blocks, read_table, scan_table
+from dpscaffold.data.writer import FederationWriter
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation, Records
+
+#: Told what a reader decided, one sentence at a time.
+Notify = Callable[[str], None]
+
+
+def load_federation(settings: Any = None, notify: Notify | None = None) -> Federation:
+    """The federation that a ``[data]`` table (a dict or its parsed settings) describes.
+
+    ``notify`` is called with what a reader had to decide: how labels are numbered, which records were left
+    out.
+
+    >>> load_federation({"source": "digits", "users": 5, "similarity": 0})
+    Federation(digits, 0 % similar: 5 users, 287 train records each, 64 features, 10 classes)
+    """
+    settings = parse_data(settings or {}) if settings is None or isinstance(settings, dict) else settings
+    if isinstance(settings, Synthetic):
+        return synthetic(**settings.model_dump(exclude={"source"}))
+    if isinstance(settings, Saved):
+        return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
+    pool = read_pool(settings)
+    if isinstance(pool, Federation):  # LEAF data that are split already
+        return _checked(preprocess(pool, settings.preprocess, settings.seed), settings)
+    for note in pool.notes if notify else ():
+        notify(note)  # type: ignore[misc]
+    parts, names = deal(pool.labels, pool.users, pool.names, settings)
+    pool = replace(pool, title=_title(pool.title, settings))
+    federation = assemble(pool, parts, settings.test_ratio, settings.seed, names)
+    return _checked(preprocess(federation, settings.preprocess, settings.seed), settings)
+
+
+def read_pool(settings: Pooled) -> Pool | Federation:
+    """The records of a source before they belong to users (or after, for LEAF data that are split)."""
+    match settings:
+        case Mnist():
+            return images.mnist(settings.data_dir, settings.part, settings.verify)
+        case FashionMnist():
+            return images.fashion_mnist(settings.data_dir, settings.part, settings.verify)
+        case Emnist():
+            return images.emnist(settings.split, settings.data_dir, settings.part, settings.verify)
+        case Emnist47():
+            return images.emnist47(settings.data_dir, settings.part, settings.verify)
+        case Cifar10():
+            return cifar.cifar10(settings.data_dir, settings.part, settings.verify)
+        case Digits():
+            return images.digits()
+        case _TableFile():
+            return read_table(table_of(settings))
+        case Npz():
+            return read_npz(_path(settings, settings.path))
+        case Leaf():
+            return read_leaf(_path(settings, settings.path))
+    raise TypeError(f"{type(settings).__name__} is not a pooled source")
+
+
+def table_of(settings: _TableFile) -> Table:
+    """The file and the meaning of its columns."""
+    given = settings.categories
+    categories: dict[str, Any] = dict(given) if isinstance(given, dict) else dict.fromkeys(given)
+    return Table(
+        _path(settings, settings.path),
+        "csv" if isinstance(settings, Csv) else "parquet",
+        settings.label,
+        settings.user,
+        settings.features,
+        categories,
+        settings.missing,
+        settings.classes,
+        settings.delimiter if isinstance(settings, Csv) else ",",
+    )
+
+
+def deal(
+    labels: np.ndarray, users: np.ndarray | None, names: tuple[str, ...], settings: Pooled
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Row numbers per user, and the users' names, as the settings' partition says."""
+    chosen = settings.chosen_partition
+    if chosen == "natural":
+        if users is None:
+            raise BadInput("partition = 'natural' needs data that say whose each record is, and these do not")
+        parts, kept = partition.natural(
+            users, len(names), settings.users, settings.minimum_records, settings.records, settings.seed
+        )
+        return parts, tuple(names[i] for i in kept)
+    count = settings.users
+    assert count is not None  # validated with the settings
+    sizes = partition.equal_sizes(len(labels), count, settings.records)
+    if settings.size_spread > 0:
+        sizes = partition.lognormal_sizes(
+            int(sizes.sum()), count, settings.size_spread, settings.seed, settings.minimum_records
+        )
+    if sizes.min() < settings.minimum_records:
+        raise BadInput(
+            f"users get {sizes.min()} records each, and minimum_records is {settings.minimum_records}; ask "
+            "for fewer users"
+        )
+    if chosen == "dirichlet":
+        return partition.dirichlet(labels, sizes, settings.alpha, settings.seed), ()
+    if chosen == "shards":
+        return partition.shards(labels, sizes, settings.shards, settings.seed), ()
+    if chosen == "quantity":
+        sizes = partition.quantity_sizes(
+            int(sizes.sum()), count, settings.alpha, settings.seed, settings.minimum_records
+        )
+        return partition.iid(labels, sizes, settings.seed), ()
+    return partition.similarity(labels, sizes, settings.similarity, settings.seed), ()
+
+
+def prepare(settings: Any, folder: str | Path, overwrite: bool = False, notify: Notify | None = None) -> Path:
+    """Store the federation that settings describe in a folder, to be loaded (or mapped) at once later.
+
+    Tables are streamed from file to file and may exceed memory; so may a stored federation.
+    """
+    settings = parse_data(settings) if isinstance(settings, dict) else settings
+    if not isinstance(settings, _TableFile):
+        return save(load_federation(settings, notify), folder, overwrite)
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        raw = _stream(settings, draft, notify)
+        return preprocess_to(raw, settings.preprocess, folder, settings.seed, overwrite)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def preprocess_to(
+    federation: Federation, steps: Iterable[Any], folder: str | Path, seed: int = 0, overwrite: bool = False
+) -> Path:
+    """Preprocess a federation into a folder, block by block, without loading it."""
+    fitted = fit(federation, steps, seed)
+    sentences = federation.preprocessing + tuple(step.sentence for step in fitted)
+    costs = federation.preprocessing_costs + tuple(cost for step in fitted for cost in step.costs)
+    with FederationWriter(
+        folder, federation.classes, federation.title, sentences, costs, overwrite
+    ) as writer:
+        for part, table in (("train", federation.train), ("test", federation.test)):
+            writer.append_table(part, transformed(table.features, fitted), table.labels, table.sizes)
+        writer.names = list(federation.names)
+    return Path(folder)
+
+
+def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federation:
+    """The raw federation of a table, its features written to mapped files in ``folder``."""
+    scan = scan_table(table_of(settings))
+    for note in scan.notes if notify else ():
+        notify(note)  # type: ignore[misc]
+    parts, names = deal(scan.labels, scan.users, scan.user_names, settings)
+    names = names or tuple(str(i) for i in range(len(parts)))
+    split = split_rows(parts, names, settings.test_ratio, settings.seed)
+    tables = []
+    place = np.full((2, len(scan.labels)), -1, dtype=np.int64)
+    for which, rows in enumerate(split):
+        joined = np.concatenate(rows)
+        place[which, joined] = np.arange(len(joined))
+        shape = (len(joined), scan.dimension)
+        mapped = np.lib.format.open_memmap(folder / f"{which}.npy", mode="w+", dtype=np.float32, shape=shape)
+        labels = torch.from_numpy(scan.labels[joined])
+        tables.append(Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows])))
+    for start, block in feature_blocks(scan):
+        for which, table in enumerate(tables):
+            target = place[which, start : start + len(block)]
+            table.features.numpy()[target[target >= 0]] = block[target >= 0]
+    title = _title(settings.path.rsplit("/", 1)[-1], settings)
+    federation = Federation(
+        tables[0], tables[1], len(scan.classes), names, title, preprocessing=scan.caveats, mapped=True
+    )
+    return _checked(federation.validated(), settings)
+
+
+def _checked(federation: Federation, settings: Pooled) -> Federation:
+    """Refuse a federation from which nothing can be learnt, or less than the settings ask for."""
+    seen = torch.unique(federation.train.labels)
+    if len(seen) < 2:
+        raise BadInput(
+            f"{federation.title}: all training records have the label {int(seen[0])}; a classifier needs "
+            "at least 2 classes"
+        )
+    if settings.minimum_classes > 1:
+        for user, name in enumerate(federation.names):
+            found = len(torch.unique(federation.train.of(user)[1]))
+            if found < settings.minimum_classes:
+                raise BadInput(
+                    f"user {name} has {found} class{'' if found == 1 else 'es'} in its training records, "
+                    "and minimum_classes "
+                    f"is {settings.minimum_classes}; choose a more even partition or other users"
+                )
+    return federation
+
+
+def _path(settings: Pooled, path: str) -> Path:
+    """A path as given or, where it is not there, under the data folder that the settings name."""
+    given = Path(path).expanduser()
+    if not given.is_absolute() and not given.exists() and settings.data_dir is not None:
+        return Path(settings.data_dir).expanduser() / path
+    return given
+
+
+def _title(base: str, settings: Pooled) -> str:
+    """One line for tables and figures."""
+    how = {
+        "similarity": f", {settings.similarity:g} % similar",
+        "dirichlet": f", Dirichlet({settings.alpha:g})",
+        "shards": f", {settings.shards} shards a user",
+        "quantity": f", quantity skew {settings.alpha:g}",
+        "natural": "",
+    }
+    return base + how[settings.chosen_partition]

@@ -1,0 +1,226 @@
+"""Write a federation to a folder, user by user: a federation larger than memory is built here.
+
+The folder holds three ``.npy`` files for train, three for test (features, labels, offsets) and
+``federation.json`` with everything else, sizes and checksums included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import PreprocessingCost
+
+FORMAT = 1
+INDEX = "federation.json"
+TYPES: dict[str, np.dtype[Any]] = {
+    "features": np.dtype("<f4"),
+    "labels": np.dtype("<i8"),
+    "offsets": np.dtype("<i8"),
+}
+_HEADER = 128
+
+Arrays = tuple[Any, Any]
+
+
+class _Column:
+    """One ``.npy`` file written from front to back; its header is filled in at the end."""
+
+    def __init__(self, path: Path, kind: np.dtype[Any]):
+        self.path, self.kind = path, kind
+        self.file = open(path, "wb")  # noqa: SIM115 (open until the last user is appended)
+        self.file.write(bytes(_HEADER))
+        self.hash = hashlib.blake2b(digest_size=16)
+
+    def append(self, array: np.ndarray) -> None:
+        content = np.ascontiguousarray(array, dtype=self.kind)
+        self.hash.update(content.data)
+        self.file.write(content.data)
+
+    def finish(self, shape: tuple[int, ...]) -> dict[str, Any]:
+        entry = repr({"descr": self.kind.str, "fortran_order": False, "shape": shape}).encode()
+        room = _HEADER - 10
+        self.file.seek(0)
+        self.file.write(b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + entry.ljust(room - 1) + b"\n")
+        self.file.close()
+        return {"bytes": self.path.stat().st_size, "blake2b": self.hash.hexdigest()}
+
+
+class _Table:
+    """The three files of a train or test table."""
+
+    def __init__(self, folder: Path, part: str):
+        self.columns = {name: _Column(folder / f"{part}-{name}.npy", kind) for name, kind in TYPES.items()}
+        self.columns["offsets"].append(np.zeros(1, dtype=np.int64))
+        self.rows = 0
+        self.users = 0
+
+    def append(self, features: np.ndarray, labels: np.ndarray) -> None:
+        self.columns["features"].append(features)
+        self.columns["labels"].append(labels)
+
+    def end_user(self, records: int) -> None:
+        self.rows += records
+        self.users += 1
+        self.columns["offsets"].append(np.array([self.rows]))
+
+    def finish(self, dimension: int) -> dict[str, Any]:
+        shapes = {"features": (self.rows, dimension), "labels": (self.rows,), "offsets": (self.users + 1,)}
+        return {column.path.name: column.finish(shapes[name]) for name, column in self.columns.items()}
+
+    def close(self) -> None:
+        for column in self.columns.values():
+            column.file.close()
+
+
+class FederationWriter:
+    """Build a stored federation one user at a time.
+
+    Use it as a context manager: the folder appears when the block ends without an error, and nothing stays
+    behind when it does not.
+
+    >>> from dpscaffold.data.storage import load
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with FederationWriter(Path(place) / "small", classes=2) as writer:
+    ...         for _ in range(3):
+    ...             writer.append((np.zeros((4, 2)), [0, 1, 0, 1]), (np.ones((1, 2)), [0]))
+    ...     load(Path(place) / "small", mapped=True).train.sizes.tolist()
+    [4, 4, 4]
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        classes: int,
+        title: str = "federation",
+        preprocessing: Sequence[str] = (),
+        preprocessing_costs: Sequence[PreprocessingCost] = (),
+        overwrite: bool = False,
+    ):
+        self.folder = Path(folder)
+        _require_free(self.folder, overwrite)
+        if classes < 2:
+            raise BadInput(f"classes is {classes}; a classifier needs at least 2")
+        self.classes = classes
+        self.about = {
+            "title": title,
+            "preprocessing": list(preprocessing),
+            "preprocessing_costs": [asdict(cost) for cost in preprocessing_costs],
+        }
+        self.names: list[str] = []
+        self.dimension: int | None = None
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.draft = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent))
+        except OSError as problem:
+            raise BadInput(f"{self.folder} cannot be written: {problem.strerror}") from None
+        self.tables = {part: _Table(self.draft, part) for part in ("train", "test")}
+
+    def append(self, train: Arrays, test: Arrays, name: str | None = None) -> None:
+        """Add a user; its arrays are checked here, so that a loaded folder need not be read through."""
+        name = str(self.tables["train"].users) if name is None else name
+        for part, (features, labels) in (("train", train), ("test", test)):
+            x, y = np.asarray(features, dtype=np.float32), np.asarray(labels, dtype=np.int64)
+            self._check(x, y, name, part)
+            self.tables[part].append(x, y)
+            self.tables[part].end_user(len(y))
+        self.names.append(name)
+
+    def append_table(
+        self, part: str, rows: Iterable[np.ndarray], labels: torch.Tensor, sizes: torch.Tensor
+    ) -> None:
+        """Write a whole train or test table from blocks of (validated) feature rows."""
+        table, start = self.tables[part], 0
+        for block in rows:
+            if not np.isfinite(block).all():
+                raise BadInput(f"{part} features contain NaN or infinity; clean or impute them first")
+            table.append(block, labels[start : start + len(block)].numpy())
+            start += len(block)
+            self.dimension = block.shape[1]
+        for size in sizes.tolist():
+            table.end_user(size)
+
+    def _check(self, x: np.ndarray, y: np.ndarray, name: str, part: str) -> None:
+        if x.ndim != 2 or len(x) != len(y) or not len(y):
+            raise BadInput(
+                f"user {name}: {part} features of shape {x.shape} and {len(y)} labels; expected (records, "
+                "features), at least one record"
+            )
+        if self.dimension is None:
+            self.dimension = x.shape[1]
+        if x.shape[1] != self.dimension:
+            raise BadInput(f"user {name} has {x.shape[1]} features, and the users before it {self.dimension}")
+        if y.min() < 0 or y.max() >= self.classes:
+            raise BadInput(
+                f"user {name}: {part} labels run from {y.min()} to {y.max()}; they must lie in 0 to "
+                f"{self.classes - 1}"
+            )
+        if not np.isfinite(x).all():
+            raise BadInput(
+                f"user {name}: {part} features contain NaN or infinity; clean or impute them first"
+            )
+
+    def close(self) -> Path:
+        """Finish the files and give the folder its name."""
+        if self.dimension is None:
+            self.abandon()
+            raise BadInput(f"{self.folder} would hold no user; append at least one")
+        files = {
+            name: entry
+            for table in self.tables.values()
+            for name, entry in table.finish(self.dimension).items()
+        }
+        numbered = all(name == str(i) for i, name in enumerate(self.names))
+        index = {
+            "format": FORMAT,
+            "users": len(self.names),
+            "dimension": self.dimension,
+            "classes": self.classes,
+            **self.about,
+            "names": None if numbered else self.names,
+            "files": files,
+        }
+        (self.draft / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
+        os.chmod(self.draft, 0o755)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        os.replace(self.draft, self.folder)
+        return self.folder
+
+    def abandon(self) -> None:
+        """Remove what was written so far."""
+        for table in self.tables.values():
+            table.close()
+        shutil.rmtree(self.draft, ignore_errors=True)
+
+    def __enter__(self) -> FederationWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+def _require_free(folder: Path, overwrite: bool) -> None:
+    """A folder that exists is replaced only when asked, and only if it is a stored federation."""
+    if folder.exists() and not (overwrite and (folder / INDEX).is_file()):
+        hint = (
+            "choose another name" if not (folder / INDEX).is_file() else "choose another name or overwrite it"
+        )
+        raise BadInput(f"{folder} exists already; {hint}")
