@@ -1,4 +1,4 @@
-"""``dpscaffold privacy``: what a plan, a configuration or a run folder guarantees, to whom, by which theorem."""
+"""``dpscaffold privacy``: what a plan, a configuration or a run folder guarantees, and to whom."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Cap = Annotated[int | None, typer.Option("--max-participations", help="after so 
 
 
 @dataclass(frozen=True)
-class Source_:
+class Subject:
     """What a statement is about: a run, its ledger if it has run, and what its data add."""
 
     run: Run | None
@@ -65,7 +65,7 @@ def privacy(
     as_json: Annotated[bool, typer.Option("--json", help="print the statement as JSON")] = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw ε against rounds to this file")] = None,
 ) -> None:
-    """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and which number to quote."""
+    """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and what to quote."""
     numbers = {
         "users": users,
         "records": records,
@@ -79,7 +79,7 @@ def privacy(
         "unit": unit,
         "max_participations": max_participations,
     }
-    about = from_source(source, numbers, delta) if source else Source_(from_numbers(numbers, delta))
+    about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
     said = statement(about.run, about.ledger, about.preprocessing, extra_costs=about.extra_costs)
@@ -100,8 +100,8 @@ def privacy(
 def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | None = None) -> Run:
     """The run that the options describe; every missing or impossible one is named.
 
-    >>> run = from_numbers({"users": 100, "records": 4000, "rounds": 400, "local_steps": 50, "user_ratio": 0.2,
-    ...                     "data_ratio": 0.2, "noise": 60.0}, delta=None)
+    >>> run = from_numbers({"users": 100, "records": 4000, "rounds": 400, "local_steps": 50,
+    ...                     "user_ratio": 0.2, "data_ratio": 0.2, "noise": 60.0}, delta=None)
     >>> run.participants, run.worst.batch
     (20, 800)
     """
@@ -121,7 +121,7 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
     participants = share(numbers["user_ratio"], numbers["users"])
     if participants < 1:
         raise PrivacyError(
-            f"--user-ratio is {numbers['user_ratio']}, which selects nobody of {numbers['users']} users; raise it"
+            f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} users"
         )
     return describe(
         rounds=numbers["rounds"],
@@ -144,7 +144,7 @@ def share(ratio: float, whole: int) -> int:
     return math.floor(ratio * whole + 1e-9)
 
 
-def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Source_:
+def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Subject:
     """What a run folder or a configuration describes."""
     given = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None]
     if given:
@@ -161,60 +161,53 @@ def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> S
     return about
 
 
-def from_folder(folder: Path) -> Source_:
+def from_folder(folder: Path) -> Subject:
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
-    path = folder / "ledger.json"
-    if not path.exists():
-        raise PrivacyError(
-            f"{folder} has no ledger.json, so what was spent there is unknown; give a private run's folder"
-        )
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise PrivacyError(f"the ledger {path} is damaged: it is not valid JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise PrivacyError(f"the ledger {path} is damaged: it is not a table; restore it from a checkpoint")
-    ledger = Ledger.from_dict(values)
-    return Source_(ledger.run, ledger)
+    from dpscaffold.accounts import read_ledger
+
+    ledger, _ = read_ledger(folder)
+    return Subject(ledger.run, ledger)
 
 
-def from_config(path: Path) -> Source_:
+def from_config(path: Path) -> Subject:
     """A configuration: the run it would make on its data."""
     from dpscaffold.config import load
+    from dpscaffold.data.loading import load_federation
 
     if not path.exists():
         raise PrivacyError(f"{path} does not exist; give a configuration (TOML), a run folder, or numbers")
     settings = load(path)
-    federation = settings.data.load()
+    federation = load_federation(settings.data)
     limits = settings.privacy
     setting = settings.setting(federation)
     run = setting.describe(limits.delta if limits else None, limits.max_participations if limits else None)
-    return Source_(run, None, federation.preprocessing)
+    return Subject(run, None, federation.preprocessing)
 
 
 def show(said: dict[str, Any], console: Console) -> None:
-    """The table of views × bounds, and what to quote."""
+    """The table of views × bounds, the assumptions that all share, and what to quote."""
     if said["bounds"]:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in ("view", "bound", "epsilon", "delta", "theorem"):
-            table.add_column(column, justify="right" if column == "epsilon" else "left", overflow="fold")
+        table.add_column("view", no_wrap=True)
+        table.add_column("epsilon", justify="right", no_wrap=True)
+        table.add_column("bound", no_wrap=True)
+        table.add_column("theorem", overflow="fold")
         for view in ("server", "third_party"):
             for row in said["bounds"]:
-                if view not in row["views"]:
-                    continue
-                quoted = said[view].get("bound") == row["name"]
-                value = round_up(row["epsilon"]) if row["epsilon"] is not None else "–"
-                why = row["theorem"] if row["applies"] else f"does not apply: {row['reason']}"
-                table.add_row(
-                    view,
-                    row["name"] + (" ← quote" if quoted else ""),
-                    value,
-                    f"{row['delta']:.3g}",
-                    why,
-                    style="bold" if quoted else ("dim" if not row["applies"] else ""),
-                )
-        console.print(table)
+                if view in row["views"] and row["applies"]:
+                    quoted = said[view].get("bound") == row["name"]
+                    mark = " ← quote" if quoted else ""
+                    style = "bold" if quoted else ""
+                    table.add_row(
+                        view, round_up(row["epsilon"]), row["name"] + mark, row["theorem"], style=style
+                    )
+        if table.row_count:
+            console.print(table)
+        console.print(f"delta: {said['delta']:.4g}", highlight=False)
         console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
-    console.print(said["quote"], highlight=False)
+    console.print(f"quote: {said['quote']}", highlight=False)
+    for row in said["bounds"] if said["guarantee"] else []:
+        if not row["applies"]:
+            console.print(f"{row['name']} does not apply: {row['reason']}", style="dim", highlight=False)
     for sentence in said["outside"]:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)

@@ -2,7 +2,8 @@
 
 This package reads :class:`Run` descriptions and imports nothing from the rest of dpscaffold.
 
->>> run = describe(rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60)
+>>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
+...                records=4000, batches=800, noise=60)
 >>> f"{RANDOM_PARTICIPATION.epsilon(run):.3f}"
 '0.860'
 """

@@ -47,6 +47,6 @@ def _relative(ratio: np.ndarray, users: np.ndarray, participants: int) -> np.nda
     ascending = np.sort(np.repeat(ratio, users))
     quietest = np.concatenate([[0.0], np.cumsum(ascending**2)])
     below = np.searchsorted(ascending, ratio, side="left")
-    # A user among the m quietest has the other m − 1 of them as companions, any other user the m − 1 quietest.
+    # A user among the m quietest has the other m − 1 of them as companions, any other the m − 1 quietest.
     others = np.where(below < participants, quietest[participants] - ratio**2, quietest[participants - 1])
     return np.sqrt(ratio**2 + np.maximum(others, 0.0)) / ratio

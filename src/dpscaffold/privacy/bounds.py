@@ -1,11 +1,12 @@
 """The bounds: each with a name, the adversary it holds against, its assumptions and its theorem.
 
 >>> from dpscaffold.privacy import describe
->>> run = describe(rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60)
+>>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
+...                records=4000, batches=800, noise=60)
 >>> round(RANDOM_PARTICIPATION.epsilon(run), 2), round(PAPER_THIRD_PARTY.epsilon(run), 1)
 (0.86, 12.9)
 >>> AGGREGATE.applies(run)
-'users keep a memory between rounds (control variates), so a later upload depends on earlier noise'
+'users keep a memory between rounds (control variates), which carries earlier noise'
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ VIEWS = {
     THIRD_PARTY: "sees every global model (x^t, c^t), not who took part (anyone the model is handed to)",
 }
 
+REPEATED = "rounds were run again for the same participants with fresh noise"
+
 Laws = tuple[LossDistribution, ...]
 
 
@@ -50,6 +53,7 @@ class Bound:
     condition: Callable[[Run], str | None]
     laws: Callable[[Run, int], Laws] | None = None
     value: Callable[[Run, int], float] | None = None
+    repeated: Callable[[Run, int, tuple[int, ...]], Laws] | None = None
 
     def explain(self) -> str:
         """What it says and why, in two sentences."""
@@ -59,10 +63,18 @@ class Bound:
         """None if the bound holds for this run, else the reason why it does not."""
         return no_guarantee(run) or self.condition(run)
 
-    def epsilon(self, run: Run, rounds: int | None = None, costs: Sequence[Cost] = ()) -> float:
+    def epsilon(
+        self,
+        run: Run,
+        rounds: int | None = None,
+        costs: Sequence[Cost] = (),
+        repeats: Sequence[int] = (),
+    ) -> float:
         """ε at the run's δ after ``rounds`` (all of them by default), with further mechanisms if given.
 
-        Infinite without noise. Raises :class:`PrivacyError` where the bound does not apply.
+        ``repeats`` has one entry for each of these rounds that was run again for the same participants with
+        fresh noise: how many times. ε is infinite without noise. Raises :class:`PrivacyError` where the
+        bound does not apply.
         """
         reason = self.applies(run)
         if reason:
@@ -72,6 +84,10 @@ class Bound:
             raise PrivacyError(f"rounds={rounds} cannot have been run; give 0 or more")
         if run.noise == 0.0:
             return math.inf if rounds else 0.0
+        if repeats:
+            if self.repeated is None:
+                raise PrivacyError(f"the bound {self.name!r} does not apply: {REPEATED}")
+            return largest_epsilon(self.repeated(run, rounds, tuple(repeats)), run.delta, tuple(costs))
         if self.laws is None:
             if costs or self.value is None:
                 raise PrivacyError(f"the bound {self.name!r} cannot add the cost of other mechanisms")
@@ -130,6 +146,26 @@ def _random_participation_laws(run: Run, rounds: int) -> Laws:
     return tuple(law.power(rounds) for law in round_laws(run))
 
 
+def _repeated_laws(run: Run, rounds: int, repeats: tuple[int, ...]) -> Laws:
+    """A round run 1 + r times on one draw is a loss of (1 + r)·K steps with probability l, else 0."""
+    laws = []
+    rate = run.worst.rate if run.unit == "record" else 1.0
+    once = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
+    for law in once:
+        total = law.mixed(run.user_ratio).power(max(0, rounds - len(repeats)))
+        for extra in set(repeats):
+            # One grid for all: powers of the same step only differ in interval if one had to be coarsened.
+            more = law.power(1 + extra).mixed(run.user_ratio).power(repeats.count(extra))
+            ratio = round(more.interval / total.interval)
+            total = total.coarser(ratio).compose(more.coarser(round(total.interval / more.interval)))
+        laws.append(total)
+    return tuple(laws)
+
+
+def _repeated_cap_laws(run: Run, rounds: int, repeats: tuple[int, ...]) -> Laws:
+    return participations_laws(run, min(rounds, run.max_participations or rounds) + sum(repeats))
+
+
 def _cap_laws(run: Run, rounds: int) -> Laws:
     return participations_laws(run, min(rounds, run.max_participations or rounds))
 
@@ -152,7 +188,7 @@ def _aggregate_laws(run: Run, rounds: int) -> Laws:
 
 def _aggregate_condition(run: Run) -> str | None:
     if run.memory:
-        return "users keep a memory between rounds (control variates), so a later upload depends on earlier noise"
+        return "users keep a memory between rounds (control variates), which carries earlier noise"
     if run.local_steps > 1:
         return (
             f"local_steps={run.local_steps}: a user's second gradient is taken at a point that contains its "
@@ -218,6 +254,7 @@ RANDOM_PARTICIPATION = Bound(
     ),
     condition=_always,
     laws=_random_participation_laws,
+    repeated=_repeated_laws,
 )
 
 RANDOM_PARTICIPATION_RDP = Bound(
@@ -228,7 +265,7 @@ RANDOM_PARTICIPATION_RDP = Bound(
     assumptions=(_DRAW, "users that decline stay in the pool"),
     reference="Wang, Balle, Kasiviswanathan 2019; Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke 2020",
     explanation=(
-        "The same argument as random participation, with Rényi divergences in place of the loss distribution. "
+        "The same argument as random participation, with Rényi divergences in place of loss distributions. "
         "It is looser and serves as a cross-check."
     ),
     condition=_always,
@@ -239,11 +276,11 @@ AGGREGATE = Bound(
     name="aggregate",
     title="aggregate (PLD)",
     views=(THIRD_PARTY,),
-    theorem="multiplier σ_g·√(Σ_j (w_j/b_j)²)/(w_i/b_i) inside random participation (docs/privacy.md, Theorem 2)",
+    theorem="multiplier σ_g·√(Σ_j(w_j/b_j)²)/(w_i/b_i), random participation (docs/privacy.md, Theorem 2)",
     assumptions=(_DRAW, "one local step, no memory", "every participant really adds its noise"),
     reference="docs/privacy.md, Theorem 2; Balle, Barthe, Gaboardi 2018; Zhu, Dong, Wang 2022",
     explanation=(
-        "A third party sees only the sum of the uploads, in which the noise of all participants hides each one. "
+        "A third party sees only the sum of the uploads, where the noise of all participants hides each one. "
         "With one local step and no memory, the sum is one Gaussian query per round with that larger noise."
     ),
     condition=_aggregate_condition,
@@ -258,9 +295,9 @@ USER_SAMPLING = Bound(
     assumptions=(_DRAW, "no memory", "who took part is not revealed"),
     reference="Balle, Barthe, Gaboardi 2018, Theorem 11; Wang, Balle, Kasiviswanathan 2019, Theorem 9",
     explanation=(
-        "With a user as the unit, the sampled element is the protected one, so hiding who took part amplifies "
-        "as for any sample without replacement. A participation is K Gaussian queries, that is one of "
-        "multiplier σ_g/√K."
+        "With a user as the unit, the sampled element is the protected one, so hiding who took part "
+        "amplifies as for any sample without replacement. A participation is K Gaussian queries, that is one "
+        "of multiplier σ_g/√K."
     ),
     condition=_user_sampling_condition,
     laws=_user_sampling_laws,
@@ -274,11 +311,12 @@ CAP = Bound(
     assumptions=("none on selection or stopping: both may look at outputs",),
     reference="Balle, Barthe, Gaboardi 2018; Zhu, Dong, Wang 2022",
     explanation=(
-        "A user takes part in at most every round, or as often as max_participations allows, whatever selection "
-        "and stopping look at. So it has spent at most the composition of that many participations."
+        "A user takes part in at most every round, or as often as max_participations allows, whatever "
+        "selection and stopping look at. So it has spent at most the composition of that many participations."
     ),
     condition=_always,
     laws=_cap_laws,
+    repeated=_repeated_cap_laws,
 )
 
 LEDGER = Bound(
@@ -299,7 +337,7 @@ PAPER_THIRD_PARTY = Bound(
     name="paper_third_party",
     title="as published (RDP)",
     views=(THIRD_PARTY,),
-    theorem="per-step RDP with σ_g·√(lM), K times, amplified at rate l, T times; not a theorem for every loss",
+    theorem="RDP of a step with σ_g·√(lM), K times, amplified at l, T times; not a theorem for every loss",
     assumptions=("the noise of all users averages out over the local steps", "sampling users amplifies"),
     reference="Noble, Bellet, Dieuleveut 2022, appendix on privacy, 'Implementation'",
     explanation=(
@@ -334,7 +372,7 @@ def bound_named(name: str) -> Bound:
         raise PrivacyError(f"bound={name!r} is unknown; give one of {', '.join(BOUNDS)}") from None
 
 
-def bound_for(run: Run, view: str, draw_hidden: bool = True) -> Bound:
+def bound_for(run: Run, view: str, draw_hidden: bool = True, repeats: Sequence[int] = ()) -> Bound:
     """The bound to quote for a plan: the tightest proved one against that adversary.
 
     ``view`` is ``"server"``, ``"third_party"`` or ``"paper_third_party"``. Against a third party the bounds
@@ -348,6 +386,6 @@ def bound_for(run: Run, view: str, draw_hidden: bool = True) -> Bound:
         return PAPER_THIRD_PARTY
     if view != THIRD_PARTY:
         raise PrivacyError(f"view={view!r} is unknown; give server, third_party or paper_third_party")
-    others = (AGGREGATE, USER_SAMPLING) if draw_hidden else (AGGREGATE,)
+    others = [] if repeats else [AGGREGATE, USER_SAMPLING] if draw_hidden else [AGGREGATE]
     proved = [RANDOM_PARTICIPATION, *(bound for bound in others if bound.applies(run) is None)]
     return min(proved, key=lambda bound: bound.epsilon(run)) if len(proved) > 1 else proved[0]

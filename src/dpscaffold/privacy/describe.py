@@ -183,7 +183,8 @@ def describe(
 
     ``records`` and ``batches`` are one number for all users or one per user; δ defaults to 1/ΣR_i.
 
-    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60)
+    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
+    ...                records=4000, batches=800, noise=60)
     >>> run.user_ratio, run.worst.rate, run.delta
     (0.2, 0.2, 2.5e-06)
     """
@@ -238,7 +239,7 @@ def _check(run: Run) -> None:
             raise PrivacyError(f"{name}={getattr(run, name)} describes nothing that runs; give at least 1")
     if run.participants > run.users:
         raise PrivacyError(
-            f"participants={run.participants} cannot be drawn from {run.users} users; give at most {run.users}"
+            f"participants={run.participants} cannot be drawn from {run.users} users; give at most that many"
         )
     if not 0.0 < run.delta < 1.0:
         raise PrivacyError(
@@ -258,8 +259,8 @@ def _check(run: Run) -> None:
     for group in run.groups:
         if group.batch < 1:
             raise PrivacyError(
-                f"a user with {group.records} records draws a batch of {group.batch}; raise data_ratio so that "
-                "every batch holds at least 1 record"
+                f"a user with {group.records} records draws a batch of {group.batch}; raise data_ratio so "
+                "that every batch holds at least 1 record"
             )
         if group.batch > group.records:
             raise PrivacyError(

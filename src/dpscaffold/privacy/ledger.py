@@ -63,6 +63,7 @@ class Ledger:
         self.user_budget = user_budget
         self.participations: NDArray[np.int64] = np.zeros(run.users, dtype=np.int64)
         self._marks: list[int] = []  # one number per recorded round, to tell a repeat from a change
+        self._repeats: dict[int, int] = {}
         self._caps: NDArray[np.int64] | None = None
 
     @property
@@ -96,7 +97,14 @@ class Ledger:
                     "was spent (again=True counts a second run of the round)"
                 )
             return
+        else:
+            self._repeats[round] = self._repeats.get(round, 0) + 1
         self.participations[users] += 1
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """For each round that was run again with fresh noise, how many times it was."""
+        return tuple(sorted(self._repeats.values()))
 
     def of(self, user: int) -> float:
         """ε of a record of this user so far."""
@@ -178,6 +186,7 @@ class Ledger:
             "user_budget": self.user_budget,
             "participations": self.participations.tolist(),
             "rounds": list(self._marks),
+            "repeats": {str(round): times for round, times in self._repeats.items()},
         }
         return {**body, "checksum": _checksum(body)}
 
@@ -196,6 +205,7 @@ class Ledger:
         ledger = cls(Run.from_dict(body["run"]), body["user_budget"])
         ledger.participations = np.array(body["participations"], dtype=np.int64)
         ledger._marks = [int(mark) for mark in body["rounds"]]
+        ledger._repeats = {int(round): int(times) for round, times in body["repeats"].items()}
         if ledger.participations.shape != (ledger.run.users,):
             raise PrivacyError(
                 "the ledger is damaged: it does not count every user; restore it from a checkpoint"
@@ -209,7 +219,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 def _rounded_groups(run: Run) -> tuple[Group, ...]:
-    """One group per group of the run, in its order; beyond MOST_RATES distinct rates, the next larger of a few.
+    """One group per group of the run, in order; beyond MOST_RATES distinct rates, the next larger of a few.
 
     A larger rate never has a smaller ε, so this rounds ε up, and keeps thousands of sizes affordable.
     """

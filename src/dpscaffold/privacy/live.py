@@ -52,7 +52,8 @@ def largest_rounds(
     never exceeds the target, and halts for a reason that does not depend on the data.
 
     >>> from dpscaffold.privacy import describe, PAPER_THIRD_PARTY
-    >>> run = describe(rounds=1, local_steps=5, users=100, participants=5, records=4000, batches=800, noise=10)
+    >>> run = describe(rounds=1, local_steps=5, users=100, participants=5, records=4000, batches=800,
+    ...                noise=10)
     >>> largest_rounds(run, 3.0, PAPER_THIRD_PARTY)
     488
     """

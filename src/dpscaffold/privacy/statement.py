@@ -12,6 +12,7 @@ from dpscaffold.privacy.bounds import (
     LEDGER,
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
+    REPEATED,
     SERVER,
     THIRD_PARTY,
     USER_SAMPLING,
@@ -39,21 +40,23 @@ def statement(
 ) -> dict[str, Any]:
     """Everything that may be said about a run's privacy, ready for JSON.
 
-    ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part, beside the bound
-    over the draw, never in its place. ``preprocessing`` are sentences about what was fitted on private records
-    without protection; ``seed_public`` says that the seed of the noise is stored beside the results;
+    ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part, beside the
+    bound over the draw, never in its place. ``preprocessing`` are sentences about what was fitted on private
+    records without protection; ``seed_public`` says that the seed of the noise is stored beside the results;
     ``extra_costs`` are private mechanisms on the same records, composed into ``server`` and ``third_party``.
     ``rounds`` defaults to the recorded ones with a ledger, else to the planned ones.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60)
+    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
+    ...                records=4000, batches=800, noise=60)
     >>> said = statement(run)
-    >>> round(said["server"]["epsilon"], 2), said["server"]["bound"], round(said["paper_third_party"]["epsilon"], 1)
-    (0.86, 'random_participation', 12.9)
+    >>> round(said["server"]["epsilon"], 2), said["server"]["bound"]
+    (0.86, 'random_participation')
     """
     if run is None:
         return {**_empty(NOT_PRIVATE), "outside": _outside(preprocessing, False, ledger), "run": None}
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
+    repeats = ledger.repeats if ledger else ()
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
     said: dict[str, Any] = {
         "guarantee": reason is None,
@@ -71,12 +74,14 @@ def statement(
         }
     else:
         costs = tuple(extra_costs)
-        hidden = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public else {}
-        said["bounds"] = [_row(b, run, rounds, ledger, hidden.get(b.name)) for b in BOUNDS.values()]
+        barred = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public else {}
+        if repeats:
+            barred |= {b.name: REPEATED for b in BOUNDS.values() if b.repeated is None and b is not LEDGER}
+        said["bounds"] = [_row(b, run, rounds, ledger, barred.get(b.name)) for b in BOUNDS.values()]
         said[SERVER] = _quoted(bound_for(run, SERVER), run, rounds, ledger, costs)
-        third = bound_for(run, THIRD_PARTY, draw_hidden=not seed_public)
+        third = bound_for(run, THIRD_PARTY, draw_hidden=not seed_public, repeats=repeats)
         said[THIRD_PARTY] = _quoted(third, run, rounds, ledger, costs)
-        said[PAPER_THIRD_PARTY.name] = _published(run, rounds)
+        said[PAPER_THIRD_PARTY.name] = _published(run, rounds, barred.get(PAPER_THIRD_PARTY.name))
         if ledger is not None:
             spread = ledger.distribution()
             said["ledger"] = {
@@ -141,7 +146,9 @@ def _row(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str
         else:
             reason = bound.applies(run)
             # The cap holds whatever stopping looks at, so it counts every planned round.
-            epsilon = None if reason else bound.epsilon(run, run.rounds if bound is CAP else rounds)
+            repeats = ledger.repeats if ledger else ()
+            planned = run.rounds if bound is CAP else rounds
+            epsilon = None if reason else bound.epsilon(run, planned, repeats=repeats)
     return {
         "name": bound.name,
         "title": bound.title,
@@ -161,8 +168,9 @@ def _row(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str
 def _quoted(
     bound: Bound, run: Run, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]
 ) -> dict[str, Any]:
+    repeats = ledger.repeats if ledger else ()
     said: dict[str, Any] = {
-        "epsilon": _finite(bound.epsilon(run, rounds, costs)),
+        "epsilon": _finite(bound.epsilon(run, rounds, costs, repeats)),
         "delta": run.delta,
         "bound": bound.name,
         "neighbours": run.neighbours,
@@ -171,15 +179,15 @@ def _quoted(
         "reference": bound.reference,
     }
     if costs:
-        said["training_alone"] = bound.epsilon(run, rounds)
+        said["training_alone"] = bound.epsilon(run, rounds, repeats=repeats)
         said["composition"] = "loss distributions composed adaptively (Zhu, Dong, Wang 2022)"
     if ledger is not None:
         said["ledger"] = ledger.largest()
     return said
 
 
-def _published(run: Run, rounds: int) -> dict[str, Any]:
-    reason = PAPER_THIRD_PARTY.applies(run)
+def _published(run: Run, rounds: int, barred: str | None) -> dict[str, Any]:
+    reason = barred or PAPER_THIRD_PARTY.applies(run)
     return {
         "epsilon": None if reason else PAPER_THIRD_PARTY.epsilon(run, rounds),
         "bound": PAPER_THIRD_PARTY.name,
@@ -210,14 +218,15 @@ def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:
     """The sentence to quote."""
     protects = "user" if run.unit == "user" else "record"
     with_costs = f", together with {', '.join(c.name for c in costs)}" if costs else ""
+    server, third = round_up(said[SERVER]["epsilon"]), round_up(said[THIRD_PARTY]["epsilon"])
     sentence = (
-        f"Each {protects} is protected with epsilon = {round_up(said[SERVER]['epsilon'])} towards the server and "
-        f"{round_up(said[THIRD_PARTY]['epsilon'])} towards a third party, at delta = {run.delta:.3g}{with_costs} "
+        f"Each {protects} is protected with epsilon = {server} towards the server and "
+        f"{third} towards a third party, at delta = {run.delta:.3g}{with_costs} "
         f"({run.neighbours}; over the random draw of participants)."
     )
     if "ledger" in said:
         sentence += (
-            f" Given who took part, the most that was spent by any user is {round_up(said['ledger']['epsilon'])}"
+            f" Given who took part, the most that any user spent is {round_up(said['ledger']['epsilon'])}"
             f"{' for training alone' if costs else ''}; the two numbers answer different questions, quote "
             "either with its label."
         )
@@ -233,12 +242,12 @@ def _outside(preprocessing: Sequence[str], seed_public: bool, ledger: Ledger | N
     ]
     if seed_public:
         outside.append(
-            "The noise is derived from a seed stored in the run folder: anyone holding the seed can remove the "
-            "noise. Publish results of a simulation, not its seed."
+            "The noise is derived from a seed stored in the run folder: anyone holding the seed can remove "
+            "the noise. Publish results of a simulation, not its seed."
         )
     if ledger is not None:
         outside.append(
-            "Stopping or selecting participants by outputs or private metrics; if that happened, quote the bound "
-            "'cap' instead of the ledger, and the planned number of rounds instead of those run."
+            "Stopping or selecting participants by outputs or private metrics; if that happened, quote the "
+            "bound 'cap' instead of the ledger, and the planned number of rounds instead of those run."
         )
     return outside

@@ -118,7 +118,7 @@ def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
 
 
 def _symmetric(rate: float, sigma: float, h: float) -> LossDistribution:
-    """Fixed-size batches: positive losses of (1−q)N(0)+qN(1) against N(0), their mirror image, the rest at 0."""
+    """Fixed-size batches: positive losses of (1−q)N(0)+qN(1) against N(0), their mirror, the rest at 0."""
     top = max(1, math.ceil(float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0]) / h))
     index = np.arange(top + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)
@@ -150,7 +150,7 @@ def _add(rate: float, sigma: float, h: float) -> LossDistribution:
 
 
 def _table(rate: float, sigma: float, h: float) -> tuple[Array, Array, Array, dict[str, float]]:
-    """Interval masses over all losses from the smallest that matters to the largest, and what lies outside."""
+    """Interval masses over all losses from the smallest that matters to the largest, and the rest."""
     ends = _loss(np.array([-REACH * sigma, 1 + REACH * sigma]), rate, sigma)
     index = np.arange(math.floor(ends[0] / h), math.ceil(ends[1] / h) + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpscaffold.privacy.statement import round_up
 
 
-def to_markdown(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
+def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
     """One page: what to quote, the mechanism, the views, ε by bound, what is outside, the references.
 
     ``said`` is what :func:`dpscaffold.privacy.statement` returns.
 
     >>> from dpscaffold.privacy import statement
-    >>> print(to_markdown(statement(None)).splitlines()[2])
+    >>> print(render(statement(None)).splitlines()[2])
     **No guarantee: the run is not private (no clipping, no noise).**
     """
     parts = [f"# {title}", f"**{said['quote']}**"]
@@ -40,7 +40,7 @@ def write_statement(said: Mapping[str, Any], folder: Path | str) -> None:
     folder = Path(folder)
     for name, text in (
         ("privacy.json", json.dumps(said, indent=2, allow_nan=False) + "\n"),
-        ("privacy.md", to_markdown(said)),
+        ("privacy.md", render(said)),
     ):
         partial = folder / f".{name}.partial"
         partial.write_text(text, encoding="utf-8")
@@ -87,9 +87,9 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
     e = ledger["epsilon_over_users"]
     counts = ledger["participations"]
     return (
-        f"Given who took part, the largest epsilon over users is **{round_up(ledger['epsilon'])}**; the median "
-        f"user spent {round_up(e['median'])}, the least {round_up(e['min'])}. Participations per user: "
-        f"{min(map(int, counts))} to {max(map(int, counts))}."
+        f"Given who took part, the largest epsilon over users is **{round_up(ledger['epsilon'])}**; "
+        f"the median user spent {round_up(e['median'])}, the least {round_up(e['min'])}. "
+        f"Participations per user: {min(map(int, counts))} to {max(map(int, counts))}."
     )
 
 
@@ -119,6 +119,6 @@ def _reasons(said: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
