@@ -143,7 +143,8 @@ def test_a_silent_run_may_share_a_stack_with_a_noised_one():
 
 
 def test_runs_of_different_structure_are_not_stacked():
-    """A stack refuses what it cannot run alike, and names the part: nothing runs under another run's rule."""
+    """A stack refuses what it cannot run alike, and names the part: nothing runs under another run's
+    rule."""
     base = setting("fedprox", "module", "fixed")
     others = {
         "algorithm": setting("fedavg", base.task, "fixed"),
