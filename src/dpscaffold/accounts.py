@@ -19,7 +19,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.plan import number, whole
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, Run, Spending, bound_for, largest_rounds, statement
-from dpscaffold.report.statement import to_markdown
+from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.setting import Setting
 
@@ -158,7 +158,7 @@ class Accounts:
     def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:
         """``privacy.json``, ``privacy.md`` and the ledger's summary."""
         folder.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
-        folder.write_text("privacy.md", to_markdown(said))
+        folder.write_text("privacy.md", render(said))
         if self.run is not None:
             self._write_summary()
 

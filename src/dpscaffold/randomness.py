@@ -70,11 +70,24 @@ class Randomness:
         drawn = self._stream(self.seed, PARTICIPANTS, round).choice(users, count, replace=False, shuffle=False)
         return np.sort(drawn)
 
-    def batches(self, round: int, user: int, records: int, batch: int, steps: int, sampling: Sampling) -> Batches:
-        """K fresh batches of one user: exactly ``batch`` of ``records``, or each with rate batch/records."""
+    def batches(
+        self,
+        round: int,
+        user: int,
+        records: int,
+        batch: int,
+        steps: int,
+        sampling: Sampling,
+        out: np.ndarray | None = None,
+    ) -> Batches:
+        """K fresh batches of one user: exactly ``batch`` of ``records``, or each with rate batch/records.
+
+        ``out``, (K, batch) int64, receives the indices of batches of fixed size in place of a new array.
+        """
         stream = self._stream(self._private_key, BATCHES, round, user)
-        draw = _draw_fixed if sampling == "fixed" else _draw_poisson
-        return draw(stream, records, batch, steps)
+        if sampling == "poisson":
+            return _draw_poisson(stream, records, batch, steps)
+        return _draw_fixed(stream, records, np.empty((steps, batch), dtype=np.int64) if out is None else out)
 
     def noise(self, round: int, user: int) -> np.random.Generator:
         """The stream of one user's noise in one round: standard normals, step after step."""
@@ -91,13 +104,13 @@ class Randomness:
         raise TypeError("Randomness is never pickled: its noise must not be written anywhere")
 
 
-def _draw_fixed(stream: np.random.Generator, records: int, batch: int, steps: int) -> Batches:
-    """``steps`` uniform subsets of size ``batch``.
+def _draw_fixed(stream: np.random.Generator, records: int, index: np.ndarray) -> Batches:
+    """Uniform subsets of ``records`` records, one into each row of ``index`` (K, b).
 
     Two exact ways, chosen by cost alone: Floyd's algorithm (numpy's ``choice``) for small batches; for
     large ones the ``batch`` smallest of ``records`` random keys, whose low bits carry the record's number.
     """
-    index = np.empty((steps, batch), dtype=np.int64)
+    steps, batch = index.shape
     if batch == records:
         index[:] = np.arange(records)
     elif 6 * batch < records:

@@ -20,7 +20,7 @@ from dpscaffold.engines.store import Shelf, Store
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.local.steps import Scales, local_steps
-from dpscaffold.randomness import NoiseStreams, Randomness, in_threads
+from dpscaffold.randomness import Batches, NoiseStreams, Randomness, in_threads
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch, Logistic, Mlp, Task
 
@@ -178,38 +178,48 @@ class Simulator:
         column = torch.arange(index.shape[2], device=self.device)
         counts = count.to(self.device)
         normals = self._normals(round, rows, steps)
-        users, size = index.shape[1:]
+        users, _, size = index.shape
         for k in range(steps):
-            flat = index[k].view(-1)
+            flat = index[:, k].reshape(-1)
             yield (
                 Batch(
                     features=shelf.features.index_select(0, flat).view(users, size, -1),
                     labels=shelf.labels.index_select(0, flat).view(users, size),
-                    weight=None if full else (column < counts[k, :, None]).float(),
+                    weight=None if full else (column < counts[:, k, None]).float(),
                     squares=shelf.squares.index_select(0, flat).view(users, size),
                 ),
                 next(normals),
             )
 
     def _indices(self, round: int, rows: list[Row], shelf: Shelf) -> tuple[Tensor, Tensor]:
-        """Record numbers (K, U, B) on the shelf, and how many of each batch are real, (K, U)."""
+        """Record numbers (U, K, B) on the shelf, and how many of each batch are real, (U, K)."""
         steps, sampling = self.first.plan.local_steps, self.first.sampling
 
-        def draw(u: int):  # type: ignore[no-untyped-def]
+        def draw(u: int, out: np.ndarray | None = None) -> Batches:
             row = rows[u]
             setting = self.settings[row.run]
             records, batch = int(setting.federation.train.sizes[row.user]), int(setting.batches[row.user])
-            return self.randomness[row.run].batches(round, row.user, records, batch, steps, sampling)
+            return self.randomness[row.run].batches(round, row.user, records, batch, steps, sampling, out)
 
-        drawn = in_threads(draw, len(rows))
-        longest = max(int(batches.count.max()) for batches in drawn)
-        index = np.zeros((steps, len(rows), max(1, longest)), dtype=np.int64)
-        for u, batches in enumerate(drawn):
-            width = min(batches.index.shape[1], index.shape[2])
-            np.add(batches.index[:, :width], shelf.starts[u], out=index[:, u, :width])
-            if width < index.shape[2]:
-                index[:, u, width:] = shelf.starts[u]
-        return torch.from_numpy(index), torch.from_numpy(np.stack([b.count for b in drawn], axis=1))
+        if sampling == "fixed":
+            sizes = [int(self.settings[row.run].batches[row.user]) for row in rows]
+            index = np.empty((len(rows), steps, max(sizes)), dtype=np.int64)
+
+            def place(u: int) -> np.ndarray:
+                index[u, :, sizes[u] :] = 0
+                count = draw(u, index[u, :, : sizes[u]]).count
+                index[u] += shelf.starts[u]
+                return count
+
+            counts = in_threads(place, len(rows))
+        else:
+            drawn = in_threads(draw, len(rows))
+            counts = [batches.count for batches in drawn]
+            index = np.zeros((len(rows), steps, max(batches.index.shape[1] for batches in drawn)), dtype=np.int64)
+            for u, batches in enumerate(drawn):
+                index[u, :, : batches.index.shape[1]] = batches.index
+                index[u] += shelf.starts[u]
+        return torch.from_numpy(index), torch.from_numpy(np.stack(counts))
 
     def _normals(self, round: int, rows: list[Row], steps: int) -> Iterator[Tensor | None]:
         """Each step's standard normals, (U, P); None without noise."""
