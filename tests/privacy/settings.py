@@ -1,0 +1,24 @@
+"""The paper's four settings as descriptions, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpscaffold.privacy import Run, describe
+
+SYNTHETIC: dict[str, Any] = dict(
+    rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60.0
+)
+FEMNIST = {**SYNTHETIC, "users": 40, "participants": 8, "records": 2000, "batches": 400, "noise": 30.0}
+MNIST = {**SYNTHETIC, "users": 60, "participants": 12, "records": 800, "batches": 160, "noise": 30.0, "rounds": 100}
+TABLE_1 = {**SYNTHETIC, "rounds": 488, "local_steps": 5, "participants": 5, "noise": 10.0}
+ALL = {"synthetic": SYNTHETIC, "femnist": FEMNIST, "mnist": MNIST, "table 1": TABLE_1}
+
+SMALL: dict[str, Any] = dict(
+    rounds=20, local_steps=3, users=10, participants=2, records=100, batches=20, noise=2.0, delta=1e-5
+)
+
+
+def run_of(base: dict[str, Any], **changes: Any) -> Run:
+    """One of the settings, with changes."""
+    return describe(**{**base, **changes})
