@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -88,10 +89,12 @@ class Simulator:
         for start in range(0, len(rows), self.chunk):
             part = rows[start : start + self.chunk]
             upload = self._participate(round, part, params, controls)
-            mix, members = self._mixing(part)
-            moves += mix @ upload.params
-            if upload.control is not None:
-                sums += members @ upload.control
+            # Run by run, not as one product with a matrix of weights: there 0·NaN of a run that diverged
+            # would poison the others.
+            for run, where, weights in self._weights(part):
+                moves[run] += weights @ upload.params[where]
+                if upload.control is not None:
+                    sums[run] += upload.control[where].sum(0)
             for row, drift in zip(part, upload.params.norm(dim=1).tolist(), strict=True):
                 drifts[row.run] = max(drifts[row.run], drift)
         algorithm = self.first.algorithm.phase(round, self.first.warm_rounds)
@@ -136,14 +139,13 @@ class Simulator:
             yield self.states[rows[start].run], slice(start, end), users
             start = end
 
-    def _mixing(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
-        """(runs, rows) matrices: each run's weights over its rows, and plain membership."""
-        mix = torch.zeros(len(self.settings), len(rows))
-        for u, row in enumerate(rows):
-            mix[row.run, u] = row.weight
-        members = torch.zeros_like(mix)
-        members[[row.run for row in rows], list(range(len(rows)))] = 1.0
-        return mix.to(self.device), members.to(self.device)
+    def _weights(self, rows: list[Row]) -> Iterator[tuple[int, slice, Tensor]]:
+        """For each run its number, its slice of the rows, and its rows' weights in the mean."""
+        start = 0
+        for run, members in groupby(rows, key=lambda row: row.run):
+            weights = torch.tensor([row.weight for row in members], device=self.device)
+            yield run, slice(start, start + len(weights)), weights
+            start += len(weights)
 
     def _scales(self, rows: list[Row]) -> Scales:
         """The numbers of these rows, from the plan and the mechanism of their runs."""
