@@ -104,7 +104,7 @@ def test_the_correction_acts_in_every_one_of_the_k_steps(engine):
 @each_algorithm
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_everything_that_leaves_a_user_is_a_function_of_noised_gradients(algorithm, sampling, engine):
-    """Change the records, and change the noise so that each H̃ stays the same: no upload and no memory may move.
+    """Change the records, and the noise so that each H̃ stays the same: no upload and no memory may move.
 
     If any un-noised number left the user, or were kept and used later, it would show. Guards against Δc
     from un-noised differences (a fork of FL-bench) and against a Δc that escapes the noise (NVFlare).
@@ -255,7 +255,7 @@ def test_fedavg_with_several_steps_stays_away_from_it(algorithm, engine):
     torch.testing.assert_close(exact, optimum, rtol=1e-3, atol=1e-3)
 
 
-# --- the paper's own code: one noise for all users, a median per tensor, an idle warm start, no ℓ2, two softmaxes ---
+# --- the paper's own code: shared noise, a median per tensor, an idle warm start, no ℓ2, two softmaxes ---
 
 
 @each_engine
@@ -338,7 +338,7 @@ def test_the_regularisation_is_applied_outside_clipping_and_noise(algorithm, pri
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_loss_takes_one_softmax_of_logits(task):
-    """losses = −log softmax(scores)_y by hand; the paper's models apply log_softmax and then CrossEntropyLoss.
+    """losses = −log softmax(scores)_y by hand, not log_softmax and then CrossEntropyLoss again.
 
     A linear or final layer's raw output must be unbounded and not normalised: scores are logits.
     """
@@ -359,7 +359,7 @@ def test_the_loss_takes_one_softmax_of_logits(task):
 
 
 def test_sampling_rates_are_not_multiplied():
-    """One round of K full-batch steps: δ(ε) = l·δ_Gauss(ε; 2σ_g/√K) exactly, since one draw covers all K steps.
+    """One round of K full-batch steps: δ(ε) = l·δ_Gauss(ε; 2σ_g/√K) since one draw covers all K steps.
 
     ε must not be below that truth; a rate of l·s per step, composed K times, is.
     """
