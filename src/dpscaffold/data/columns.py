@@ -27,6 +27,8 @@ def column_names(path: Path, kind: str, delimiter: str = ",") -> list[str]:
                 path, pa.csv.ReadOptions(use_threads=False), pa.csv.ParseOptions(delimiter=delimiter)
             ) as reader:
                 names = list(reader.schema.names)
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not UTF-8 text; save it as UTF-8") from None
     except pa.ArrowInvalid as problem:
         raise BadInput(_explained(path, problem, [])) from None
     except OSError as problem:
@@ -73,6 +75,8 @@ def read_batches(
                 ),
             ) as reader:
                 yield from reader
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not UTF-8 text; save it as UTF-8") from None
     except pa.ArrowInvalid as problem:
         raise BadInput(_explained(path, problem, names)) from None
     except OSError as problem:

@@ -1,0 +1,181 @@
+"""Arrays per user, pooled arrays, .npz files, Hugging Face datasets and LEAF's JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpscaffold.data import from_huggingface, from_pooled, from_users, load_federation, read_leaf, read_npz
+from dpscaffold.data.leaf import write_leaf
+from dpscaffold.data.pool import Pool
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+
+
+def users(count: int = 3, records: int = 10, dimension: int = 4) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return {
+        f"user {i}": (
+            rng.normal(size=(records + i, dimension)).astype(np.float32),
+            np.arange(records + i) % 3,
+        )
+        for i in range(count)
+    }
+
+
+def test_arrays_per_user() -> None:
+    federation = from_users(users())
+    assert federation.names == ("user 0", "user 1", "user 2")
+    for i, (x, _) in enumerate(users().values()):
+        found = torch.cat([federation.train.of(i)[0], federation.test.of(i)[0]])
+        assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, x.tolist()))
+    torches = from_users([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in users().values()])
+    assert torch.equal(torches.train.features, federation.train.features)
+
+
+def test_images_are_flattened() -> None:
+    assert from_users([(np.zeros((6, 2, 5)), np.arange(6) % 2)]).dimension == 10
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([], "at least one user"),
+        ([(np.zeros((3, 2)), np.zeros(2))], r"features of shape \(3, 2\) and labels of shape \(2,\)"),
+        (
+            [(np.zeros((3, 2)), np.array([0, 1, 0])), (np.zeros((3, 1)), np.array([0, 1, 0]))],
+            "1 to 2 features",
+        ),
+        ([(np.zeros((3, 2)), np.array([0, 0.5, 1]))], "whole numbers"),
+        ([(np.zeros((3, 2)), np.array([0, -1, 1]))], "whole numbers"),
+        ([(np.array([["a", "b"]]), np.array([0]))], "must be numbers"),
+        ([(np.full((3, 2), np.nan), np.array([0, 1, 0]))], "NaN"),
+        ([(np.zeros((1, 2)), np.array([0]))], "user 0 has 1 record"),
+    ],
+)
+def test_bad_arrays(pairs: list[Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        from_users(pairs)
+
+
+def test_npz(tmp_path: Path) -> None:
+    x = np.arange(40, dtype=np.float64).reshape(20, 2)
+    owner = np.repeat(["b", "a"], 10)
+    np.savez(tmp_path / "t.npz", features=x, labels=np.arange(20) % 2, users=owner)
+    pool = read_npz(tmp_path / "t.npz")
+    assert pool.names == ("a", "b") and pool.users is not None and pool.users[0] == 1
+    settings = {"source": "npz", "path": str(tmp_path / "t.npz"), "preprocess": []}
+    assert load_federation({**settings, "partition": "natural"}).names == ("a", "b")
+    assert load_federation({**settings, "users": 4}).users == 4
+    np.savez(tmp_path / "u.npz", feature=x, labels=np.arange(20))
+    with pytest.raises(BadInput, match=r"no array 'features' \(did you mean 'feature'\?\)"):
+        read_npz(tmp_path / "u.npz")
+    (tmp_path / "v.npz").write_bytes(b"PK\x03\x04 not a zip file")
+    for name in ("v.npz", "nowhere.npz"):
+        with pytest.raises(BadInput, match="cannot be read"):
+            read_npz(tmp_path / name)
+    np.savez(tmp_path / "w.npz", features=np.array([object()]), labels=np.zeros(1))
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_npz(tmp_path / "w.npz")
+    with pytest.raises(BadInput, match="users are given for 3 records"):
+        from_pooled(x, np.arange(20) % 2, np.zeros(3))
+
+
+class Columns:
+    """What this package uses of a Hugging Face dataset."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns, self.column_names = columns, list(columns)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+
+def test_hugging_face_columns() -> None:
+    images = [np.full((2, 2), 51, dtype=np.uint8)] * 4
+    dataset = Columns(
+        image=images, size=[1.0, 2.0, 3.0, 4.0], writer=["p", "q", "p", "q"], label=[0, 1, 1, 0]
+    )
+    pool = from_huggingface(dataset, label="label", user="writer")
+    np.testing.assert_allclose(pool.features[1], [0.2, 0.2, 0.2, 0.2, 2.0], rtol=1e-6)
+    assert pool.names == ("p", "q") and pool.labels.tolist() == [0, 1, 1, 0]
+    with pytest.raises(BadInput, match=r"no column 'lable' \(did you mean 'label'\?\)"):
+        from_huggingface(dataset, label="lable")
+    with pytest.raises(BadInput, match="choose one split"):
+        from_huggingface({"train": dataset}, label="label")
+    with pytest.raises(BadInput, match="'text' cannot be made numbers"):
+        from_huggingface(Columns(text=["a", "b"], label=[0, 1]), label="label")
+
+
+def test_a_real_hugging_face_dataset() -> None:
+    datasets = pytest.importorskip("datasets", reason="the datasets library is not installed")
+    table = datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]})
+    assert from_huggingface(table, label="label").features.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_leaf_file_and_folder(tmp_path: Path) -> None:
+    data = users()
+    write_leaf(tmp_path / "all.json", data)
+    pool = read_leaf(tmp_path / "all.json")
+    assert isinstance(pool, Pool) and pool.names == tuple(data)
+    np.testing.assert_allclose(pool.features, np.concatenate([x for x, _ in data.values()]), rtol=1e-6)
+    federation = load_federation(
+        {"source": "leaf", "path": str(tmp_path / "all.json"), "preprocess": ["unit-norm"]}
+    )
+    assert federation.names == tuple(data)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name, (x, y) in data.items():
+        write_leaf(folder / f"{name} 1.json", {name: (x[:4], y[:4])})
+        write_leaf(folder / f"{name} 2.json", {name: (x[4:], y[4:])})
+    parts = read_leaf(folder)
+    assert isinstance(parts, Pool)
+    np.testing.assert_allclose(parts.features, pool.features)
+
+
+def test_leaf_with_its_own_split(tmp_path: Path) -> None:
+    data = users()
+    for part, rows in (("train", slice(0, 7)), ("test", slice(7, None))):
+        (tmp_path / part).mkdir()
+        write_leaf(tmp_path / part / "data.json", {name: (x[rows], y[rows]) for name, (x, y) in data.items()})
+    federation = load_federation({"source": "leaf", "path": str(tmp_path), "preprocess": []})
+    assert isinstance(federation, Federation) and federation.train.sizes.tolist() == [7, 7, 7]
+    np.testing.assert_allclose(federation.test.of(1)[0].numpy(), data["user 1"][0][7:], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "no 'user_data' table"),
+        ('{"user_data": {}}', "has no users"),
+        ('{"user_data": {"a": {"x": [[1]]}}}', "user a has no 'x' and 'y'"),
+        ('{"user_data": {"a": {"x": ["to be"], "y": [0]}}}', "holds text"),
+        ('{"user_data": {"a": {"x": [[1, 2], [3]], "y": [0, 1]}}}', "unequal length"),
+        ('{"user_data": {"a": {"x": [[1, 2]], "y": [0, 1]}}}', "expected"),
+        ('{"user_data": {"a": {"x": [[1]], "y": [0.5]}}}', "whole numbers"),
+        ('{"user_data": {"a": {"x": [[1]], "y": [0]}, "b": {"x": [[1, 2]], "y": [1]}}}', "1 to 2 features"),
+    ],
+)
+def test_bad_leaf(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    with pytest.raises(BadInput, match=said):
+        read_leaf(path)
+
+
+def test_leaf_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_leaf(tmp_path / "nowhere.json")
+    with pytest.raises(BadInput, match=r"holds no .json file"):
+        read_leaf(tmp_path)
+    for part, user in (("train", "a"), ("test", "b")):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "d.json").write_text(json.dumps({"user_data": {user: {"x": [[1]], "y": [0]}}}))
+    with pytest.raises(BadInput, match="no user of train/ is in test/"):
+        read_leaf(tmp_path)

@@ -1,0 +1,145 @@
+"""The [data] table: defaults, every source, refusals, and reading back what was resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from dpscaffold.data import load_federation, parse_data, save, synthetic
+from dpscaffold.data.config import SOURCES, DataSettings, Synthetic
+from dpscaffold.errors import BadInput
+
+
+def test_no_source_is_the_papers_synthetic_federation() -> None:
+    assert parse_data({}) == Synthetic()
+    small = {"users": 4, "records": 30, "alpha": 2.0, "seed": 3}
+    made = load_federation(small)
+    assert torch.equal(made.train.features, synthetic(alpha=2.0, users=4, records=30, seed=3).train.features)
+
+
+def test_the_papers_settings_are_the_defaults() -> None:
+    mnist, femnist = parse_data({"source": "mnist"}), parse_data({"source": "emnist47"})
+    assert (mnist.users, mnist.records, mnist.part) == (60, 1000, "train")
+    assert (femnist.users, femnist.records, femnist.part) == (40, 2500, "both")
+    assert [step.step for step in mnist.preprocess] == ["standardise", "unit-norm"]
+    assert mnist.test_ratio == 0.2
+
+
+MINIMAL: dict[str, dict[str, Any]] = {
+    "csv": {"path": "a.csv", "label": "y", "user": "u"},
+    "parquet": {"path": "a.parquet", "label": "y", "users": 3},
+    "npz": {"path": "a.npz", "users": 3},
+    "leaf": {"path": "a.json"},
+    "saved": {"path": "folder"},
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_survives_being_written_out(source: str) -> None:
+    settings = parse_data({"source": source, **MINIMAL.get(source, {})})
+    tables = settings.model_dump(mode="json", exclude_none=True)
+    assert parse_data(tables) == settings
+    assert TypeAdapter(DataSettings).validate_python(tables) == settings
+
+
+@pytest.mark.parametrize("partition", ["similarity", "dirichlet", "shards", "quantity"])
+def test_partitions_by_name(partition: str) -> None:
+    federation = load_federation({"source": "digits", "users": 6, "partition": partition, "preprocess": []})
+    sizes = (federation.train.sizes + federation.test.sizes).tolist()
+    assert federation.users == 6 and sum(sizes) == 1794
+    assert (len(set(sizes)) > 1) == (partition == "quantity")
+    assert partition.split("y")[0][:4].lower() in federation.title.lower() or "similar" in federation.title
+
+
+def test_uneven_sizes_with_label_skew() -> None:
+    federation = load_federation({"source": "digits", "users": 8, "size_spread": 1.0, "similarity": 0})
+    sizes = federation.train.sizes
+    assert int(sizes.max()) > 2 * int(sizes.min())
+
+
+def test_images_from_a_folder(idx_folder: Callable[..., Path], tmp_path: Path) -> None:
+    idx_folder()
+    settings = {
+        "source": "mnist",
+        "data_dir": str(tmp_path),
+        "verify": False,
+        "users": 4,
+        "records": 20,
+        "part": "both",
+    }
+    federation = load_federation(settings)
+    assert federation.users == 4 and federation.dimension == 30
+    norms = federation.train.features.norm(dim=1)
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-5)
+
+
+def test_saved_federations(tmp_path: Path) -> None:
+    made = synthetic(users=3, records=20)
+    save(made, tmp_path / "kept")
+    settings = {"source": "saved", "path": str(tmp_path / "kept")}
+    assert load_federation(settings).mapped
+    assert not load_federation({**settings, "mapped": False, "verify": True}).mapped
+
+
+def test_the_seed_decides_everything() -> None:
+    settings = {"source": "digits", "users": 5}
+    a, b, c = (load_federation({**settings, "seed": seed}).train.features for seed in (0, 0, 1))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"source": "minst"}, r"no data source is called 'minst' \(did you mean 'mnist'\?\)"),
+        ({"source": "zzz"}, "there are synthetic, mnist"),
+        ({"source": 3}, "no data source is called '3'"),
+        ({"sorce": "mnist"}, r"has no option 'sorce' \(did you mean 'source'\?\)"),
+        ({"source": "digits", "similarty": 3}, r"has no option 'similarty' \(did you mean 'similarity'\?\)"),
+        ({"source": "digits", "similarity": 110}, "similarity: .*less than or equal to 100"),
+        ({"source": "digits", "users": 0}, "users: .*greater than or equal to 1"),
+        ({"source": "digits", "users": "many"}, "users: .*integer"),
+        ({"source": "digits", "test_ratio": 1.0}, "test_ratio: .*less than 1"),
+        ({"source": "digits", "partition": "dirichlet", "alpha": float("nan")}, "alpha"),
+        ({"source": "digits", "partition": "natural"}, "needs data that say whose each record is"),
+        (
+            {"source": "digits", "partition": "dirichlet", "similarity": 3},
+            "similarity belongs to partition = 'similarity'",
+        ),
+        ({"source": "digits", "alpha": 3.0}, "alpha belongs to partition = 'dirichlet'"),
+        ({"source": "digits", "preprocess": ["pca:3"]}, "'pca' comes before any 'centre'"),
+        ({"source": "digits", "preprocess": ["center"]}, r"called 'center' \(did you mean 'centre'\?\)"),
+        ({"source": "csv", "path": "x", "label": "y"}, "users is missing"),
+        ({"source": "csv", "label": "y"}, "path is missing"),
+        ({"alpha": -1}, "alpha"),
+    ],
+)
+def test_refusals(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said) as caught:
+        parse_data(table)
+    assert "\n" not in str(caught.value) and "Value error" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"users": 40, "records": 2500}, "40 users × 2500 records are 100000 records, and there are 1797"),
+        ({"users": 1000}, "minimum_records is 2"),
+        ({"users": 100, "minimum_records": 20}, "users get 17 records each, and minimum_records is 20"),
+        ({"similarity": 0, "minimum_classes": 5}, "user 0 has [12] class(es)? in its training records"),
+    ],
+)
+def test_requests_that_the_data_cannot_meet(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        load_federation({"source": "digits", **table})
+
+
+def test_a_single_class_in_the_training_split(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", features=np.eye(10), labels=np.zeros(10))
+    with pytest.raises(BadInput, match="all training records have the label 0"):
+        load_federation({"source": "npz", "path": str(tmp_path / "t.npz"), "users": 2})

@@ -1,0 +1,218 @@
+"""Downloads against a local server: whole, resumed, broken off, tampered with."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from dpscaffold.data import catalogue, download
+from dpscaffold.data.catalogue import Dataset, Published
+from dpscaffold.data.download import fetch
+from dpscaffold.errors import BadInput
+
+CONTENT = bytes(range(256)) * 4000  # about 1 MB
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves ``files``; each of ``breaks`` cuts an answer short; ``ranges`` may be switched off."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    breaks: ClassVar[list[int]] = []
+    ranges = True
+    etag = '"one"'
+    asked: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        content = self.files.get(self.path.lstrip("/"))
+        asked = self.headers.get("Range")
+        type(self).asked.append(asked)
+        if content is None:
+            self.send_error(404)
+            return
+        start = 0
+        if asked and self.ranges and self.headers.get("If-Range", self.etag) == self.etag:
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                self.send_error(416)
+                return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("ETag", self.etag)
+        self.end_headers()
+        body = content[start:]
+        if self.breaks:
+            body = body[: self.breaks.pop(0)]
+            self.close_connection = True
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Handler.files, Handler.breaks, Handler.ranges, Handler.etag, Handler.asked = (
+        {"file": CONTENT},
+        [],
+        True,
+        '"one"',
+        [],
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_address[1]}/"
+        running.shutdown()
+        thread.join()
+
+
+def test_a_whole_transfer_with_progress(server: str, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    path = fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, lambda *now: seen.append(now))
+    assert path.read_bytes() == CONTENT and [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert seen[-1] == ("file", len(CONTENT), len(CONTENT)) and len(seen) > 2
+
+
+def test_a_file_that_is_there_is_not_fetched_again(server: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT)
+    fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
+    assert Handler.asked == []
+    (tmp_path / "file").write_bytes(CONTENT[:-1] + b"?")
+    fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_broken_transfer_is_resumed_within_a_call(server: str, tmp_path: Path) -> None:
+    Handler.breaks = [300_000, 400_000]
+    fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, pause=0)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert Handler.asked == [None, "bytes=300000-", "bytes=700000-"]
+
+
+def test_a_broken_transfer_is_kept_for_the_next_call(server: str, tmp_path: Path) -> None:
+    Handler.breaks = [100_000, 100_000]
+    with pytest.raises(BadInput, match=r"broke off .* 200000 bytes are kept, run it again to resume"):
+        fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, attempts=2, pause=0)
+    assert not (tmp_path / "file").exists()
+    fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT and Handler.asked[-1] == "bytes=200000-"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_server_without_ranges_starts_over(server: str, tmp_path: Path) -> None:
+    Handler.breaks, Handler.ranges = [100_000], False
+    fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, pause=0)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_another_edition_is_not_appended(server: str, tmp_path: Path) -> None:
+    """Without a checksum only the ETag tells that the file changed between two transfers."""
+    Handler.breaks = [100_000]
+    with pytest.raises(BadInput):
+        fetch(server + "file", tmp_path / "file", attempts=1)
+    Handler.files, Handler.etag = {"file": CONTENT[::-1]}, '"two"'
+    fetch(server + "file", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT[::-1]
+
+
+def test_a_wrong_checksum_removes_what_came(server: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=f"has the MD5 {MD5} and should have 0000"):
+        fetch(server + "file", tmp_path / "file", len(CONTENT), "0" * 32)
+    with pytest.raises(BadInput, match="bytes and should have 5"):
+        fetch(server + "file", tmp_path / "file", 5)
+    assert not list(tmp_path.glob("file*")) or [p.name for p in tmp_path.iterdir()] == ["file.part.etag"]
+
+
+def test_a_stale_part_that_is_too_long_is_replaced_on_the_second_call(server: str, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT + b"more")
+    with pytest.raises(BadInput, match="it was removed"):
+        fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
+    assert fetch(server + "file", tmp_path / "file", len(CONTENT), MD5).read_bytes() == CONTENT
+
+
+def test_a_part_that_is_whole_needs_no_more(server: str, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    assert fetch(server + "file", tmp_path / "file", len(CONTENT), MD5).read_bytes() == CONTENT
+
+
+def test_absent_files_and_servers(server: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="404"):
+        fetch(server + "nothing", tmp_path / "file")
+    with pytest.raises(BadInput, match="cannot be reached"):
+        fetch("http://127.0.0.1:1/file", tmp_path / "file", attempts=1)
+    with pytest.raises(BadInput, match="not an address"):
+        fetch("no address", tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, server: str) -> str:
+    """A dataset of two files on the local server."""
+    Handler.files = {"a.gz": b"first", "b.gz": b"second"}
+    files = tuple(Published(n, len(c), hashlib.md5(c).hexdigest()) for n, c in Handler.files.items())
+    monkeypatch.setitem(
+        catalogue.CATALOGUE, "small", Dataset("small", "two files", files, (server + "gone/", server))
+    )
+    return server
+
+
+def test_a_dataset_comes_from_the_first_place_that_has_it(small: str, tmp_path: Path) -> None:
+    paths = download("small", tmp_path)
+    assert [(p.name, p.read_bytes()) for p in paths] == [("a.gz", b"first"), ("b.gz", b"second")]
+    assert paths[0].parent == tmp_path / "small"
+
+
+def test_a_mirror_is_held_to_the_checksums(small: str, tmp_path: Path) -> None:
+    Handler.files = {"mirror/a.gz": b"FIRST", "mirror/b.gz": b"second"}
+    with pytest.raises(BadInput, match="should have"):
+        download("small", tmp_path, mirror=small + "mirror")
+    assert not (tmp_path / "small" / "a.gz").exists()
+
+
+def test_unknown_and_unpublished_datasets(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no dataset is called 'minst' \(did you mean 'mnist'\?\)"):
+        download("minst", tmp_path)
+    with pytest.raises(BadInput, match="not published anywhere"):
+        download("emnist47", tmp_path)
+    (tmp_path / "in the way").write_text("")
+    with pytest.raises(BadInput, match="cannot be made"):
+        download("mnist", tmp_path / "in the way")
+
+
+def test_archives_are_unpacked_beside_themselves(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("gzip/x-images.gz", b"images")
+        archive.writestr("../../escape.gz", b"caught")
+        archive.writestr("gzip/readme.txt", b"no data")
+    content = packed.getvalue()
+    Handler.files = {"all.zip": content}
+    entry = Dataset("packed", "", (Published("all.zip", len(content)),), (server,), unpack=True)
+    monkeypatch.setitem(catalogue.CATALOGUE, "packed", entry)
+    paths = download("packed", tmp_path / "data")
+    assert [p.name for p in paths] == ["escape.gz", "x-images.gz"]
+    assert all(p.parent == tmp_path / "data" / "packed" for p in paths)
+    assert (tmp_path / "data" / "packed" / "x-images.gz").read_bytes() == b"images"
+    assert not (tmp_path / "data" / "packed" / "all.zip").exists()
+    Handler.files = {}
+    assert download("packed", tmp_path / "data") == paths  # nothing is asked for again
+
+
+def test_a_damaged_archive(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Handler.files = {"all.zip": b"PK not a zip"}
+    monkeypatch.setitem(
+        catalogue.CATALOGUE, "packed", Dataset("packed", "", (Published("all.zip"),), (server,), unpack=True)
+    )
+    with pytest.raises(BadInput, match="cannot be unpacked"):
+        download("packed", tmp_path)

@@ -1,0 +1,132 @@
+"""Image datasets from IDX files: made ones here, the real ones where they are at hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpscaffold.data import catalogue, images, load_federation
+from dpscaffold.data.idx import read_idx, write_idx
+from dpscaffold.errors import BadInput
+
+Maker = Callable[..., Path]
+
+
+def test_parts_are_pooled_in_order(idx_folder: Maker, tmp_path: Path) -> None:
+    folder = idx_folder()
+    pool = images.mnist(tmp_path, part="both", verify=False)
+    assert (len(pool), pool.features.shape[1], pool.classes) == (80, 30, 10)
+    test = read_idx(folder / "t10k-images-idx3-ubyte.gz").reshape(20, -1)
+    np.testing.assert_array_equal(pool.features[60:], test)
+    np.testing.assert_array_equal(images.mnist(tmp_path, part="test", verify=False).features, test)
+
+
+def test_pixels_are_in_the_unit_interval(idx_folder: Maker, tmp_path: Path) -> None:
+    folder = idx_folder()
+    pool = images.mnist(tmp_path, verify=False)
+    rows = pool.take(np.array([3, 1])).numpy()
+    raw = read_idx(folder / "train-images-idx3-ubyte.gz").reshape(60, -1)
+    np.testing.assert_allclose(rows, raw[[3, 1]] / 255, rtol=1e-6)
+    assert rows.dtype == np.float32
+
+
+def test_uncompressed_files_are_found(idx_folder: Maker, tmp_path: Path) -> None:
+    idx_folder("fashion-mnist", suffix="")
+    assert len(images.fashion_mnist(tmp_path, verify=False)) == 60
+
+
+def test_emnist_is_put_upright_and_letters_count_from_zero(tmp_path: Path) -> None:
+    folder = tmp_path / "emnist" / "gzip"
+    folder.mkdir(parents=True)
+    upright = np.zeros((26, 4, 4), dtype=np.uint8)
+    upright[:, 0, :] = 200  # a bar along the top
+    for part in ("train", "test"):
+        write_idx(folder / f"emnist-letters-{part}-images-idx3-ubyte.gz", upright.transpose(0, 2, 1).copy())
+        write_idx(folder / f"emnist-letters-{part}-labels-idx1-ubyte.gz", np.arange(1, 27, dtype=np.uint8))
+    pool = images.emnist("letters", tmp_path)
+    np.testing.assert_array_equal(pool.features[0].reshape(4, 4), upright[0])
+    assert pool.labels[:26].tolist() == list(range(26)) and pool.classes == 26
+
+
+def test_emnist_with_a_wrong_number_of_images(tmp_path: Path) -> None:
+    folder = tmp_path / "emnist"
+    folder.mkdir()
+    for part in ("train", "test"):
+        write_idx(folder / f"emnist-balanced-{part}-images-idx3-ubyte", np.zeros((3, 4, 4), dtype=np.uint8))
+        write_idx(folder / f"emnist-balanced-{part}-labels-idx1-ubyte", np.zeros(3, dtype=np.uint8))
+    with pytest.raises(BadInput, match="holds 3 train images of EMNIST 'balanced', which has 112800"):
+        images.emnist("balanced", tmp_path)
+    with pytest.raises(BadInput, match="did you mean 'balanced'"):
+        images.emnist("balancd", tmp_path)
+
+
+def test_counts_that_differ(idx_folder: Maker, tmp_path: Path) -> None:
+    folder = idx_folder()
+    write_idx(folder / "train-labels-idx1-ubyte.gz", np.zeros(59, dtype=np.uint8))
+    with pytest.raises(BadInput, match=r"60 images and train-labels-idx1-ubyte\.gz 59 labels"):
+        images.mnist(tmp_path, verify=False)
+
+
+def test_labels_out_of_range(idx_folder: Maker, tmp_path: Path) -> None:
+    idx_folder(classes=12)
+    with pytest.raises(BadInput, match="labels run from 0 to 11"):
+        images.mnist(tmp_path, verify=False)
+
+
+def test_labels_where_images_are_expected(idx_folder: Maker, tmp_path: Path) -> None:
+    folder = idx_folder()
+    write_idx(folder / "train-images-idx3-ubyte.gz", np.zeros(60, dtype=np.uint8))
+    with pytest.raises(BadInput, match="expected 3 dimensions of bytes"):
+        images.mnist(tmp_path, verify=False)
+
+
+def test_a_file_that_is_not_the_published_one(
+    idx_folder: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = idx_folder()
+    with pytest.raises(BadInput, match="should have 9912422"):
+        images.mnist(tmp_path)
+    path = folder / "train-images-idx3-ubyte.gz"
+    entry = catalogue.Dataset(
+        "mnist", "", (catalogue.Published(path.name, path.stat().st_size, "0" * 32),) * 3
+    )
+    monkeypatch.setitem(catalogue.CATALOGUE, "mnist", entry)
+    with pytest.raises(BadInput, match="is not the published file: its MD5 is"):
+        images._verify(path, "mnist")
+
+
+def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="run 'dpscaffold data download mnist'"):
+        images.mnist(tmp_path)
+
+
+def test_the_data_folder_is_chosen_then_named_then_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPSCAFFOLD_DATA", "/from/variable")
+    assert str(catalogue.data_folder()) == "/from/variable"
+    assert str(catalogue.data_folder("/chosen")) == "/chosen"
+    monkeypatch.delenv("DPSCAFFOLD_DATA")
+    assert catalogue.data_folder().name == "dpscaffold"
+
+
+def test_real_mnist_and_emnist47_load_and_split_quickly(real_data: Path) -> None:
+    """Under 3 and 8 seconds; best of two, since machines are shared."""
+    for source, limit, expected in (("mnist", 3.0, (60, 48_000, 10)), ("emnist47", 8.0, (40, 80_000, 47))):
+        times = []
+        for _ in range(2):
+            start = time.perf_counter()
+            federation = load_federation({"source": source, "data_dir": str(real_data), "preprocess": []})
+            times.append(time.perf_counter() - start)
+            if times[-1] < limit:
+                break
+        assert min(times) < limit
+        assert (federation.users, len(federation.train), federation.classes) == expected
+
+
+def test_real_emnist47_is_the_pooled_subset(real_data: Path) -> None:
+    pool = images.emnist47(real_data)
+    assert len(pool) == 110_677
+    assert np.bincount(pool.labels, minlength=47).min() > 900
