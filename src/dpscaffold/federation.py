@@ -71,6 +71,10 @@ class Records:
                 raise BadInput(
                     f"user {i} has features of shape {tuple(x.shape)}; expected (records, {features[0].shape[-1]}) as for user 0"
                 )
+            if y.ndim != 1:
+                raise BadInput(f"user {i} has labels of shape {tuple(y.shape)}; give one number per record")
+            if y.is_floating_point() and not bool((y == y.round()).all()):
+                raise BadInput(f"user {i} has labels that are not whole numbers; give class numbers from 0")
         sizes = torch.tensor([len(x) for x in features])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         return cls(torch.cat(list(features)).to(torch.float32), torch.cat(list(labels)).to(torch.int64), offsets)
@@ -189,7 +193,7 @@ class Federation:
             for part in (train, test)
         ]
         if classes is None:
-            classes = max(2, 1 + max(int(table.labels.max()) for table in tables))
+            classes = max(2, 1 + max(int(table.labels.max()) for table in tables if len(table)))
         return cls(tables[0], tables[1], classes, tuple(names), title).validated()
 
     def validated(self) -> Federation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
@@ -33,6 +34,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         _ = self.participants, self.batches
+        self._check_task()
         plan = self.plan
         if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
             raise BadInput(
@@ -43,6 +45,21 @@ class Setting:
             raise BadInput(
                 f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
                 "use more rounds, set plan.warm_rounds, or choose the algorithm 'scaffold'"
+            )
+
+    def _check_task(self) -> None:
+        """One record through the task: its input and output must fit the federation."""
+        task, data = self.task, self.federation
+        try:
+            with torch.no_grad():
+                scores = task.scores(task.initial(self.plan.seed), task.prepare(data.train.features[:1]))
+        except RuntimeError as error:
+            what = f"the task {task.name!r} does not accept records of {data.dimension} features"
+            raise BadInput(f"{what} ({error})") from error
+        if scores.ndim != 2 or scores.shape[1] < data.classes:
+            raise BadInput(
+                f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one record; "
+                f"the federation has {data.classes} classes, so (1, {data.classes}) is needed"
             )
 
     @property

@@ -1,0 +1,134 @@
+"""A setting is checked as a whole, and what it derives is what engines use and accountants read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import UNEQUAL, federation, setting
+from torch import nn
+
+from dpscaffold.algorithms import ALGORITHMS, fedprox
+from dpscaffold.errors import BadInput
+from dpscaffold.local import Gaussian
+from dpscaffold.tasks import Logistic, Mlp, ModuleTask
+
+
+def test_the_derived_numbers():
+    """m = ⌊lM⌋, b_i = ⌊sR_i⌋ and the warm rounds."""
+    run = setting("scaffold", "logistic", "fixed", user_ratio=0.5, data_ratio=0.5)
+    assert run.participants == 3 and run.batches.tolist() == [n // 2 for n in UNEQUAL]
+
+
+@pytest.mark.parametrize(("ratio", "rounds"), [(0.2, 20), (0.5, 8), (1.0, 4), (0.3, 13)])
+def test_the_warm_start_takes_four_over_l_rounds_by_default(ratio, rounds):
+    """round(4/l), for the algorithms that warm up; none for the others."""
+    assert setting("scaffold-warm", user_ratio=ratio, warm_rounds=None, rounds=50).warm_rounds == rounds
+    assert setting("scaffold-warm", user_ratio=ratio, warm_rounds=2, rounds=50).warm_rounds == 2
+    assert setting("scaffold", user_ratio=ratio, warm_rounds=None, rounds=50).warm_rounds == 0
+
+
+def test_warm_rounds_that_leave_no_round_are_refused():
+    """The warm start alone would take the whole run; the message says how long it is."""
+    for plan in ({"warm_rounds": 4, "rounds": 4}, {"warm_rounds": None, "rounds": 8}):
+        with pytest.raises(BadInput, match=rf"plan\.rounds is {plan['rounds']}.*warm start alone takes"):
+            setting("scaffold-warm", **plan)
+    setting("scaffold", warm_rounds=4, rounds=4)
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(0.2, 5), (1 / 3, 3), (0.4, 2), (1.0, 1)])
+def test_fedsgd_takes_one_pass(ratio, steps):
+    """K = round(1/s); another K is an error that names the right one."""
+    data = federation((20, 20))
+    setting("fedsgd", "logistic", None, data, data_ratio=ratio, local_steps=steps)
+    with pytest.raises(BadInput, match=rf"plan\.local_steps is {steps + 1}.*use {steps}$"):
+        setting("fedsgd", "logistic", None, data, data_ratio=ratio, local_steps=steps + 1)
+
+
+def test_empty_rounds_and_batches_are_refused():
+    """⌊lM⌋ = 0 and ⌊sR_i⌋ = 0, before anything runs."""
+    with pytest.raises(BadInput, match=r"plan\.user_ratio is 0\.1.*6 users"):
+        setting(user_ratio=0.1)
+    with pytest.raises(BadInput, match=r"plan\.data_ratio is 0\.2.*user 2 with 4 records"):
+        setting(data_ratio=0.2)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Logistic(7, 3), "'logistic' does not accept records of 4 features"),
+        (Mlp(7, 3, hidden=2), "'mlp' does not accept records of 4 features"),
+        (ModuleTask(nn.Linear(9, 3)), "'module' does not accept records of 4 features"),
+        (Logistic(4, 2), r"'logistic' gives scores of shape \(1, 2\).*3 classes"),
+        (ModuleTask(nn.Linear(4, 1)), r"'module' gives scores of shape \(1, 1\)"),
+    ],
+)
+def test_a_task_that_does_not_fit_the_federation_is_refused(task, message):
+    """Wrong numbers of features or classes are found before the first round, not by a traceback in it."""
+    with pytest.raises(BadInput, match=message):
+        setting("fedavg", task)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"clip": 0}, r"privacy\.clip is 0"),
+        ({"clip": -1.0}, r"privacy\.clip is -1\.0"),
+        ({"clip": float("nan")}, r"privacy\.clip is nan"),
+        ({"clip": True}, r"privacy\.clip is True"),
+        ({"clip": "mean"}, r"privacy\.clip is 'mean'"),
+        ({"clip": None}, r"privacy\.clip is None"),
+        ({"clip": float("inf"), "noise": 1.0}, r"privacy\.clip is infinite while privacy\.noise is 1\.0"),
+        ({"noise": -0.1}, r"privacy\.noise is -0\.1"),
+        ({"noise": float("nan")}, r"privacy\.noise is nan"),
+        ({"noise": float("inf")}, r"privacy\.noise is inf"),
+        ({"sampling": "shuffle"}, r"privacy\.sampling is 'shuffle'"),
+        ({"unit": "device"}, r"privacy\.unit is 'device'"),
+    ],
+)
+def test_a_mechanism_that_means_nothing_is_refused(values, message):
+    """Clips, noises and names out of range, and noise without a finite clip to scale it by."""
+    with pytest.raises(BadInput, match=message):
+        Gaussian(**values)
+
+
+def test_the_scale_is_the_papers():
+    """2Cσ_g/b, or 2Cσ_g towards users, or nothing without noise."""
+    assert Gaussian(clip=1.5, noise=60).scale(1.5, 800) == pytest.approx(2 * 1.5 * 60 / 800)
+    assert Gaussian(clip=1.5, noise=60, unit="user").scale(1.5, 800) == pytest.approx(180)
+    assert Gaussian(clip=float("inf"), noise=0).scale(float("inf"), 800) == 0
+
+
+@pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf"), "much"])
+def test_a_pull_that_means_nothing_is_refused(mu):
+    """FedProx's μ is a finite number, 0 or more."""
+    with pytest.raises(BadInput, match=r"algorithm\.mu is"):
+        fedprox(mu)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_accounted_is_what_runs(algorithm):
+    """The description for the accountant repeats the very numbers that engines use.
+
+    No privacy, no description.
+    """
+    run = setting(algorithm, "logistic", Gaussian(clip=0.5, noise=2.0, sampling="poisson"))
+    said = run.describe()
+    assert (said.rounds, said.local_steps, said.users, said.participants) == (4, 3, 6, run.participants)
+    assert (said.noise, said.clip, said.sampling, said.unit) == (2.0, 0.5, "poisson", "record")
+    assert said.memory == run.algorithm.memory
+    for user, (size, batch) in enumerate(zip(UNEQUAL, run.batches.tolist(), strict=True)):
+        assert (said.group_of(user).records, said.group_of(user).batch) == (size, batch)
+    assert setting(algorithm).describe() is None
+
+
+def test_labels_name_the_algorithm_and_its_privacy():
+    """As figures and tables show them."""
+    assert setting("scaffold-warm", "logistic", "fixed").label == "DP-SCAFFOLD-warm"
+    assert setting("fedavg").label == "FedAvg"
+
+
+def test_a_seeded_run_is_reproducible_and_a_secret_one_is_not():
+    """The setting hands out the streams that its privacy asks for."""
+    assert not setting("fedavg", "logistic", "fixed").randomness().secret
+    assert setting("fedavg", "logistic", Gaussian(secret=True)).randomness().secret
+    assert torch.is_tensor(setting("fedavg").batches)
