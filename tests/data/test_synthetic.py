@@ -57,7 +57,7 @@ def test_the_features_have_the_stated_covariance():
     ratio."""
     beta, users = 2.0, 400
     data = synthetic(beta=beta, users=users, records=40, dimension=6, seed=0)
-    # Rows are scaled to unit norm afterwards, so compare the directions' ratio within a user, feature by feature.
+    # Rows are scaled to unit norm afterwards, so compare ratios within a user, feature by feature.
     within = torch.stack([data.train.of(i)[0].var(0) for i in range(users)]).mean(0)
     ratio = (within / within[0]).numpy()
     j = np.arange(1, 7)
@@ -65,17 +65,24 @@ def test_the_features_have_the_stated_covariance():
     np.testing.assert_allclose(ratio, raw / raw[0], rtol=0.35)
 
 
-def test_alpha_moves_the_models_apart():
-    """W_i = u_i + N(0, 1) with u_i ~ N(0, α): with iid features, larger α means larger weights and biases.
+def test_every_user_has_a_model_of_its_own():
+    """A model learnt at one user is of little use at another, already at α = β = 0.
 
-    The dial shows against the feature noise: labels depend more on W_i's common offset, and users agree less
-    on which classes exist at all.
+    Among iid users it is.
     """
     iid = agreement(synthetic(iid=True, users=8, records=150, seed=2))
-    low = agreement(synthetic(alpha=0.0, users=8, records=150, seed=2))
-    assert iid > 0.6 and low < 0.5 * iid
-    alpha = [synthetic(alpha=a, beta=0.0, users=8, records=150, seed=2) for a in (0.0, 50.0)]
-    assert not torch.equal(alpha[0].train.labels, alpha[1].train.labels)
+    own = agreement(synthetic(users=8, records=150, seed=2))
+    assert iid > 0.6 and own < 0.5 * iid
+
+
+def test_alpha_enters_the_models_and_argmax_forgets_its_scale():
+    """W_i and b_i ~ N(0, (1 + α)Id) once u_i is integrated out: each α draws other labels of the same law.
+
+    As the appendix writes it, α scales W_i and b_i together, which no argmax can see.
+    """
+    low, high = (synthetic(alpha=a, users=40, records=100, seed=2) for a in (0.0, 50.0))
+    assert not torch.equal(low.train.labels, high.train.labels)
+    assert abs(label_spread(low) - label_spread(high)) < 0.1
 
 
 def test_iid_users_share_one_law():
@@ -174,8 +181,9 @@ def test_it_says_how_the_features_were_made():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("alpha", -1.0), ("beta", float("nan")), ("users", 0), ("users", 2.5), ("records", 1), ("dimension", 0),
-        ("classes", 1), ("label_noise", 1.5), ("label_noise", -0.1), ("size_spread", -0.2), ("test_ratio", 0.0),
+        ("alpha", -1.0), ("beta", float("nan")), ("users", 0), ("users", 2.5), ("records", 1),
+        ("dimension", 0), ("classes", 1), ("label_noise", 1.5), ("label_noise", -0.1),
+        ("size_spread", -0.2), ("test_ratio", 0.0),
         ("test_ratio", 1.0), ("seed", -1), ("alpha", float("inf")),
     ],
 )  # fmt: skip
