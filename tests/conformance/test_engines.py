@@ -26,9 +26,10 @@ from small import (
 )
 
 from dpscaffold.algorithms import ALGORITHMS, fedprox
-from dpscaffold.engines import Draw, Simulator
+from dpscaffold.engines import Draw, Loop, Simulator
 from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
+from dpscaffold.randomness import Randomness
 
 #: Sizes of the users, weighting of the mean, averaging of the output.
 SHAPES = {
@@ -190,3 +191,40 @@ def test_a_user_who_declines_leaves_the_divisor_alone(algorithm, engine, weighti
         moves[tuple(active)] = one.state.params
     torch.testing.assert_close(moves[0,] + moves[2, 5], moves[0, 2, 5], rtol=1e-5, atol=1e-6)
     assert torch.equal(moves[()], torch.zeros_like(moves[()]))
+
+
+class Recorder(Randomness):
+    """Streams that remember what they gave, by (round, user)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.given: dict[tuple[str, int, int], np.ndarray] = {}
+
+    def batches(self, round, user, records, batch, steps, sampling):
+        """The real batches, remembered without their padding."""
+        drawn = super().batches(round, user, records, batch, steps, sampling)
+        assert ("batches", round, user) not in self.given, "a user's batches were drawn twice in a round"
+        self.given["batches", round, user] = np.concatenate([drawn.of(k) for k in range(steps)])
+        return drawn
+
+    def noise(self, round, user):
+        """The real stream; its first numbers are remembered."""
+        assert ("noise", round, user) not in self.given, "a user's noise was drawn twice in a round"
+        self.given["noise", round, user] = super().noise(round, user).standard_normal(8)
+        return super().noise(round, user)
+
+
+@every_algorithm
+@pytest.mark.parametrize("privacy", ["fixed", "poisson"])
+def test_every_engine_and_chunk_makes_the_same_draws_once(algorithm, privacy):
+    """Loop, simulator and any chunk ask for the same batches and noise, once per participant and round."""
+    run = setting(algorithm, "logistic", privacy)
+    recorders = [Recorder(run.plan.seed) for _ in range(3)]
+    drive(Loop(run, CPU, recorders[0]))
+    drive(Simulator([run], CPU, [recorders[1]]))
+    drive(Simulator([run], CPU, [recorders[2]], chunk=2))
+    first = recorders[0].given
+    assert len(first) == 2 * run.plan.rounds * run.participants
+    for other in recorders[1:]:
+        assert other.given.keys() == first.keys()
+        assert all(np.array_equal(other.given[key], value) for key, value in first.items())
