@@ -19,7 +19,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
     """The ε at which that δ is reached."""
-    return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, 1000, xtol=1e-10))
+    return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, mu * mu / 2 + 10 * mu, xtol=1e-10))
 
 
 def rare_gaussian_epsilon(delta: float, sigma: float, chance: float, rounds: int) -> float:
@@ -29,7 +29,10 @@ def rare_gaussian_epsilon(delta: float, sigma: float, chance: float, rounds: int
     kept = weights > 1e-18
 
     def total(epsilon: float) -> float:
-        return sum(w * gaussian_delta(epsilon, np.sqrt(n) / sigma) for n, w in zip(counts[kept], weights[kept], strict=True))
+        return sum(
+            w * gaussian_delta(epsilon, np.sqrt(n) / sigma)
+            for n, w in zip(counts[kept], weights[kept], strict=True)
+        )
 
     return float(brentq(lambda e: total(e) - delta, 1e-6, 1000, xtol=1e-9))
 
@@ -54,7 +57,13 @@ def step_pair(rate: float, sigma: float, kind: str) -> tuple[np.ndarray, np.ndar
 
 
 def composed_epsilon(
-    delta: float, losses: np.ndarray, probs: np.ndarray, steps: int, chance: float, rounds: int, points: int = 4096
+    delta: float,
+    losses: np.ndarray,
+    probs: np.ndarray,
+    steps: int,
+    chance: float,
+    rounds: int,
+    points: int = 4096,
 ) -> float:
     """ε of ``rounds`` rounds, each of ``steps`` steps with this chance and of nothing otherwise.
 
@@ -73,6 +82,8 @@ def composed_epsilon(
     grid = start + width / points * np.arange(points)
 
     def total(epsilon: float) -> float:
-        return float(np.sum(np.maximum(0.0, -np.expm1(np.minimum(epsilon - grid, 0.0))) * density) * width / points)
+        return float(
+            np.sum(np.maximum(0.0, -np.expm1(np.minimum(epsilon - grid, 0.0))) * density) * width / points
+        )
 
     return float(brentq(lambda e: total(e) - delta, 0.0, grid[-1], xtol=1e-8))

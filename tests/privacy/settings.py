@@ -10,7 +10,15 @@ SYNTHETIC: dict[str, Any] = dict(
     rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60.0
 )
 FEMNIST = {**SYNTHETIC, "users": 40, "participants": 8, "records": 2000, "batches": 400, "noise": 30.0}
-MNIST = {**SYNTHETIC, "users": 60, "participants": 12, "records": 800, "batches": 160, "noise": 30.0, "rounds": 100}
+MNIST = {
+    **SYNTHETIC,
+    "users": 60,
+    "participants": 12,
+    "records": 800,
+    "batches": 160,
+    "noise": 30.0,
+    "rounds": 100,
+}
 TABLE_1 = {**SYNTHETIC, "rounds": 488, "local_steps": 5, "participants": 5, "noise": 10.0}
 ALL = {"synthetic": SYNTHETIC, "femnist": FEMNIST, "mnist": MNIST, "table 1": TABLE_1}
 

@@ -14,7 +14,10 @@ from dpscaffold.privacy import PAPER_THIRD_PARTY, RANDOM_PARTICIPATION
 FULL = {"records": 1000, "batches": 1000, "delta": 1e-5, "memory": False}
 
 
-@pytest.mark.parametrize(("noise", "rounds", "printed", "true"), [(1, 1, 1.347, 3.139), (1, 100, 1.896, 8.615), (2, 1000, 1.800, 9.176)])
+@pytest.mark.parametrize(
+    ("noise", "rounds", "printed", "true"),
+    [(1, 1, 1.347, 3.139), (1, 100, 1.896, 8.615), (2, 1000, 1.800, 9.176)],
+)
 def test_sampling_users_does_not_amplify_a_records_epsilon(noise, rounds, printed, true):
     """f = −d·x; user 1 holds d = +1 throughout, or one −1; the 99 others hold −1.
 

@@ -61,7 +61,9 @@ def test_published_rounds_at_epsilon_3(noise, printed):
     ],
 )
 def test_random_participation_by_loss_distribution(name, sampling, value):
-    assert RANDOM_PARTICIPATION.epsilon(run_of(ALL[name], sampling=sampling)) == pytest.approx(value, rel=0.005)
+    assert RANDOM_PARTICIPATION.epsilon(run_of(ALL[name], sampling=sampling)) == pytest.approx(
+        value, rel=0.005
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,13 +93,17 @@ def round_count(run) -> int:
     return run.rounds * run.participants // run.users
 
 
-@pytest.mark.parametrize(("name", "least"), [("synthetic", 0.855), ("femnist", 1.657), ("mnist", 0.769), ("table 1", 0.956)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("synthetic", 0.855), ("femnist", 1.657), ("mnist", 0.769), ("table 1", 0.956)]
+)
 def test_never_below_explicit_datasets_and_tight(name, least):
     """Two concrete datasets, by characteristic functions: the bound is above them, and by little."""
     run = run_of(ALL[name])
     claimed = RANDOM_PARTICIPATION.epsilon(run)
     shown = [
-        composed_epsilon(run.delta, *step_pair(0.2, run.noise, kind), run.local_steps, run.user_ratio, run.rounds)
+        composed_epsilon(
+            run.delta, *step_pair(0.2, run.noise, kind), run.local_steps, run.user_ratio, run.rounds
+        )
         for kind in ("opposite", "aligned", "absent")
     ]
     assert max(shown) == pytest.approx(least, abs=0.001)
@@ -110,7 +116,9 @@ def test_poisson_is_exact_both_ways(name):
     run = run_of(ALL[name], sampling="poisson")
     claimed = RANDOM_PARTICIPATION.epsilon(run)
     shown = max(
-        composed_epsilon(run.delta, *step_pair(0.2, 2 * run.noise, kind), run.local_steps, run.user_ratio, run.rounds)
+        composed_epsilon(
+            run.delta, *step_pair(0.2, 2 * run.noise, kind), run.local_steps, run.user_ratio, run.rounds
+        )
         for kind in ("aligned", "absent")
     )
     assert shown <= claimed <= 1.002 * shown

@@ -193,8 +193,8 @@ class Ledger:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Ledger:
         """The inverse of :meth:`to_dict`; a damaged ledger is refused."""
-        body = {key: value for key, value in values.items() if key != "checksum"}
-        if values.get("checksum") != _checksum(body):
+        body = {k: v for k, v in values.items() if k != "checksum"} if isinstance(values, Mapping) else {}
+        if not body or values.get("checksum") != _checksum(body):
             raise PrivacyError(
                 "the ledger is damaged: its checksum does not match; restore it from a checkpoint"
             )

@@ -12,10 +12,13 @@ from functools import lru_cache
 import numpy as np
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
 from dpscaffold.privacy.describe import Participation
 from dpscaffold.privacy.loss import Array
+
+#: How many orders are summed at a time.
+BLOCK = 128
 
 
 @lru_cache(maxsize=64)
@@ -28,8 +31,7 @@ def participation_curve(participation: Participation) -> tuple[Array, Array]:
     """
     step = participation.step
     if step.unit == "user":
-        relation, event = NeighboringRelation.REPLACE_ONE, dp_event.GaussianDpEvent(step.noise)
-        orders = RdpAccountant(neighboring_relation=relation).orders
+        orders = RdpAccountant().orders
         return orders, participation.steps * orders / (2 * step.noise**2)
     if step.sampling == "fixed":
         relation = NeighboringRelation.REPLACE_ONE
@@ -65,12 +67,12 @@ def published(
     ε = min over λ of (log(1/δ) + K_M(λ))/λ, with K_M linear between integers. On each linear piece
     (a + bλ)/λ is monotone, so the minimum is taken at an integer and no grid is needed.
     """
-    most = 256
+    most = 64
     while True:
         orders, curve = _published_round(rate, noise, local_steps, user_ratio, most)
         values = rounds * curve - math.log(delta) / (orders - 1)
         best = int(np.argmin(values))
-        if best < most // 2 or most >= 4096:
+        if best < most // 2 or most >= 1024:
             return float(values[best])
         most *= 4
 
@@ -86,23 +88,34 @@ def _published_round(
     else:
         log_terms = orders * (orders - 1) / (2 * noise**2) + math.log(2)  # e^{j(j−1)/2σ²}, times 2
         pair = 1 / noise**2
-        log_terms[0] = math.log(2) + min(math.log(2 * math.expm1(pair)) if pair < 700 else math.inf, pair)
+        log_terms[0] = math.log(2) + min(_log_of_gain(2, pair), pair)
         step = _amplified(log_terms, rate, orders)
     participation = local_steps * step
     if user_ratio >= 1.0:
         return orders, participation
     log_terms = (orders - 1) * participation + math.log(2)
     at_two = participation[0]
-    log_terms[0] = min(math.log(4 * math.expm1(at_two)) if at_two < 700 else math.inf, at_two + math.log(2))
+    log_terms[0] = min(_log_of_gain(4, at_two), at_two + math.log(2))
     return orders, _amplified(log_terms, user_ratio, orders)
+
+
+def _log_of_gain(factor: float, exponent: float) -> float:
+    """log(factor·(e^exponent − 1)), −∞ at 0 and +∞ where it overflows."""
+    if exponent > 700:
+        return math.inf
+    return math.log(factor * math.expm1(exponent)) if exponent > 0 else -math.inf
 
 
 def _amplified(log_terms: Array, rate: float, orders: Array) -> Array:
     """1/(α−1) · log(1 + Σ_{j=2}^α q^j·C(α, j)·e^{log_terms[j]}) (Wang, Balle, Kasiviswanathan, Theorem 9)."""
     values = np.empty(len(orders))
-    weighted = log_terms + orders * math.log(rate)
-    for place, alpha in enumerate(orders):
-        j = orders[: place + 1]
-        binomial = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
-        values[place] = np.logaddexp(0.0, logsumexp(weighted[: place + 1] + binomial)) / (alpha - 1)
+    weighted = log_terms + orders * math.log(rate) - gammaln(orders + 1)
+    for start in range(0, len(orders), BLOCK):  # α down the rows, j along the columns, j ≤ α
+        alpha = orders[start : start + BLOCK, None]
+        j = orders[None, : start + len(alpha)]
+        chosen = gammaln(np.maximum(alpha - j, 0) + 1)
+        terms = np.where(j <= alpha, weighted[: j.shape[1]] + gammaln(alpha + 1) - chosen, -np.inf)
+        top = np.maximum(terms.max(axis=1), 0.0)
+        total = np.expm1(-top) + np.exp(terms - top[:, None]).sum(axis=1)
+        values[start : start + BLOCK] = (top + np.log1p(total)) / (alpha[:, 0] - 1)
     return values

@@ -1,0 +1,209 @@
+"""``dpscaffold privacy`` and ``dpscaffold calibrate``, end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from privacy.settings import SMALL, run_of
+from typer.testing import CliRunner
+
+from dpscaffold.cli import app
+from dpscaffold.privacy import Ledger, PrivacyError, describe
+
+SYNTHETIC = (
+    "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio 0.2 --noise 60"
+).split()
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
+
+
+def answer(*arguments: str):
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*arguments: str) -> str:
+    """The sentence of the error; the program's entry prints it and exits with status 2."""
+    result = call(*arguments)
+    assert isinstance(result.exception, PrivacyError), result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    return message
+
+
+def without(options: list[str], name: str) -> list[str]:
+    place = options.index(name)
+    return options[:place] + options[place + 2 :]
+
+
+def test_privacy_as_json():
+    said = answer("privacy", *SYNTHETIC)
+    assert said["delta"] == 2.5e-6
+    assert said["server"]["epsilon"] == pytest.approx(0.860, rel=0.01)
+    assert said["server"]["bound"] == "random_participation"
+    assert said["third_party"]["epsilon"] == said["server"]["epsilon"]
+    assert said["paper_third_party"]["epsilon"] == pytest.approx(12.906, rel=0.005)
+    assert {row["name"] for row in said["bounds"]} >= {
+        "random_participation",
+        "random_participation_rdp",
+        "ledger",
+    }
+
+
+def test_privacy_options_reach_the_account():
+    assert answer("privacy", *SYNTHETIC, "--sampling", "poisson")["server"]["epsilon"] == pytest.approx(
+        0.404, rel=0.01
+    )
+    assert answer("privacy", *SYNTHETIC, "--delta", "1e-7")["delta"] == 1e-7
+    assert "whole dataset" in answer("privacy", *SYNTHETIC, "--unit", "user")["server"]["neighbours"]
+    one_step = [*without(SYNTHETIC, "--local-steps"), "--local-steps", "1"]
+    assert answer("privacy", *one_step, "--algorithm", "fedavg")["third_party"]["bound"] == "aggregate"
+    assert (
+        answer("privacy", *one_step, "--algorithm", "scaffold")["third_party"]["bound"]
+        == "random_participation"
+    )
+
+
+def test_privacy_as_a_table(tmp_path):
+    result = call("privacy", *SYNTHETIC, "--plot", str(tmp_path / "e.svg"))
+    assert result.exit_code == 0
+    for words in (
+        "0.861",
+        "random_participation ← quote",
+        "replace-one",
+        "12.907",
+        "outside the guarantee",
+        "2.5e-06",
+    ):
+        assert words in result.stdout
+    assert (tmp_path / "e.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_calibrate_noise_rounds_and_table():
+    plan = without(SYNTHETIC, "--noise")
+    found = answer("calibrate", "--epsilon", "1", *plan)
+    assert 0.99 <= found["epsilon"] <= 1.0 and found["bound"] == "random_participation"
+    back = answer("privacy", *plan, "--noise", str(found["noise"]))
+    assert back["server"]["epsilon"] == pytest.approx(found["epsilon"])
+    rounds = answer("calibrate", "--epsilon", "1", "--solve", "rounds", *without(SYNTHETIC, "--rounds"))
+    assert rounds["rounds"] > 400 and rounds["epsilon"] <= 1.0
+    table = answer("calibrate", "--epsilon", "1", "--solve", "table", *plan)
+    assert len(table["combinations"]) == 15
+    shown = call("calibrate", "--epsilon", "1", *plan)
+    assert f"noise = {found['noise']:g}" in shown.stdout
+
+
+def test_calibrate_the_published_rounds():
+    options = (
+        "--users 100 --records 4000 --local-steps 5 --user-ratio 0.05 --data-ratio 0.2 --noise 10".split()
+    )
+    found = answer(
+        "calibrate", "--epsilon", "3", "--view", "paper-third-party", "--solve", "rounds", *options
+    )
+    assert found["rounds"] == 488
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([*without(SYNTHETIC, "--noise"), "--noise", "0"], "epsilon is infinite"),
+        ([*SYNTHETIC, "--delta", "0"], "delta=0.0"),
+        ([*SYNTHETIC, "--delta", "1.5"], "delta=1.5"),
+        ([*without(SYNTHETIC, "--user-ratio"), "--user-ratio", "1.5"], "--user-ratio is 1.5"),
+        ([*without(SYNTHETIC, "--user-ratio"), "--user-ratio", "0.001"], "selects none of 100 users"),
+        ([*without(SYNTHETIC, "--data-ratio"), "--data-ratio", "-1"], "--data-ratio is -1.0"),
+        ([*without(SYNTHETIC, "--records"), "--records", "2"], "a batch of 0"),
+        ([*without(SYNTHETIC, "--rounds"), "--rounds", "0"], "rounds=0"),
+        ([*SYNTHETIC, "--sampling", "shuffled"], "sampling='shuffled'"),
+        ([*SYNTHETIC, "--unit", "group"], "unit='group'"),
+        ([*SYNTHETIC, "--algorithm", "adam"], "--algorithm is 'adam'"),
+        ([*SYNTHETIC, "--max-participations", "0"], "max_participations=0"),
+        (without(SYNTHETIC, "--records"), "missing --records"),
+        ([*without(SYNTHETIC, "--noise"), "--noise", "nan"], "noise=nan"),
+    ],
+)
+def test_bad_input_is_one_sentence(options, words):
+    assert words in refused("privacy", *options)
+
+
+def test_bad_calibrations_are_one_sentence():
+    plan = without(SYNTHETIC, "--noise")
+    assert "missing --epsilon" in refused("calibrate", *plan)
+    assert "epsilon=-1" in refused("calibrate", "--epsilon", "-1", *plan)
+    assert "--solve is 'clip'" in refused("calibrate", "--epsilon", "1", "--solve", "clip", *plan)
+    assert "view='anyone'" in refused("calibrate", "--epsilon", "1", "--view", "anyone", *plan)
+    low = [*plan, "--noise", "0.5"]
+    assert "even at one round" in refused("calibrate", "--epsilon", "0.001", "--solve", "rounds", *low)
+
+
+def write_ledger(folder, rounds: int = 4) -> Ledger:
+    from dpscaffold.accounts import append_line
+
+    ledger = Ledger(run_of(SMALL))
+    (folder / "ledger.json").write_text(json.dumps(ledger.to_dict()))
+    for round in range(1, rounds + 1):
+        ledger.record(round, [0, round])
+        append_line(folder / "ledger.jsonl", round, [0, round], False)
+    return ledger
+
+
+def test_a_run_folder(tmp_path):
+    ledger = write_ledger(tmp_path)
+    said = answer("privacy", str(tmp_path))
+    assert said["rounds"] == 4 and said["ledger"]["epsilon"] == ledger.of(0)
+    assert said["server"]["ledger"] == ledger.of(0)
+    assert (
+        answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"] < said["server"]["epsilon"]
+    )
+
+
+def test_a_folder_without_a_ledger_or_with_a_damaged_one(tmp_path):
+    assert "no ledger" in refused("privacy", str(tmp_path))
+    write_ledger(tmp_path)
+    text = (tmp_path / "ledger.json").read_text()
+    for broken in (text[:-30], text.replace('"noise": 2.0', '"noise": 9.0'), "[]"):
+        assert broken != text
+        (tmp_path / "ledger.json").write_text(broken)
+        assert "damaged" in refused("privacy", str(tmp_path))
+
+
+def test_numbers_and_a_folder_are_not_mixed(tmp_path):
+    write_ledger(tmp_path)
+    assert "--noise is given beside" in refused("privacy", str(tmp_path), "--noise", "3")
+
+
+def test_a_missing_source():
+    assert "does not exist" in refused("privacy", "nowhere.toml")
+
+
+def test_a_configuration(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(
+        "[data]\nsource = 'synthetic'\nusers = 10\nrecords = 100\n"
+        "[plan]\nrounds = 30\nlocal_steps = 4\nuser_ratio = 0.2\ndata_ratio = 0.25\n[privacy]\nnoise = 5.0\n"
+    )
+    said = answer("privacy", str(config))
+    run = describe(
+        rounds=30,
+        local_steps=4,
+        users=10,
+        participants=2,
+        records=said["run"]["groups"][0]["records"],
+        batches=said["run"]["groups"][0]["batch"],
+        noise=5.0,
+    )
+    assert said["run"]["rounds"] == 30 and said["run"]["participants"] == 2
+    assert said["run"]["groups"][0]["batch"] == said["run"]["groups"][0]["records"] // 4
+    assert said["server"]["epsilon"] > 0 and run.delta == pytest.approx(said["delta"])
+
+
+def test_shares_are_taken_as_the_plan_takes_them():
+    from dpscaffold.cli.privacy import share
+    from dpscaffold.plan import floor_share
+
+    for ratio, whole in [(0.29, 100), (0.2, 4000), (0.1, 7), (1 / 3, 3), (0.57, 100)]:
+        assert share(ratio, whole) == floor_share(ratio, whole)

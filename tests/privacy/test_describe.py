@@ -1,0 +1,81 @@
+"""Descriptions: what they refuse, and that they survive JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from privacy.settings import SMALL, run_of
+
+from dpscaffold.privacy import Participation, PrivacyError, Run, Step
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"delta": 0.0}, "delta=0.0"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"noise": -1.0}, "noise=-1.0"),
+        ({"noise": float("inf")}, "noise=inf"),
+        ({"clip": 0.0}, "clip=0.0"),
+        ({"clip": float("nan")}, "clip=nan"),
+        ({"clip": float("inf")}, "clip=inf"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"local_steps": 0}, "local_steps=0"),
+        ({"users": 0}, "users=0"),
+        ({"participants": 0}, "participants=0"),
+        ({"participants": 11}, "participants=11 cannot be drawn from 10 users"),
+        ({"batches": 101}, "records=100 is fewer than the batch of 101"),
+        ({"batches": 0}, "a batch of 0"),
+        ({"records": [100, 100]}, "records has 2 entries for 10 users"),
+        ({"sampling": "cyclic"}, "sampling='cyclic'"),
+        ({"weighting": "loss"}, "weighting='loss'"),
+        ({"max_participations": 0}, "max_participations=0"),
+    ],
+)
+def test_impossible_descriptions_are_refused(changes, words):
+    with pytest.raises(PrivacyError) as refusal:
+        run_of(SMALL, **changes)
+    assert words in str(refusal.value)
+
+
+def test_delta_defaults_to_one_over_all_records():
+    assert run_of({**SMALL, "delta": None}, records=[50] * 5 + [150] * 5, batches=5).delta == 1 / 1000
+
+
+def test_it_describes_its_parts():
+    run = run_of(SMALL, records=[50, 100] * 5, batches=10)
+    assert run.step() == Step(10, 50, 2.0, 1.0, "fixed", "record")
+    assert run.participation(run.group_of(1)) == Participation(Step(10, 100, 2.0), 3)
+    assert run.round().user_ratio == 0.2
+    with pytest.raises(PrivacyError, match="user=10"):
+        run.group_of(10)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"records": list(range(50, 60))}, {"clip": "median", "max_participations": 4}]
+)
+def test_it_survives_json(changes):
+    run = run_of(SMALL, **changes)
+    assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+
+
+@pytest.mark.parametrize(
+    "change", [{"rounds": 0}, {"groups": [{"records": 1}]}, {"unknown": 1}, {"membership": [0, 7]}]
+)
+def test_a_damaged_description_is_refused(change):
+    with pytest.raises(PrivacyError):
+        Run.from_dict({**run_of(SMALL).to_dict(), **change})
+
+
+def test_privacy_imports_nothing_from_the_rest():
+    """The accountant reads descriptions; it must not be able to reach for anything else."""
+    import pathlib
+    import re
+
+    import dpscaffold.privacy
+
+    folder = pathlib.Path(dpscaffold.privacy.__file__).parent
+    for path in folder.glob("*.py"):
+        for module in re.findall(r"^\s*(?:from|import) (dpscaffold[\w.]*)", path.read_text(), flags=re.M):
+            assert module.startswith("dpscaffold.privacy"), f"{path.name} imports {module}"
