@@ -113,16 +113,11 @@ def test_the_data_folder_is_chosen_then_named_then_the_platforms(monkeypatch: py
 
 
 def test_real_mnist_and_emnist47_load_and_split_quickly(real_data: Path) -> None:
-    """Under 3 and 8 seconds; best of two, since machines are shared."""
+    """Under 3 and 8 seconds of processor time, which other work on the machine does not lengthen much."""
     for source, limit, expected in (("mnist", 3.0, (60, 48_000, 10)), ("emnist47", 8.0, (40, 80_000, 47))):
-        times = []
-        for _ in range(2):
-            start = time.perf_counter()
-            federation = load_federation({"source": source, "data_dir": str(real_data), "preprocess": []})
-            times.append(time.perf_counter() - start)
-            if times[-1] < limit:
-                break
-        assert min(times) < limit
+        start = time.process_time()
+        federation = load_federation({"source": source, "data_dir": str(real_data), "preprocess": []})
+        assert time.process_time() - start < limit
         assert (federation.users, len(federation.train), federation.classes) == expected
 
 
