@@ -23,7 +23,7 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
 
 
 def rare_gaussian_epsilon(delta: float, sigma: float, chance: float, rounds: int) -> float:
-    """ε where each round shows N(0, σ²) or N(1, σ²) with this chance and nothing otherwise: a binomial sum."""
+    """ε where each round shows N(0, σ²) or N(1, σ²) with this chance, else nothing: a binomial sum."""
     counts = np.arange(1, rounds + 1)
     weights = binom.pmf(counts, rounds, chance)
     kept = weights > 1e-18

@@ -6,9 +6,15 @@ from typing import Any
 
 from dpscaffold.privacy import Run, describe
 
-SYNTHETIC: dict[str, Any] = dict(
-    rounds=400, local_steps=50, users=100, participants=20, records=4000, batches=800, noise=60.0
-)
+SYNTHETIC: dict[str, Any] = {
+    "rounds": 400,
+    "local_steps": 50,
+    "users": 100,
+    "participants": 20,
+    "records": 4000,
+    "batches": 800,
+    "noise": 60.0,
+}
 FEMNIST = {**SYNTHETIC, "users": 40, "participants": 8, "records": 2000, "batches": 400, "noise": 30.0}
 MNIST = {
     **SYNTHETIC,
@@ -22,9 +28,16 @@ MNIST = {
 TABLE_1 = {**SYNTHETIC, "rounds": 488, "local_steps": 5, "participants": 5, "noise": 10.0}
 ALL = {"synthetic": SYNTHETIC, "femnist": FEMNIST, "mnist": MNIST, "table 1": TABLE_1}
 
-SMALL: dict[str, Any] = dict(
-    rounds=20, local_steps=3, users=10, participants=2, records=100, batches=20, noise=2.0, delta=1e-5
-)
+SMALL: dict[str, Any] = {
+    "rounds": 20,
+    "local_steps": 3,
+    "users": 10,
+    "participants": 2,
+    "records": 100,
+    "batches": 20,
+    "noise": 2.0,
+    "delta": 1e-5,
+}
 
 
 def run_of(base: dict[str, Any], **changes: Any) -> Run:

@@ -114,7 +114,7 @@ class TestAggregate:
         )
 
     def test_unequal_users_are_hidden_by_their_quietest_companions(self):
-        """Uniform weights: a user with a small batch is loud. The reference goes through every set of users."""
+        """Uniform weights: a user with a small batch is loud. The reference tries every set of users."""
         from itertools import combinations
 
         batches = [5, 10, 10, 20, 40]

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from dpscaffold.cli import app
 from dpscaffold.privacy import Ledger, PrivacyError, describe
 
-SYNTHETIC = (
+OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio 0.2 --noise 60"
-).split()
+)
+SYNTHETIC = OPTIONS.split()
 
 
 def call(*arguments: str):
@@ -98,9 +99,7 @@ def test_calibrate_noise_rounds_and_table():
 
 
 def test_calibrate_the_published_rounds():
-    options = (
-        "--users 100 --records 4000 --local-steps 5 --user-ratio 0.05 --data-ratio 0.2 --noise 10".split()
-    )
+    options = [*without(SYNTHETIC, "--rounds"), "--user-ratio", "0.05", "--local-steps", "5", "--noise", "10"]
     found = answer(
         "calibrate", "--epsilon", "3", "--view", "paper-third-party", "--solve", "rounds", *options
     )

@@ -49,8 +49,8 @@ def test_noise_does_not_average_out_over_adaptive_steps():
 def test_memory_carries_noise_from_round_to_round():
     """SCAFFOLD, K = 1, user i in two rounds with disjoint companions, m = 20, its gradient changing sign.
 
-    Round 1 shows S₁ = H¹ + 19 noises; then c_i = H¹, and round 2 shows S₂ = H² − H¹ + 19 noises. With H¹ moved
-    by 1 and H² by −1 the shift is (1, −2), against the covariance ((20, −1), (−1, 21)).
+    Round 1 shows S₁ = H¹ + 19 noises; then c_i = H¹, and round 2 shows S₂ = H² − H¹ + 19 noises. With H¹
+    moved by 1 and H² by −1 the shift is (1, −2), against the covariance ((20, −1), (−1, 21)).
     """
     covariance, shift = np.array([[20.0, -1.0], [-1.0, 21.0]]), np.array([1.0, -2.0])
     exact = gaussian_epsilon(1e-5, math.sqrt(shift @ np.linalg.solve(covariance, shift)))
