@@ -25,6 +25,15 @@ def test_a_share_is_the_floor_of_the_decimal_that_was_written(thousandths, whole
         assert plan.batches(torch.tensor([whole])).tolist() == [exact]
 
 
+def test_products_that_round_down_are_forgiven():
+    """Every ratio of two decimals of 100 users or records is exact, although 0.29·100 is 28.999… in floats."""
+    assert any(int(hundredths / 100 * 100) != hundredths for hundredths in range(1, 101))
+    for hundredths in range(1, 101):
+        plan = Plan(user_ratio=hundredths / 100, data_ratio=hundredths / 100)
+        assert plan.participants(100) == hundredths
+        assert plan.batches(torch.tensor([100, 1000])).tolist() == [hundredths, 10 * hundredths]
+
+
 def test_the_step_size_is_the_rate_over_s_and_k():
     """η_l = η₀/(sK)."""
     assert Plan(learning_rate=0.5, data_ratio=0.2, local_steps=50).step_size == pytest.approx(0.05)
