@@ -64,7 +64,6 @@ class Accounts:
         self.setting, self.budget = setting, budget
         self.run = setting.describe(budget.delta, budget.max_participations)
         self.folder: RunFolder | None = None
-        self.reruns = 0
         self._replay_until = 0
         self._most_rounds = setting.plan.rounds
         self._shown: tuple[int, float | None] = (0, None)
@@ -78,9 +77,8 @@ class Accounts:
         if budget.target_epsilon is not None:
             if not self.promises:
                 raise BadInput("privacy.target_epsilon is set, but this run has no guarantee (median clip or no noise); drop one of the two")
-            bound = bound_for(self.run, budget.view)
-            # Twice the plan leaves room for rounds that are run a second time.
-            self._most_rounds = largest_rounds(self.run, budget.target_epsilon, bound, at_most=2 * setting.plan.rounds)
+            bound = bound_for(self.run, budget.view, draw_hidden=bool(setting.privacy and setting.privacy.secret))
+            self._most_rounds = largest_rounds(self.run, budget.target_epsilon, bound, at_most=setting.plan.rounds)
 
     def attach(self, folder: RunFolder, completed: int) -> None:
         """Keep the ledger in a run folder; picks up what was spent there, at or beyond ``completed`` rounds."""
@@ -88,24 +86,34 @@ class Accounts:
         if self.run is None:
             return
         if folder.file("ledger.json").exists():
-            self.ledger, self.reruns = read_ledger(folder.path)
+            self.ledger = read_ledger(folder.path)
             if self.ledger.run != self.run:
                 raise BadInput(f"the ledger in {folder.path} describes another run; resume it with its own configuration")
         elif completed:
             raise BadInput(f"{folder.path} holds a private run without its ledger; restore ledger.json or start the run anew")
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very outputs, which
         # costs nothing; a secret one draws fresh noise, which does.
+        self._write_preprocessing()
         self._replay_until = self.ledger.rounds if self.setting.privacy and self.setting.privacy.secret else 0
         self._write_summary()
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""
-        if self.budget.target_epsilon is None or round + self.reruns <= self._most_rounds:
+        if self.budget.target_epsilon is None or self._within_target(round):
             return ""
         return (
             f"halted after round {round - 1} of {self.setting.plan.rounds}: one more would exceed "
             f"epsilon = {self.budget.target_epsilon:g} towards the {self.budget.view}"
         )
+
+    def _within_target(self, round: int) -> bool:
+        """Whether ε stays within the target after this round, second runs of earlier ones counted."""
+        assert self.run is not None and self.budget.target_epsilon is not None
+        repeats = (*self.ledger.repeats, *([1] if round <= self._replay_until else []))
+        if not repeats:
+            return round <= self._most_rounds
+        bound = bound_for(self.run, self.budget.view, draw_hidden=False, repeats=repeats)
+        return bound.epsilon(self.run, round, repeats=repeats) <= self.budget.target_epsilon
 
     def admit(self, round: int, drawn: np.ndarray) -> np.ndarray:
         """Those of the drawn users who take part; they are in the ledger when this returns."""
@@ -117,7 +125,6 @@ class Accounts:
             if self.folder:
                 append_line(self.folder.file("ledger.jsonl"), round, active.tolist(), again)
             self.ledger.record(round, active.tolist(), again=again)
-            self.reruns += again
         else:
             active = np.array(self._recorded(round, drawn), dtype=np.int64)
         return active
@@ -136,8 +143,14 @@ class Accounts:
             return {}
         every = self.setting.plan.evaluate_every
         if self.promises and (round % every == 0 or round == self.setting.plan.rounds):
-            self._shown = (round, self.spending.shown(round + self.reruns))
+            self._shown = (round, self._spent_by(round))
         return {"epsilon_server": self._shown[1]}
+
+    def _spent_by(self, round: int) -> float:
+        assert self.run is not None
+        if self.ledger.repeats:
+            return self.spending.bound.epsilon(self.run, round, repeats=self.ledger.repeats)
+        return self.spending.shown(round)
 
     def statement(self, rounds: int) -> dict[str, Any]:
         """The privacy statement after so many rounds."""
@@ -152,7 +165,7 @@ class Accounts:
             preprocessing=(*federation.preprocessing, *unprotected),
             seed_public=seeded,
             extra_costs=costs,
-            rounds=rounds + self.reruns,
+            rounds=rounds,
         )
 
     def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:
@@ -161,6 +174,16 @@ class Accounts:
         folder.write_text("privacy.md", render(said))
         if self.run is not None:
             self._write_summary()
+
+    def _write_preprocessing(self) -> None:
+        """What the data's preparation spent or left unprotected, so that the folder can be stated on its own."""
+        assert self.folder is not None and self.run is not None
+        costs, unprotected = preprocessing_costs(self.setting.federation, self.run)
+        said = {
+            "sentences": [*self.setting.federation.preprocessing, *unprotected],
+            "costs": [vars(cost) for cost in costs],
+        }
+        self.folder.write_text("preprocessing.json", json.dumps(said, indent=2) + "\n")
 
     def _write_summary(self) -> None:
         assert self.folder is not None
@@ -183,6 +206,16 @@ def preprocessing_costs(federation: Federation, run: Run) -> tuple[tuple[Cost, .
         else:
             costs.append(Cost(cost.name, epsilon=cost.epsilon, delta=cost.delta or 0.0))
     return tuple(costs), tuple(unprotected)
+
+
+def read_preprocessing(folder: Path) -> tuple[tuple[str, ...], tuple[Cost, ...]]:
+    """The sentences and costs of a run's data preparation."""
+    path = folder / "preprocessing.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(said["sentences"]), tuple(Cost(**cost) for cost in said["costs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrivacyError(f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it") from error
 
 
 def append_line(path: Path, round: int, users: list[int], again: bool) -> None:
@@ -217,8 +250,8 @@ def _check(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
-def read_ledger(folder: Path) -> tuple[Ledger, int]:
-    """The ledger of a run folder, and how many of its rounds are second runs with fresh noise.
+def read_ledger(folder: Path) -> Ledger:
+    """The ledger of a run folder.
 
     The journal is the record; the summary describes the run and may never count more than the journal.
     """
@@ -230,10 +263,8 @@ def read_ledger(folder: Path) -> tuple[Ledger, int]:
     except (ValueError, KeyError, TypeError) as error:
         raise PrivacyError(f"{summary} is damaged ({error}); restore it or start the run anew") from error
     ledger = Ledger(saved.run, saved.user_budget)
-    reruns = 0
     for row in read_lines(folder / "ledger.jsonl"):
         ledger.record(row["round"], row["users"], again=row["again"])
-        reruns += bool(row["again"])
     if bool((ledger.participations < saved.participations).any()):
         raise PrivacyError(f"{folder / 'ledger.jsonl'} records less than ledger.json counts; restore it or start the run anew")
-    return ledger, reruns
+    return ledger

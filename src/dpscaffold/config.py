@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpscaffold.accounts import Budget
+from dpscaffold.accounts import Budget, preprocessing_costs
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedprox
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.errors import BadInput, nearest
@@ -172,7 +172,9 @@ class Settings(Table):
         assert self.privacy is not None and self.privacy.epsilon is not None
         run = setting.describe(self.privacy.delta, self.privacy.max_participations)
         assert run is not None
-        return calibrate_noise(run, self.privacy.epsilon, bound_for(run, self.privacy.view))
+        costs, _ = preprocessing_costs(setting.federation, run)
+        bound = bound_for(run, self.privacy.view, draw_hidden=self.privacy.secret)
+        return calibrate_noise(run, self.privacy.epsilon, bound, costs)
 
     def resolved(self, setting: Setting) -> dict[str, Any]:
         """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to defaults."""

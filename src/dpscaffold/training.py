@@ -118,32 +118,12 @@ def train(
     ('completed', 4, ['control_norm', 'epsilon_server'])
     """
     setting = Setting(federation.validated() if not federation.mapped else federation, task, algorithm, plan, privacy)
-    check_task(setting)
     if optimum and not task.convex:
         raise BadInput(f"optimum is asked for, but the task {task.name!r} is not convex; leave it out")
     run = _Run(setting, budget or Budget(), engine, pick_device(device), observer, chunk)
     run.open(Path(out) if out is not None else None, resume, config)
     best = solve(federation, task, plan.regularisation) if optimum else None
     return run.go(best)
-
-
-def check_task(setting: Setting) -> None:
-    """Refuse a task that does not fit the federation's shapes, before anything is written."""
-    federation, task = setting.federation, setting.task
-    for name, theirs in (("features", federation.dimension), ("classes", federation.classes)):
-        mine = getattr(task, name, theirs)
-        if mine != theirs:
-            raise BadInput(f"task.{name} is {mine}, and the federation has {theirs}; they must agree")
-    row = task.prepare(federation.train.features[:1])
-    try:
-        scores = task.scores(task.initial(setting.plan.seed), row)
-    except Exception as error:
-        raise BadInput(
-            f"the task {task.name!r} cannot take rows of {federation.dimension} features ({str(error).splitlines()[0]}); "
-            "give it the federation's shape"
-        ) from error
-    if scores.shape[-1] < federation.classes:
-        raise BadInput(f"the task {task.name!r} scores {scores.shape[-1]} classes, and the federation has {federation.classes}")
 
 
 class _Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,7 @@ class Subject:
     ledger: Ledger | None = None
     preprocessing: tuple[str, ...] = ()
     extra_costs: tuple[Any, ...] = ()
+    seed_public: bool = False
 
 
 def privacy(
@@ -82,7 +84,9 @@ def privacy(
     about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
-    said = statement(about.run, about.ledger, about.preprocessing, extra_costs=about.extra_costs)
+    said = statement(
+        about.run, about.ledger, about.preprocessing, about.seed_public, extra_costs=about.extra_costs
+    )
     if plot is not None:
         from dpscaffold.report.privacy_plot import plot_epsilon
 
@@ -163,14 +167,19 @@ def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> S
 
 def from_folder(folder: Path) -> Subject:
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
-    from dpscaffold.accounts import read_ledger
+    from dpscaffold.accounts import read_ledger, read_preprocessing
 
-    ledger, _ = read_ledger(folder)
-    return Subject(ledger.run, ledger)
+    ledger = read_ledger(folder)
+    sentences, costs = read_preprocessing(folder)
+    config = folder / "config.toml"
+    tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    seeded = config.exists() and not tables.get("privacy", {}).get("secret", False)
+    return Subject(ledger.run, ledger, sentences, costs, seeded)
 
 
 def from_config(path: Path) -> Subject:
     """A configuration: the run it would make on its data."""
+    from dpscaffold.accounts import preprocessing_costs
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
 
@@ -181,7 +190,10 @@ def from_config(path: Path) -> Subject:
     limits = settings.privacy
     setting = settings.setting(federation)
     run = setting.describe(limits.delta if limits else None, limits.max_participations if limits else None)
-    return Subject(run, None, federation.preprocessing)
+    if run is None:
+        return Subject(None, None, federation.preprocessing)
+    costs, unprotected = preprocessing_costs(federation, run)
+    return Subject(run, None, (*federation.preprocessing, *unprotected), costs)
 
 
 def show(said: dict[str, Any], console: Console) -> None:

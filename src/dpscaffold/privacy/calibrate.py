@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from scipy.optimize import brentq
 
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound
+from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError
 
@@ -16,11 +17,14 @@ from dpscaffold.privacy.errors import PrivacyError
 PRECISION = 1e-3
 
 
-def calibrate_noise(run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION) -> float:
+def calibrate_noise(
+    run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
+) -> float:
     """The smallest σ_g, to five digits, whose ε is at most ``epsilon``; the run's own noise plays no part.
 
     ε falls as the noise rises. The root of log ε(σ) − log ε is found on a logarithmic scale, then rounded up
-    and checked, so the ε of the answer is never above the target and within one per cent of it.
+    and checked, so the ε of the answer is never above the target and within one per cent of it. ``costs``
+    are further mechanisms that the budget must cover too.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=100, local_steps=5, users=60, participants=12, records=800, batches=160,
@@ -35,7 +39,7 @@ def calibrate_noise(run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATIO
 
     def spent(log_noise: float) -> float:
         if log_noise not in seen:
-            seen[log_noise] = bound.epsilon(replace(run, noise=math.exp(log_noise)))
+            seen[log_noise] = bound.epsilon(replace(run, noise=math.exp(log_noise)), costs=costs)
         return seen[log_noise]
 
     def excess(log_noise: float) -> float:

@@ -1,0 +1,54 @@
+# Two commands for newcomers: `make demo` and `make test`. Everything they need is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: help demo test test-all check lint types doctest bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.ready  ## train DP-SCAFFOLD beside its rivals and draw the comparison (about a minute)
+	$(BIN)/dpscaffold demo
+
+test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.ready-dev  ## run the longer checks too
+	$(BIN)/python -m pytest
+
+check: lint types doctest test  ## everything a reviewer would run
+
+lint: $(VENV)/.ready-dev  ## ruff
+	$(BIN)/ruff check .
+
+types: $(VENV)/.ready-dev  ## mypy
+	$(BIN)/mypy
+
+doctest: $(VENV)/.ready-dev  ## the examples in the docstrings
+	$(BIN)/python -m pytest --doctest-modules src/dpscaffold
+
+bench: $(VENV)/.ready-bench  ## timings beside peers, as ratios
+	$(BIN)/python benchmarks/round.py
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("dpscaffold needs Python 3.11 to 3.13, and this is " + sys.version.split()[0] + "; set PYTHON=python3.x") if not (3, 11) <= sys.version_info[:2] <= (3, 13) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (a minute or two the first time)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (a minute or two the first time)"
+	$(PIP) -e '.[dev]'
+	@touch $(VENV)/.ready $@
+
+$(VENV)/.ready-bench: $(VENV)/.ready-dev
+	$(PIP) -e '.[dev,bench]'
+	@touch $@
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

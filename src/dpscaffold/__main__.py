@@ -1,0 +1,5 @@
+"""``python -m dpscaffold``."""
+
+from dpscaffold.cli import main
+
+main()

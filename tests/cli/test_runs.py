@@ -1,0 +1,248 @@
+"""The commands that train and compare, end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+SMALL = """
+[data]
+source = "synthetic"
+alpha = 2.0
+beta = 2.0
+users = 10
+records = 100
+[task]
+optimum = true
+[algorithm]
+name = "scaffold"
+[plan]
+rounds = 12
+local_steps = 4
+evaluate_every = 3
+checkpoint_every = 4
+[privacy]
+clip = 1.0
+noise = 4.0
+"""
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def dpscaffold(*arguments, folder, **options):
+    """Run the command line in its own process; options go to subprocess.run."""
+    environment = os.environ | {"DPSCAFFOLD_CACHE": str(Path(folder) / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "dpscaffold", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """A finished run folder."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = dpscaffold("train", config, "--out", "run", "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run", json.loads(done.stdout)
+
+
+def test_train_writes_a_whole_run_folder(finished):
+    run, printed = finished
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [3, 6, 9, 12]
+    assert {"test_accuracy", "train_loss", "log10_gap", "gradient_dissimilarity"} <= set(rows[0])
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["final"] == rows[-1] == printed["final"] and 0 < summary["optimum_test_accuracy"] <= 1
+    with (run / "config.toml").open("rb") as stream:
+        resolved = tomllib.load(stream)
+    assert resolved["plan"]["seed"] == 0 and resolved["data"]["users"] == 10 and resolved["privacy"]["noise"] == 4.0
+    assert json.loads((run / "privacy.json").read_text())["server"]["bound"] == "random_participation"
+    assert "epsilon" in (run / "privacy.md").read_text()
+
+
+def test_a_resolved_configuration_gives_the_same_run(finished, tmp_path):
+    """config.toml of a run folder is itself a configuration."""
+    run, _ = finished
+    done = dpscaffold("train", run / "config.toml", "--out", tmp_path / "again", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "again" / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    again, first = (tomllib.loads((folder / "config.toml").read_text()) for folder in (tmp_path / "again", run))
+    assert again == first
+
+
+def test_progress_is_plain_lines_without_a_terminal(config, tmp_path):
+    done = dpscaffold("train", config, "--out", "run", folder=tmp_path)
+    assert "round 12/12" in done.stderr and "ε(server)" in done.stderr and "\x1b[" not in done.stderr
+    assert "test accuracy" in done.stdout and "towards the server" in done.stdout
+
+
+def test_epsilon_in_place_of_noise(config, tmp_path):
+    """The noise is solved for, and the run spends at most what was asked and at least 98 % of it."""
+    done = dpscaffold("train", config, "--set", "privacy={clip=1.0, epsilon=0.8}", "--out", "run", "--json", folder=tmp_path)
+    assert done.returncode == 2 and "table.key=value" in done.stderr
+    text = SMALL.replace("noise = 4.0", "epsilon = 0.8")
+    (tmp_path / "epsilon.toml").write_text(text)
+    done = dpscaffold("train", "epsilon.toml", "--out", "run", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    spent = json.loads(done.stdout)["privacy"]["server"]["epsilon"]
+    assert 0.98 * 0.8 <= spent <= 0.8
+
+
+def test_compare_prints_a_table_and_writes_a_figure(finished, config, tmp_path):
+    run, _ = finished
+    other = dpscaffold("train", config, "--set", "privacy=false", "--set", "algorithm.name=fedavg", "--out", "plain", folder=tmp_path)
+    assert other.returncode == 0, other.stderr
+    done = dpscaffold("compare", run, "plain", "--out", "both.png", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "DP-SCAFFOLD" in done.stdout and "FedAvg" in done.stdout and "not private" in done.stdout and "central optimum" in done.stdout
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads(dpscaffold("compare", run, "plain", "--out", "both.svg", "--json", folder=tmp_path).stdout)["runs"]
+    assert rows[0]["epsilon_server"] > 0 and rows[1]["epsilon_server"] is None
+
+
+def test_the_privacy_command_reads_a_run_folder(finished, tmp_path):
+    run, printed = finished
+    done = dpscaffold("privacy", run, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["server"]["epsilon"] == pytest.approx(printed["privacy"]["server"]["epsilon"])
+    assert said["ledger"]["epsilon"] > 0
+
+
+def test_demo_compares_four_runs_and_goes_on_where_it_was(tmp_path):
+    done = dpscaffold("demo", "--rounds", "2", "--out", "demo", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for label in ("DP-SCAFFOLD", "DP-FedAvg", "DP-FedSGD", "central optimum"):
+        assert label in done.stdout
+    assert (tmp_path / "demo" / "comparison.png").exists()
+    again = dpscaffold("demo", "--rounds", "2", "--out", "demo", folder=tmp_path)
+    assert again.returncode == 0 and "round 1/2" not in again.stderr
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_example_configuration_is_valid(example):
+    """Each parses; the small data sources also load, elsewhere the files may be absent."""
+    from dpscaffold.config import load
+
+    load(example)
+
+
+def test_the_python_example_runs(tmp_path):
+    done = subprocess.run([sys.executable, EXAMPLES / "own_arrays.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "towards the server" in done.stdout, done.stderr
+
+
+def start(config, folder, rounds=300):
+    """A longer run in the background, with a checkpoint every two rounds."""
+    environment = os.environ | {"DPSCAFFOLD_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dpscaffold", "train", str(config), "--out", "run", "--set", f"plan.rounds={rounds}",
+               "--set", "plan.checkpoint_every=2", "--set", "plan.local_steps=10"]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path, process, seconds=60):
+    """Until a file exists."""
+    limit = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < limit, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, tmp_path, sent, code):
+    """Killed at a random moment or asked to stop, then resumed: exactly the metrics of a run left alone."""
+    process = start(config, tmp_path)
+    wait_for(tmp_path / "run" / "checkpoint.pt", process)
+    time.sleep(random.random() * 0.5)
+    process.send_signal(sent)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (out, err)
+    if sent != signal.SIGKILL:
+        assert "--resume" in out
+    overrides = ["--set", "plan.rounds=300", "--set", "plan.checkpoint_every=2", "--set", "plan.local_steps=10"]
+    resumed = dpscaffold("train", config, "--out", "run", "--resume", *overrides, folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    whole = dpscaffold("train", config, "--out", "whole", *overrides, folder=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+    final = [json.loads((tmp_path / name / "summary.json").read_text())["final"] for name in ("run", "whole")]
+    assert final[0] == final[1]
+
+
+BAD = [
+    (["--set", "plan.rouds=3"], "unknown key plan.rouds (did you mean 'rounds'?)"),
+    (["--set", "plan.user_ratio=0"], "plan.user_ratio is 0"),
+    (["--set", "plan.user_ratio=1.5"], "plan.user_ratio is 1.5; it must lie in (0, 1]"),
+    (["--set", "plan.user_ratio=0.01"], "selects no one of 10 users"),
+    (["--set", "plan.data_ratio=0.001"], "an empty batch"),
+    (["--set", "plan.learning_rate=-1"], "plan.learning_rate is -1"),
+    (["--set", "plan.learning_rate=nan"], "plan.learning_rate is nan"),
+    (["--set", "plan.rounds=many"], "plan.rounds is 'many'"),
+    (["--set", "algorithm.name=sgd"], "algorithm.name is 'sgd'"),
+    (["--set", "algorithm.name=fedsgd"], "use 5"),
+    (["--set", "privacy.noise=-2"], "privacy.noise is -2"),
+    (["--set", "privacy.clip=0"], "privacy.clip is 0"),
+    (["--set", "privacy.epsilon=1"], "exactly one of privacy.noise, privacy.epsilon"),
+    (["--set", "privacy.delta=2"], "privacy.delta is 2"),
+    (["--set", "data.source=synthetc"], "did you mean 'synthetic'"),
+    (["--set", "data.userz=3"], "did you mean 'users'"),
+    (["--set", "task.kind=mlp"], "only the convex task"),
+    (["--set", "rounds=3"], "table.key=value"),
+    (["--set", "planet.rounds=3"], "did you mean 'plan'"),
+    (["--device", "cuda:7"], "device is 'cuda:7'"),
+    (["--engine", "warp"], "choose loop or simulator"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_bad_input_is_one_sentence_and_leaves_nothing(config, tmp_path, monkeypatch, capsys, arguments, sentence):
+    """Non-zero exit, the sentence, no traceback, no run folder."""
+    from dpscaffold import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dpscaffold", "train", str(config), "--out", "run", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    printed = capsys.readouterr()
+    assert left.value.code == 2, printed
+    assert sentence in " ".join(printed.err.split())
+    assert printed.err.count("error:") == 1 and "Traceback" not in printed.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_cannot_be_read(config, tmp_path, finished):
+    run, _ = finished
+    (tmp_path / "broken.toml").write_text("plan = [")
+    cases = [
+        (["train", "nowhere.toml"], "cannot be read"),
+        (["train", "broken.toml"], "not valid TOML"),
+        (["train", config, "--out", run], "already holds a run"),
+        (["train", config, "--out", run, "--resume", "--set", "plan.rounds=13"], "plan.rounds = 12, not 13"),
+        (["compare", tmp_path], "holds no run"),
+        (["compare", run, "--out", "figure.doc"], ".png, .svg or .pdf"),
+    ]
+    for arguments, sentence in cases:
+        done = dpscaffold(*arguments, folder=tmp_path)
+        assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)
+
+
+def test_a_diverging_run_exits_with_its_own_status(config, tmp_path):
+    done = dpscaffold("train", config, "--set", "plan.learning_rate=1e30", "--set", "plan.regularisation=1", "--set",
+                      "privacy=false", "--set", "algorithm.name=fedavg", "--out", "run", folder=tmp_path)
+    assert done.returncode == 3 and "diverged at round" in done.stderr and "plan.learning_rate" in done.stderr

@@ -1,0 +1,279 @@
+"""train(): what it returns and writes, resuming, halting, diverging."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dpscaffold import (
+    BadInput,
+    Budget,
+    Diverged,
+    Gaussian,
+    Logistic,
+    Mlp,
+    ModuleTask,
+    Plan,
+    fedavg,
+    scaffold,
+    scaffold_warm,
+    synthetic,
+    train,
+)
+from dpscaffold.accounts import read_ledger
+from dpscaffold.privacy import RANDOM_PARTICIPATION
+from dpscaffold.training import pick_device
+
+NOISY = Gaussian(clip=1.0, noise=3.0)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(alpha=2, beta=2, users=12, records=100, seed=3)
+
+
+def plan(**changes):
+    return Plan(**({"rounds": 9, "local_steps": 4, "user_ratio": 0.25, "evaluate_every": 2, "checkpoint_every": 3} | changes))
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_result_holds_what_was_written(federation, tmp_path):
+    """History, model and summary on disk are those of the returned result."""
+    result = train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, optimum=True, out=tmp_path / "run")
+    assert result.ended == "completed" and result.rounds == 9
+    assert [row["round"] for row in result.history] == [2, 4, 6, 8, 9]
+    assert lines(tmp_path / "run") == result.history
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["final"] == result.final
+    assert summary["optimum_test_accuracy"] == result.optimum.test_accuracy
+    model = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert torch.equal(model["params"], result.params)
+    for key in ("test_accuracy", "train_loss", "log10_gap", "gradient_dissimilarity", "gradient_log_dissimilarity",
+                "largest_drift", "control_norm", "epsilon_server"):
+        assert key in result.final
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.toml", "versions.json", "checkpoint.pt", "ledger.json", "privacy.json", "privacy.md"} <= names
+    assert not any(name.endswith(".partial") for name in names)
+
+
+def test_predictions_of_the_result_have_the_reported_accuracy(federation):
+    """predict() on raw test features gives the accuracy of the last evaluation."""
+    result = train(federation, Logistic(40, 10), fedavg(), plan())
+    per_user = []
+    for user in range(federation.users):
+        x, y = federation.test.of(user)
+        per_user.append(float((result.predict(x) == y).float().mean()))
+    assert np.mean(per_user) == pytest.approx(result.final["test_accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize(("algorithm", "privacy"), [(scaffold_warm, NOISY), (fedavg, None)])
+def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm, privacy):
+    """A run cut after its last checkpoint and resumed ends with the very same metrics, model and ledger."""
+    def go(folder, observer=None, resume=False):
+        return train(federation, Logistic(40, 10), algorithm(), plan(warm_rounds=2, averaging="tail"), privacy,
+                     out=folder, observer=observer, resume=resume, engine=engine)
+
+    class Cut(Exception):
+        pass
+
+    def cut(round, row):
+        if round == 8:  # the last checkpoint is at round 6
+            raise Cut
+
+    whole = go(tmp_path / "whole")
+    with pytest.raises(Cut):
+        go(tmp_path / "cut", cut)
+    resumed = go(tmp_path / "cut", resume=True)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    assert torch.equal(resumed.params, whole.params)
+    if privacy:
+        one, two = read_ledger(tmp_path / "whole"), read_ledger(tmp_path / "cut")
+        assert one.participations.tolist() == two.participations.tolist()
+
+
+def test_a_finished_run_resumes_to_itself(federation, tmp_path):
+    first = train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, out=tmp_path / "run")
+    again = train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, out=tmp_path / "run", resume=True)
+    assert again.history == first.history and again.privacy["server"] == first.privacy["server"]
+
+
+def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation, tmp_path):
+    """Fresh noise in replayed rounds is spent again: the ledger and the bound count them twice."""
+    secret = Gaussian(clip=1.0, noise=3.0, secret=True)
+
+    def go(folder, observer=None, resume=False):
+        return train(federation, Logistic(40, 10), fedavg(), plan(), secret, out=folder, observer=observer, resume=resume)
+
+    one, two = go(tmp_path / "one"), go(tmp_path / "two")
+    assert not torch.equal(one.params, two.params)
+
+    def cut(round, row):
+        if round == 8:
+            raise RuntimeError("cut")
+
+    with pytest.raises(RuntimeError):
+        go(tmp_path / "cut", cut)
+    resumed = go(tmp_path / "cut", resume=True)
+    ledger = read_ledger(tmp_path / "cut")
+    assert ledger.repeats == (1, 1)  # rounds 7 and 8 ran twice
+    assert ledger.participations.sum() == (9 + 2) * 3
+    assert resumed.privacy["server"]["epsilon"] == pytest.approx(
+        RANDOM_PARTICIPATION.epsilon(ledger.run, 9, repeats=(1, 1)), rel=1e-6
+    )
+    assert resumed.privacy["server"]["epsilon"] > one.privacy["server"]["epsilon"]
+
+
+def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path, monkeypatch):
+    """If the engine dies in a round, that round is in the journal already."""
+    from dpscaffold.engines import Simulator
+
+    real = Simulator.round
+
+    def dies(self, round, draw):
+        if round == 5:
+            raise RuntimeError("power cut")
+        return real(self, round, draw)
+
+    monkeypatch.setattr(Simulator, "round", dies)
+    with pytest.raises(RuntimeError):
+        train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run")
+    assert read_ledger(tmp_path / "run").rounds == 5
+
+
+def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path):
+    """Nobody exceeds max_participations; the others' draws are those of an uncapped run."""
+    capped = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, budget=Budget(max_participations=1), out=tmp_path / "capped")
+    free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "free")
+    counts, uncapped = (read_ledger(r.folder).participations for r in (capped, free))
+    assert counts.max() == 1 and uncapped.max() > 1
+    assert ((uncapped > 0) == (counts > 0)).all()
+    assert capped.privacy["ledger"]["epsilon"] < free.privacy["ledger"]["epsilon"]
+
+
+def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
+    budget = Budget(max_participations=2)
+
+    def go(folder, observer=None, resume=False):
+        return train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, budget=budget, out=folder, observer=observer, resume=resume)
+
+    def cut(round, row):
+        if round == 8:
+            raise RuntimeError("cut")
+
+    whole = go(tmp_path / "whole")
+    with pytest.raises(RuntimeError):
+        go(tmp_path / "cut", cut)
+    assert torch.equal(go(tmp_path / "cut", resume=True).params, whole.params)
+
+
+def test_training_halts_before_a_target_is_exceeded(federation):
+    """The round that would exceed the target is not run, and the reason is given."""
+    free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
+    target = 0.7 * free.privacy["server"]["epsilon"]
+    result = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, budget=Budget(target_epsilon=target))
+    assert result.ended == "budget" and 0 < result.rounds < 9
+    assert result.privacy["server"]["epsilon"] <= target
+    run = result.setting.describe()
+    assert RANDOM_PARTICIPATION.epsilon(run, result.rounds + 1) > target
+    assert "would exceed" in result.message and result.history[-1]["round"] == result.rounds
+
+
+def test_median_clip_and_no_privacy_state_that_there_is_no_guarantee(federation):
+    median = train(federation, Logistic(40, 10), fedavg(), plan(), Gaussian(clip="median", noise=3.0))
+    assert median.privacy["server"]["epsilon"] is None and "median" in median.privacy["quote"]
+    assert median.final["epsilon_server"] is None
+    bare = train(federation, Logistic(40, 10), fedavg(), plan())
+    assert bare.privacy["server"]["epsilon"] is None and "not private" in bare.privacy["quote"]
+
+
+def test_a_diverging_run_stops_says_where_and_keeps_its_checkpoint(federation, tmp_path):
+    wild = plan(learning_rate=1e30, regularisation=1.0)
+    with pytest.raises(Diverged, match=r"diverged at round \d+.*lower plan.learning_rate"):
+        train(federation, Logistic(40, 10), fedavg(), wild, out=tmp_path / "run")
+    assert (tmp_path / "run" / "config.toml").exists()
+
+
+def test_averages_are_the_mean_of_the_iterates(federation):
+    """Uniform and tail averaging equal the mean of separately recorded iterates."""
+    iterates = []
+    for rounds in range(1, 7):
+        iterates.append(train(federation, Logistic(40, 10), fedavg(), plan(rounds=rounds), NOISY).params)
+    uniform = train(federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="uniform"), NOISY).params
+    tail = train(federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="tail", tail=0.5), NOISY).params
+    torch.testing.assert_close(uniform, torch.stack(iterates).mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tail, torch.stack(iterates[3:]).mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_networks_and_modules_train(federation):
+    module = ModuleTask(torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)))
+    for task in (Mlp(40, 10, hidden=8), module):
+        result = train(federation, task, scaffold(), plan(rounds=3), NOISY)
+        assert result.final["log10_gap"] is None and 0 <= result.final["test_accuracy"] <= 1
+
+
+class TestRefusals:
+    """One clear sentence, and nothing written."""
+
+    def test_a_folder_that_holds_another_run(self, federation, tmp_path):
+        train(federation, Logistic(40, 10), fedavg(), plan(), out=tmp_path / "run")
+        with pytest.raises(BadInput, match="already holds a run"):
+            train(federation, Logistic(40, 10), fedavg(), plan(), out=tmp_path / "run")
+        with pytest.raises(BadInput, match=r"plan.rounds = 9, not 8"):
+            train(federation, Logistic(40, 10), fedavg(), plan(rounds=8), out=tmp_path / "run", resume=True)
+
+    def test_a_folder_with_something_else_in_it(self, federation, tmp_path):
+        (tmp_path / "letters.txt").write_text("mine")
+        with pytest.raises(BadInput, match="not empty"):
+            train(federation, Logistic(40, 10), fedavg(), plan(), out=tmp_path)
+        assert [p.name for p in tmp_path.iterdir()] == ["letters.txt"]
+
+    def test_tasks_that_do_not_fit(self, federation, tmp_path):
+        with pytest.raises(BadInput, match="does not accept records of 40 features"):
+            train(federation, Logistic(39, 10), fedavg(), plan(), out=tmp_path / "run")
+        with pytest.raises(BadInput, match="not convex"):
+            train(federation, Mlp(40, 10), fedavg(), plan(), optimum=True, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("name", ["cuda:99", "tpu", "mps", "nonsense:1"])
+    def test_devices_that_are_not_there(self, name):
+        with pytest.raises(BadInput, match="device is"):
+            pick_device(name)
+
+    def test_a_damaged_checkpoint_or_ledger(self, federation, tmp_path):
+        run = tmp_path / "run"
+        train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=run)
+        whole = (run / "checkpoint.pt").read_bytes()
+        (run / "checkpoint.pt").write_bytes(whole[:100])
+        with pytest.raises(BadInput, match="cannot be read as a checkpoint"):
+            train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=run, resume=True)
+        (run / "checkpoint.pt").write_bytes(whole)
+        journal = (run / "ledger.jsonl").read_text().splitlines()
+        journal[2] = journal[2].replace("[", "[0, ", 1)
+        (run / "ledger.jsonl").write_text("\n".join(journal) + "\n")
+        with pytest.raises(ValueError, match="damaged at line 3"):
+            train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=run, resume=True)
+
+    def test_a_ledger_shorter_than_its_summary(self, federation, tmp_path):
+        """Deleting lines from the journal cannot lower what was spent."""
+        run = tmp_path / "run"
+        train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=run)
+        journal = (run / "ledger.jsonl").read_text().splitlines()
+        (run / "ledger.jsonl").write_text("\n".join(journal[:4]) + "\n")
+        with pytest.raises(ValueError, match="records less"):
+            read_ledger(run)
+
+    def test_a_budget_without_privacy(self, federation):
+        with pytest.raises(BadInput, match="without privacy"):
+            train(federation, Logistic(40, 10), fedavg(), plan(), budget=Budget(max_participations=3))
+
+    @pytest.mark.parametrize("bad", [{"delta": 0.0}, {"delta": 1.5}, {"max_participations": 0}, {"user_epsilon": -1.0}, {"target_epsilon": float("nan")}])
+    def test_budgets_out_of_range(self, bad):
+        with pytest.raises(BadInput, match=next(iter(bad))):
+            Budget(**bad)
