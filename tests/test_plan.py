@@ -26,7 +26,7 @@ def test_a_share_is_the_floor_of_the_decimal_that_was_written(thousandths, whole
 
 
 def test_products_that_round_down_are_forgiven():
-    """Every ratio of two decimals of 100 users or records is exact, although 0.29·100 is 28.999… in floats."""
+    """Every ratio of two decimals of 100 users or records is exact, though 0.29·100 is 28.999… in floats."""
     assert any(int(hundredths / 100 * 100) != hundredths for hundredths in range(1, 101))
     for hundredths in range(1, 101):
         plan = Plan(user_ratio=hundredths / 100, data_ratio=hundredths / 100)

@@ -210,6 +210,16 @@ def test_batches_do_not_depend_on_how_many_numbers_are_held(sampling, monkeypatc
     assert np.array_equal(whole.count, held.count) and np.array_equal(whole.index, held.index)
 
 
+@pytest.mark.parametrize(("records", "batch"), [(50, 25), (50, 3), (9, 9)])
+def test_batches_drawn_into_place_are_the_same_batches(records, batch):
+    """An array that is handed in, even a strided view, receives the very indices a new one would."""
+    fresh = Randomness(2).batches(1, 0, records, batch, 7, "fixed")
+    place = np.full((7, batch + 4), -1)
+    given = Randomness(2).batches(1, 0, records, batch, 7, "fixed", place[:, :batch])
+    assert np.array_equal(given.index, fresh.index) and np.array_equal(place[:, :batch], fresh.index)
+    assert (place[:, batch:] == -1).all()
+
+
 def test_a_full_batch_is_every_record():
     """b = R leaves nothing to draw."""
     assert (np.sort(Randomness(0).batches(1, 0, 7, 7, 3, "fixed").index) == np.arange(7)).all()

@@ -200,11 +200,11 @@ class Recorder(Randomness):
         super().__init__(seed)
         self.given: dict[tuple[str, int, int], np.ndarray] = {}
 
-    def batches(self, round, user, records, batch, steps, sampling):
+    def batches(self, round, user, *law):
         """The real batches, remembered without their padding."""
-        drawn = super().batches(round, user, records, batch, steps, sampling)
+        drawn = super().batches(round, user, *law)
         assert ("batches", round, user) not in self.given, "a user's batches were drawn twice in a round"
-        self.given["batches", round, user] = np.concatenate([drawn.of(k) for k in range(steps)])
+        self.given["batches", round, user] = np.concatenate([drawn.of(k) for k in range(len(drawn.count))])
         return drawn
 
     def noise(self, round, user):
