@@ -15,6 +15,7 @@ from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
     RANDOM_PARTICIPATION_RDP,
+    Cost,
     PrivacyError,
     Spending,
     budget_table,
@@ -50,6 +51,12 @@ def test_the_rounds_are_the_last_within_the_budget():
     rounds = largest_rounds(run, 1.0)
     assert RANDOM_PARTICIPATION.epsilon(run, rounds) <= 1.0 < RANDOM_PARTICIPATION.epsilon(run, rounds + 1)
     assert largest_rounds(run, 1.0, at_most=50) == 50
+
+
+def test_other_mechanisms_share_the_budget():
+    run, costs = run_of(SYNTHETIC), (Cost("a private mean", noise=8.0),)
+    assert largest_rounds(run, 1.0, costs=costs) < largest_rounds(run, 1.0)
+    assert Spending(run, costs=costs).after(400) == RANDOM_PARTICIPATION.epsilon(run, costs=costs)
 
 
 def test_a_table_of_combinations():

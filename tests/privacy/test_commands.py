@@ -144,6 +144,10 @@ def write_ledger(folder, rounds: int = 4) -> Ledger:
 
     ledger = Ledger(run_of(SMALL))
     (folder / "ledger.json").write_text(json.dumps(ledger.to_dict()))
+    costs = [{"name": "a private mean", "noise": 6.0}]
+    (folder / "preprocessing.json").write_text(
+        json.dumps({"sentences": ["Rows were scaled."], "costs": costs})
+    )
     for round in range(1, rounds + 1):
         ledger.record(round, [0, round])
         append_line(folder / "ledger.jsonl", round, [0, round], False)
@@ -155,6 +159,10 @@ def test_a_run_folder(tmp_path):
     said = answer("privacy", str(tmp_path))
     assert said["rounds"] == 4 and said["ledger"]["epsilon"] == ledger.of(0)
     assert said["server"]["ledger"] == ledger.of(0)
+    assert (
+        said["server"]["epsilon"] > said["server"]["training_alone"]
+        and "Rows were scaled." in said["outside"]
+    )
     assert (
         answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"] < said["server"]["epsilon"]
     )

@@ -145,3 +145,12 @@ def test_epsilon_is_rounded_up_for_reading():
 def test_the_plot_is_drawn(tmp_path):
     plot_epsilon(run_of(SMALL), tmp_path / "epsilon.png")
     assert (tmp_path / "epsilon.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_in_the_documentation_is_what_the_command_prints():
+    from pathlib import Path
+
+    from dpscaffold.report.privacy_table import comparison
+
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    assert comparison() in page

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound
+from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError
 
@@ -27,12 +29,13 @@ class Spending:
 
     run: Run
     bound: Bound = RANDOM_PARTICIPATION
+    costs: tuple[Cost, ...] = ()
     _known: dict[int, float] = field(default_factory=dict, repr=False)
 
     def after(self, rounds: int) -> float:
         """ε after ``rounds`` rounds, exactly as the bound gives it."""
         if rounds not in self._known:
-            self._known[rounds] = self.bound.epsilon(self.run, rounds)
+            self._known[rounds] = self.bound.epsilon(self.run, rounds, self.costs)
         return self._known[rounds]
 
     def shown(self, rounds: int) -> float:
@@ -44,12 +47,17 @@ class Spending:
 
 
 def largest_rounds(
-    run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, at_most: int = 1_000_000
+    run: Run,
+    epsilon: float,
+    bound: Bound = RANDOM_PARTICIPATION,
+    at_most: int = 1_000_000,
+    costs: Sequence[Cost] = (),
 ) -> int:
     """The largest T with ε(T) ≤ ``epsilon``, at most ``at_most``; the run's own T plays no part.
 
     ε(T) does not fall with T, so the answer is found by doubling and halving. Training that halts there
-    never exceeds the target, and halts for a reason that does not depend on the data.
+    never exceeds the target, and halts for a reason that does not depend on the data. ``costs`` are further
+    mechanisms that the budget must cover too.
 
     >>> from dpscaffold.privacy import describe, PAPER_THIRD_PARTY
     >>> run = describe(rounds=1, local_steps=5, users=100, participants=5, records=4000, batches=800,
@@ -59,7 +67,7 @@ def largest_rounds(
     """
     if not epsilon > 0:
         raise PrivacyError(f"epsilon={epsilon} leaves no budget; give a number above 0")
-    first = bound.epsilon(run, 1)
+    first = bound.epsilon(run, 1, costs)
     if first > epsilon:
         noise = "the noise is 0" if run.noise == 0 else f"the noise is {run.noise:g}"
         raise PrivacyError(
@@ -67,10 +75,10 @@ def largest_rounds(
             "give more noise or a larger epsilon"
         )
     low, high = 1, 2
-    while high <= at_most and bound.epsilon(run, high) <= epsilon:
+    while high <= at_most and bound.epsilon(run, high, costs) <= epsilon:
         low, high = high, 2 * high
     high = min(high, at_most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if bound.epsilon(run, middle) <= epsilon else (low, middle)
+        low, high = (middle, high) if bound.epsilon(run, middle, costs) <= epsilon else (low, middle)
     return low
