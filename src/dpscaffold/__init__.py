@@ -2,7 +2,8 @@
 
 >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
 >>> federation = synthetic(alpha=5, beta=5, users=20, records=200)
->>> result = train(federation, Logistic(40, 10), scaffold(), Plan(rounds=3, local_steps=5), Gaussian(clip=1.5, noise=10))
+>>> plan = Plan(rounds=3, local_steps=5)
+>>> result = train(federation, Logistic(40, 10), scaffold(), plan, Gaussian(clip=1.5, noise=10))
 >>> result.ended
 'completed'
 """

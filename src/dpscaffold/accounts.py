@@ -69,14 +69,19 @@ class Accounts:
         self._shown: tuple[int, float | None] = (0, None)
         if self.run is None:
             if budget != Budget():
-                raise BadInput("a privacy budget is given for a run without privacy; set privacy.noise or privacy.epsilon too")
+                raise BadInput(
+                    "a privacy budget is given for a run without privacy; set privacy.noise or privacy.epsilon too"
+                )
             return
         self.ledger = Ledger(self.run, budget.user_epsilon)
         self.spending = Spending(self.run, bound_for(self.run, "server"))
         self.promises = self.run.clip != "median" and self.run.noise > 0
         if budget.target_epsilon is not None:
             if not self.promises:
-                raise BadInput("privacy.target_epsilon is set, but this run has no guarantee (median clip or no noise); drop one of the two")
+                raise BadInput(
+                    "privacy.target_epsilon is set, but this run has no guarantee (median clip or no noise); "
+                    "drop one of the two"
+                )
             bound = bound_for(self.run, budget.view, draw_hidden=bool(setting.privacy and setting.privacy.secret))
             self._most_rounds = largest_rounds(self.run, budget.target_epsilon, bound, at_most=setting.plan.rounds)
 
@@ -88,9 +93,13 @@ class Accounts:
         if folder.file("ledger.json").exists():
             self.ledger = read_ledger(folder.path)
             if self.ledger.run != self.run:
-                raise BadInput(f"the ledger in {folder.path} describes another run; resume it with its own configuration")
+                raise BadInput(
+                    f"the ledger in {folder.path} describes another run; resume it with its own configuration"
+                )
         elif completed:
-            raise BadInput(f"{folder.path} holds a private run without its ledger; restore ledger.json or start the run anew")
+            raise BadInput(
+                f"{folder.path} holds a private run without its ledger; restore ledger.json or start the run anew"
+            )
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very outputs, which
         # costs nothing; a secret one draws fresh noise, which does.
         self._write_preprocessing()
@@ -135,7 +144,9 @@ class Accounts:
         for line in read_lines(self.folder.file("ledger.jsonl")):
             if line["round"] == round:
                 return list(line["users"])
-        raise BadInput(f"the ledger in {self.folder.path} lacks round {round}; restore ledger.jsonl or start the run anew")
+        raise BadInput(
+            f"the ledger in {self.folder.path} lacks round {round}; restore ledger.jsonl or start the run anew"
+        )
 
     def live(self, round: int) -> dict[str, float | None]:
         """ε towards the server after this round, refreshed at evaluated rounds."""
@@ -200,7 +211,9 @@ def preprocessing_costs(federation: Federation, run: Run) -> tuple[tuple[Cost, .
     for cost in federation.preprocessing_costs:
         noise = cost.noise_multiplier if run.sampling == "fixed" else cost.add_remove_multiplier
         if run.unit == "user" or (noise is None and cost.epsilon is None):
-            unprotected.append(f"{cost.name}: its noise hides single records ({cost.neighbours}), not what this run protects.")
+            unprotected.append(
+                f"{cost.name}: its noise hides single records ({cost.neighbours}), not what this run protects."
+            )
         elif noise is not None:
             costs.append(Cost(cost.name, noise=noise))
         else:
@@ -215,7 +228,9 @@ def read_preprocessing(folder: Path) -> tuple[tuple[str, ...], tuple[Cost, ...]]
         said = json.loads(path.read_text(encoding="utf-8"))
         return tuple(said["sentences"]), tuple(Cost(**cost) for cost in said["costs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PrivacyError(f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it") from error
+        raise PrivacyError(
+            f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it"
+        ) from error
 
 
 def append_line(path: Path, round: int, users: list[int], again: bool) -> None:
@@ -266,5 +281,7 @@ def read_ledger(folder: Path) -> Ledger:
     for row in read_lines(folder / "ledger.jsonl"):
         ledger.record(row["round"], row["users"], again=row["again"])
     if bool((ledger.participations < saved.participations).any()):
-        raise PrivacyError(f"{folder / 'ledger.jsonl'} records less than ledger.json counts; restore it or start the run anew")
+        raise PrivacyError(
+            f"{folder / 'ledger.jsonl'} records less than ledger.json counts; restore it or start the run anew"
+        )
     return ledger

@@ -48,9 +48,15 @@ class TaskSettings(Table):
     @model_validator(mode="after")
     def _consistent(self) -> TaskSettings:
         if (self.kind == "module") != (self.module is not None):
-            raise BadInput(f"task.module is {self.module!r} with task.kind {self.kind!r}; a module task needs module = 'package.file:factory'")
+            raise BadInput(
+                f"task.module is {self.module!r} with task.kind {self.kind!r}; "
+                "a module task needs module = 'package.file:factory'"
+            )
         if self.optimum and self.kind != "logistic":
-            raise BadInput(f"task.optimum is true with task.kind {self.kind!r}; only the convex task 'logistic' has a central optimum")
+            raise BadInput(
+                f"task.optimum is true with task.kind {self.kind!r}; "
+                "only the convex task 'logistic' has a central optimum"
+            )
         return self
 
     def build(self, federation: Federation) -> Task:
@@ -64,7 +70,9 @@ class TaskSettings(Table):
         try:
             factory = getattr(importlib.import_module(place), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise BadInput(f"task.module is {self.module!r}, which cannot be imported ({error}); give 'package.file:factory'") from error
+            raise BadInput(
+                f"task.module is {self.module!r}, which cannot be imported ({error}); give 'package.file:factory'"
+            ) from error
         return ModuleTask(factory(), self.shape, name=self.module)
 
 
@@ -129,7 +137,9 @@ class PrivacySettings(Table):
     def _consistent(self) -> PrivacySettings:
         if (self.noise is None) == (self.epsilon is None):
             given = "both are given" if self.noise is not None else "neither is given"
-            raise BadInput(f"privacy needs either noise or epsilon, and {given}; set exactly one of privacy.noise, privacy.epsilon")
+            raise BadInput(
+                f"privacy needs either noise or epsilon, and {given}; set exactly one of privacy.noise, privacy.epsilon"
+            )
         self.mechanism(self.noise if self.noise is not None else 1.0)
         _ = self.budget
         return self
@@ -193,7 +203,9 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), base: Mapping[s
         try:
             tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise BadInput(f"the configuration {path} cannot be read: {error.strerror}; give the path of a TOML file") from error
+            raise BadInput(
+                f"the configuration {path} cannot be read: {error.strerror}; give the path of a TOML file"
+            ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
     for item in overrides:
@@ -250,7 +262,9 @@ def _sentence(error: ValidationError) -> str:
         return f"{first['loc'][0]}: {cause}"
     location = [str(part) for part in first["loc"]]
     model = _model_at(location[:-1])
-    shown = ".".join(part for k, part in enumerate(location) if not (k == 1 and location[0] == "data" and len(location) > 2))
+    shown = ".".join(
+        part for k, part in enumerate(location) if not (k == 1 and location[0] == "data" and len(location) > 2)
+    )
     if first["type"] == "extra_forbidden":
         known = list(model.model_fields) if model else []
         return f"unknown key {shown}{nearest(location[-1], known)}; known here: {', '.join(known)}"

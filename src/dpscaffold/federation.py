@@ -48,7 +48,8 @@ class Records:
     ``features`` is (N, d) float32, ``labels`` (N,) int64 and ``offsets`` (M+1,) int64: user ``i`` holds
     the rows ``offsets[i]`` to ``offsets[i+1]``.
 
-    >>> records = Records.from_users([torch.zeros(3, 2), torch.ones(1, 2)], [torch.tensor([0, 1, 0]), torch.tensor([1])])
+    >>> labels = [torch.tensor([0, 1, 0]), torch.tensor([1])]
+    >>> records = Records.from_users([torch.zeros(3, 2), torch.ones(1, 2)], labels)
     >>> records.sizes.tolist(), records.of(1)[0].tolist()
     ([3, 1], [[1.0, 1.0]])
     """
@@ -61,7 +62,9 @@ class Records:
     def from_users(cls, features: Sequence[Tensor], labels: Sequence[Tensor]) -> Records:
         """Concatenate one table per user."""
         if len(features) != len(labels):
-            raise BadInput(f"features are given for {len(features)} users and labels for {len(labels)}; give one of each per user")
+            raise BadInput(
+                f"features are given for {len(features)} users and labels for {len(labels)}; give one of each per user"
+            )
         if not features:
             raise BadInput("a federation needs at least one user, and none was given")
         for i, (x, y) in enumerate(zip(features, labels, strict=True)):
@@ -69,7 +72,8 @@ class Records:
                 raise BadInput(f"user {i} has {len(x)} rows of features and {len(y)} labels; the counts must agree")
             if x.ndim != 2 or x.shape[1] != features[0].shape[1]:
                 raise BadInput(
-                    f"user {i} has features of shape {tuple(x.shape)}; expected (records, {features[0].shape[-1]}) as for user 0"
+                    f"user {i} has features of shape {tuple(x.shape)}; "
+                    f"expected (records, {features[0].shape[-1]}) as for user 0"
                 )
             if y.ndim != 1:
                 raise BadInput(f"user {i} has labels of shape {tuple(y.shape)}; give one number per record")
@@ -131,7 +135,9 @@ class Records:
             if not bool(finite.all()):
                 row = start + int((~finite).nonzero()[0])
                 user = int(torch.searchsorted(self.offsets, row, right=True)) - 1
-                raise BadInput(f"{what} features of user {user} contain NaN or infinity (row {row}); clean or impute them first")
+                raise BadInput(
+                    f"{what} features of user {user} contain NaN or infinity (row {row}); clean or impute them first"
+                )
 
     def digest(self) -> str:
         """A short hash of the contents, to key caches."""
@@ -140,8 +146,8 @@ class Records:
         step = max(1, BLOCK // max(1, self.dimension))
         for start in range(0, len(self.labels), step):
             rows = slice(start, start + step)
-            state.update(np.ascontiguousarray(self.features[rows].numpy()))
-            state.update(np.ascontiguousarray(self.labels[rows].numpy()))
+            state.update(np.ascontiguousarray(self.features[rows].numpy()).data)
+            state.update(np.ascontiguousarray(self.labels[rows].numpy()).data)
         return state.hexdigest()
 
 
@@ -170,9 +176,13 @@ class Federation:
 
     def __post_init__(self) -> None:
         if self.train.users != self.test.users:
-            raise BadInput(f"train data have {self.train.users} users and test data {self.test.users}; they must be the same users")
+            raise BadInput(
+                f"train data have {self.train.users} users and test data {self.test.users}; they must be the same users"
+            )
         if self.train.dimension != self.test.dimension:
-            raise BadInput(f"train data have {self.train.dimension} features and test data {self.test.dimension}; they must agree")
+            raise BadInput(
+                f"train data have {self.train.dimension} features and test data {self.test.dimension}; they must agree"
+            )
         if not self.names:
             object.__setattr__(self, "names", tuple(str(i) for i in range(self.train.users)))
         if len(self.names) != self.train.users:
@@ -221,4 +231,7 @@ class Federation:
     def __repr__(self) -> str:
         low, high = int(self.train.sizes.min()), int(self.train.sizes.max())
         sizes = f"{low}" if low == high else f"{low} to {high}"
-        return f"Federation({self.title}: {self.users} users, {sizes} train records each, {self.dimension} features, {self.classes} classes)"
+        return (
+            f"Federation({self.title}: {self.users} users, {sizes} train records each, "
+            f"{self.dimension} features, {self.classes} classes)"
+        )

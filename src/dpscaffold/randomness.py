@@ -12,14 +12,15 @@ for all devices.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
 
+Drawn = TypeVar("Drawn")
 Sampling = Literal["fixed", "poisson"]
 
 #: The purposes of a stream. The numbers are part of the meaning of a seed: never renumber them.
@@ -178,7 +179,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="draw")
 
 
-def in_threads(task, count: int, worthwhile: bool = True) -> list:  # type: ignore[no-untyped-def, type-arg]
+def in_threads(task: Callable[[int], Drawn], count: int, worthwhile: bool = True) -> list[Drawn]:
     """[task(0), …, task(count−1)], in threads where that pays."""
     if not worthwhile or count < 2:
         return [task(u) for u in range(count)]

@@ -49,7 +49,10 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"--out is {self.path}, which is a file; name a folder")
         if self.holds_run:
-            raise BadInput(f"--out is {self.path}, which already holds a run; add --resume to go on with it, or name another folder")
+            raise BadInput(
+                f"--out is {self.path}, which already holds a run; "
+                "add --resume to go on with it, or name another folder"
+            )
         if self.path.exists() and any(self.path.iterdir()):
             raise BadInput(f"--out is {self.path}, which is not empty and holds no run; name a new or an empty folder")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -65,7 +68,9 @@ class RunFolder:
         difference = _first_difference(saved, config)
         if difference:
             key, old, new = difference
-            raise BadInput(f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its own configuration")
+            raise BadInput(
+                f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its own configuration"
+            )
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file whole."""
@@ -87,7 +92,9 @@ class RunFolder:
         try:
             return dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
-            raise BadInput(f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be started anew") from error
+            raise BadInput(
+                f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be started anew"
+            ) from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one evaluated round."""
@@ -155,7 +162,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _first_difference(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
+def _first_difference(
+    saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> tuple[str, Any, Any] | None:
     for key in sorted(set(saved) | set(now)):
         old, new = saved.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

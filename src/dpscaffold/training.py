@@ -81,7 +81,9 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto")
+        raise BadInput(
+            f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto"
+        )
     return device
 
 
@@ -220,7 +222,11 @@ class _Run:
                 if stop and round < plan.rounds:
                     ended, message = "interrupted", f"stopped by {stop[0]} after round {round}"
                     break
-        if ended == "budget" and engine.state.round and (not self.history or self.history[-1]["round"] < engine.state.round):
+        if (
+            ended == "budget"
+            and engine.state.round
+            and (not self.history or self.history[-1]["round"] < engine.state.round)
+        ):
             row = {"round": engine.state.round, **self.accounts.live(engine.state.round)}
             self._evaluate(evaluate, engine.state, row)
             self._checkpoint(engine.state)

@@ -40,7 +40,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def dpscaffold(*arguments, folder, **options):
     """Run the command line in its own process; options go to subprocess.run."""
-    environment = os.environ | {"DPSCAFFOLD_CACHE": str(Path(folder) / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = os.environ | {
+        "DPSCAFFOLD_CACHE": str(Path(folder) / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+    }
     command = [sys.executable, "-m", "dpscaffold", *map(str, arguments)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options)
 
@@ -93,7 +97,9 @@ def test_progress_is_plain_lines_without_a_terminal(config, tmp_path):
 
 def test_epsilon_in_place_of_noise(config, tmp_path):
     """The noise is solved for, and the run spends at most what was asked and at least 98 % of it."""
-    done = dpscaffold("train", config, "--set", "privacy={clip=1.0, epsilon=0.8}", "--out", "run", "--json", folder=tmp_path)
+    done = dpscaffold(
+        "train", config, "--set", "privacy={clip=1.0, epsilon=0.8}", "--out", "run", "--json", folder=tmp_path
+    )
     assert done.returncode == 2 and "table.key=value" in done.stderr
     text = SMALL.replace("noise = 4.0", "epsilon = 0.8")
     (tmp_path / "epsilon.toml").write_text(text)
@@ -105,13 +111,22 @@ def test_epsilon_in_place_of_noise(config, tmp_path):
 
 def test_compare_prints_a_table_and_writes_a_figure(finished, config, tmp_path):
     run, _ = finished
-    other = dpscaffold("train", config, "--set", "privacy=false", "--set", "algorithm.name=fedavg", "--out", "plain", folder=tmp_path)
+    other = dpscaffold(
+        "train", config, "--set", "privacy=false", "--set", "algorithm.name=fedavg", "--out", "plain", folder=tmp_path
+    )
     assert other.returncode == 0, other.stderr
     done = dpscaffold("compare", run, "plain", "--out", "both.png", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "DP-SCAFFOLD" in done.stdout and "FedAvg" in done.stdout and "not private" in done.stdout and "central optimum" in done.stdout
+    assert (
+        "DP-SCAFFOLD" in done.stdout
+        and "FedAvg" in done.stdout
+        and "not private" in done.stdout
+        and "central optimum" in done.stdout
+    )
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-    rows = json.loads(dpscaffold("compare", run, "plain", "--out", "both.svg", "--json", folder=tmp_path).stdout)["runs"]
+    rows = json.loads(dpscaffold("compare", run, "plain", "--out", "both.svg", "--json", folder=tmp_path).stdout)[
+        "runs"
+    ]
     assert rows[0]["epsilon_server"] > 0 and rows[1]["epsilon_server"] is None
 
 
@@ -143,16 +158,33 @@ def test_every_example_configuration_is_valid(example):
 
 
 def test_the_python_example_runs(tmp_path):
-    done = subprocess.run([sys.executable, EXAMPLES / "own_arrays.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "own_arrays.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and "towards the server" in done.stdout, done.stderr
 
 
 def start(config, folder, rounds=300):
     """A longer run in the background, with a checkpoint every two rounds."""
     environment = os.environ | {"DPSCAFFOLD_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dpscaffold", "train", str(config), "--out", "run", "--set", f"plan.rounds={rounds}",
-               "--set", "plan.checkpoint_every=2", "--set", "plan.local_steps=10"]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "dpscaffold",
+        "train",
+        str(config),
+        "--out",
+        "run",
+        "--set",
+        f"plan.rounds={rounds}",
+        "--set",
+        "plan.checkpoint_every=2",
+        "--set",
+        "plan.local_steps=10",
+    ]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for(path, process, seconds=60):
@@ -210,7 +242,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
 def test_bad_input_is_one_sentence_and_leaves_nothing(config, tmp_path, monkeypatch, capsys, arguments, sentence):
     """Non-zero exit, the sentence, no traceback, no run folder."""
     from dpscaffold import cli
@@ -239,10 +273,26 @@ def test_files_that_cannot_be_read(config, tmp_path, finished):
     ]
     for arguments, sentence in cases:
         done = dpscaffold(*arguments, folder=tmp_path)
-        assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)
+        assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, (
+            arguments,
+            done.stderr,
+        )
 
 
 def test_a_diverging_run_exits_with_its_own_status(config, tmp_path):
-    done = dpscaffold("train", config, "--set", "plan.learning_rate=1e30", "--set", "plan.regularisation=1", "--set",
-                      "privacy=false", "--set", "algorithm.name=fedavg", "--out", "run", folder=tmp_path)
+    done = dpscaffold(
+        "train",
+        config,
+        "--set",
+        "plan.learning_rate=1e30",
+        "--set",
+        "plan.regularisation=1",
+        "--set",
+        "privacy=false",
+        "--set",
+        "algorithm.name=fedavg",
+        "--out",
+        "run",
+        folder=tmp_path,
+    )
     assert done.returncode == 3 and "diverged at round" in done.stderr and "plan.learning_rate" in done.stderr

@@ -36,7 +36,9 @@ def federation():
 
 
 def plan(**changes):
-    return Plan(**({"rounds": 9, "local_steps": 4, "user_ratio": 0.25, "evaluate_every": 2, "checkpoint_every": 3} | changes))
+    return Plan(
+        **({"rounds": 9, "local_steps": 4, "user_ratio": 0.25, "evaluate_every": 2, "checkpoint_every": 3} | changes)
+    )
 
 
 def lines(folder):
@@ -54,8 +56,16 @@ def test_the_result_holds_what_was_written(federation, tmp_path):
     assert summary["optimum_test_accuracy"] == result.optimum.test_accuracy
     model = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
     assert torch.equal(model["params"], result.params)
-    for key in ("test_accuracy", "train_loss", "log10_gap", "gradient_dissimilarity", "gradient_log_dissimilarity",
-                "largest_drift", "control_norm", "epsilon_server"):
+    for key in (
+        "test_accuracy",
+        "train_loss",
+        "log10_gap",
+        "gradient_dissimilarity",
+        "gradient_log_dissimilarity",
+        "largest_drift",
+        "control_norm",
+        "epsilon_server",
+    ):
         assert key in result.final
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"config.toml", "versions.json", "checkpoint.pt", "ledger.json", "privacy.json", "privacy.md"} <= names
@@ -76,9 +86,19 @@ def test_predictions_of_the_result_have_the_reported_accuracy(federation):
 @pytest.mark.parametrize(("algorithm", "privacy"), [(scaffold_warm, NOISY), (fedavg, None)])
 def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm, privacy):
     """A run cut after its last checkpoint and resumed ends with the very same metrics, model and ledger."""
+
     def go(folder, observer=None, resume=False):
-        return train(federation, Logistic(40, 10), algorithm(), plan(warm_rounds=2, averaging="tail"), privacy,
-                     out=folder, observer=observer, resume=resume, engine=engine)
+        return train(
+            federation,
+            Logistic(40, 10),
+            algorithm(),
+            plan(warm_rounds=2, averaging="tail"),
+            privacy,
+            out=folder,
+            observer=observer,
+            resume=resume,
+            engine=engine,
+        )
 
     class Cut(Exception):
         pass
@@ -109,7 +129,9 @@ def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation
     secret = Gaussian(clip=1.0, noise=3.0, secret=True)
 
     def go(folder, observer=None, resume=False):
-        return train(federation, Logistic(40, 10), fedavg(), plan(), secret, out=folder, observer=observer, resume=resume)
+        return train(
+            federation, Logistic(40, 10), fedavg(), plan(), secret, out=folder, observer=observer, resume=resume
+        )
 
     one, two = go(tmp_path / "one"), go(tmp_path / "two")
     assert not torch.equal(one.params, two.params)
@@ -149,7 +171,15 @@ def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path,
 
 def test_caps_make_drawn_users_decline_and_keep_the_divisor(federation, tmp_path):
     """Nobody exceeds max_participations; the others' draws are those of an uncapped run."""
-    capped = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, budget=Budget(max_participations=1), out=tmp_path / "capped")
+    capped = train(
+        federation,
+        Logistic(40, 10),
+        fedavg(),
+        plan(),
+        NOISY,
+        budget=Budget(max_participations=1),
+        out=tmp_path / "capped",
+    )
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "free")
     counts, uncapped = (read_ledger(r.folder).participations for r in (capped, free))
     assert counts.max() == 1 and uncapped.max() > 1
@@ -161,7 +191,17 @@ def test_resuming_a_capped_run_admits_the_same_users(federation, tmp_path):
     budget = Budget(max_participations=2)
 
     def go(folder, observer=None, resume=False):
-        return train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, budget=budget, out=folder, observer=observer, resume=resume)
+        return train(
+            federation,
+            Logistic(40, 10),
+            scaffold(),
+            plan(),
+            NOISY,
+            budget=budget,
+            out=folder,
+            observer=observer,
+            resume=resume,
+        )
 
     def cut(round, row):
         if round == 8:
@@ -273,7 +313,16 @@ class TestRefusals:
         with pytest.raises(BadInput, match="without privacy"):
             train(federation, Logistic(40, 10), fedavg(), plan(), budget=Budget(max_participations=3))
 
-    @pytest.mark.parametrize("bad", [{"delta": 0.0}, {"delta": 1.5}, {"max_participations": 0}, {"user_epsilon": -1.0}, {"target_epsilon": float("nan")}])
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"delta": 0.0},
+            {"delta": 1.5},
+            {"max_participations": 0},
+            {"user_epsilon": -1.0},
+            {"target_epsilon": float("nan")},
+        ],
+    )
     def test_budgets_out_of_range(self, bad):
         with pytest.raises(BadInput, match=next(iter(bad))):
             Budget(**bad)

@@ -44,7 +44,12 @@ def synthetic(
     for name, value in (("alpha", alpha), ("beta", beta), ("size_spread", size_spread)):
         if number(f"data.{name}", value) < 0:
             raise BadInput(f"data.{name} is {value}; it must be 0 or positive")
-    for name, value, least in (("users", users, 1), ("records", records, 2), ("dimension", dimension, 1), ("classes", classes, 2)):
+    for name, value, least in (
+        ("users", users, 1),
+        ("records", records, 2),
+        ("dimension", dimension, 1),
+        ("classes", classes, 2),
+    ):
         whole(f"data.{name}", value, least)
     whole("data.seed", seed, 0)
     if not 0 <= number("data.label_noise", label_noise) <= 1:

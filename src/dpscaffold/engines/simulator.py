@@ -271,7 +271,9 @@ def refuse_unlike(first: Setting, other: Setting) -> None:
     mine, theirs = structure(first), structure(other)
     for name, value in mine.items():
         if theirs[name] != value:
-            raise BadInput(f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; run them apart")
+            raise BadInput(
+                f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; run them apart"
+            )
     if first.algorithm != other.algorithm:
         raise BadInput(f"runs cannot be stacked: they differ in a number of {first.algorithm.name}; run them apart")
     if not _same_task(first.task, other.task):

@@ -55,7 +55,8 @@ class State:
     @classmethod
     def from_dict(cls, saved: dict[str, Any], device: torch.device) -> State:
         """From a checkpoint."""
-        return cls(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in saved.items()})
+        placed: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in saved.items()}
+        return cls(**placed)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
         raise BadInput(f"the task {task.name!r} is not convex, so it has no central optimum to solve for; leave it out")
     path = None
     if cache:
-        key = f"{federation.train.digest()} {federation.test.digest()} {task.name} {task.parameters} {regularisation!r} v1"
+        data = f"{federation.train.digest()} {federation.test.digest()}"
+        key = f"{data} {task.name} {task.parameters} {regularisation!r} v1"
         path = cache_folder() / "optima" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.pt"
         if path.exists():
             try:

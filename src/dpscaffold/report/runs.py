@@ -72,16 +72,31 @@ def read_run(path: Path) -> RunRecord:
 
 def comparison_table(runs: list[RunRecord]) -> Table:
     """One row per run, and the central optimum where it was solved."""
-    table = Table(title="means over the last 10 % of rounds; ε towards the server at δ, by the bound named", title_justify="left")
-    for column, justify in (("run", "left"), ("data", "left"), ("rounds", "right"), ("test accuracy", "right"),
-                            ("train loss", "right"), ("log₁₀ gap", "right"), ("ε server", "right"), ("δ", "right"),
-                            ("bound", "left"), ("time", "right")):
+    table = Table(
+        title="means over the last 10 % of rounds; ε towards the server at δ, by the bound named", title_justify="left"
+    )
+    for column, justify in (
+        ("run", "left"),
+        ("data", "left"),
+        ("rounds", "right"),
+        ("test accuracy", "right"),
+        ("train loss", "right"),
+        ("log₁₀ gap", "right"),
+        ("ε server", "right"),
+        ("δ", "right"),
+        ("bound", "left"),
+        ("time", "right"),
+    ):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     optima = {}
     for run in runs:
         row = run.row()
         private = run.privacy.get("mechanism") is not None
-        epsilon = _shown(row["epsilon_server"], 3) if row["epsilon_server"] is not None else ("none" if private else "not private")
+        epsilon = (
+            _shown(row["epsilon_server"], 3)
+            if row["epsilon_server"] is not None
+            else ("none" if private else "not private")
+        )
         table.add_row(
             row["run"] + ("" if row["ended"] == "completed" else f" [{row['ended']}]"),
             str(row["data"] or ""),
@@ -123,9 +138,12 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
             points = [(row["round"], row[metric]) for row in run.history if row.get(metric) is not None]
             private = run.privacy.get("mechanism") is not None
             if points:
-                axis.plot(*zip(*points, strict=True), label=run.label, color=f"C{k}", linestyle="-" if private else "--")
+                axis.plot(
+                    *zip(*points, strict=True), label=run.label, color=f"C{k}", linestyle="-" if private else "--"
+                )
         if metric == "test_accuracy":
-            for value in sorted({run.summary.get("optimum_test_accuracy") for run in runs} - {None}):
+            optima = {run.summary.get("optimum_test_accuracy") for run in runs}
+            for value in sorted(float(value) for value in optima if value is not None):
                 axis.axhline(value, color="0.4", linewidth=1, linestyle=":", label="central optimum x*")
         axis.set_xlabel("round")
         axis.set_ylabel(label)
@@ -142,8 +160,10 @@ def summary_lines(result: Result) -> list[str]:
     lines = []
     if result.history:
         optimum = f" (central optimum {result.optimum.test_accuracy:.4f})" if result.optimum else ""
-        lines.append(f"{result.setting.label} on {result.setting.federation.title}: test accuracy {result.late('test_accuracy'):.4f} "
-                     f"over the last 10 % of rounds{optimum}")
+        lines.append(
+            f"{result.setting.label} on {result.setting.federation.title}: test accuracy "
+            f"{result.late('test_accuracy'):.4f} over the last 10 % of rounds{optimum}"
+        )
     if result.privacy.get("quote"):
         lines.append(str(result.privacy["quote"]))
     if result.ended != "completed":
