@@ -98,9 +98,7 @@ class Columns:
 
 def test_hugging_face_columns() -> None:
     images = [np.full((2, 2), 51, dtype=np.uint8)] * 4
-    dataset = Columns(
-        image=images, size=[1.0, 2.0, 3.0, 4.0], writer=["p", "q", "p", "q"], label=[0, 1, 1, 0]
-    )
+    dataset = Columns(image=images, size=[1.0, 2.0, 3.0, 4.0], writer=["p", "q", "p", "q"], label=[0, 1, 1, 0])
     pool = from_huggingface(dataset, label="label", user="writer")
     np.testing.assert_allclose(pool.features[1], [0.2, 0.2, 0.2, 0.2, 2.0], rtol=1e-6)
     assert pool.names == ("p", "q") and pool.labels.tolist() == [0, 1, 1, 0]
@@ -124,9 +122,7 @@ def test_leaf_file_and_folder(tmp_path: Path) -> None:
     pool = read_leaf(tmp_path / "all.json")
     assert isinstance(pool, Pool) and pool.names == tuple(data)
     np.testing.assert_allclose(pool.features, np.concatenate([x for x, _ in data.values()]), rtol=1e-6)
-    federation = load_federation(
-        {"source": "leaf", "path": str(tmp_path / "all.json"), "preprocess": ["unit-norm"]}
-    )
+    federation = load_federation({"source": "leaf", "path": str(tmp_path / "all.json"), "preprocess": ["unit-norm"]})
     assert federation.names == tuple(data)
     folder = tmp_path / "parts"
     folder.mkdir()
@@ -146,6 +142,8 @@ def test_leaf_with_its_own_split(tmp_path: Path) -> None:
     federation = load_federation({"source": "leaf", "path": str(tmp_path), "preprocess": []})
     assert isinstance(federation, Federation) and federation.train.sizes.tolist() == [7, 7, 7]
     np.testing.assert_allclose(federation.test.of(1)[0].numpy(), data["user 1"][0][7:], rtol=1e-6)
+    with pytest.raises(BadInput, match="divided into users, train and test already"):
+        load_federation({"source": "leaf", "path": str(tmp_path), "users": 2})
 
 
 @pytest.mark.parametrize(

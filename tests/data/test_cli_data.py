@@ -36,9 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_describe_a_source_with_a_figure(tmp_path: Path) -> None:
-    said = run(
-        "describe", "--source", "digits", "--set", "data.similarity=0", "--out", str(tmp_path / "d.png")
-    )
+    said = run("describe", "--source", "digits", "--set", "data.similarity=0", "--out", str(tmp_path / "d.png"))
     assert "label heterogeneity" in said and "1,430" in said and "labels by user" in said and "█" in said
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
 
@@ -55,9 +53,7 @@ def test_describe_a_configuration_as_json(tmp_path: Path) -> None:
 
 def test_describe_the_synthetic_federation() -> None:
     found = json.loads(
-        run(
-            "describe", "--json", "--set", "data.users=5", "--set", "data.records=50", "--set", "data.alpha=5"
-        )
+        run("describe", "--json", "--set", "data.users=5", "--set", "data.records=50", "--set", "data.alpha=5")
     )
     assert (found["users"], found["train_records"]) == (5, 200)
 
@@ -102,9 +98,7 @@ def test_list(tmp_path: Path) -> None:
 def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "a.gz").write_bytes(b"content")
-    entry = Dataset(
-        "small", "", (Published("a.gz", 7, hashlib.md5(b"content").hexdigest()),), ("http://127.0.0.1:1/",)
-    )
+    entry = Dataset("small", "", (Published("a.gz", 7, hashlib.md5(b"content").hexdigest()),), ("http://127.0.0.1:1/",))
     monkeypatch.setitem(catalogue.CATALOGUE, "small", entry)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):

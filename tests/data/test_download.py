@@ -159,9 +159,7 @@ def small(monkeypatch: pytest.MonkeyPatch, server: str) -> str:
     """A dataset of two files on the local server."""
     Handler.files = {"a.gz": b"first", "b.gz": b"second"}
     files = tuple(Published(n, len(c), hashlib.md5(c).hexdigest()) for n, c in Handler.files.items())
-    monkeypatch.setitem(
-        catalogue.CATALOGUE, "small", Dataset("small", "two files", files, (server + "gone/", server))
-    )
+    monkeypatch.setitem(catalogue.CATALOGUE, "small", Dataset("small", "two files", files, (server + "gone/", server)))
     return server
 
 
@@ -188,9 +186,7 @@ def test_unknown_and_unpublished_datasets(tmp_path: Path) -> None:
         download("mnist", tmp_path / "in the way")
 
 
-def test_archives_are_unpacked_beside_themselves(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archives_are_unpacked_beside_themselves(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("gzip/x-images.gz", b"images")

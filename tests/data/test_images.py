@@ -91,9 +91,7 @@ def test_a_file_that_is_not_the_published_one(
     with pytest.raises(BadInput, match="should have 9912422"):
         images.mnist(tmp_path)
     path = folder / "train-images-idx3-ubyte.gz"
-    entry = catalogue.Dataset(
-        "mnist", "", (catalogue.Published(path.name, path.stat().st_size, "0" * 32),) * 3
-    )
+    entry = catalogue.Dataset("mnist", "", (catalogue.Published(path.name, path.stat().st_size, "0" * 32),) * 3)
     monkeypatch.setitem(catalogue.CATALOGUE, "mnist", entry)
     with pytest.raises(BadInput, match="is not the published file: its MD5 is"):
         images._verify(path, "mnist")

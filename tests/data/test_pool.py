@@ -14,9 +14,7 @@ from dpscaffold.errors import BadInput
 
 def numbered(records: int, classes: int = 3) -> Pool:
     """Record i has the one feature i, so that rows can be followed."""
-    return Pool(
-        np.arange(records, dtype=np.float32)[:, None], np.arange(records) % classes, classes, "numbers"
-    )
+    return Pool(np.arange(records, dtype=np.float32)[:, None], np.arange(records) % classes, classes, "numbers")
 
 
 @settings(max_examples=60, deadline=None)

@@ -65,15 +65,11 @@ def test_pca_agrees_with_scikit_learn_up_to_signs(federation: Federation) -> Non
 
 def test_unit_norm_leaves_zeros(federation: Federation) -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    done = preprocess(
-        Federation.from_arrays([(x, torch.tensor([0, 1]))], [(x, torch.tensor([0, 1]))]), ["unit-norm"]
-    )
+    done = preprocess(Federation.from_arrays([(x, torch.tensor([0, 1]))], [(x, torch.tensor([0, 1]))]), ["unit-norm"])
     np.testing.assert_allclose(done.train.features.numpy(), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
     clipped = preprocess(federation, ["clip-norm:2.5"])
     norms = federation.train.features.norm(dim=1)
-    np.testing.assert_allclose(
-        clipped.train.features.norm(dim=1).numpy(), norms.clamp(max=2.5).numpy(), rtol=1e-5
-    )
+    np.testing.assert_allclose(clipped.train.features.norm(dim=1).numpy(), norms.clamp(max=2.5).numpy(), rtol=1e-5)
 
 
 def test_blocks_do_not_change_the_result(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +140,5 @@ def test_bad_steps(federation: Federation, steps: list[Any], said: str) -> None:
 
 def test_steps_survive_being_written_out() -> None:
     """A resolved configuration spells out every field; reading it back gives the same steps."""
-    steps = parse_steps(
-        ["standardise", "pca:5", {"step": "centre", "fit": "private", "norm_bound": 2, "noise": 3}]
-    )
+    steps = parse_steps(["standardise", "pca:5", {"step": "centre", "fit": "private", "norm_bound": 2, "noise": 3}])
     assert parse_steps(step.model_dump(mode="json") for step in steps) == steps

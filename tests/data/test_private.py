@@ -37,9 +37,7 @@ rows = hnp.arrays(np.float64, 4, elements=st.floats(-1e3, 1e3))
 
 @settings(max_examples=200, deadline=None)
 @given(x=rows, y=rows, bound=st.floats(0.01, 50))
-def test_replacing_one_row_moves_no_sum_beyond_its_sensitivity(
-    x: np.ndarray, y: np.ndarray, bound: float
-) -> None:
+def test_replacing_one_row_moves_no_sum_beyond_its_sensitivity(x: np.ndarray, y: np.ndarray, bound: float) -> None:
     a, b = clip_rows(np.stack([x, y]), bound)
     slack = 1 + 1e-12
     assert max(np.linalg.norm(a), np.linalg.norm(b)) <= bound
@@ -73,9 +71,7 @@ def test_noise_scales() -> None:
     assert np.array_equal(matrix, matrix.T)
     upper = matrix[np.triu_indices(300, 1)]  # 44,850 draws
     assert abs(measured(upper, z * bound**2) - 1) < BAND
-    diagonals = np.concatenate(
-        [np.diag(noised_moments(np.zeros((300, 300)), bound, z, rng)) for _ in range(140)]
-    )
+    diagonals = np.concatenate([np.diag(noised_moments(np.zeros((300, 300)), bound, z, rng)) for _ in range(140)])
     assert abs(measured(diagonals, z * math.sqrt(2) * bound**2) - 1) < BAND
 
 
@@ -83,9 +79,7 @@ def test_the_noise_of_the_matrix_is_isotropic() -> None:
     """In an orthonormal basis of symmetric matrices every coordinate has the same deviation."""
     rng = np.random.default_rng(5)
     direction = np.array([[1.0, 1.0], [1.0, 1.0]]) / 2  # Frobenius norm 1, mixes diagonal and off-diagonal
-    draws = np.array(
-        [(noised_moments(np.zeros((2, 2)), 1.0, 1.0, rng) * direction).sum() for _ in range(40_000)]
-    )
+    draws = np.array([(noised_moments(np.zeros((2, 2)), 1.0, 1.0, rng) * direction).sum() for _ in range(40_000)])
     assert abs(measured(draws, math.sqrt(2)) - 1) < BAND
 
 
@@ -146,9 +140,7 @@ def test_private_statistics_approach_the_plain_ones_with_many_records() -> None:
     done = preprocess(federation, [{"step": "standardise", **private}])
     plain = preprocess(federation, ["standardise"])
     assert (done.train.features[:, :3] - plain.train.features[:, :3]).abs().max() < 0.1
-    both = preprocess(
-        federation, [{"step": "centre", **private}, {"step": "pca", "components": 3, **private}]
-    )
+    both = preprocess(federation, [{"step": "centre", **private}, {"step": "pca", "components": 3, **private}])
     exact = preprocess(federation, ["centre", "pca:3"])
     # The leading space is found: it holds the same variance.
     assert both.train.features.var(dim=0).sum() > 0.98 * exact.train.features.var(dim=0).sum()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpscaffold import Gaussian, Logistic, Plan, scaffold, train
 from dpscaffold.data import FederationWriter, describe, load, preprocess, preprocess_to, save, synthetic
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, PreprocessingCost
@@ -25,9 +26,7 @@ def federation() -> Federation:
 def equal(a: Federation, b: Federation) -> bool:
     tables = ((a.train, b.train), (a.test, b.test))
     return all(
-        torch.equal(x.features, y.features)
-        and torch.equal(x.labels, y.labels)
-        and torch.equal(x.offsets, y.offsets)
+        torch.equal(x.features, y.features) and torch.equal(x.labels, y.labels) and torch.equal(x.offsets, y.offsets)
         for x, y in tables
     )
 
@@ -55,9 +54,7 @@ def test_mapped_tables_live_in_their_files(federation: Federation, tmp_path: Pat
 
 def test_files_are_plain_npy(federation: Federation, tmp_path: Path) -> None:
     save(federation, tmp_path / "kept")
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "kept" / "test-labels.npy"), federation.test.labels.numpy()
-    )
+    np.testing.assert_array_equal(np.load(tmp_path / "kept" / "test-labels.npy"), federation.test.labels.numpy())
 
 
 def test_the_writer_and_save_agree(federation: Federation, tmp_path: Path) -> None:
@@ -182,3 +179,16 @@ def test_mapping_describing_and_validating_do_not_load_the_table(tmp_path: Path)
     federation.train.digest()
     grown.append(anonymous() - start)
     assert max(grown) < 60e6
+
+
+def test_training_on_a_mapped_federation_is_training(federation: Federation, tmp_path: Path) -> None:
+    """Only a round's users are loaded, and the result is the one that memory gives."""
+    mapped = load(save(federation, tmp_path / "kept"))
+    plan = Plan(rounds=4, local_steps=3, user_ratio=0.5, data_ratio=0.5, evaluate_every=2)
+    outcomes = [
+        train(data, Logistic(data.dimension, data.classes), scaffold(), plan, Gaussian(clip=1.0, noise=1.0))
+        for data in (federation, mapped)
+    ]
+    torch.testing.assert_close(outcomes[0].params, outcomes[1].params)
+    assert outcomes[0].final["test_accuracy"] == pytest.approx(outcomes[1].final["test_accuracy"])
+    assert outcomes[0].params.abs().max() > 0

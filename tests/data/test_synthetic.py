@@ -38,9 +38,7 @@ def spread(data: Federation) -> float:
 
 def label_spread(data: Federation) -> float:
     """Mean total-variation distance of the users' label frequencies from the pooled ones."""
-    counts = torch.stack(
-        [torch.bincount(data.train.of(i)[1], minlength=data.classes) for i in range(data.users)]
-    )
+    counts = torch.stack([torch.bincount(data.train.of(i)[1], minlength=data.classes) for i in range(data.users)])
     shares = counts / counts.sum(1, keepdim=True)
     pooled = counts.sum(0) / counts.sum()
     return float((shares - pooled).abs().sum(1).mean() / 2)
@@ -152,9 +150,7 @@ def test_a_user_does_not_depend_on_how_many_others_there_are():
     assert torch.equal(few.train.of(0)[1], many.train.of(0)[1])
 
 
-@pytest.mark.parametrize(
-    ("records", "train", "test"), [(5000, 4000, 1000), (50, 40, 10), (2, 1, 1), (3, 2, 1)]
-)
+@pytest.mark.parametrize(("records", "train", "test"), [(5000, 4000, 1000), (50, 40, 10), (2, 1, 1), (3, 2, 1)])
 def test_four_fifths_train_and_one_fifth_tests(records, train, test):
     """80/20 per user, and never an empty side."""
     data = synthetic(users=2, records=records, dimension=3)
@@ -168,9 +164,7 @@ def test_unequal_sizes_spread_around_the_stated_one():
     assert len(set(sizes.tolist())) > 100
     assert float(sizes.mean()) == pytest.approx(300, rel=0.2)
     assert float(sizes.log().std()) == pytest.approx(0.5, rel=0.25)
-    torch.testing.assert_close(
-        data.test.sizes.double() / sizes, torch.full((200,), 0.2).double(), atol=0.02, rtol=0
-    )
+    torch.testing.assert_close(data.test.sizes.double() / sizes, torch.full((200,), 0.2).double(), atol=0.02, rtol=0)
 
 
 def test_it_says_how_the_features_were_made():

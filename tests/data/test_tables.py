@@ -65,9 +65,7 @@ def test_values_labels_users_and_categories(visits: pa.Table, tmp_path: Path, ki
         np.testing.assert_array_equal(pool.features[:, 3 + j], colours == colour)
     np.testing.assert_array_equal(pool.labels, np.asarray(visits["outcome"]) == "well")
     np.testing.assert_array_equal(np.array(pool.names)[pool.users], np.asarray(visits["clinic"]))
-    assert any("ill, well" in note for note in pool.notes) and any(
-        "blue, green, red" in note for note in pool.notes
-    )
+    assert any("ill, well" in note for note in pool.notes) and any("blue, green, red" in note for note in pool.notes)
     assert any("categories of column 'colour'" in caveat for caveat in pool.caveats)
 
 
@@ -109,6 +107,11 @@ def test_a_failed_preparation_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="word"):
         prepare({"source": "csv", "path": str(path), "label": "y", "user": "u"}, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BadInput, match="exists already"):  # said before the table is read
+        prepare({"source": "csv", "path": str(path), "label": "y", "user": "u"}, tmp_path / "out", overwrite=True)
+    with pytest.raises(BadInput, match="cannot be written"):
+        prepare({"source": "csv", "path": str(path), "label": "y", "user": "u"}, path / "below" / "a file")
 
 
 def test_natural_users(visits: pa.Table, tmp_path: Path) -> None:
@@ -223,9 +226,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     | st.text(alphabet="01,\n.", max_size=80).map(lambda text: b"a,y\n" + text.encode())
     | st.lists(st.integers(0, 3), min_size=1).map(lambda ys: b"a,y\n" + b"".join(b"1,%d\n" % y for y in ys))
 )
-def test_any_bytes_give_a_pool_or_a_sentence(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_bytes_give_a_pool_or_a_sentence(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "any.csv"
     path.write_bytes(content)
     try:

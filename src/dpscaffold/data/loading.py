@@ -37,7 +37,7 @@ from dpscaffold.data.preprocess import fit, preprocess, transformed
 from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthetic import synthetic
 from dpscaffold.data.tables import feature_blocks, read_table, scan_table
-from dpscaffold.data.writer import FederationWriter
+from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 
@@ -61,6 +61,11 @@ def load_federation(settings: Any = None, notify: Notify | None = None) -> Feder
         return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
     pool = read_pool(settings)
     if isinstance(pool, Federation):  # LEAF data that are split already
+        if settings.users or settings.records or settings.chosen_partition != "natural":
+            raise BadInput(
+                f"{pool.title} is divided into users, train and test already; leave out users, records and "
+                "partition"
+            )
         return _checked(preprocess(pool, settings.preprocess, settings.seed), settings)
     for note in pool.notes if notify else ():
         notify(note)  # type: ignore[misc]
@@ -153,11 +158,15 @@ def prepare(settings: Any, folder: str | Path, overwrite: bool = False, notify: 
     Tables are streamed from file to file and may exceed memory; so may a stored federation.
     """
     settings = parse_data(settings) if isinstance(settings, dict) else settings
+    require_free(Path(folder), overwrite)  # before the work, not after it
     if not isinstance(settings, _TableFile):
         return save(load_federation(settings, notify), folder, overwrite)
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as problem:
+        raise BadInput(f"{folder} cannot be written: {problem.strerror}") from None
     try:
         raw = _stream(settings, draft, notify)
         return preprocess_to(raw, settings.preprocess, folder, settings.seed, overwrite)

@@ -110,7 +110,7 @@ class FederationWriter:
         overwrite: bool = False,
     ):
         self.folder = Path(folder)
-        _require_free(self.folder, overwrite)
+        require_free(self.folder, overwrite)
         if classes < 2:
             raise BadInput(f"classes is {classes}; a classifier needs at least 2")
         self.classes = classes
@@ -217,7 +217,7 @@ class FederationWriter:
             self.abandon()
 
 
-def _require_free(folder: Path, overwrite: bool) -> None:
+def require_free(folder: Path, overwrite: bool) -> None:
     """A folder that exists is replaced only when asked, and only if it is a stored federation."""
     if folder.exists() and not (overwrite and (folder / INDEX).is_file()):
         hint = (
