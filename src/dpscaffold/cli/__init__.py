@@ -19,13 +19,15 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from dpscaffold.cli import calibrate, compare, data, demo, privacy, train
+    from dpscaffold.cli import calibrate, compare, data, demo, privacy, reproduce, train, tune
 
     app.command("train")(train.train_command)
     app.command("compare")(compare.compare_command)
     app.command("demo")(demo.demo_command)
     app.command("privacy")(privacy.privacy)
     app.command("calibrate")(calibrate.calibrate)
+    app.command("reproduce")(reproduce.reproduce_command)
+    app.command("tune")(tune.tune_command)
     app.add_typer(data.app, name="data")
 
 

@@ -1,0 +1,81 @@
+"""``dpscaffold reproduce``: the paper's figures and tables, one command each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpscaffold.experiments.definition import Experiment
+    from dpscaffold.experiments.reproduce import Wish
+
+
+def reproduce_command(
+    name: Annotated[str | None, typer.Argument(help="an experiment (see --list), or all")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="list experiments, their size and time here")] = False,
+    seeds: Annotated[int | None, typer.Option(help="runs of each setting [default: the paper's 3]")] = None,
+    scale: Annotated[float, typer.Option(help="a smaller version: share of users and rounds")] = 1.0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
+    out: Annotated[Path, typer.Option(help="folder of the results, one folder inside per experiment")] = Path(
+        "reproduction"
+    ),
+    row: Annotated[list[str] | None, typer.Option(help="only this row of the figure or table")] = None,
+    folds: Annotated[bool, typer.Option(help="run the cross-validation beside the tables")] = True,
+    only_runs: Annotated[bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+) -> None:
+    """Reproduce a figure or table of the paper; finished runs are not run again."""
+    from dpscaffold.experiments.definition import experiment, names
+    from dpscaffold.experiments.reproduce import Wish
+    from dpscaffold.training import pick_device
+
+    wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs, _command())
+    chosen = pick_device(device)
+    if list_:
+        from dpscaffold.report.reproduction_list import listing
+
+        Console().print(listing(wish, chosen))
+        return
+    if name is None:
+        raise BadInput("no experiment was named; give one of dpscaffold reproduce --list, or all")
+    for one in names() if name == "all" else (name,):
+        _reproduce(experiment(one), wish, chosen, quiet)
+
+
+def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool) -> None:
+    from dpscaffold.experiments.reproduce import reproduce
+    from dpscaffold.experiments.runner import Stopped
+    from dpscaffold.report.reproduction_progress import Bars
+    from dpscaffold.training import stop_signals
+
+    console = Console(highlight=False, soft_wrap=True)
+    with stop_signals() as caught:
+
+        @contextmanager
+        def show(title: str, work: float) -> Iterator[Bars]:
+            with Bars(title, work, caught, quiet) as bars:
+                yield bars
+
+        try:
+            files = reproduce(chosen, wish, device, show)
+        except Stopped as stopped:
+            console.print(
+                f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command goes on with it"
+            )
+            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+    console.print(f"{chosen.name}: {wish.out / chosen.name} holds {', '.join(files)}")
+
+
+def _command() -> str:
+    """The command as typed, without the path of the program."""
+    return " ".join(["dpscaffold", *sys.argv[1:]])

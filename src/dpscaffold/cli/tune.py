@@ -1,0 +1,51 @@
+"""``dpscaffold tune``: choose hyperparameters by cross-validation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def tune_command(
+    config: Annotated[Path, typer.Argument(help="TOML configuration with a [tune] table")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="override, e.g. tune.folds=3")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of the result; default: tuning/NAME")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON")] = False,
+) -> None:
+    """Tune by cross-validation within each user's training records; write the best configuration."""
+    from dpscaffold.errors import BadInput
+    from dpscaffold.experiments.runner import Stopped
+    from dpscaffold.experiments.tuning import read_tuning, tune
+    from dpscaffold.report.tuning import tuning_table, write_tuning
+    from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.runfolder import plain
+    from dpscaffold.training import pick_device, stop_signals
+
+    settings, table = read_tuning(config, set_ or [])
+    folder = out or Path("tuning") / config.stem
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out is {folder}, which is a file; name a folder")
+    console = Console(highlight=False, soft_wrap=True)
+    with stop_signals() as caught, Rounds(caught, quiet=as_json) as watcher:
+        try:
+            tuned = tune(settings, table, pick_device(device), watcher)
+        except Stopped as stopped:
+            console.print(f"stopped by {stopped} before the grid was finished; nothing was written")
+            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+    files = write_tuning(tuned, folder, " ".join(["dpscaffold", *sys.argv[1:]]))
+    if as_json:
+        scores = [vars(score) | {"mean": score.mean} for score in tuned.scores]
+        found = {"best": tuned.best.values, "scores": scores, "privacy": tuned.privacy_note, "folder": str(folder)}
+        typer.echo(json.dumps(plain(found), indent=2))
+        return
+    console.print(tuning_table(tuned))
+    for key in tuned.at_edge:
+        console.print(f"the best value of {key} is at the edge of the grid; widen it to be sure")
+    console.print(tuned.privacy_note)
+    console.print(f"{folder} holds {', '.join(files)}; train with dpscaffold train {folder / 'best.toml'}")

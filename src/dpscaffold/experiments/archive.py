@@ -1,0 +1,105 @@
+"""Finished runs on disk: one line of JSON each, found again by the digest of their configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.experiments.cases import Case
+from dpscaffold.experiments.stack import Course
+from dpscaffold.runfolder import plain
+
+#: The file that an experiment's finished runs are appended to.
+FILE = "runs.jsonl"
+
+#: Digits that are kept of a metric.
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: evaluated rounds, the metrics of the averaged model, and what made it."""
+
+    digest: str
+    history: list[dict[str, Any]]
+    average: dict[str, Any]
+    diverged: int | None
+    seconds: float
+    made: dict[str, Any]
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+        return int(self.made["rounds"])
+
+    def late(self, metric: str, fraction: float = 0.1) -> float | None:
+        """The mean over the last 10 % of rounds; None for a run that diverged."""
+        if self.diverged is not None:
+            return None
+        first = self.rounds - max(1, round(fraction * self.rounds))
+        values = [row[metric] for row in self.history if row["round"] > first and row.get(metric) is not None]
+        return sum(values) / len(values) if values else None
+
+
+class Archive:
+    """The finished runs of one reproduction: written to the experiment's own file, read from all beside it.
+
+    A line cut short by a crash is skipped, so its run is done again and nothing else.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.folder = root / name
+        self.path = self.folder / FILE
+        self.finished: dict[str, Finished] = {}
+        for path in sorted(root.glob(f"*/{FILE}")):
+            self.finished |= {run.digest: run for run in _read(path)}
+
+    def __contains__(self, case: Case) -> bool:
+        return case.digest in self.finished
+
+    def get(self, case: Case) -> Finished | None:
+        """The finished run of a case, or None."""
+        return self.finished.get(case.digest)
+
+    def add(self, cases: Iterable[Case], courses: Iterable[Course], made: dict[str, Any]) -> None:
+        """Append the runs of a finished stack."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for case, course in zip(cases, courses, strict=True):
+            privacy = course.setting.privacy
+            run = Finished(
+                case.digest,
+                [_short(row) for row in course.history],
+                _short(course.average),
+                course.diverged,
+                round(course.seconds, 3),
+                made
+                | {
+                    "rounds": course.setting.plan.rounds,
+                    "label": course.setting.label,
+                    "noise": privacy.noise if privacy else None,
+                },
+            )
+            self.finished[run.digest] = run
+            lines.append(json.dumps(plain(vars(run))) + "\n")
+        cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(("\n" if cut else "") + "".join(lines))
+
+
+def _read(path: Path) -> Iterable[Finished]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield Finished(**json.loads(line))
+        except (json.JSONDecodeError, TypeError):
+            continue
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with few digits: results are to be read and kept, not continued from."""
+    return {
+        key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for key, value in row.items()
+    }

@@ -1,0 +1,233 @@
+"""The paper's experiments as data: TOML files that say which runs stand in which place.
+
+A definition has ``base`` tables (a configuration) and up to four lists, ``rows``, ``columns``, ``lines`` and
+``choices``, whose entries have a ``label`` and dotted keys to ``set``. The experiment is their product: every
+row × column × line × choice × seed is a run. ``choices`` are the values of hyperparameters of which the best is
+shown; a line may have ``rates`` of its own, the η₀ to choose from. An entry may differ ``by_row``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from itertools import product
+from typing import Any, Literal
+
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.experiments.cases import Case, scaled
+from dpscaffold.experiments.published import published_rounds
+from dpscaffold.experiments.solving import solved_rounds
+from dpscaffold.experiments.stack import Schedule
+
+Kind = Literal["curves", "table", "frontier", "bars"]
+
+#: The order in which experiments are listed and run.
+ORDER = (
+    "table1",
+    "table2",
+    "figure1",
+    "figure2",
+    "accuracy",
+    "dissimilarity",
+    "varying-alpha",
+    "varying-beta",
+    "femnist-accuracy",
+    "femnist-dissimilarity",
+    "tradeoff-l",
+    "tradeoff-s",
+    "frontier",
+    "warm-start",
+    "shared-noise",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row, column, line or choice: its label and what it sets.
+
+    ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the largest T at that
+    published ε, and ``by_row`` holds what differs in a row.
+    """
+
+    label: str
+    set: dict[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
+    epsilon: float | None = None
+    by_row: dict[str, dict[str, Any]] = field(default_factory=dict)
+    level: str = ""  # the label before a row changed it
+
+    @classmethod
+    def read(cls, table: dict[str, Any]) -> Entry:
+        """From a TOML table."""
+        return cls(
+            table["label"],
+            dict(table.get("set", {})),
+            tuple(table.get("only", ())),
+            tuple(table.get("rates", ())),
+            table.get("solve_epsilon"),
+            dict(table.get("by_row", {})),
+        )
+
+    def at(self, row: str) -> Entry | None:
+        """The entry as it is in a row; None where it is not shown there."""
+        if self.only and row not in self.only:
+            return None
+        own = self.by_row.get(row, {})
+        return replace(
+            self,
+            label=own.get("label", self.label),
+            level=self.label,
+            set=self.set | own.get("set", {}),
+            rates=tuple(own.get("rates", self.rates)),
+        )
+
+
+NOTHING = (Entry(""),)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or table: what it shows and the runs it is made of."""
+
+    name: str
+    title: str
+    paper: str
+    kind: Kind
+    metric: str
+    label: str
+    base: dict[str, Any]
+    rows: tuple[Entry, ...]
+    columns: tuple[Entry, ...]
+    lines: tuple[Entry, ...]
+    choices: tuple[Entry, ...]
+    schedule: Schedule
+    published: str | None = None
+    folds: int = 0
+    seeds: int = 3
+    notes: tuple[str, ...] = ()
+    optimum: bool = False
+    tuned_at: str | None = None
+
+    def cases(self, seeds: int | None = None, scale: float = 1.0) -> list[Case]:
+        """All runs, those that can share a stack near each other."""
+        count = self.seeds if seeds is None else seeds
+        found: list[Case] = []
+        for row in self.rows:
+            for column, line in product(_at(self.columns, row), _at(self.lines, row)):
+                choices = _rates(line) or _at(self.choices, row)
+                for seed, choice in product(range(count), choices):
+                    found.append(self._case(row, column, line, choice, seed))
+        return [scaled(case, scale) for case in found]
+
+    def folded(self, scale: float = 1.0) -> list[Case]:
+        """The cross-validation of the choices, with the first seed; empty where the experiment has none."""
+        whole = self.cases(1, scale) if self.folds else []
+        return [replace(case, fold=(k, self.folds)) for case in whole for k in range(self.folds)]
+
+    def _case(self, row: Entry, column: Entry, line: Entry, choice: Entry, seed: int) -> Case:
+        labels = {
+            "row": row.label,
+            "column": column.label,
+            "level": column.level,
+            "line": line.label,
+            "choice": choice.label,
+        }
+        case = Case(labels | {"seed": seed}, self.base, self.schedule)
+        for entry in (row, column, line, choice):
+            case = case.with_set(entry.set)
+        if self.published and self.kind == "table":
+            noise, steps = case.tables["privacy"]["noise"], case.tables["plan"]["local_steps"]
+            case = case.with_set({"plan.rounds": published_rounds(self.published, noise, steps)})
+        epsilons = [e.epsilon for e in (row, column, line, choice) if e.epsilon is not None]
+        if epsilons:
+            case = solved_rounds(replace(case, solve_epsilon=epsilons[-1]))
+        return case.with_set({"plan.seed": seed, "plan.averaging": "tail"})
+
+
+def _at(entries: tuple[Entry, ...], row: Entry) -> list[Entry]:
+    """The entries that a row shows, as it shows them."""
+    return [found for entry in entries if (found := entry.at(row.label)) is not None]
+
+
+def _rates(line: Entry) -> list[Entry]:
+    """A line's own step sizes as choices."""
+    return [Entry(f"η₀ = {rate:g}", {"plan.learning_rate": rate}) for rate in line.rates]
+
+
+def names() -> tuple[str, ...]:
+    """All experiments."""
+    return ORDER
+
+
+@cache
+def experiment(name: str) -> Experiment:
+    """The experiment of that name.
+
+    >>> experiment("table1").paper
+    'Table 1'
+    >>> experiment("tabel1")
+    Traceback (most recent call last):
+        ...
+    dpscaffold.errors.BadInput: no experiment is called 'tabel1' (did you mean 'table1'?); --list shows all
+    """
+    if name not in ORDER:
+        raise BadInput(f"no experiment is called {name!r}{nearest(name, ORDER)}; --list shows all")
+    tables = _read(name)
+    if "same_runs_as" in tables:
+        tables = _read(tables.pop("same_runs_as")) | tables
+    return _build(name, tables)
+
+
+def _read(name: str) -> dict[str, Any]:
+    text = resources.files("dpscaffold.experiments").joinpath("paper", f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _build(name: str, tables: dict[str, Any]) -> Experiment:
+    schedule = Schedule(**tables.get("schedule", {}))
+    return Experiment(
+        name=name,
+        title=tables["title"],
+        paper=tables["paper"],
+        kind=tables["kind"],
+        metric=tables["metric"],
+        label=tables["label"],
+        base=tables["base"],
+        rows=_entries(tables, "rows"),
+        columns=_entries(tables, "columns"),
+        lines=_entries(tables, "lines"),
+        choices=_entries(tables, "choices"),
+        schedule=schedule,
+        published=tables.get("published"),
+        folds=tables.get("folds", 0),
+        seeds=tables.get("seeds", 3),
+        notes=tuple(tables.get("notes", ())),
+        optimum=tables.get("optimum", False),
+        tuned_at=tables.get("tuned_at"),
+    )
+
+
+def _entries(tables: dict[str, Any], axis: str) -> tuple[Entry, ...]:
+    """The entries of an axis; ``product`` of two lists of choices is spelled out with joined labels."""
+    given = tables.get(axis)
+    if not given:
+        return NOTHING
+    if isinstance(given, dict):  # a grid: dotted keys with lists of values
+        keys = list(given)
+        return tuple(
+            Entry(
+                ", ".join(f"{_short(k)} = {v:g}" for k, v in zip(keys, values, strict=True)),
+                dict(zip(keys, values, strict=True)),
+            )
+            for values in product(*given.values())
+        )
+    return tuple(Entry.read(table) for table in given)
+
+
+def _short(key: str) -> str:
+    """The paper's symbol for a key that is often swept."""
+    symbols = {"plan.learning_rate": "η₀", "privacy.clip": "C", "plan.regularisation": "λ", "plan.server_rate": "η_g"}
+    return symbols.get(key, key)

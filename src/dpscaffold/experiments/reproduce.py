@@ -1,0 +1,120 @@
+"""Run an experiment of the paper and write its folder: results, figure and RESULT.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dpscaffold.errors import BadInput
+from dpscaffold.experiments.archive import Archive
+from dpscaffold.experiments.cases import Case
+from dpscaffold.experiments.definition import Experiment
+from dpscaffold.experiments.optimum import solve
+from dpscaffold.experiments.runner import Loader, Watcher, run_cases, user_steps
+from dpscaffold.plan import number, whole
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How an experiment is to be run.
+
+    ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out, ``rows`` limits it
+    to rows of those labels, and ``only_runs`` writes finished runs alone, for a machine that cannot draw.
+    """
+
+    out: Path
+    seeds: int | None = None
+    scale: float = 1.0
+    device: str = "cpu"
+    folds: bool = True
+    rows: tuple[str, ...] = ()
+    only_runs: bool = False
+    command: str = "dpscaffold reproduce"
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None:
+            whole("--seeds", self.seeds, 1)
+        if not 0 < number("--scale", self.scale) <= 1:
+            raise BadInput(f"--scale is {self.scale:g}; it must lie in (0, 1], 1 being the paper's size")
+        if self.out.exists() and not self.out.is_dir():
+            raise BadInput(f"--out is {self.out}, which is a file; name a folder")
+
+    def seeds_of(self, experiment: Experiment) -> int:
+        """The seeds asked for, else the experiment's, fewer at a small scale."""
+        if self.seeds is not None:
+            return self.seeds
+        return max(1, round(self.scale * experiment.seeds))
+
+
+def chosen_cases(experiment: Experiment, wish: Wish) -> tuple[list[Case], list[Case]]:
+    """The runs and the runs of the cross-validation that a wish asks for."""
+    if wish.rows:
+        rows = tuple(row for row in experiment.rows if row.label in wish.rows)
+        if not rows:
+            known = ", ".join(repr(row.label) for row in experiment.rows)
+            raise BadInput(f"--row is {wish.rows[0]!r}; {experiment.name} has the rows {known}")
+        experiment = replace(experiment, rows=rows)
+    cases = experiment.cases(wish.seeds_of(experiment), wish.scale)
+    return cases, experiment.folded(wish.scale) if wish.folds else []
+
+
+Show = Callable[[str, float], AbstractContextManager[Watcher]]
+
+
+def reproduce(experiment: Experiment, wish: Wish, device: torch.device, show: Show | None = None) -> list[str]:
+    """Run what is missing, then write the experiment's folder; the names of the files in it.
+
+    ``show(name, work)`` gives the watcher that is told about progress.
+    """
+    cases, folded = chosen_cases(experiment, wish)
+    archive = Archive(wish.out, experiment.name)
+    todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
+    show = show or (lambda name, work: nullcontext(Watcher()))
+    with show(experiment.name, float(sum(map(user_steps, todo.values())))) as watcher:
+        run_cases(cases, archive, device, watcher, experiment.optimum)
+        run_cases(folded, archive, device, watcher)
+    if wish.only_runs:
+        return [archive.path.name]
+    return write(experiment, wish, cases, folded, archive)
+
+
+def write(
+    experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive
+) -> list[str]:
+    """The tidy results, the figure and RESULT.md of what is finished."""
+    from dpscaffold.report.reproduction import Results, write_tidy
+    from dpscaffold.report.reproduction_figures import draw
+    from dpscaffold.report.reproduction_result import Made, title, write_result
+
+    results = Results(experiment, cases, folded, archive)
+    if not results.runs:
+        raise BadInput(f"{archive.folder} holds no finished run of {experiment.name} yet; run it first")
+    folder = archive.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Made(wish.command, wish.scale, _optima(experiment, cases))
+    written = write_tidy(results.tidy(), folder)
+    written += draw(results, folder, title(experiment, wish.scale))
+    return [*written, write_result(results, folder, made)]
+
+
+def _optima(experiment: Experiment, cases: list[Case]) -> dict[str, float]:
+    """Test accuracy of x* on every distinct synthetic federation of the experiment."""
+    loader = Loader(keep=1)
+    found: dict[str, float] = {}
+    firsts = {case.settings.data.model_dump_json(): case for case in cases if _solvable(case)}
+    for case in firsts.values():
+        settings = case.settings
+        federation = loader.get(case)
+        if federation.title not in found:
+            optimum = solve(federation, settings.task.build(federation), settings.plan.regularisation)
+            found[federation.title] = optimum.test_accuracy
+    return found
+
+
+def _solvable(case: Case) -> bool:
+    settings = case.settings
+    return settings.data.source == "synthetic" and settings.task.kind == "logistic"

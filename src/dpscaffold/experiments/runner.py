@@ -1,0 +1,190 @@
+"""Run the cases of an experiment, stack by stack, and never one that is finished."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dpscaffold.data.loading import load_federation
+from dpscaffold.experiments.archive import Archive
+from dpscaffold.experiments.cases import Case
+from dpscaffold.experiments.folds import fold_federation
+from dpscaffold.experiments.looped import train_loop
+from dpscaffold.experiments.optimum import solve
+from dpscaffold.experiments.solving import solved_noise
+from dpscaffold.experiments.stack import ROWS, train_stack
+from dpscaffold.federation import Federation
+from dpscaffold.plan import floor_share
+from dpscaffold.runfolder import versions
+from dpscaffold.setting import Setting
+
+
+class Stopped(RuntimeError):
+    """A signal asked to stop; what is finished is kept."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Cases that run in one stack."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def work(self) -> float:
+        """User-steps: Σ T·m·K over the runs."""
+        return float(sum(user_steps(case) for case in self.cases))
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+        return self.cases[0].settings.plan.rounds
+
+    @property
+    def title(self) -> str:
+        """What is running, for a progress line."""
+        rows = sorted({str(case.labels.get("row", "")) for case in self.cases})
+        lines = sorted({str(case.labels.get("line", "")) for case in self.cases})
+        columns = sorted({str(case.labels.get("column", "")) for case in self.cases})
+        fold = "folds, " if self.cases[0].fold else ""
+        named = " / ".join(part for part in (_few(rows), _few(columns), _few(lines)) if part)
+        return f"{fold}{named} ({len(self.cases)} runs)"
+
+
+def _few(labels: list[str]) -> str:
+    labels = [label for label in labels if label]
+    return labels[0] if len(labels) == 1 else (f"{len(labels)} levels" if labels else "")
+
+
+def user_steps(case: Case) -> int:
+    """T·m·K of a case: how many batches are drawn and clipped."""
+    settings = case.settings
+    users = settings.data.users or 100  # type: ignore[union-attr]
+    return settings.plan.rounds * floor_share(settings.plan.user_ratio, users) * settings.plan.local_steps
+
+
+def cells(cases: Sequence[Case], device: torch.device) -> list[Cell]:
+    """The cases, those of equal structure together, cut into stacks that suit the device."""
+    limit = ROWS[device.type]
+    filled: list[list[Case]] = []
+    open_cells: dict[str, tuple[int, int]] = {}
+    for case in cases:
+        key, rows = _structure(case)
+        place, held = open_cells.get(key, (-1, limit))
+        if held + rows > limit:
+            filled.append([])
+            place, held = len(filled) - 1, 0
+        filled[place].append(case)
+        open_cells[key] = (place, held + rows)
+    return [Cell(tuple(group)) for group in filled]
+
+
+def _structure(case: Case) -> tuple[str, int]:
+    """What stacked runs share, from the configuration alone, and the run's participants."""
+    s = case.settings
+    data, privacy = s.data, s.privacy
+    users, records = data.users or 100, data.records or 0  # type: ignore[union-attr]
+    shared: list[Any] = [
+        data.source, users, records, s.task.model_dump(), s.algorithm.model_dump(), s.plan.rounds,
+        s.plan.local_steps, s.plan.warm_rounds, s.plan.user_ratio if s.algorithm.name == "scaffold-warm" else 0,
+        privacy is None, privacy and (privacy.sampling, privacy.unit, isinstance(privacy.clip, str)),
+        vars(case.schedule), case.fold is None,
+    ]
+    alone = case.engine != "simulator"
+    rows = ROWS["cuda"] if alone else floor_share(s.plan.user_ratio, users)
+    return json.dumps([case.engine, *shared], default=str), rows
+
+
+@dataclass
+class Loader:
+    """Federations by their ``[data]`` table and fold; the last few stay in memory."""
+
+    keep: int = 8
+    _held: dict[str, Federation] = field(default_factory=dict)
+
+    def get(self, case: Case) -> Federation:
+        """The federation of a case; equal tables give the same object, so a stack stores it once."""
+        data = case.settings.data
+        base = data.model_dump_json()
+        if case.fold is None:
+            return self._remember(base, lambda: load_federation(data))
+        fold, folds = case.fold
+        whole = self._remember(base, lambda: load_federation(data))
+        return self._remember(f"{base} {fold}/{folds}", lambda: fold_federation(whole, fold, folds))
+
+    def _remember(self, key: str, load: Callable[[], Federation]) -> Federation:
+        if key not in self._held:
+            while len(self._held) >= self.keep:
+                self._held.pop(next(iter(self._held)))
+            self._held[key] = load()
+        else:
+            self._held[key] = self._held.pop(key)
+        return self._held[key]
+
+
+@dataclass
+class Watcher:
+    """What is told about progress; a subclass shows it. ``stop`` returns the signal that asked to stop."""
+
+    def cell(self, cell: Cell, number: int, of: int) -> None:
+        """A stack begins."""
+
+    def round(self, round: int) -> None:
+        """A round of the current stack is done."""
+
+    def done(self, cell: Cell, seconds: float) -> None:
+        """The stack is finished."""
+
+    def stop(self) -> str | None:
+        """The name of a signal that asked to stop, or None."""
+        return None
+
+
+def run_cases(
+    cases: Sequence[Case], archive: Archive, device: torch.device, watcher: Watcher, optimum: bool = False
+) -> None:
+    """Run what is not in the archive yet; every finished stack is kept at once."""
+    todo = list({case.digest: case for case in cases if case not in archive}.values())
+    loader = Loader()
+    made = versions() | {"device": _device_name(device), "threads": torch.get_num_threads()}
+    stacks = cells(todo, device)
+    for number, cell in enumerate(stacks, 1):
+        watcher.cell(cell, number, len(stacks))
+        started = time.perf_counter()
+        settings = [_setting(case, loader) for case in cell.cases]
+        optima = _optima(settings) if optimum else {}
+
+        def watch(round: int) -> None:
+            watcher.round(round)
+            signal = watcher.stop()
+            if signal:
+                raise Stopped(signal)
+
+        first = cell.cases[0]
+        if first.engine == "simulator":
+            courses = train_stack(settings, first.schedule, device, watch, optima)
+        else:
+            courses = [train_loop(settings[0], first.engine, first.schedule, device, watch)]
+        archive.add(cell.cases, courses, made)
+        watcher.done(cell, time.perf_counter() - started)
+
+
+def _setting(case: Case, loader: Loader) -> Setting:
+    federation = loader.get(case)
+    return solved_noise(case).settings.setting(federation)
+
+
+def _optima(settings: Sequence[Setting]) -> dict[tuple[int, float], float]:
+    """F(x*) of every (federation, λ) of a stack of convex tasks."""
+    wanted = {(id(s.federation), s.plan.regularisation): s for s in settings if s.task.convex}
+    return {key: solve(s.federation, s.task, s.plan.regularisation).loss for key, s in wanted.items()}
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "cpu"

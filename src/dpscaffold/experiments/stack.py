@@ -1,0 +1,189 @@
+"""Many runs at once: seeds, heterogeneity levels and step sizes that share shapes, in one simulator.
+
+A stack is a list of :class:`~dpscaffold.setting.Setting` that agree in task, algorithm, T, K and kind of
+privacy. Each of its runs draws the participants, batches and noise that it would draw alone, and agrees with
+that run to float tolerance. A run that diverges is reported as such and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dpscaffold.engines import Draw, Simulator, State
+from dpscaffold.errors import BadInput
+from dpscaffold.experiments.draws import shared_draws
+from dpscaffold.experiments.judging import Judge
+from dpscaffold.setting import Setting
+
+#: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains nothing.
+ROWS = {"cpu": 64, "cuda": 1024}
+
+#: Called with the round that was just finished; may raise to interrupt.
+Watch = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When to evaluate: every ``every`` rounds, and ``late`` times within the last 10 % of the rounds.
+
+    ``full`` asks for losses and dissimilarities too, not for test accuracy alone.
+
+    >>> Schedule(every=4, late=2).rounds(20)
+    (4, 8, 12, 16, 19, 20)
+    >>> Schedule(late=3).rounds(100)
+    (91, 96, 100)
+    """
+
+    every: int | None = None
+    late: int = 1
+    full: bool = False
+
+    def rounds(self, last: int) -> tuple[int, ...]:
+        """The evaluated rounds of a run of ``last`` rounds; the last one is always among them."""
+        regular = set(range(self.every, last + 1, self.every)) if self.every else set()
+        span = max(1, round(0.1 * last))
+        count = min(span, self.late)
+        gaps = max(1, count - 1)
+        late = {last - math.floor(k * (span - 1) / gaps + 0.5) for k in range(count)}
+        return tuple(sorted(regular | late | {last}))
+
+
+@dataclass
+class Course:
+    """What became of one run of a stack.
+
+    ``history`` has one row per evaluated round with the metrics of the last iterate x^t, ``average`` those of
+    the average of iterates that the plan asks for (empty without one), and ``diverged`` the round at which
+    the parameters stopped being finite, else None.
+    """
+
+    setting: Setting
+    history: list[dict[str, Any]] = field(default_factory=list)
+    average: dict[str, Any] = field(default_factory=dict)
+    diverged: int | None = None
+    seconds: float = 0.0
+
+    def late(self, metric: str, fraction: float = 0.1) -> float:
+        """The mean of a metric over the last ``fraction`` of rounds; NaN for a run that diverged."""
+        if self.diverged is not None:
+            return math.nan
+        last = self.setting.plan.rounds
+        first = last - max(1, round(fraction * last))
+        values = [row[metric] for row in self.history if row["round"] > first]
+        return sum(values) / len(values) if all(v is not None for v in values) else math.nan
+
+
+def stack_key(setting: Setting) -> tuple[object, ...]:
+    """Settings with equal keys may share a stack."""
+    privacy = setting.privacy
+    return (
+        setting.task.name,
+        setting.task.parameters,
+        setting.algorithm.name,
+        getattr(setting.algorithm.direction, "mu", None),
+        setting.plan.rounds,
+        setting.plan.local_steps,
+        setting.warm_rounds,
+        privacy is None,
+        setting.sampling,
+        privacy.unit if privacy else None,
+        isinstance(privacy.clip, str) if privacy else None,
+    )
+
+
+def split(settings: Sequence[Setting], device: torch.device, rows: int | None = None) -> list[list[int]]:
+    """Positions of the settings, grouped into stacks of at most ``rows`` participants, in their order.
+
+    >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
+    >>> federation = synthetic(users=10, records=20)
+    >>> runs = [Setting(federation, Logistic(40, 10), scaffold(), Plan(rounds=r)) for r in (3, 4, 3)]
+    >>> split(runs, torch.device("cpu"))
+    [[0, 2], [1]]
+    """
+    limit = rows or ROWS[device.type]
+    stacks: list[list[int]] = []
+    open_stacks: dict[tuple[object, ...], tuple[int, int]] = {}
+    for k, setting in enumerate(settings):
+        key = stack_key(setting)
+        place, held = open_stacks.get(key, (-1, limit))
+        if held + setting.participants > limit:
+            stacks.append([])
+            place, held = len(stacks) - 1, 0
+        stacks[place].append(k)
+        open_stacks[key] = (place, held + setting.participants)
+    return stacks
+
+
+def train_stack(
+    settings: Sequence[Setting],
+    schedule: Schedule | None = None,
+    device: torch.device | str = "cpu",
+    watch: Watch | None = None,
+    optima: Mapping[tuple[int, float], float] | None = None,
+) -> list[Course]:
+    """Run all settings together and return each one's course.
+
+    The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are judged, and
+    ``optima`` gives F(x*) by (id of the federation, λ).
+
+    >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
+    >>> federation = synthetic(users=10, records=20)
+    >>> plan = dict(rounds=2, local_steps=3, averaging="tail")
+    >>> runs = [Setting(federation, Logistic(40, 10), scaffold(), Plan(seed=s, **plan)) for s in (0, 1)]
+    >>> [course.history[-1]["round"] for course in train_stack(runs)]
+    [2, 2]
+    """
+    if not settings:
+        raise BadInput("a stack needs at least one run, and none was given")
+    device = torch.device(device)
+    schedule = schedule or Schedule()
+    started = time.perf_counter()
+    engine = Simulator(settings, device, shared_draws(settings))
+    judge = Judge(settings, device, schedule.full, optima)
+    courses = [Course(setting) for setting in settings]
+    last = settings[0].plan.rounds
+    evaluated = set(schedule.rounds(last))
+    for round in range(1, last + 1):
+        engine.rounds(round, [_draw(engine, k, round) for k in range(len(settings))])
+        _set_aside_diverged(engine, courses, round)
+        if round in evaluated:
+            _note(courses, judge([state.params for state in engine.states]), round)
+        if watch:
+            watch(round)
+    if engine.state.averaged:
+        for course, row in zip(courses, judge([state.average for state in engine.states]), strict=True):
+            course.average = row if course.diverged is None else {}
+    for course in courses:
+        course.seconds = (time.perf_counter() - started) / len(courses)
+    return courses
+
+
+def _draw(engine: Simulator, k: int, round: int) -> Draw:
+    setting = engine.settings[k]
+    drawn = engine.randomness[k].participants(round, setting.users, setting.participants)
+    return Draw(drawn, drawn)
+
+
+def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]], round: int) -> None:
+    """Add the evaluated round to the history of the runs that are still finite."""
+    for course, row in zip(courses, rows, strict=True):
+        if course.diverged is None:
+            course.history.append({"round": round, **row})
+
+
+def _set_aside_diverged(engine: Simulator, courses: Sequence[Course], round: int) -> None:
+    """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no surprises."""
+    finite = torch.isfinite(torch.stack([state.params for state in engine.states])).all(1).tolist()
+    for k, (course, fine) in enumerate(zip(courses, finite, strict=True)):
+        if not fine:
+            if course.diverged is None:
+                course.diverged = round
+            fresh = State.initial(course.setting, engine.device)
+            fresh.round, fresh.averaged = round, engine.states[k].averaged
+            engine.states[k] = fresh

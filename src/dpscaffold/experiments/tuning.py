@@ -1,0 +1,253 @@
+"""Tuning by cross-validation within each user's training records, the whole grid stacked in the simulator.
+
+The paper tunes η₀ over ten values by 5-fold cross-validation, at the lowest heterogeneity. Here any keys of a
+configuration may be tuned: runs that share shapes (step sizes, clips, noises, λ) run side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from dpscaffold.config import Settings, Table, override, parse
+from dpscaffold.data.config import DataSettings
+from dpscaffold.data.loading import load_federation
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.experiments.folds import fold_federation
+from dpscaffold.experiments.runner import Stopped, Watcher
+from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
+from dpscaffold.federation import Federation
+from dpscaffold.setting import Setting
+
+#: Ten values of η₀, evenly spaced on a logarithmic scale.
+DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class TuneSettings(Table):
+    """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
+
+    ``folds_run`` limits how many of the folds are run (all by default). ``output`` is what is validated: the
+    ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of the last half. ``public`` is a
+    ``[data]`` table of public records to tune on; without it tuning reads the private records.
+    """
+
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=lambda: {"plan.learning_rate": DEFAULT_RATES})
+    folds: int = Field(default=5, ge=2)
+    folds_run: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+    output: Literal["last", "average"] = "last"
+    public: DataSettings | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TuneSettings:
+        for key, values in self.grid.items():
+            if "." not in key or key.startswith(("data.", "tune.")):
+                raise BadInput(f"tune.grid has the key {key!r}; name keys of the run, such as 'plan.learning_rate'")
+            if not values:
+                raise BadInput(f"tune.grid.{key} is empty; list the values to try")
+        if not self.grid:
+            raise BadInput("tune.grid is empty; list the values to try, or leave it out for ten values of η₀")
+        return self
+
+    @property
+    def used_folds(self) -> int:
+        """How many folds are run."""
+        return min(self.folds, self.folds_run or self.folds)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One point of the grid: its values, the validation accuracy of every fold, and the folds that diverged."""
+
+    values: dict[str, Any]
+    accuracies: tuple[float, ...]
+    diverged: int
+
+    @property
+    def mean(self) -> float:
+        """Mean over folds; −∞ where a fold diverged."""
+        return -math.inf if self.diverged else sum(self.accuracies) / len(self.accuracies)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over folds."""
+        if self.diverged:
+            return math.nan
+        mean = self.mean
+        return math.sqrt(sum((a - mean) ** 2 for a in self.accuracies) / len(self.accuracies))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The scores of the whole grid, and the best one."""
+
+    settings: Settings
+    tune: TuneSettings
+    scores: tuple[Score, ...]
+    title: str
+
+    @property
+    def best(self) -> Score:
+        """The largest mean validation accuracy; the first of equals."""
+        best = max(self.scores, key=lambda score: score.mean)
+        if best.diverged:
+            raise BadInput("every point of tune.grid diverged; try smaller values of plan.learning_rate")
+        return best
+
+    @property
+    def at_edge(self) -> list[str]:
+        """Keys whose best value is the first or last of at least three numbers: the grid may be too narrow."""
+        found = []
+        for key, values in self.tune.grid.items():
+            numbers = [v for v in values if isinstance(v, int | float)]
+            if len(numbers) >= 3 and self.best.values[key] in (min(numbers), max(numbers)):
+                found.append(key)
+        return found
+
+    @property
+    def privacy_note(self) -> str:
+        """What tuning cost, for statements and reports."""
+        if self.tune.public is not None:
+            return f"Tuned on public records ({self.title}): no privacy was spent on tuning."
+        return (
+            "Tuned on the private training records: this stands outside the privacy guarantee (as in the paper). Give "
+            "[tune.public] a table of public data to avoid it."
+        )
+
+    def best_tables(self) -> dict[str, Any]:
+        """The configuration with the best values set."""
+        return with_values(self.settings, self.best.values).model_dump(mode="json", exclude_none=True)
+
+
+def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Settings, TuneSettings]:
+    """A configuration and its ``[tune]`` table."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"the configuration {path} cannot be read: {error.strerror}; give the path of a TOML file"
+        raise BadInput(message) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
+    for item in overrides:
+        tables = override(tables, item)
+    return parse_tuning(tables)
+
+
+def parse_tuning(tables: Mapping[str, Any]) -> tuple[Settings, TuneSettings]:
+    """Check the tables of a tuning.
+
+    >>> settings, tune = parse_tuning({"plan": {"rounds": 5}, "tune": {"folds": 3}})
+    >>> settings.plan.rounds, tune.folds, len(tune.grid["plan.learning_rate"])
+    (5, 3, 10)
+    """
+    from pydantic import ValidationError
+
+    rest = {name: table for name, table in tables.items() if name != "tune"}
+    settings = parse(rest)
+    given = dict(tables.get("tune", {}))
+    for key in given:
+        if key not in TuneSettings.model_fields:
+            known = list(TuneSettings.model_fields)
+            raise BadInput(f"unknown key tune.{key}{nearest(key, known)}; known here: {', '.join(known)}")
+    if isinstance(given.get("grid"), Mapping):
+        given["grid"] = _flat(given["grid"])
+    try:
+        return settings, TuneSettings.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, BadInput):
+            raise cause from None
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"tune.{where} is {first['input']!r}: {first['msg']}") from None
+
+
+def _flat(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys: ``[tune.grid.plan] learning_rate = […]`` or ``"plan.learning_rate" = […]``."""
+    flat: dict[str, Any] = {}
+    for key, value in grid.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return flat
+
+
+def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The configuration with dotted keys set, checked anew."""
+    tables = settings.model_dump(mode="json", exclude_none=True)
+    for key, value in values.items():
+        table, _, name = key.partition(".")
+        inner = tables.setdefault(table, {})
+        inner[name] = value
+        if key == "privacy.noise":
+            inner.pop("epsilon", None)
+        if key == "privacy.epsilon":
+            inner.pop("noise", None)
+    return parse(tables)
+
+
+def tune(
+    settings: Settings, table: TuneSettings, device: torch.device, watcher: Watcher | None = None
+) -> Tuned:
+    """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
+    data = table.public if table.public is not None else settings.data
+    whole = load_federation(data)
+    folds = [fold_federation(whole, k, table.folds, table.seed) for k in range(table.used_folds)]
+    points = [dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())]
+    runs = [(p, f) for f in range(len(folds)) for p in range(len(points))]
+    built = [_setting(with_values(settings, point), folds) for point in points]
+    stacked = [built[p][f] for p, f in runs]
+    schedule = Schedule(late=10)
+    courses: dict[tuple[int, int], Course] = {}
+    stacks = split(stacked, device)
+    for number, stack in enumerate(stacks):
+        watch = _watch(watcher, number, stacks, stacked)
+        found = train_stack([stacked[k] for k in stack], schedule, device, watch)
+        courses |= {runs[k]: course for k, course in zip(stack, found, strict=True)}
+    scores = []
+    for p, point in enumerate(points):
+        accuracies = [_accuracy(courses[p, f], table.output) for f in range(len(folds))]
+        finite = tuple(a for a in accuracies if a is not None)
+        scores.append(Score(point, finite, len(accuracies) - len(finite)))
+    return Tuned(settings, table, tuple(scores), whole.title)
+
+
+def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
+    """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to one."""
+    tables = settings.model_dump(mode="json", exclude_none=True)
+    tables["plan"]["averaging"] = "tail"
+    averaged = parse(tables)
+    first = averaged.setting(folds[0])
+    return [
+        Setting(fold, first.task, first.algorithm, first.plan, first.privacy) for fold in folds
+    ]
+
+
+def _accuracy(course: Course, output: str) -> float | None:
+    if course.diverged is not None:
+        return None
+    return float(course.average["test_accuracy"]) if output == "average" else course.late("test_accuracy")
+
+
+def _watch(watcher: Watcher | None, number: int, stacks: list[list[int]], settings: list[Setting]):  # type: ignore[no-untyped-def]
+    """Report rounds over all stacks as one line of progress."""
+    if watcher is None:
+        return None
+    before = sum(settings[stack[0]].plan.rounds for stack in stacks[:number])
+
+    def watch(round: int) -> None:
+        watcher.round(before + round)
+        signal = watcher.stop()
+        if signal:
+            raise Stopped(signal)
+
+    return watch

@@ -1,0 +1,221 @@
+"""From finished runs to results: the tidy rows, and the choice of a hyperparameter where there is one."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.experiments.archive import Archive, Finished
+from dpscaffold.experiments.cases import Case
+from dpscaffold.experiments.definition import Experiment
+
+Place = tuple[str, str, str]
+METRICS = (
+    "test_accuracy",
+    "train_loss",
+    "log10_gap",
+    "gradient_dissimilarity",
+    "gradient_log_dissimilarity",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A case and what became of it."""
+
+    case: Case
+    finished: Finished
+
+    @property
+    def last(self) -> float | None:
+        """Test accuracy over the last 10 % of rounds."""
+        return self.finished.late("test_accuracy")
+
+    @property
+    def average(self) -> float | None:
+        """Test accuracy of the average of the last half of the iterates."""
+        return self.finished.average.get("test_accuracy")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and standard deviation over seeds; ``runs`` were finite, ``diverged`` were not."""
+
+    mean: float
+    deviation: float
+    runs: int
+    diverged: int = 0
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Summary:
+        """Over the finite values. The deviation is the population's, as for three runs of one plan.
+
+        >>> Summary.of([1.0, 3.0, None])
+        Summary(mean=2.0, deviation=1.0, runs=2, diverged=1)
+        """
+        finite = [v for v in values if v is not None and math.isfinite(v)]
+        if not finite:
+            return cls(math.nan, math.nan, 0, len(values))
+        mean = sum(finite) / len(finite)
+        spread = math.sqrt(sum((v - mean) ** 2 for v in finite) / len(finite))
+        return cls(mean, spread, len(finite), len(values) - len(finite))
+
+
+class Results:
+    """The finished runs of an experiment by place (row, column, line) and choice."""
+
+    def __init__(
+        self, experiment: Experiment, cases: Sequence[Case], folded: Sequence[Case], archive: Archive
+    ) -> None:
+        self.experiment = experiment
+        self.runs = _finished(cases, archive)
+        self.folded = _finished(folded, archive)
+        self.missing = len(cases) - len(self.runs)
+        self.places: dict[Place, dict[str, list[Run]]] = _by_place(self.runs)
+        self.fold_places = _by_place(self.folded)
+
+    @property
+    def rows(self) -> list[str]:
+        """Row labels in order."""
+        return list(dict.fromkeys(place[0] for place in self.places))
+
+    def columns(self, row: str) -> list[str]:
+        """Column labels of a row in order."""
+        return list(dict.fromkeys(place[1] for place in self.places if place[0] == row))
+
+    def lines(self, row: str) -> list[str]:
+        """Line labels of a row in order."""
+        return list(dict.fromkeys(place[2] for place in self.places if place[0] == row))
+
+    def summary(self, place: Place, choice: str, value: Callable[[Run], float | None]) -> Summary:
+        """Mean and deviation over seeds of one place and choice."""
+        return Summary.of([value(run) for run in self.places[place][choice]])
+
+    def best(self, place: Place, value: Callable[[Run], float | None]) -> str:
+        """The choice with the largest mean at this place; one that diverged in any seed comes last."""
+        return self._best(self.places[place], value)
+
+    def validated(self, place: Place, value: Callable[[Run], float | None]) -> str | None:
+        """The choice that cross-validation makes, or None without one."""
+        if place not in self.fold_places:
+            return None
+        return self._best(self.fold_places[place], value)
+
+    @staticmethod
+    def _best(choices: dict[str, list[Run]], value: Callable[[Run], float | None]) -> str:
+        def key(choice: str) -> tuple[bool, float]:
+            summary = Summary.of([value(run) for run in choices[choice]])
+            return summary.diverged == 0, summary.mean if summary.runs else -math.inf
+
+        return max(choices, key=key)
+
+    def chosen(self, place: Place) -> str:
+        """The choice that a figure shows: made at the lowest heterogeneity and kept, where one is named."""
+        level = self.experiment.tuned_at
+        value = _average if self.experiment.kind == "frontier" else _last
+        if level is None:
+            return self.best(place, value)
+        row, _, line = place
+        for other in self.places:
+            if other[0] == row and other[2] == line and level in (other[1], self._level(other)):
+                return self.best(other, value)
+        return self.best(place, value)
+
+    def _level(self, place: Place) -> str:
+        first = next(iter(self.places[place].values()))[0]
+        return str(first.case.labels["level"])
+
+    def shown(self, place: Place) -> list[Run]:
+        """The runs, one per seed, that a figure shows."""
+        return self.places[place][self.chosen(place)]
+
+    def tidy(self) -> list[dict[str, Any]]:
+        """One row per run and evaluated round; of choices that are not shown only the late summary."""
+        rows: list[dict[str, Any]] = []
+        for place, choices in self.places.items():
+            shown = self.chosen(place)
+            for choice, runs in choices.items():
+                for run in runs:
+                    rows += _tidy(self.experiment.name, run, choice == shown)
+        for run in self.folded:
+            rows += _tidy(self.experiment.name, run, False)
+        return rows
+
+
+def _last(run: Run) -> float | None:
+    return run.last
+
+
+def _average(run: Run) -> float | None:
+    return run.average
+
+
+def _finished(cases: Sequence[Case], archive: Archive) -> list[Run]:
+    found = ((case, archive.get(case)) for case in cases)
+    return [Run(case, finished) for case, finished in found if finished is not None]
+
+
+def _by_place(runs: Sequence[Run]) -> dict[Place, dict[str, list[Run]]]:
+    places: dict[Place, dict[str, list[Run]]] = {}
+    for run in runs:
+        labels = run.case.labels
+        place = (labels["row"], labels["column"], labels["line"])
+        places.setdefault(place, {}).setdefault(labels["choice"], []).append(run)
+    return places
+
+
+def _tidy(name: str, run: Run, shown: bool) -> list[dict[str, Any]]:
+    settings, finished = run.case.settings, run.finished
+    labels = run.case.labels
+    base = {
+        "experiment": name,
+        "row": labels["row"],
+        "column": labels["column"],
+        "line": labels["line"],
+        "shown": shown,
+        "seed": labels["seed"],
+        "fold": "" if run.case.fold is None else run.case.fold[0],
+        "learning_rate": settings.plan.learning_rate,
+        "regularisation": settings.plan.regularisation,
+        "rounds": finished.rounds,
+        "local_steps": settings.plan.local_steps,
+        "noise": finished.made.get("noise"),
+        "clip": settings.privacy.clip if settings.privacy else None,
+        "diverged": finished.diverged,
+    }
+
+    def row(output: str, round: int | None, values: dict[str, Any]) -> dict[str, Any]:
+        return base | {"output": output, "round": round} | {metric: values.get(metric) for metric in METRICS}
+
+    rows = [row("last iterates, mean of the last 10 %", None, {m: finished.late(m) for m in METRICS})]
+    if finished.average:
+        rows.append(row("average of the last half", finished.rounds, finished.average))
+    if shown:
+        rows += [row("iterate", entry["round"], entry) for entry in finished.history]
+    return rows
+
+
+def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
+    """``results.csv`` and, where pyarrow is installed, ``results.parquet``; the names that were written."""
+    written = ["results.csv"]
+    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        return written
+    columns = {key: [_typed(row[key]) for row in rows] for key in rows[0]}
+    columns["clip"] = [None if v is None else str(v) for v in columns["clip"]]
+    parquet.write_table(pa.table(columns), folder / "results.parquet")
+    return [*written, "results.parquet"]
+
+
+def _typed(value: Any) -> Any:
+    return None if value == "" else value

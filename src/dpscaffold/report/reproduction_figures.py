@@ -1,0 +1,165 @@
+"""Figures in the paper's arrangement: one panel per row and column, one line per algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from dpscaffold.report.reproduction import Results, Run, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {"SCAFFOLD": "#1b6ca8", "FedAvg": "#d1495b", "FedSGD": "#5a8f3c", "FedProx": "#8e6bbf"}
+SHADES = (1.0, 0.65, 0.4)
+
+
+def draw(results: Results, folder: Path, title: str) -> list[str]:
+    """Write ``figure.png`` and ``figure.svg``; the names that were written."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "dpscaffold"
+    import matplotlib.pyplot as plt
+
+    kinds = {"curves": _curves, "table": _table, "frontier": _frontier}
+    figure = kinds[results.experiment.kind](results, plt)
+    figure.suptitle("\n".join(wrap(title, int(11 * figure.get_figwidth()))), fontsize=11)
+    for name in ("figure.png", "figure.svg"):
+        figure.savefig(folder / name, dpi=130, metadata={"Date": None} if name.endswith("svg") else None)
+    plt.close(figure)
+    return ["figure.png", "figure.svg"]
+
+
+def style(line: str, lines: list[str]) -> dict[str, Any]:
+    """Colour by algorithm, dashes without privacy, shades where one algorithm has several lines."""
+    family = next((name for name in COLOURS if name in line), "")
+    kin = [other for other in lines if family in other and other.startswith("DP-") == line.startswith("DP-")]
+    shade = SHADES[kin.index(line) % len(SHADES)]
+    return {
+        "color": COLOURS.get(family, "0.4"),
+        "alpha": shade,
+        "linestyle": "-" if line.startswith("DP-") else "--",
+        "linewidth": 1.5,
+    }
+
+
+def _curves(results: Results, plt: Any) -> Any:
+    rows = results.rows
+    widest = max(len(results.columns(row)) for row in rows)
+    size = (3.6 * widest + 0.6, 2.8 * len(rows) + 1.2)
+    figure, axes = plt.subplots(len(rows), widest, figsize=size, squeeze=False, constrained_layout=True)
+    for r, row in enumerate(rows):
+        for c, column in enumerate(results.columns(row)):
+            axis = axes[r][c]
+            for line in results.lines(row):
+                if (row, column, line) in results.places:
+                    _curve(axis, results, (row, column, line), style(line, results.lines(row)))
+            axis.set_title(f"{row}, {column}", fontsize=10)
+            axis.grid(alpha=0.3)
+            axis.set_xlabel("round")
+            if results.experiment.metric == "gradient_dissimilarity":
+                axis.set_yscale("log")
+        axes[r][0].set_ylabel(results.experiment.label, fontsize=9)
+    _legend(figure, axes)
+    return figure
+
+
+def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict[str, Any]) -> None:
+    """Mean over seeds with its deviation as a band; a dot where the run ends."""
+    metric = results.experiment.metric
+    by_round: dict[int, list[float]] = {}
+    for run in results.shown(place):
+        for entry in run.finished.history:
+            if entry.get(metric) is not None:
+                by_round.setdefault(entry["round"], []).append(entry[metric])
+    if not by_round:
+        return
+    rounds = sorted(by_round)
+    points = [Summary.of(by_round[t]) for t in rounds]
+    mean = [p.mean for p in points]
+    axis.plot(rounds, mean, label=place[2], **look)
+    low, high = [p.mean - p.deviation for p in points], [p.mean + p.deviation for p in points]
+    axis.fill_between(rounds, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    if results.experiment.name.startswith("tradeoff"):
+        axis.axvline(rounds[-1], color="#c1121f", linewidth=0.6, alpha=0.5)
+
+
+def _table(results: Results, plt: Any) -> Any:
+    """The table as curves over K, one panel per output, ours solid and the paper's dotted."""
+    from dpscaffold.experiments.published import table
+
+    rows = results.rows
+    published = table(results.experiment.published or results.experiment.name)
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True, constrained_layout=True)
+    outputs = (("last 10 % of iterates", lambda run: run.last), ("average of the last half", lambda run: run.average))
+    for axis, (name, value) in zip(axes, outputs, strict=True):
+        for k, row in enumerate(rows):
+            columns = results.columns(row)
+            best = [results.best((row, c, ""), value) for c in columns]
+            ours = [results.summary((row, c, ""), b, value) for c, b in zip(columns, best, strict=True)]
+            colour = plt.get_cmap("viridis")(k / max(1, len(rows) - 0.5))
+            axis.errorbar(
+                columns, [100 * s.mean for s in ours], [100 * s.deviation for s in ours], color=colour,
+                marker="o", markersize=4, label=f"σ_g = {row}", capsize=2,
+            )
+            paper = [published[float(row), int(c)].accuracy for c in columns]
+            axis.plot(columns, paper, color=colour, linestyle=":", marker="x", markersize=4)
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel("K (T from the published bound at ε = 3)")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy (%); dotted: the paper's")
+    _legend(figure, [axes])
+    return figure
+
+
+def _frontier(results: Results, plt: Any) -> Any:
+    rows = results.rows
+    figure, axes = plt.subplots(
+        1, len(rows), figsize=(4.6 * len(rows), 4.2), squeeze=False, constrained_layout=True
+    )
+    for axis, row in zip(axes[0], rows, strict=True):
+        for line in results.lines(row):
+            _frontier_lines(axis, results, row, line)
+        axis.set_xscale("log")
+        axis.set_title(row, fontsize=10)
+        axis.set_xlabel("ε towards the server")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel(results.experiment.label)
+    _legend(figure, axes)
+    return figure
+
+
+def _frontier_lines(axis: Axes, results: Results, row: str, line: str) -> None:
+    look = style(line, [line])
+    look.pop("linestyle")
+    for sampling, dashes, marker in (("poisson", "-", "o"), ("fixed", "--", "s")):
+        points = []
+        for column in results.columns(row):
+            epsilon, _, kind = column.partition(" ")
+            if kind == sampling and (row, column, line) in results.places:
+                points.append((float(epsilon), _mean_average(results.shown((row, column, line)))))
+        if points:
+            points.sort()
+            label = f"DP-{line}, {'Poisson, add/remove' if sampling == 'poisson' else 'fixed size, replace-one'}"
+            axis.plot(*zip(*points, strict=True), linestyle=dashes, marker=marker, markersize=4, label=label, **look)
+    if (row, "none", line) in results.places:
+        ceiling = _mean_average(results.shown((row, "none", line)))
+        axis.axhline(ceiling, linestyle=":", label=f"{line}, not private", **(look | {"linewidth": 1}))
+
+
+def _mean_average(runs: list[Run]) -> float:
+    return Summary.of([run.average for run in runs]).mean
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """One legend below all panels."""
+    seen: dict[str, Any] = {}
+    for row in axes:
+        for axis in row:
+            seen |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    figure.legend(
+        seen.values(), seen.keys(), loc="outside lower center", ncol=min(4, max(1, len(seen))), frameon=False,
+        fontsize=8,
+    )

@@ -1,0 +1,108 @@
+"""What tuning found: a table, a figure, the best configuration, and what it cost in privacy."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dpscaffold.config import to_toml
+from dpscaffold.experiments.tuning import Score, Tuned
+
+
+def tuning_table(tuned: Tuned) -> Table:
+    """One line per point of the grid, the best one marked."""
+    table = tuned.tune
+    title = f"validation accuracy on {tuned.title}, {table.used_folds} of {table.folds} folds ({table.output})"
+    shown = Table(title=title, title_justify="left")
+    for key in table.grid:
+        shown.add_column(key, justify="right")
+    shown.add_column("accuracy", justify="right")
+    shown.add_column("± folds", justify="right")
+    shown.add_column("")
+    for score in tuned.scores:
+        mean = "diverged" if score.diverged else f"{score.mean:.4f}"
+        spread = "" if score.diverged else f"{score.deviation:.4f}"
+        mark = "best" if score is tuned.best else ""
+        shown.add_row(*(_text(v) for v in score.values.values()), mean, spread, mark)
+    return shown
+
+
+def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:
+    """``tuning.csv``, ``tuning.png``, ``best.toml`` and ``TUNING.md``; the names that were written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(tuned, folder / "tuning.csv")
+    _draw(tuned, folder / "tuning.png")
+    note = "\n".join(f"# {line}" for line in (_sentence(tuned), tuned.privacy_note))
+    (folder / "best.toml").write_text(f"{note}\n\n{to_toml(tuned.best_tables())}", encoding="utf-8")
+    (folder / "TUNING.md").write_text(_markdown(tuned, command), encoding="utf-8")
+    return ["tuning.csv", "tuning.png", "best.toml", "TUNING.md"]
+
+
+def _sentence(tuned: Tuned) -> str:
+    values = ", ".join(f"{key} = {_text(value)}" for key, value in tuned.best.values.items())
+    folds = f"{tuned.tune.used_folds} of {tuned.tune.folds} folds"
+    return f"Chosen by cross-validation ({folds}): {values}, validation accuracy {tuned.best.mean:.4f}."
+
+
+def _write_csv(tuned: Tuned, path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([*tuned.tune.grid, "mean", "deviation", "diverged_folds", "folds"])
+        for score in tuned.scores:
+            folds = " ".join(f"{a:.6f}" for a in score.accuracies)
+            numbers = ["", ""] if score.diverged else [f"{score.mean:.6f}", f"{score.deviation:.6f}"]
+            writer.writerow([*score.values.values(), *numbers, score.diverged, folds])
+
+
+def _markdown(tuned: Tuned, command: str) -> str:
+    header = [*tuned.tune.grid, "validation accuracy", "± folds"]
+    lines = ["# Tuning", _sentence(tuned), tuned.privacy_note]
+    if tuned.at_edge:
+        lines.append(f"The best value of {', '.join(tuned.at_edge)} is at the edge of the grid: widen it to be sure.")
+    rows = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    rows += ["| " + " | ".join(_row(score)) + " |" for score in tuned.scores]
+    return "\n\n".join([*lines, "\n".join(rows), f"Command: `{command}`"]) + "\n"
+
+
+def _row(score: Score) -> list[str]:
+    numbers = ["diverged", ""] if score.diverged else [f"{score.mean:.4f}", f"{score.deviation:.4f}"]
+    return [*(_text(value) for value in score.values.values()), *numbers]
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _draw(tuned: Tuned, path: Path) -> None:
+    """Accuracy over the first key of the grid, one line per value of the others."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    key, *others = tuned.tune.grid
+    figure, axis = plt.subplots(figsize=(5.2, 3.6), constrained_layout=True)
+    lines: dict[str, list[Score]] = {}
+    for score in tuned.scores:
+        name = ", ".join(f"{other} = {_text(score.values[other])}" for other in others)
+        lines.setdefault(name, []).append(score)
+    for name, scores in lines.items():
+        finite = [score for score in scores if not score.diverged]
+        places = [score.values[key] for score in finite]
+        axis.errorbar(
+            places, [s.mean for s in finite], [s.deviation for s in finite], marker="o", capsize=2, label=name or None
+        )
+    numbers = [v for v in tuned.tune.grid[key] if isinstance(v, int | float)]
+    if len(numbers) == len(tuned.tune.grid[key]) and min(numbers) > 0 and max(numbers) > 5 * min(numbers):
+        axis.set_xscale("log")
+    axis.set_xlabel(key)
+    axis.set_ylabel("validation accuracy")
+    axis.set_title(tuned.title, fontsize=10)
+    axis.grid(alpha=0.3)
+    if others:
+        axis.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
