@@ -30,8 +30,7 @@ def rare_gaussian_epsilon(delta: float, sigma: float, chance: float, rounds: int
 
     def total(epsilon: float) -> float:
         return sum(
-            w * gaussian_delta(epsilon, np.sqrt(n) / sigma)
-            for n, w in zip(counts[kept], weights[kept], strict=True)
+            w * gaussian_delta(epsilon, np.sqrt(n) / sigma) for n, w in zip(counts[kept], weights[kept], strict=True)
         )
 
     return float(brentq(lambda e: total(e) - delta, 1e-6, 1000, xtol=1e-9))
@@ -82,8 +81,6 @@ def composed_epsilon(
     grid = start + width / points * np.arange(points)
 
     def total(epsilon: float) -> float:
-        return float(
-            np.sum(np.maximum(0.0, -np.expm1(np.minimum(epsilon - grid, 0.0))) * density) * width / points
-        )
+        return float(np.sum(np.maximum(0.0, -np.expm1(np.minimum(epsilon - grid, 0.0))) * density) * width / points)
 
     return float(brentq(lambda e: total(e) - delta, 0.0, grid[-1], xtol=1e-8))

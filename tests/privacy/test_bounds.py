@@ -95,10 +95,7 @@ def test_the_published_numbers_stand():
 def test_the_worst_group_is_the_one_with_the_largest_rate():
     records, batches = [100, 100, 200, 50] * 5, [10, 30, 20, 10] * 5
     mixed = run_of(SMALL, users=20, participants=4, records=records, batches=batches)
-    alone = [
-        run_of(SMALL, users=20, participants=4, records=r, batches=b)
-        for r, b in ((100, 10), (100, 30), (50, 10))
-    ]
+    alone = [run_of(SMALL, users=20, participants=4, records=r, batches=b) for r, b in ((100, 10), (100, 30), (50, 10))]
     assert RANDOM_PARTICIPATION.epsilon(mixed) == max(RANDOM_PARTICIPATION.epsilon(run) for run in alone)
     assert len(mixed.groups) == 4 and mixed.group_of(1).batch == 30
 
@@ -109,9 +106,7 @@ class TestAggregate:
     def test_equal_users_gain_the_root_of_m(self):
         assert worst_steps(self.memoryless) == [(0.2, pytest.approx(2.0 * 2.0))]
         as_if = replace(self.memoryless, noise=4.0)
-        assert AGGREGATE.epsilon(self.memoryless) == pytest.approx(
-            RANDOM_PARTICIPATION.epsilon(as_if), rel=1e-9
-        )
+        assert AGGREGATE.epsilon(self.memoryless) == pytest.approx(RANDOM_PARTICIPATION.epsilon(as_if), rel=1e-9)
 
     def test_unequal_users_are_hidden_by_their_quietest_companions(self):
         """Uniform weights: a user with a small batch is loud. The reference tries every set of users."""
@@ -201,11 +196,7 @@ def test_without_noise_epsilon_is_infinite():
 
 def test_a_cap_bounds_what_selection_may_do():
     run = run_of(SMALL, max_participations=2)
-    assert (
-        CAP.epsilon(run)
-        == CAP.epsilon(replace(run, rounds=2, max_participations=None))
-        < CAP.epsilon(run_of(SMALL))
-    )
+    assert CAP.epsilon(run) == CAP.epsilon(replace(run, rounds=2, max_participations=None)) < CAP.epsilon(run_of(SMALL))
 
 
 def test_a_repeated_round_costs_more_than_an_independent_one():
@@ -214,9 +205,7 @@ def test_a_repeated_round_costs_more_than_an_independent_one():
     repeated = RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[1] * 10)
     assert repeated == pytest.approx(RANDOM_PARTICIPATION.epsilon(replace(run, local_steps=6), 10), rel=1e-3)
     assert repeated > RANDOM_PARTICIPATION.epsilon(run, 20)
-    assert RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[2]) > RANDOM_PARTICIPATION.epsilon(
-        run, 10, repeats=[1]
-    )
+    assert RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[2]) > RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[1])
     with pytest.raises(PrivacyError, match="run again"):
         PAPER_THIRD_PARTY.epsilon(run, 10, repeats=[1])
 
@@ -226,9 +215,7 @@ def test_other_mechanisms_are_composed_exactly():
     run = run_of(SMALL, rounds=1, local_steps=1, participants=10, batches=100, noise=2.0)
     costs = [Cost("mean", noise=4.0), Cost("variance", noise=5.0)]
     mu = math.sqrt(1 / 4 + 1 / 16 + 1 / 25)
-    assert RANDOM_PARTICIPATION.epsilon(run, costs=costs) == pytest.approx(
-        gaussian_epsilon(1e-5, mu), rel=2e-3
-    )
+    assert RANDOM_PARTICIPATION.epsilon(run, costs=costs) == pytest.approx(gaussian_epsilon(1e-5, mu), rel=2e-3)
 
 
 def test_stated_costs_are_at_most_added():
@@ -242,12 +229,7 @@ def test_stated_costs_are_at_most_added():
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_every_bound_explains_itself_in_two_sentences(bound):
     assert bound.explain().count(". ") == 1 and bound.explain().endswith(".")
-    assert (
-        bound.assumptions
-        and bound.reference
-        and bound.theorem
-        and set(bound.views) <= {"server", "third_party"}
-    )
+    assert bound.assumptions and bound.reference and bound.theorem and set(bound.views) <= {"server", "third_party"}
 
 
 def test_names_are_looked_up():

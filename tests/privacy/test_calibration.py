@@ -104,9 +104,7 @@ def test_live_spending_is_never_below_the_bound():
     spending = Spending(run)
     start = time.perf_counter()
     shown = [spending.shown(t) for t in range(1, run.rounds + 1)]
-    assert (
-        time.perf_counter() - start < 0.01 * run.rounds * 0.08 * 4
-    )  # a hundredth of the run, on a busy machine
+    assert time.perf_counter() - start < 0.01 * run.rounds * 0.08 * 4  # a hundredth of the run, on a busy machine
     assert shown == sorted(shown) and shown[-1] == pytest.approx(0.860, rel=0.005)
     for t in (1, 7, 60, 333, 400):
         exact = RANDOM_PARTICIPATION.epsilon(run, t)

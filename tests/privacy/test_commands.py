@@ -11,9 +11,7 @@ from typer.testing import CliRunner
 from dpscaffold.cli import app
 from dpscaffold.privacy import Ledger, PrivacyError, describe
 
-OPTIONS = (
-    "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio 0.2 --noise 60"
-)
+OPTIONS = "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio 0.2 --noise 60"
 SYNTHETIC = OPTIONS.split()
 
 
@@ -56,17 +54,12 @@ def test_privacy_as_json():
 
 
 def test_privacy_options_reach_the_account():
-    assert answer("privacy", *SYNTHETIC, "--sampling", "poisson")["server"]["epsilon"] == pytest.approx(
-        0.404, rel=0.01
-    )
+    assert answer("privacy", *SYNTHETIC, "--sampling", "poisson")["server"]["epsilon"] == pytest.approx(0.404, rel=0.01)
     assert answer("privacy", *SYNTHETIC, "--delta", "1e-7")["delta"] == 1e-7
     assert "whole dataset" in answer("privacy", *SYNTHETIC, "--unit", "user")["server"]["neighbours"]
     one_step = [*without(SYNTHETIC, "--local-steps"), "--local-steps", "1"]
     assert answer("privacy", *one_step, "--algorithm", "fedavg")["third_party"]["bound"] == "aggregate"
-    assert (
-        answer("privacy", *one_step, "--algorithm", "scaffold")["third_party"]["bound"]
-        == "random_participation"
-    )
+    assert answer("privacy", *one_step, "--algorithm", "scaffold")["third_party"]["bound"] == "random_participation"
 
 
 def test_privacy_as_a_table(tmp_path):
@@ -100,9 +93,7 @@ def test_calibrate_noise_rounds_and_table():
 
 def test_calibrate_the_published_rounds():
     options = [*without(SYNTHETIC, "--rounds"), "--user-ratio", "0.05", "--local-steps", "5", "--noise", "10"]
-    found = answer(
-        "calibrate", "--epsilon", "3", "--view", "paper-third-party", "--solve", "rounds", *options
-    )
+    found = answer("calibrate", "--epsilon", "3", "--view", "paper-third-party", "--solve", "rounds", *options)
     assert found["rounds"] == 488
 
 
@@ -145,9 +136,7 @@ def write_ledger(folder, rounds: int = 4) -> Ledger:
     ledger = Ledger(run_of(SMALL))
     (folder / "ledger.json").write_text(json.dumps(ledger.to_dict()))
     costs = [{"name": "a private mean", "noise": 6.0}]
-    (folder / "preprocessing.json").write_text(
-        json.dumps({"sentences": ["Rows were scaled."], "costs": costs})
-    )
+    (folder / "preprocessing.json").write_text(json.dumps({"sentences": ["Rows were scaled."], "costs": costs}))
     for round in range(1, rounds + 1):
         ledger.record(round, [0, round])
         append_line(folder / "ledger.jsonl", round, [0, round], False)
@@ -159,13 +148,8 @@ def test_a_run_folder(tmp_path):
     said = answer("privacy", str(tmp_path))
     assert said["rounds"] == 4 and said["ledger"]["epsilon"] == ledger.of(0)
     assert said["server"]["ledger"] == ledger.of(0)
-    assert (
-        said["server"]["epsilon"] > said["server"]["training_alone"]
-        and "Rows were scaled." in said["outside"]
-    )
-    assert (
-        answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"] < said["server"]["epsilon"]
-    )
+    assert said["server"]["epsilon"] > said["server"]["training_alone"] and "Rows were scaled." in said["outside"]
+    assert answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"] < said["server"]["epsilon"]
 
 
 def test_a_folder_without_a_ledger_or_with_a_damaged_one(tmp_path):

@@ -54,9 +54,7 @@ def test_memory_carries_noise_from_round_to_round():
     """
     covariance, shift = np.array([[20.0, -1.0], [-1.0, 21.0]]), np.array([1.0, -2.0])
     exact = gaussian_epsilon(1e-5, math.sqrt(shift @ np.linalg.solve(covariance, shift)))
-    run = run_of(
-        SYNTHETIC, **{**FULL, "memory": True}, rounds=2, local_steps=1, users=20, participants=20, noise=1.0
-    )
+    run = run_of(SYNTHETIC, **{**FULL, "memory": True}, rounds=2, local_steps=1, users=20, participants=20, noise=1.0)
     assert exact == pytest.approx(1.909, abs=0.001)
     assert PAPER_THIRD_PARTY.epsilon(run) == pytest.approx(1.567, abs=0.001)
     assert PAPER_THIRD_PARTY.epsilon(run) < exact <= RANDOM_PARTICIPATION.epsilon(run)

@@ -52,9 +52,7 @@ def test_it_describes_its_parts():
         run.group_of(10)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"records": list(range(50, 60))}, {"clip": "median", "max_participations": 4}]
-)
+@pytest.mark.parametrize("changes", [{}, {"records": list(range(50, 60))}, {"clip": "median", "max_participations": 4}])
 def test_it_survives_json(changes):
     run = run_of(SMALL, **changes)
     assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run

@@ -61,9 +61,7 @@ def test_published_rounds_at_epsilon_3(noise, printed):
     ],
 )
 def test_random_participation_by_loss_distribution(name, sampling, value):
-    assert RANDOM_PARTICIPATION.epsilon(run_of(ALL[name], sampling=sampling)) == pytest.approx(
-        value, rel=0.005
-    )
+    assert RANDOM_PARTICIPATION.epsilon(run_of(ALL[name], sampling=sampling)) == pytest.approx(value, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +99,7 @@ def test_never_below_explicit_datasets_and_tight(name, least):
     run = run_of(ALL[name])
     claimed = RANDOM_PARTICIPATION.epsilon(run)
     shown = [
-        composed_epsilon(
-            run.delta, *step_pair(0.2, run.noise, kind), run.local_steps, run.user_ratio, run.rounds
-        )
+        composed_epsilon(run.delta, *step_pair(0.2, run.noise, kind), run.local_steps, run.user_ratio, run.rounds)
         for kind in ("opposite", "aligned", "absent")
     ]
     assert max(shown) == pytest.approx(least, abs=0.001)
@@ -116,9 +112,7 @@ def test_poisson_is_exact_both_ways(name):
     run = run_of(ALL[name], sampling="poisson")
     claimed = RANDOM_PARTICIPATION.epsilon(run)
     shown = max(
-        composed_epsilon(
-            run.delta, *step_pair(0.2, 2 * run.noise, kind), run.local_steps, run.user_ratio, run.rounds
-        )
+        composed_epsilon(run.delta, *step_pair(0.2, 2 * run.noise, kind), run.local_steps, run.user_ratio, run.rounds)
         for kind in ("aligned", "absent")
     )
     assert shown <= claimed <= 1.002 * shown

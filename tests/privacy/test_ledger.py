@@ -83,9 +83,7 @@ def test_impossible_participants_are_refused(users, message):
 def test_it_reads_back_what_it_wrote(rounds, seed):
     ledger = filled(run_of(SMALL, rounds=30), rounds, seed, user_budget=40.0)
     back = Ledger.from_dict(json.loads(json.dumps(ledger.to_dict())))
-    assert (
-        back.to_dict() == ledger.to_dict() and back.run == ledger.run and back.largest() == ledger.largest()
-    )
+    assert back.to_dict() == ledger.to_dict() and back.run == ledger.run and back.largest() == ledger.largest()
 
 
 def test_damage_is_noticed():

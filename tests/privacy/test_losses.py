@@ -46,9 +46,7 @@ def test_the_same_atoms_as_the_library_that_connects_dots(rate, noise):
     middle = np.abs(law.losses) < 30 * law.interval
     deltas = [fixed_size_profile(loss, rate, noise) for loss in law.losses[middle]]
     first, last = np.flatnonzero(middle)[[0, -1]] + law.lowest
-    theirs = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        law.interval, first, last, deltas
-    ).to_dense_pmf()
+    theirs = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(law.interval, first, last, deltas).to_dense_pmf()
     assert law.probs[middle][1:-1] == pytest.approx(theirs._probs[1:-1], rel=1e-5, abs=1e-10)
 
 
@@ -56,9 +54,7 @@ def test_the_same_atoms_as_the_library_that_connects_dots(rate, noise):
 @pytest.mark.parametrize("times", [1, 37])
 def test_poisson_agrees_with_dp_accounting(rate, noise, times):
     theirs = (
-        library.from_gaussian_mechanism(2 * noise, sampling_prob=rate)
-        .self_compose(times)
-        .get_epsilon_for_delta(1e-6)
+        library.from_gaussian_mechanism(2 * noise, sampling_prob=rate).self_compose(times).get_epsilon_for_delta(1e-6)
     )
     ours = max(law.power(times).epsilon(1e-6) for law in step_losses(rate, noise, "poisson"))
     assert theirs * (1 - 1e-4) <= ours <= theirs * 1.003
@@ -128,9 +124,7 @@ def test_power_is_repeated_composition(times, chance):
     fast = law.power(times)
     for epsilon in (0.0, 0.3, 1.5):
         assert fast.delta(epsilon) == pytest.approx(slow.delta(epsilon), rel=1e-6, abs=1e-11)
-        assert (
-            fast.delta(epsilon) >= slow.delta(epsilon) - slow.infinite
-        )  # slow has its own reserve for rounding
+        assert fast.delta(epsilon) >= slow.delta(epsilon) - slow.infinite  # slow has its own reserve for rounding
 
 
 def test_mass_is_never_lost():

@@ -38,9 +38,7 @@ def calibrate(
     source: Source = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="the budget")] = None,
     view: Annotated[str, typer.Option("--view", help="server, third-party or paper-third-party")] = "server",
-    solve: Annotated[
-        str, typer.Option("--solve", help="noise, rounds, or table: (K, T, σ_g) on the budget")
-    ] = "noise",
+    solve: Annotated[str, typer.Option("--solve", help="noise, rounds, or table: (K, T, σ_g) on the budget")] = "noise",
     users: Users = None,
     records: Records = None,
     rounds: Rounds = None,
@@ -126,18 +124,12 @@ def _show(answer: dict[str, Any], console: Console) -> None:
     if "combinations" in answer:
         table = Table("K", "T", "σ_g", "epsilon", box=box.SIMPLE_HEAD, pad_edge=False)
         for row in answer["combinations"]:
-            table.add_row(
-                str(row["local_steps"]), str(row["rounds"]), f"{row['noise']:g}", round_up(row["epsilon"])
-            )
+            table.add_row(str(row["local_steps"]), str(row["rounds"]), f"{row['noise']:g}", round_up(row["epsilon"]))
         console.print(table)
     else:
         key = answer["solve"]
-        console.print(
-            f"{key} = {answer[key]:g}" if key == "noise" else f"{key} = {answer[key]}", highlight=False
-        )
-    reached = (
-        f"epsilon = {round_up(answer['epsilon'])} of {answer['target']:g}, " if "epsilon" in answer else ""
-    )
+        console.print(f"{key} = {answer[key]:g}" if key == "noise" else f"{key} = {answer[key]}", highlight=False)
+    reached = f"epsilon = {round_up(answer['epsilon'])} of {answer['target']:g}, " if "epsilon" in answer else ""
     console.print(
         f"{reached}delta = {answer['delta']:.3g}, view {answer['view']}, bound {answer['bound']}",
         highlight=False,

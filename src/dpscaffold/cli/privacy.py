@@ -20,9 +20,7 @@ from dpscaffold.privacy.statement import NO_NOISE, round_up
 #: Whether an algorithm's users keep something between rounds.
 MEMORY = {"fedavg": False, "fedsgd": False, "fedprox": False, "scaffold": True, "scaffold-warm": True}
 
-Source = Annotated[
-    Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")
-]
+Source = Annotated[Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")]
 Users = Annotated[int | None, typer.Option("--users", help="M, the number of users")]
 Records = Annotated[int | None, typer.Option("--records", help="R, training records per user")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="T, warm-start rounds included")]
@@ -84,9 +82,7 @@ def privacy(
     about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
-    said = statement(
-        about.run, about.ledger, about.preprocessing, about.seed_public, extra_costs=about.extra_costs
-    )
+    said = statement(about.run, about.ledger, about.preprocessing, about.seed_public, extra_costs=about.extra_costs)
     if plot is not None:
         from dpscaffold.report.privacy_plot import plot_epsilon
 
@@ -116,17 +112,13 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
         raise PrivacyError(f"missing {', '.join(missing)}; give them all, or a configuration or a run folder")
     for name in ("user_ratio", "data_ratio"):
         if not 0.0 < numbers[name] <= 1.0:
-            raise PrivacyError(
-                f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at most 1"
-            )
+            raise PrivacyError(f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at most 1")
     name = numbers.get("algorithm") or "scaffold"
     if name not in MEMORY:
         raise PrivacyError(f"--algorithm is {name!r}; give one of {', '.join(MEMORY)}")
     participants = share(numbers["user_ratio"], numbers["users"])
     if participants < 1:
-        raise PrivacyError(
-            f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} users"
-        )
+        raise PrivacyError(f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} users")
     return describe(
         rounds=numbers["rounds"],
         local_steps=numbers["local_steps"],
@@ -152,9 +144,7 @@ def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> S
     """What a run folder or a configuration describes."""
     given = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None]
     if given:
-        raise PrivacyError(
-            f"{given[0]} is given beside {source}, which already says it; give one or the other"
-        )
+        raise PrivacyError(f"{given[0]} is given beside {source}, which already says it; give one or the other")
     about = from_folder(source) if source.is_dir() else from_config(source)
     if delta is not None and about.run is not None:
         run = Run.from_dict({**about.run.to_dict(), "delta": delta})
@@ -210,9 +200,7 @@ def show(said: dict[str, Any], console: Console) -> None:
                     quoted = said[view].get("bound") == row["name"]
                     mark = " ← quote" if quoted else ""
                     style = "bold" if quoted else ""
-                    table.add_row(
-                        view, round_up(row["epsilon"]), row["name"] + mark, row["theorem"], style=style
-                    )
+                    table.add_row(view, round_up(row["epsilon"]), row["name"] + mark, row["theorem"], style=style)
         if table.row_count:
             console.print(table)
         console.print(f"delta: {said['delta']:.4g}", highlight=False)

@@ -17,9 +17,7 @@ from dpscaffold.privacy.errors import PrivacyError
 PRECISION = 1e-3
 
 
-def calibrate_noise(
-    run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
-) -> float:
+def calibrate_noise(run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()) -> float:
     """The smallest σ_g, to five digits, whose ε is at most ``epsilon``; the run's own noise plays no part.
 
     ε falls as the noise rises. The root of log ε(σ) − log ε is found on a logarithmic scale, then rounded up

@@ -34,9 +34,7 @@ class Cost:
         if (self.noise is None) == (self.epsilon is None):
             raise PrivacyError(f"the cost {self.name!r} needs either noise or epsilon, and not both")
         if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
-            raise PrivacyError(
-                f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0"
-            )
+            raise PrivacyError(f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0")
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise PrivacyError(f"epsilon={self.epsilon} of the cost {self.name!r} must be a number from 0 up")
         if not 0.0 <= self.delta < 1.0:

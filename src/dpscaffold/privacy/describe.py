@@ -126,9 +126,7 @@ class Run:
     def group_of(self, user: int) -> Group:
         """The (R_i, b_i) of one user."""
         if not 0 <= user < self.users:
-            raise PrivacyError(
-                f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}"
-            )
+            raise PrivacyError(f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}")
         return self.groups[self.membership[user]] if self.membership else self.groups[0]
 
     def step(self, group: Group | None = None) -> Step:
@@ -226,9 +224,7 @@ def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
         return [values] * users
     listed = [int(value) for value in values]
     if len(listed) != users:
-        raise PrivacyError(
-            f"{name} has {len(listed)} entries for {users} users; give one number, or one per user"
-        )
+        raise PrivacyError(f"{name} has {len(listed)} entries for {users} users; give one number, or one per user")
     return listed
 
 
@@ -242,9 +238,7 @@ def _check(run: Run) -> None:
             f"participants={run.participants} cannot be drawn from {run.users} users; give at most that many"
         )
     if not 0.0 < run.delta < 1.0:
-        raise PrivacyError(
-            f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is customary"
-        )
+        raise PrivacyError(f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is customary")
     if not (math.isfinite(run.noise) and run.noise >= 0.0):
         raise PrivacyError(f"noise={run.noise} is not a noise multiplier; give a finite number above 0")
     if run.clip != "median" and not 0 < float(run.clip) <= (math.inf if run.noise == 0 else 1e300):
@@ -274,6 +268,4 @@ def _check(run: Run) -> None:
     if run.membership and (len(run.membership) != run.users or max(run.membership) >= len(run.groups)):
         raise PrivacyError("membership does not give each user one of the groups; describe the run anew")
     if run.max_participations is not None and run.max_participations < 1:
-        raise PrivacyError(
-            f"max_participations={run.max_participations} lets nobody take part; give at least 1"
-        )
+        raise PrivacyError(f"max_participations={run.max_participations} lets nobody take part; give at least 1")

@@ -75,9 +75,7 @@ class Ledger:
         """Enter who took part in a round (counted from 1), before its uploads are used."""
         users = np.unique(np.fromiter(participants, dtype=np.int64))
         if len(users) and (users[0] < 0 or users[-1] >= self.run.users):
-            raise PrivacyError(
-                f"round {round} names user {users[-1]} of {self.run.users}; users are counted from 0"
-            )
+            raise PrivacyError(f"round {round} names user {users[-1]} of {self.run.users}; users are counted from 0")
         if len(users) > self.run.participants:
             raise PrivacyError(
                 f"round {round} has {len(users)} participants where the run draws {self.run.participants}; "
@@ -168,10 +166,7 @@ class Ledger:
             most = self.run.max_participations or self.run.rounds
             caps = np.full(len(self.run.groups), most, dtype=np.int64)
             if self.user_budget is not None:
-                within = {
-                    g: _most_within(self.run, g, self.user_budget, most)
-                    for g in set(_rounded_groups(self.run))
-                }
+                within = {g: _most_within(self.run, g, self.user_budget, most) for g in set(_rounded_groups(self.run))}
                 caps = np.array([within[group] for group in _rounded_groups(self.run)], dtype=np.int64)
             if self.run.max_participations is None and self.user_budget is None:
                 caps[:] = np.iinfo(np.int64).max
@@ -195,21 +190,15 @@ class Ledger:
         """The inverse of :meth:`to_dict`; a damaged ledger is refused."""
         body = {k: v for k, v in values.items() if k != "checksum"} if isinstance(values, Mapping) else {}
         if not body or values.get("checksum") != _checksum(body):
-            raise PrivacyError(
-                "the ledger is damaged: its checksum does not match; restore it from a checkpoint"
-            )
+            raise PrivacyError("the ledger is damaged: its checksum does not match; restore it from a checkpoint")
         if body.get("version") != VERSION:
-            raise PrivacyError(
-                f"the ledger has version {body.get('version')}; this program reads version {VERSION}"
-            )
+            raise PrivacyError(f"the ledger has version {body.get('version')}; this program reads version {VERSION}")
         ledger = cls(Run.from_dict(body["run"]), body["user_budget"])
         ledger.participations = np.array(body["participations"], dtype=np.int64)
         ledger._marks = [int(mark) for mark in body["rounds"]]
         ledger._repeats = {int(round): int(times) for round, times in body["repeats"].items()}
         if ledger.participations.shape != (ledger.run.users,):
-            raise PrivacyError(
-                "the ledger is damaged: it does not count every user; restore it from a checkpoint"
-            )
+            raise PrivacyError("the ledger is damaged: it does not count every user; restore it from a checkpoint")
         return ledger
 
 

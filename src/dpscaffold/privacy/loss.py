@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
+from scipy.signal import lfilter
 
 Array = NDArray[np.float64]
 
@@ -54,8 +55,9 @@ class LossDistribution:
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with δ(ε) ≤ ``delta``; infinite if the mass at +∞ alone exceeds it.
 
-        Between two grid points δ(ε) = U − e^ε·V with U the mass and V the e^{−L}-weighted mass above, so
-        the right interval is found on the grid and the equation is solved exactly inside it.
+        With U_k the mass at or above the grid point L_k and V_k = Σ_{i≥k} p_i·e^{L_k−L_i}, between two grid
+        points δ(ε) = U_k − e^{ε−L_k}·V_k for the upper one, L_k. V obeys V_k = p_k + e^{−h}·V_{k+1}, which
+        never overflows. The interval is found on the grid and the equation solved exactly inside it.
         """
         if self.infinite > delta:
             return math.inf
@@ -64,33 +66,17 @@ class LossDistribution:
         if not len(losses):
             return 0.0
         upper = self.infinite + np.cumsum(probs)
-        # V is kept relative to the largest loss, so that large losses do not underflow.
-        top = losses[0]
-        lower = np.cumsum(probs * np.exp(top - losses)) if top - losses[-1] < 700 else None
-        if lower is None:
-            return self._epsilon_by_bisection(delta, float(top))
-        at_grid = upper - np.exp(losses - top) * lower
-        enough = np.flatnonzero(at_grid > delta)
-        last = int(enough[0]) if len(enough) else len(losses)
-        if last == 0:
-            return float(top)
-        # ε lies at or below losses[last-1]; everything from there up is above it.
-        excess = upper[last - 1] - delta
+        lower = lfilter([1.0], [1.0, -math.exp(-self.interval)], probs)
+        exceeds = np.flatnonzero(upper - lower > delta)
+        k = int(exceeds[0]) - 1 if len(exceeds) else len(losses) - 1
+        if k < 0:  # the largest loss itself: its δ is the mass at infinity, up to rounding
+            return float(losses[0])
+        excess = float(upper[k]) - delta
         if excess <= 0:
             return 0.0
-        value = float(top) + math.log(excess) - math.log(lower[last - 1])
-        floor = float(losses[last]) if last < len(losses) else 0.0
-        return max(0.0, floor, min(value, float(losses[last - 1])))
-
-    def _epsilon_by_bisection(self, delta: float, top: float) -> float:
-        """The same where e^{−L} spans more than a double: halve the bracket, return its upper end."""
-        low, high = 0.0, top
-        if self.delta(low) <= delta:
-            return 0.0
-        while high - low > 1e-9 * max(1.0, high):
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
-        return high
+        value = float(losses[k]) + math.log(excess / float(lower[k]))
+        floor = float(losses[k + 1]) if k + 1 < len(losses) else 0.0
+        return max(floor, min(value, float(losses[k])))
 
     def mixed(self, weight: float) -> LossDistribution:
         """This law with probability ``weight``, else a loss of exactly 0 (nothing was released).

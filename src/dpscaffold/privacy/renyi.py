@@ -17,6 +17,8 @@ from scipy.special import gammaln
 from dpscaffold.privacy.describe import Participation
 from dpscaffold.privacy.loss import Array
 
+WHOLE_ORDERS = [*range(2, 65), 96, 128, 256, 512, 1024]
+
 #: How many orders are summed at a time.
 BLOCK = 128
 
@@ -37,10 +39,12 @@ def participation_curve(participation: Participation) -> tuple[Array, Array]:
         relation = NeighboringRelation.REPLACE_ONE
         gaussian = dp_event.GaussianDpEvent(step.noise)
         event = dp_event.SampledWithoutReplacementDpEvent(step.records, step.batch, gaussian)
+        accountant = RdpAccountant(neighboring_relation=relation)
     else:
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+        # Whole orders only: the series for fractional ones need not converge when the noise is small.
+        accountant = RdpAccountant(WHOLE_ORDERS, relation)
         event = dp_event.PoissonSampledDpEvent(step.rate, dp_event.GaussianDpEvent(2 * step.noise))
-    accountant = RdpAccountant(neighboring_relation=relation)
     accountant.compose(event)
     return accountant.orders, participation.steps * accountant.rdp
 
@@ -58,9 +62,7 @@ def random_participation(participation: Participation, user_ratio: float, rounds
     return float(epsilon)
 
 
-def published(
-    rate: float, noise: float, local_steps: int, user_ratio: float, rounds: int, delta: float
-) -> float:
+def published(rate: float, noise: float, local_steps: int, user_ratio: float, rounds: int, delta: float) -> float:
     """ε as in the "Implementation" paragraph of the paper's appendix; ``noise`` is σ_g·√(lM).
 
     The per-step curve at rate s, K times; the generic amplification at rate l; T times; and
@@ -78,9 +80,7 @@ def published(
 
 
 @lru_cache(maxsize=256)
-def _published_round(
-    rate: float, noise: float, local_steps: int, user_ratio: float, most: int
-) -> tuple[Array, Array]:
+def _published_round(rate: float, noise: float, local_steps: int, user_ratio: float, most: int) -> tuple[Array, Array]:
     """Orders 2 … ``most`` and the published curve of one round."""
     orders = np.arange(2, most + 1, dtype=float)
     if rate >= 1.0:

@@ -165,9 +165,7 @@ def _row(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str
     }
 
 
-def _quoted(
-    bound: Bound, run: Run, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]
-) -> dict[str, Any]:
+def _quoted(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]) -> dict[str, Any]:
     repeats = ledger.repeats if ledger else ()
     said: dict[str, Any] = {
         "epsilon": _finite(bound.epsilon(run, rounds, costs, repeats)),

@@ -82,9 +82,7 @@ def _point(loss: Array, rate: float, sigma: float) -> Array:
         large = loss - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-loss))
         value = np.where(loss > 30.0, large, small)
     floor = math.log1p(-rate) if rate < 1 else -math.inf
-    return np.where(
-        loss <= floor, -np.inf, 0.5 + sigma**2 * np.nan_to_num(value, nan=-np.inf, neginf=-np.inf)
-    )
+    return np.where(loss <= floor, -np.inf, 0.5 + sigma**2 * np.nan_to_num(value, nan=-np.inf, neginf=-np.inf))
 
 
 def _masses(edges: Array) -> Array:
@@ -107,9 +105,7 @@ def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
     u = (p − e^L·q)/(1 − e^{−h}). The result dominates the interval's law (Doroshenko et al., Theorem 3.1).
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = np.where(
-            q > 0, np.exp(np.minimum(h * index[:-1] + np.log(np.maximum(q, 1e-320)), 700.0)), 0.0
-        )
+        scaled = np.where(q > 0, np.exp(np.minimum(h * index[:-1] + np.log(np.maximum(q, 1e-320)), 700.0)), 0.0)
     upper = np.clip((p - scaled) / -math.expm1(-h), 0.0, p)
     probs = np.zeros(len(p) + 1)
     probs[1:] += upper

@@ -36,7 +36,7 @@ def comparison() -> str:
     | synthetic, σ_g = 60 | 2.5e-06 | 12.91 | 2.00 | 0.860 | 0.404 |
     """
     lines = [
-        "| setting | δ | published, third party | RDP, server | **PLD, server** | Poisson (add/remove), server |",
+        "| setting | δ | published, third party | RDP, server | **PLD, server** | Poisson add/remove, server |",
         "|---|---|---|---|---|---|",
     ]
     for name, run in SETTINGS.items():

@@ -1,10 +1,8 @@
-"""The privacy statement on paper: one page of Markdown, and the files of a run folder."""
+"""The privacy statement on paper: one page of Markdown."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dpscaffold.privacy.statement import round_up
@@ -33,18 +31,6 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
     if said.get("bounds"):
         parts += ["## Why each bound holds", _reasons(said)]
     return "\n\n".join(parts) + "\n"
-
-
-def write_statement(said: Mapping[str, Any], folder: Path | str) -> None:
-    """``privacy.json`` and ``privacy.md`` in a run folder, each replaced whole."""
-    folder = Path(folder)
-    for name, text in (
-        ("privacy.json", json.dumps(said, indent=2, allow_nan=False) + "\n"),
-        ("privacy.md", render(said)),
-    ):
-        partial = folder / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
 
 
 def _mechanism(said: Mapping[str, Any]) -> str:
