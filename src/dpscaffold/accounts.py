@@ -18,7 +18,17 @@ import numpy as np
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.plan import number, whole
-from dpscaffold.privacy import Cost, Ledger, PrivacyError, Run, Spending, bound_for, largest_rounds, statement
+from dpscaffold.privacy import (
+    Cost,
+    Ledger,
+    PrivacyError,
+    Run,
+    Spending,
+    bound_for,
+    largest_rounds,
+    no_guarantee,
+    statement,
+)
 from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.setting import Setting
@@ -75,15 +85,18 @@ class Accounts:
             return
         self.ledger = Ledger(self.run, budget.user_epsilon)
         self.spending = Spending(self.run, bound_for(self.run, "server"))
-        self.promises = self.run.clip != "median" and self.run.noise > 0
+        self.costs, self._unprotected = preprocessing_costs(setting.federation, self.run)
+        self.promises = no_guarantee(self.run) is None and self.run.noise > 0
+        if budget.user_epsilon is not None:
+            self.ledger.declines(0)  # refuses, here and not in the first round, a run without a guarantee
         if budget.target_epsilon is not None:
             if not self.promises:
-                raise BadInput(
-                    "privacy.target_epsilon is set, but this run has no guarantee (median clip or no noise); "
-                    "drop one of the two"
-                )
+                reason = no_guarantee(self.run) or "no noise is added"
+                raise BadInput(f"privacy.target_epsilon is set for a run that cannot meet one: {reason}")
             bound = bound_for(self.run, budget.view, draw_hidden=bool(setting.privacy and setting.privacy.secret))
-            self._most_rounds = largest_rounds(self.run, budget.target_epsilon, bound, at_most=setting.plan.rounds)
+            self._most_rounds = largest_rounds(
+                self.run, budget.target_epsilon, bound, at_most=setting.plan.rounds, costs=self.costs
+            )
 
     def attach(self, folder: RunFolder, completed: int) -> None:
         """Keep the ledger in a run folder; picks up what was spent there, at or beyond ``completed`` rounds."""
@@ -122,7 +135,7 @@ class Accounts:
         if not repeats:
             return round <= self._most_rounds
         bound = bound_for(self.run, self.budget.view, draw_hidden=False, repeats=repeats)
-        return bound.epsilon(self.run, round, repeats=repeats) <= self.budget.target_epsilon
+        return bound.epsilon(self.run, round, self.costs, repeats) <= self.budget.target_epsilon
 
     def admit(self, round: int, drawn: np.ndarray) -> np.ndarray:
         """Those of the drawn users who take part; they are in the ledger when this returns."""
@@ -168,14 +181,13 @@ class Accounts:
         federation = self.setting.federation
         if self.run is None:
             return statement(None, preprocessing=federation.preprocessing)
-        costs, unprotected = preprocessing_costs(federation, self.run)
         seeded = not (self.setting.privacy and self.setting.privacy.secret)
         return statement(
             self.run,
             ledger=self.ledger if self.ledger.rounds else None,
-            preprocessing=(*federation.preprocessing, *unprotected),
+            preprocessing=(*federation.preprocessing, *self._unprotected),
             seed_public=seeded,
-            extra_costs=costs,
+            extra_costs=self.costs,
             rounds=rounds,
         )
 
@@ -189,10 +201,9 @@ class Accounts:
     def _write_preprocessing(self) -> None:
         """What the data's preparation spent or left unprotected, so that the folder can be stated on its own."""
         assert self.folder is not None and self.run is not None
-        costs, unprotected = preprocessing_costs(self.setting.federation, self.run)
         said = {
-            "sentences": [*self.setting.federation.preprocessing, *unprotected],
-            "costs": [vars(cost) for cost in costs],
+            "sentences": [*self.setting.federation.preprocessing, *self._unprotected],
+            "costs": [vars(cost) for cost in self.costs],
         }
         self.folder.write_text("preprocessing.json", json.dumps(said, indent=2) + "\n")
 

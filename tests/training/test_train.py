@@ -233,6 +233,31 @@ def test_median_clip_and_no_privacy_state_that_there_is_no_guarantee(federation)
     assert bare.privacy["server"]["epsilon"] is None and "not private" in bare.privacy["quote"]
 
 
+def test_no_guarantee_for_users_weighted_by_their_records(federation):
+    """The weights tell how many records a user has: the run trains, and says that it promises nothing."""
+    private = Gaussian(clip=1.0, noise=1.0, unit="user")
+    result = train(federation, Logistic(40, 10), fedavg(), plan(weighting="records"), private)
+    assert result.privacy["server"]["epsilon"] is None and "weighting" in result.privacy["quote"]
+    with pytest.raises(BadInput, match="target_epsilon"):
+        train(
+            federation,
+            Logistic(40, 10),
+            fedavg(),
+            plan(weighting="records"),
+            private,
+            budget=Budget(target_epsilon=1.0),
+        )
+
+
+def test_frozen_parameters_stay_and_the_module_is_left_alone(federation):
+    module = torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.Dropout(), torch.nn.Linear(8, 10)).train()
+    module[0].weight.requires_grad_(False)
+    task = ModuleTask(module)
+    assert task.parameters == 8 + 8 * 10 + 10
+    train(federation, task, fedavg(), plan(rounds=2))
+    assert module.training and module[2].weight.requires_grad
+
+
 def test_a_diverging_run_stops_says_where_and_keeps_its_checkpoint(federation, tmp_path):
     wild = plan(learning_rate=1e30, regularisation=1.0)
     with pytest.raises(Diverged, match=r"diverged at round \d+.*lower plan.learning_rate"):

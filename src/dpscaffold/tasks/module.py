@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -20,10 +22,11 @@ class ModuleTask:
     """A classifier given as a module that maps (N, *shape) to class scores (N, classes).
 
     ``shape`` unflattens the features, e.g. ``(1, 28, 28)`` for a convolution. The flat vector holds the
-    module's parameters in their own order; x⁰ is the module's current weights. Per-example gradients are
-    taken in chunks, so memory stays bounded whatever the batch. Buffers are constants, and the module is
-    used in evaluation mode (dropout is off). Layers that mix examples, such as batch normalisation, are
-    refused: an example then has no gradient to clip.
+    module's parameters in their own order, without those that require no gradient; x⁰ is their current value.
+    The module itself is copied, never changed. Per-example gradients are taken in chunks, so memory stays
+    bounded whatever the batch. Buffers and frozen parameters are constants, and the module is used in
+    evaluation mode (dropout is off). Layers that mix examples, such as batch normalisation, are refused: an
+    example then has no gradient to clip.
 
     >>> task = ModuleTask(nn.Linear(4, 3))
     >>> task.parameters
@@ -40,17 +43,20 @@ class ModuleTask:
                     "example's gradient cannot be clipped; use GroupNorm or LayerNorm instead"
                 )
         self.name = name
-        self.module = module.eval()
+        self.module = copy.deepcopy(module).eval()
         self.shape = shape
-        self._shapes = {key: value.shape for key, value in module.named_parameters()}
-        if not self._shapes:
-            raise BadInput("the module has no parameters; there is nothing to learn")
-        self._initial = torch.cat([value.detach().flatten().float() for value in module.parameters()])
+        learnt = {key: value for key, value in self.module.named_parameters() if value.requires_grad}
+        if not learnt:
+            raise BadInput("the module has no parameters that require a gradient; there is nothing to learn")
+        self._shapes = {key: value.shape for key, value in learnt.items()}
+        self._initial = torch.cat([value.detach().flatten().float() for value in learnt.values()])
         self.parameters = len(self._initial)
         self.width = 0  # gradients are held in chunks of their own
-        self._buffers = {key: value.detach() for key, value in module.named_buffers()}
-        for value in module.parameters():
-            value.requires_grad_(False)
+        frozen = {key: value for key, value in self.module.named_parameters() if key not in learnt}
+        self._constants = {
+            key: value.detach().clone() for key, value in [*self.module.named_buffers(), *frozen.items()]
+        }
+        self.module.requires_grad_(False)
 
     def prepare(self, features: Tensor) -> Tensor:
         """Features as they are; they are reshaped on use."""
@@ -69,8 +75,8 @@ class ModuleTask:
         """The module's output, (N, classes)."""
         if self.shape is not None:
             features = features.reshape(-1, *self.shape)
-        buffers = {key: value.to(params.device) for key, value in self._buffers.items()}
-        return functional_call(self.module, (self._unflatten(params), buffers), (features,))
+        constants = {key: value.to(params.device) for key, value in self._constants.items()}
+        return functional_call(self.module, (self._unflatten(params), constants), (features,))
 
     def losses(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of each row, (N,)."""
