@@ -10,8 +10,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting import NeighboringRelation, dp_event
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy.special import gammaln
 
 from dpscaffold.privacy.describe import Participation
@@ -31,6 +29,10 @@ def participation_curve(participation: Participation) -> tuple[Array, Array]:
     replace-one neighbours. Poisson batches: Mironov, Talwar, Zhang 2019, for add/remove neighbours and
     multiplier 2σ_g. A user as unit: the Gaussian mechanism, α/2σ_g².
     """
+    # Imported here because it takes longer than everything else that a statement needs.
+    from dp_accounting import NeighboringRelation, dp_event
+    from dp_accounting.rdp import RdpAccountant
+
     step = participation.step
     if step.unit == "user":
         orders = RdpAccountant().orders
@@ -58,6 +60,8 @@ def random_participation(participation: Participation, user_ratio: float, rounds
     if user_ratio < 1.0:
         exponent = (orders - 1) * curve
         curve = np.logaddexp(math.log1p(-user_ratio), math.log(user_ratio) + exponent) / (orders - 1)
+    from dp_accounting.rdp import compute_epsilon
+
     epsilon, _ = compute_epsilon(orders, rounds * curve, delta)
     return float(epsilon)
 

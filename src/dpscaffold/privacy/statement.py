@@ -77,7 +77,9 @@ def statement(
         barred = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public else {}
         if repeats:
             barred |= {b.name: REPEATED for b in BOUNDS.values() if b.repeated is None and b is not LEDGER}
-        said["bounds"] = [_row(b, run, rounds, ledger, barred.get(b.name)) for b in BOUNDS.values()]
+        said["bounds"] = [
+            _row(b, run, rounds, ledger, None if b.applies(run) else barred.get(b.name)) for b in BOUNDS.values()
+        ]
         said[SERVER] = _quoted(bound_for(run, SERVER), run, rounds, ledger, costs)
         third = bound_for(run, THIRD_PARTY, draw_hidden=not seed_public, repeats=repeats)
         said[THIRD_PARTY] = _quoted(third, run, rounds, ledger, costs)
