@@ -93,7 +93,7 @@ class Accounts:
             if not self.promises:
                 reason = no_guarantee(self.run) or "no noise is added"
                 raise BadInput(f"privacy.target_epsilon is set for a run that cannot meet one: {reason}")
-            bound = bound_for(self.run, budget.view, draw_hidden=bool(setting.privacy and setting.privacy.secret))
+            bound = bound_for(self.run, budget.view, draw_hidden=False)
             self._most_rounds = largest_rounds(
                 self.run, budget.target_epsilon, bound, at_most=setting.plan.rounds, costs=self.costs
             )
@@ -187,6 +187,7 @@ class Accounts:
             ledger=self.ledger if self.ledger.rounds else None,
             preprocessing=(*federation.preprocessing, *self._unprotected),
             seed_public=seeded,
+            draw_public=True,  # participants are drawn from plan.seed, which the configuration holds
             extra_costs=self.costs,
             rounds=rounds,
         )

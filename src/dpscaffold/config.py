@@ -183,7 +183,7 @@ class Settings(Table):
         run = setting.describe(self.privacy.delta, self.privacy.max_participations)
         assert run is not None
         costs, _ = preprocessing_costs(setting.federation, run)
-        bound = bound_for(run, self.privacy.view, draw_hidden=self.privacy.secret)
+        bound = bound_for(run, self.privacy.view, draw_hidden=False)
         return calibrate_noise(run, self.privacy.epsilon, bound, costs)
 
     def resolved(self, setting: Setting) -> dict[str, Any]:

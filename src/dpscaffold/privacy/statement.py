@@ -35,6 +35,7 @@ def statement(
     ledger: Ledger | None = None,
     preprocessing: Sequence[str] = (),
     seed_public: bool = False,
+    draw_public: bool = False,
     extra_costs: Sequence[Cost] = (),
     rounds: int | None = None,
 ) -> dict[str, Any]:
@@ -42,7 +43,8 @@ def statement(
 
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part, beside the
     bound over the draw, never in its place. ``preprocessing`` are sentences about what was fitted on private
-    records without protection; ``seed_public`` says that the seed of the noise is stored beside the results;
+    records without protection; ``seed_public`` says that the seed of the noise is stored beside the results,
+    ``draw_public`` that the seed of the participants is;
     ``extra_costs`` are private mechanisms on the same records, composed into ``server`` and ``third_party``.
     ``rounds`` defaults to the recorded ones with a ledger, else to the planned ones.
 
@@ -74,14 +76,14 @@ def statement(
         }
     else:
         costs = tuple(extra_costs)
-        barred = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public else {}
+        barred = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public or draw_public else {}
         if repeats:
             barred |= {b.name: REPEATED for b in BOUNDS.values() if b.repeated is None and b is not LEDGER}
         said["bounds"] = [
             _row(b, run, rounds, ledger, None if b.applies(run) else barred.get(b.name)) for b in BOUNDS.values()
         ]
         said[SERVER] = _quoted(bound_for(run, SERVER), run, rounds, ledger, costs)
-        third = bound_for(run, THIRD_PARTY, draw_hidden=not seed_public, repeats=repeats)
+        third = bound_for(run, THIRD_PARTY, draw_hidden=not (seed_public or draw_public), repeats=repeats)
         said[THIRD_PARTY] = _quoted(third, run, rounds, ledger, costs)
         said[PAPER_THIRD_PARTY.name] = _published(run, rounds, barred.get(PAPER_THIRD_PARTY.name))
         if ledger is not None:
