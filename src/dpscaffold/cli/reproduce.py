@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ def reproduce_command(
     from dpscaffold.experiments.reproduce import Wish
     from dpscaffold.training import pick_device
 
-    wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs, _command())
+    wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs)
     chosen = pick_device(device)
     if list_:
         from dpscaffold.report.reproduction_list import listing
@@ -74,8 +73,3 @@ def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool
             )
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
     console.print(f"{chosen.name}: {wish.out / chosen.name} holds {', '.join(files)}")
-
-
-def _command() -> str:
-    """The command as typed, without the path of the program."""
-    return " ".join(["dpscaffold", *sys.argv[1:]])

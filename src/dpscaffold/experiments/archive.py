@@ -100,6 +100,4 @@ def _read(path: Path) -> Iterable[Finished]:
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A row with few digits: results are to be read and kept, not continued from."""
-    return {
-        key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for key, value in row.items()
-    }
+    return {key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for key, value in row.items()}

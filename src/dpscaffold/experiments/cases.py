@@ -43,7 +43,7 @@ class Case:
     @property
     def digest(self) -> str:
         """Names the run whatever figure it is shown in."""
-        content = {
+        content: dict[str, Any] = {
             "tables": self.settings.model_dump(mode="json", exclude_none=True),
             "schedule": vars(self.schedule),
             "fold": self.fold,

@@ -33,7 +33,6 @@ class Wish:
     folds: bool = True
     rows: tuple[str, ...] = ()
     only_runs: bool = False
-    command: str = "dpscaffold reproduce"
 
     def __post_init__(self) -> None:
         if self.seeds is not None:
@@ -42,6 +41,20 @@ class Wish:
             raise BadInput(f"--scale is {self.scale:g}; it must lie in (0, 1], 1 being the paper's size")
         if self.out.exists() and not self.out.is_dir():
             raise BadInput(f"--out is {self.out}, which is a file; name a folder")
+
+    def command(self, name: str) -> str:
+        """The command that makes this, wherever its folder is."""
+        parts = ["dpscaffold reproduce", name]
+        if self.seeds is not None:
+            parts.append(f"--seeds {self.seeds}")
+        if self.scale != 1:
+            parts.append(f"--scale {self.scale:g}")
+        parts += [f'--row "{row}"' for row in self.rows]
+        if not self.folds:
+            parts.append("--no-folds")
+        if self.device != "cpu":
+            parts.append(f"--device {self.device}")
+        return " ".join(parts)
 
     def seeds_of(self, experiment: Experiment) -> int:
         """The seeds asked for, else the experiment's, fewer at a small scale."""
@@ -82,9 +95,7 @@ def reproduce(experiment: Experiment, wish: Wish, device: torch.device, show: Sh
     return write(experiment, wish, cases, folded, archive)
 
 
-def write(
-    experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive
-) -> list[str]:
+def write(experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive) -> list[str]:
     """The tidy results, the figure and RESULT.md of what is finished."""
     from dpscaffold.report.reproduction import Results, write_tidy
     from dpscaffold.report.reproduction_figures import draw
@@ -95,7 +106,7 @@ def write(
         raise BadInput(f"{archive.folder} holds no finished run of {experiment.name} yet; run it first")
     folder = archive.folder
     folder.mkdir(parents=True, exist_ok=True)
-    made = Made(wish.command, wish.scale, _optima(experiment, cases))
+    made = Made(wish.command(experiment.name), wish.scale, _optima(experiment, cases))
     written = write_tidy(results.tidy(), folder)
     written += draw(results, folder, title(experiment, wish.scale))
     return [*written, write_result(results, folder, made)]

@@ -89,10 +89,19 @@ def _structure(case: Case) -> tuple[str, int]:
     data, privacy = s.data, s.privacy
     users, records = data.users or 100, data.records or 0  # type: ignore[union-attr]
     shared: list[Any] = [
-        data.source, users, records, s.task.model_dump(), s.algorithm.model_dump(), s.plan.rounds,
-        s.plan.local_steps, s.plan.warm_rounds, s.plan.user_ratio if s.algorithm.name == "scaffold-warm" else 0,
-        privacy is None, privacy and (privacy.sampling, privacy.unit, isinstance(privacy.clip, str)),
-        vars(case.schedule), case.fold is None,
+        data.source,
+        users,
+        records,
+        s.task.model_dump(),
+        s.algorithm.model_dump(),
+        s.plan.rounds,
+        s.plan.local_steps,
+        s.plan.warm_rounds,
+        s.plan.user_ratio if s.algorithm.name == "scaffold-warm" else 0,
+        privacy is None,
+        privacy and (privacy.sampling, privacy.unit, isinstance(privacy.clip, str)),
+        vars(case.schedule),
+        case.fold is None,
     ]
     alone = case.engine != "simulator"
     rows = ROWS["cuda"] if alone else floor_share(s.plan.user_ratio, users)

@@ -195,9 +195,7 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return parse(tables)
 
 
-def tune(
-    settings: Settings, table: TuneSettings, device: torch.device, watcher: Watcher | None = None
-) -> Tuned:
+def tune(settings: Settings, table: TuneSettings, device: torch.device, watcher: Watcher | None = None) -> Tuned:
     """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
     data = table.public if table.public is not None else settings.data
     whole = load_federation(data)
@@ -227,9 +225,7 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
     tables["plan"]["averaging"] = "tail"
     averaged = parse(tables)
     first = averaged.setting(folds[0])
-    return [
-        Setting(fold, first.task, first.algorithm, first.plan, first.privacy) for fold in folds
-    ]
+    return [Setting(fold, first.task, first.algorithm, first.plan, first.privacy) for fold in folds]
 
 
 def _accuracy(course: Course, output: str) -> float | None:

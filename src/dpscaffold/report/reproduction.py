@@ -68,9 +68,7 @@ class Summary:
 class Results:
     """The finished runs of an experiment by place (row, column, line) and choice."""
 
-    def __init__(
-        self, experiment: Experiment, cases: Sequence[Case], folded: Sequence[Case], archive: Archive
-    ) -> None:
+    def __init__(self, experiment: Experiment, cases: Sequence[Case], folded: Sequence[Case], archive: Archive) -> None:
         self.experiment = experiment
         self.runs = _finished(cases, archive)
         self.folded = _finished(folded, archive)

@@ -101,8 +101,14 @@ def _table(results: Results, plt: Any) -> Any:
             ours = [results.summary((row, c, ""), b, value) for c, b in zip(columns, best, strict=True)]
             colour = plt.get_cmap("viridis")(k / max(1, len(rows) - 0.5))
             axis.errorbar(
-                columns, [100 * s.mean for s in ours], [100 * s.deviation for s in ours], color=colour,
-                marker="o", markersize=4, label=f"σ_g = {row}", capsize=2,
+                columns,
+                [100 * s.mean for s in ours],
+                [100 * s.deviation for s in ours],
+                color=colour,
+                marker="o",
+                markersize=4,
+                label=f"σ_g = {row}",
+                capsize=2,
             )
             paper = [published[float(row), int(c)].accuracy for c in columns]
             axis.plot(columns, paper, color=colour, linestyle=":", marker="x", markersize=4)
@@ -116,9 +122,7 @@ def _table(results: Results, plt: Any) -> Any:
 
 def _frontier(results: Results, plt: Any) -> Any:
     rows = results.rows
-    figure, axes = plt.subplots(
-        1, len(rows), figsize=(4.6 * len(rows), 4.2), squeeze=False, constrained_layout=True
-    )
+    figure, axes = plt.subplots(1, len(rows), figsize=(4.6 * len(rows), 4.2), squeeze=False, constrained_layout=True)
     for axis, row in zip(axes[0], rows, strict=True):
         for line in results.lines(row):
             _frontier_lines(axis, results, row, line)
@@ -160,6 +164,10 @@ def _legend(figure: Any, axes: Any) -> None:
         for axis in row:
             seen |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     figure.legend(
-        seen.values(), seen.keys(), loc="outside lower center", ncol=min(4, max(1, len(seen))), frameon=False,
+        seen.values(),
+        seen.keys(),
+        loc="outside lower center",
+        ncol=min(4, max(1, len(seen))),
+        frameon=False,
         fontsize=8,
     )

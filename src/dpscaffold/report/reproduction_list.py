@@ -22,8 +22,14 @@ def listing(wish: Wish, device: torch.device) -> Table:
     """One line per experiment; the time comes from a few timed rounds of each shape."""
     probe = Probe(device)
     table = Table(title=f"experiments (time on {device}, estimated from a short probe)", title_justify="left")
-    for name, side in (("name", "left"), ("shows", "left"), ("paper", "left"), ("runs", "right"),
-                       ("user-steps", "right"), ("time", "right")):
+    for name, side in (
+        ("name", "left"),
+        ("shows", "left"),
+        ("paper", "left"),
+        ("runs", "right"),
+        ("user-steps", "right"),
+        ("time", "right"),
+    ):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     for name in names():
         chosen = experiment(name)

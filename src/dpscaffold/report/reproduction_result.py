@@ -34,8 +34,10 @@ class Made:
 def write_result(results: Results, folder: Path, made: Made) -> str:
     """Write ``RESULT.md`` and return its name."""
     experiment = results.experiment
-    parts = [f"# {title(experiment, made.scale)}", f"Beside the paper's {experiment.paper}." if _in_paper(experiment)
-             else "This experiment is not in the paper."]
+    parts = [
+        f"# {title(experiment, made.scale)}",
+        f"Beside the paper's {experiment.paper}." if _in_paper(experiment) else "This experiment is not in the paper.",
+    ]
     if results.missing:
         parts.append(f"**{results.missing} runs are not finished yet**; the same command goes on with them.")
     parts += {"table": _table, "curves": _curves, "frontier": _frontier}[experiment.kind](results, made)
@@ -76,8 +78,20 @@ def _table(results: Results, made: Made) -> list[str]:
         "the test data in view**; the choice of 5-fold cross-validation on the training records stands beside it. "
         + TUNING
     )
-    header = ["σ_g", "K", "T", "paper", "last", "− paper", "average", "− paper", "η₀ last, average",
-              "last by validation", "average by validation", "η₀ by validation"]
+    header = [
+        "σ_g",
+        "K",
+        "T",
+        "paper",
+        "last",
+        "− paper",
+        "average",
+        "− paper",
+        "η₀ last, average",
+        "last by validation",
+        "average by validation",
+        "η₀ by validation",
+    ]
     rows = [_cell(results, row, column, cells) for row in results.rows for column in results.columns(row)]
     parts.append(_markdown(header, rows))
     parts += _best_of_rows(results, made, cells)
@@ -252,8 +266,10 @@ def _privacy(results: Results) -> list[str]:
     if not seen:
         return []
     names = list(dict.fromkeys(name for _, found in seen.values() for name in found))
-    rows = [[plan, *(round_up(found.get(name)) if name in found else "" for name in names)]
-            for plan, (_, found) in seen.items()]
+    rows = [
+        [plan, *(round_up(found.get(name)) if name in found else "" for name in names)]
+        for plan, (_, found) in seen.items()
+    ]
     note = (
         "ε at δ = 1/(all training records). The server's holds against everyone who sees every upload; the column "
         "*as published* is the paper's number, for comparison only: it is not a theorem for every loss."
@@ -276,9 +292,8 @@ def _settings(results: Results, made: Made) -> list[str]:
         f"- device: {', '.join(devices)}; time of these runs: {duration(seconds)}",
         "- versions: " + ", ".join(f"{k} {first[k]}" for k in ("dpscaffold", "python", "torch", "numpy") if k in first),
         f"- definition: `experiments/paper/{experiment.name}.toml` inside the package",
-        "- base configuration: " + "; ".join(
-            f"{name}.{key} = {value}" for name, part in experiment.base.items() for key, value in part.items()
-        ),
+        "- base configuration: "
+        + "; ".join(f"{name}.{key} = {value}" for name, part in experiment.base.items() for key, value in part.items()),
     ]
     for name, accuracy in made.optima.items():
         lines.append(f"- test accuracy of the central optimum x* on {name}: {100 * accuracy:.2f} %")

@@ -1,0 +1,248 @@
+"""Experiments: their definitions, the published numbers, and whole reproductions at a tiny scale."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput
+from dpscaffold.cli import app
+from dpscaffold.experiments import reproduce as reproducing
+from dpscaffold.experiments import runner
+from dpscaffold.experiments.archive import Archive
+from dpscaffold.experiments.cases import Case, scaled
+from dpscaffold.experiments.definition import experiment, names
+from dpscaffold.experiments.published import caption, published, table
+from dpscaffold.experiments.reproduce import Wish, chosen_cases, reproduce
+from dpscaffold.experiments.runner import Stopped, Watcher, cells
+from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
+
+CPU = torch.device("cpu")
+TINY = 0.01
+
+
+def invoke(*arguments: str):
+    """The command line, with errors as it would raise them."""
+    return CliRunner().invoke(app, ["reproduce", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_published_tables_are_complete(name):
+    cells = table(name)
+    assert set(cells) == {(s, k) for s in (10.0, 20.0, 40.0, 80.0, 160.0) for k in (1, 5, 10, 20, 40)}
+    assert published()[name]["where"] and published()["source"]
+    best = published()[name]["best_local_steps"]
+    for noise, steps in zip(published()[name]["noise"], best, strict=True):
+        row = {k: cell.accuracy for (s, k), cell in cells.items() if s == noise}
+        assert max(row, key=row.__getitem__) == steps
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(10, 1), (10, 40), (20, 20), (40, 5), (80, 10)])
+def test_published_rounds_are_the_largest_that_the_published_bound_allows(noise, steps):
+    run = describe(rounds=1, local_steps=steps, users=100, participants=5, records=4000, batches=800, noise=noise)
+    assert largest_rounds(run, 3.0, PAPER_THIRD_PARTY) == table("table1")[noise, steps].rounds
+    assert table("table1")[noise, steps].rounds == table("table2")[noise, steps].rounds
+
+
+def test_captions_name_their_source():
+    for name in (
+        "figure1",
+        "figure2",
+        "accuracy",
+        "dissimilarity",
+        "varying-alpha",
+        "varying-beta",
+        "femnist-accuracy",
+        "femnist-dissimilarity",
+        "tradeoff-l",
+        "tradeoff-s",
+    ):
+        assert caption(name)["where"] and caption(name)["epsilon"]
+
+
+@pytest.mark.parametrize("name", [n for n in names() if not n.startswith("tradeoff")])
+def test_every_definition_is_a_list_of_valid_runs(name):
+    chosen = experiment(name)
+    cases = chosen.cases()
+    assert cases and all(case.settings.plan.averaging == "tail" for case in cases)
+    if chosen.kind == "table":
+        assert len({(c.labels["row"], c.labels["column"]) for c in cases}) == 25
+        assert {c.settings.plan.rounds for c in cases} <= {cell.rounds for cell in table(name).values()}
+        assert len(chosen.folded()) == 5 * len(chosen.cases(1))
+
+
+def test_figures_of_the_same_runs_share_them():
+    digests = [{case.digest for case in experiment(name).cases()} for name in ("figure1", "accuracy", "dissimilarity")]
+    assert digests[0] == digests[1] == digests[2]
+    femnist = {case.digest for case in experiment("femnist-accuracy").cases()}
+    shared = {c.digest for c in experiment("figure2").cases() if c.labels["row"] == "FEMNIST"} & femnist
+    assert len(shared) == 3 * 6 * 3 * 3  # similarities, algorithms, step sizes, seeds
+
+
+def test_six_algorithms_at_three_levels_and_two_k():
+    chosen = experiment("figure1")
+    assert [row.label for row in chosen.rows] == ["K = 50", "K = 100"]
+    assert len(chosen.columns) == 3 and len(chosen.lines) == 6
+    sgd = next(c for c in chosen.cases() if c.labels["line"] == "DP-FedSGD")
+    assert sgd.settings.plan.local_steps * sgd.settings.plan.data_ratio == 1
+
+
+def test_a_scaled_case_keeps_ratios_and_a_warm_start():
+    case = next(c for c in experiment("figure1").cases() if c.labels["line"] == "DP-SCAFFOLD-warm")
+    small = scaled(case, 0.05).settings
+    assert small.data.users == 10 and small.plan.user_ratio == 0.2
+    assert small.plan.warm_rounds == 1 and small.plan.rounds == 20
+    assert scaled(case, 1.0) is case
+
+
+def test_stacks_hold_only_runs_that_fit_together():
+    for cell in cells(experiment("figure1").cases(), CPU):
+        first = cell.cases[0].settings
+        assert all(c.settings.plan.local_steps == first.plan.local_steps for c in cell.cases)
+        assert all(c.private == cell.cases[0].private for c in cell.cases)
+        assert sum(20 for _ in cell.cases) <= runner.ROWS["cpu"]
+
+
+def test_a_tiny_table_end_to_end(tmp_path):
+    result = invoke("table1", "--scale", TINY, "--row", "10", "--out", tmp_path, "--quiet")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "table1"
+    files = {path.name for path in folder.iterdir()}
+    assert files == {"runs.jsonl", "results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"}
+    text = (folder / "RESULT.md").read_text()
+    for expected in (
+        "scaled down to 0.01",
+        "27.41 ± 0.71",
+        "test data in view",
+        "cross-validation",
+        "x*",
+        "random participation (PLD)",
+        "as published",
+        "dpscaffold reproduce",
+        "torch",
+        "seeds: 0",
+    ):
+        assert expected in text, expected
+    with (folder / "results.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["local_steps"] for row in rows} == {"1", "5", "10", "20", "40"}
+    assert {row["fold"] for row in rows} == {"", "0", "1", "2", "3", "4"}
+
+
+class Interrupt(Watcher):
+    """Asks to stop in the second stack."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def cell(self, cell, number, of):
+        """Count stacks."""
+        self.begun += 1
+
+    def stop(self):
+        """Stop while the second runs."""
+        return "SIGINT" if self.begun == 2 else None
+
+
+def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path, monkeypatch):
+    from contextlib import nullcontext
+
+    wish = Wish(tmp_path, scale=TINY, rows=("K = 50",), only_runs=True)
+    chosen = experiment("figure1")
+    with pytest.raises(Stopped):
+        reproduce(chosen, wish, CPU, lambda name, work: nullcontext(Interrupt()))
+    before = Archive(tmp_path, "figure1").finished
+    assert before
+    ran: list[int] = []
+    whole = runner.train_stack
+
+    def counted(settings, *arguments):
+        ran.append(len(settings))
+        return whole(settings, *arguments)
+
+    monkeypatch.setattr(runner, "train_stack", counted)
+    reproduce(chosen, wish, CPU)
+    cases, _ = chosen_cases(chosen, wish)
+    assert sum(ran) == len({c.digest for c in cases}) - len(before)
+    after = Archive(tmp_path, "figure1").finished
+    assert {key: after[key] for key in before} == before
+    ran.clear()
+    reproduce(experiment("accuracy"), wish, CPU)  # another figure of the same runs
+    assert ran == []
+    # A line cut short by a crash costs its own run and no other.
+    path = tmp_path / "figure1" / "runs.jsonl"
+    path.write_text(path.read_text()[:-40])
+    reproduce(chosen, wish, CPU)
+    assert ran == [1]
+    assert len(Archive(tmp_path, "figure1").finished) == len(after)
+
+
+def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
+    files = reproduce(experiment("figure1"), Wish(tmp_path, scale=TINY, rows=("K = 50",)), CPU)
+    assert files == ["results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"]
+    text = (tmp_path / "figure1" / "RESULT.md").read_text()
+    for expected in ("DP-SCAFFOLD-warm", "epsilon: 13.0", "log₁₀ gap", "(5, 5)", "SCAFFOLD against FedAvg"):
+        assert expected in text, expected
+
+
+def test_results_without_pyarrow_are_csv_alone(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    wish = Wish(tmp_path, scale=TINY, rows=("10",), folds=False)
+    files = reproduce(experiment("table2"), wish, CPU)
+    assert "results.csv" in files and "results.parquet" not in files
+
+
+def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
+    small = Case(
+        {"row": "", "column": "", "level": "", "line": "", "choice": "", "seed": 0},
+        {
+            "data": {"users": 4, "records": 20},
+            "plan": {"rounds": 2, "local_steps": 2, "user_ratio": 0.5},
+            "privacy": {"noise": 1.0},
+        },
+    )
+    archive = Archive(tmp_path, "shared-noise")
+    both = [small.with_set({"engine": engine}) for engine in ("loop", "loop-same-noise")]
+    runner.run_cases([*both, small], archive, CPU, Watcher())
+    assert len({case.digest for case in [*both, small]}) == 3
+    one, same, stacked = (archive.get(case) for case in [*both, small])
+    assert one.history[-1]["test_accuracy"] == pytest.approx(stacked.history[-1]["test_accuracy"])
+    assert one.history != same.history or one.average != same.average
+
+
+def test_the_list_has_every_experiment_and_a_time(monkeypatch):
+    monkeypatch.setattr("dpscaffold.report.reproduction_list.names", lambda: ("table1", "figure1", "figure2"))
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    for name in ("table1", "figure1", "figure2", "user-steps", "time"):
+        assert name in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tabel1"], "did you mean 'table1'"),
+        (["table1", "--scale", "2"], "--scale is 2"),
+        (["table1", "--seeds", "0"], "--seeds is 0"),
+        (["table1", "--row", "11", "--scale", "0.01"], "has the rows '10'"),
+        (["table1", "--device", "cuda:99"], "device is 'cuda:99'"),
+        ([], "no experiment was named"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
+    result = invoke(*arguments, "--out", tmp_path)
+    assert isinstance(result.exception, BadInput)
+    assert sentence in str(result.exception)
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text(json.dumps({}))
+    with pytest.raises(BadInput, match="which is a file"):
+        reproducing.Wish(file)

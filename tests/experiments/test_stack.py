@@ -1,0 +1,127 @@
+"""Stacked runs are the single runs, side by side."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small import federation, setting
+
+from dpscaffold import BadInput, Gaussian, train
+from dpscaffold.experiments.draws import SameForEveryUser, SharedDraws, shared_draws
+from dpscaffold.experiments.judging import Judge
+from dpscaffold.experiments.stack import Schedule, split, train_stack
+from dpscaffold.metrics import Evaluator
+from dpscaffold.randomness import Randomness
+
+CPU = torch.device("cpu")
+FULL = Schedule(every=1, full=True)
+
+
+def alone(one):
+    """The same run by ``train``, its last iterates judged every round."""
+    plan = {**one.plan.to_dict(), "averaging": "none", "evaluate_every": 1}
+    run = type(one.plan)(**plan)
+    return train(one.federation, one.task, one.algorithm, run, one.privacy)
+
+
+@pytest.mark.parametrize("privacy", ["none", "fixed", "poisson", "median"])
+@pytest.mark.parametrize("algorithm", ["scaffold", "scaffold-warm", "fedavg"])
+def test_a_stack_agrees_with_single_runs(algorithm, privacy):
+    data = [federation(seed=0), federation(seed=1)]
+    runs = [
+        setting(algorithm, privacy=privacy, data=one, seed=seed, learning_rate=rate, averaging="tail")
+        for one in data
+        for seed in (0, 1)
+        for rate in (0.1, 0.4)
+    ]
+    for run, course in zip(runs, train_stack(runs, FULL), strict=True):
+        single = alone(run)
+        assert len(course.history) == len(single.history)
+        for mine, theirs in zip(course.history, single.history, strict=True):
+            for metric in ("train_loss", "gradient_dissimilarity", "test_accuracy"):
+                assert mine[metric] == pytest.approx(theirs[metric], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("task", ["logistic", "mlp"])
+def test_the_average_is_judged_beside_the_last_iterate(task):
+    one = setting(task=task, averaging="tail", tail=0.5)
+    (course,) = train_stack([one], FULL)
+    averaged = train(one.federation, one.task, one.algorithm, one.plan).final
+    assert course.average["train_loss"] == pytest.approx(averaged["train_loss"], rel=1e-5)
+    assert course.history[-1]["train_loss"] == pytest.approx(averaged["last_train_loss"], rel=1e-5)
+    assert course.average["train_loss"] != course.history[-1]["train_loss"]
+
+
+def test_a_diverged_run_leaves_the_others_alone():
+    data = federation()
+    calm, wild = setting(data=data, learning_rate=0.1), setting(data=data, learning_rate=1e36, regularisation=1.0)
+    (reference,) = train_stack([calm], FULL)
+    beside = train_stack([calm, wild], FULL)
+    assert beside[1].diverged is not None and math.isnan(beside[1].late("test_accuracy"))
+    assert beside[0].diverged is None
+    assert beside[0].history[-1]["train_loss"] == pytest.approx(reference.history[-1]["train_loss"], rel=1e-5)
+
+
+def test_stacks_are_split_by_structure_and_size():
+    data = federation()
+    runs = [setting(data=data, seed=s) for s in range(5)] + [setting("fedavg", data=data)]
+    assert split(runs, CPU, rows=6) == [[0, 1], [2, 3], [4], [5]]
+    with pytest.raises(BadInput, match="cannot be stacked"):
+        train_stack([runs[0], runs[-1]])
+    with pytest.raises(BadInput, match="at least one run"):
+        train_stack([])
+
+
+def test_shared_draws_are_the_draws_of_each_run():
+    shared, own = SharedDraws(5), Randomness(5)
+    for round in (1, 2, 1):
+        for _ in range(2):
+            ours = shared.batches(round, 3, 40, 10, 4, "fixed", np.empty((4, 10), np.int64))
+            theirs = own.batches(round, 3, 40, 10, 4, "fixed")
+            assert (ours.index == theirs.index).all()
+            stream = shared.noise(round, 3)
+            parts = [stream.standard_normal(out=np.empty((n, 7), np.float32)) for n in (2, 1, 3)]
+            whole = own.noise(round, 3).standard_normal((6, 7), dtype=np.float32)
+            assert (np.concatenate(parts) == whole).all()
+
+
+def test_only_repeated_seeds_share_draws():
+    runs = [setting(seed=s) for s in (0, 0, 1)]
+    drawn = shared_draws(runs)
+    assert drawn[0] is drawn[1] and isinstance(drawn[0], SharedDraws)
+    assert type(drawn[2]) is Randomness
+
+
+def test_the_same_noise_for_every_user_is_the_first_users():
+    same, own = SameForEveryUser(2), Randomness(2)
+    for user in (0, 5):
+        assert (same.noise(1, user).standard_normal(5) == own.noise(1, 0).standard_normal(5)).all()
+        drawn = same.batches(1, user, 30, 5, 2, "fixed").index
+        assert (drawn == own.batches(1, 0, 30, 5, 2, "fixed").index).all()
+
+
+@pytest.mark.parametrize("task", ["logistic", "mlp", "module"])
+def test_the_judge_says_what_the_evaluator_says(task):
+    data = federation()
+    made = setting(task=task, data=data).task
+    runs = [setting(task=made, data=data, regularisation=r) for r in (0.0, 0.3)]
+    models = [torch.randn(runs[0].task.parameters, generator=torch.Generator().manual_seed(k)) for k in (0, 1)]
+    optimum = {(id(data), 0.3): 0.1}
+    for run, model, row in zip(runs, models, Judge(runs, CPU, True, optimum)(models), strict=True):
+        loss = 0.1 if run.plan.regularisation else None
+        expected = Evaluator(data, run.task, run.plan.regularisation, CPU, loss)(model)
+        assert {key for key, value in row.items() if value is None} == {k for k, v in expected.items() if v is None}
+        for metric, value in row.items():
+            assert value is None or value == pytest.approx(expected[metric], rel=1e-6)
+
+
+def test_late_means_and_schedules():
+    assert Schedule(every=10, late=4).rounds(400)[-6:] == (370, 374, 380, 387, 390, 400)
+    assert Schedule(late=20).rounds(72) == (66, 67, 68, 69, 70, 71, 72)
+    one = setting(privacy=Gaussian(1.0, 0.5), rounds=20)
+    (course,) = train_stack([one], Schedule(every=1))
+    last_two = [row["test_accuracy"] for row in course.history[-2:]]
+    assert course.late("test_accuracy") == pytest.approx(sum(last_two) / 2)
