@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from dpscaffold.errors import BadInput, nearest
 
-_BATCH_BYTES = 1 << 23
+_BATCH_BYTES = 1 << 21
 _BATCH_ROWS = 1 << 15
 
 
