@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from dpscaffold.errors import Diverged
 
+#: Each command's file and the function or sub-application in it. A file is imported when its command is used,
+#: so that accounting answers without loading PyTorch.
+COMMANDS = {
+    "demo": "demo_command",
+    "train": "train_command",
+    "compare": "compare_command",
+    "privacy": "privacy",
+    "calibrate": "calibrate",
+    "data": "app",
+    "tune": "tune_command",
+    "reproduce": "reproduce_command",
+}
+
+
+class LazyCommands(TyperGroup):
+    """A group whose commands are imported when asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import one command's file."""
+        if cmd_name not in COMMANDS:
+            return None
+        part = getattr(importlib.import_module(f"dpscaffold.cli.{cmd_name}"), COMMANDS[cmd_name])
+        if not isinstance(part, typer.Typer):
+            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            single.command(cmd_name)(part)
+            part = single
+        command = typer.main.get_command(part)
+        command.name = cmd_name
+        return command
+
+
 app = typer.Typer(
     name="dpscaffold",
-    help="Private federated learning on heterogeneous data: train, account, compare, reproduce.",
+    cls=LazyCommands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _register() -> None:
-    from dpscaffold.cli import calibrate, compare, data, demo, privacy, reproduce, train, tune
-
-    app.command("train")(train.train_command)
-    app.command("compare")(compare.compare_command)
-    app.command("demo")(demo.demo_command)
-    app.command("privacy")(privacy.privacy)
-    app.command("calibrate")(calibrate.calibrate)
-    app.command("reproduce")(reproduce.reproduce_command)
-    app.command("tune")(tune.tune_command)
-    app.add_typer(data.app, name="data")
-
-
-_register()
+@app.callback()
+def dpscaffold() -> None:
+    """Private federated learning on heterogeneous data: train, account, compare, reproduce."""
 
 
 def main() -> None:

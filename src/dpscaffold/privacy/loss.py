@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.signal import lfilter
 
 Array = NDArray[np.float64]
 
@@ -23,6 +22,26 @@ Array = NDArray[np.float64]
 TAIL = 1e-18
 #: Longest transform; beyond it the grid is made coarser, upwards.
 LONGEST = 1 << 22
+
+
+def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.float64]:
+    """V_j = p_j + e^{−h}·V_{j−1}, in blocks over which e^{hj} cannot overflow; all terms are positive.
+
+    >>> decayed_sums(np.array([1.0, 0.0, 1.0]), math.log(2.0)).tolist()
+    [1.0, 0.5, 1.25]
+    """
+    if interval > 30:  # e^{−h} is lost in rounding; leaving it out makes δ(ε) larger
+        return probs
+    sums = np.empty_like(probs)
+    width = max(1, int(30 / interval))
+    growth = np.exp(interval * np.arange(min(width, len(probs))))
+    last = 0.0
+    for start in range(0, len(probs), width):
+        block = probs[start : start + width]
+        scale = growth[: len(block)]
+        sums[start : start + width] = (np.cumsum(block * scale) + last * math.exp(-interval)) / scale
+        last = float(sums[start + len(block) - 1])
+    return sums
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,7 @@ class LossDistribution:
         if not len(losses):
             return 0.0
         upper = self.infinite + np.cumsum(probs)
-        lower = lfilter([1.0], [1.0, -math.exp(-self.interval)], probs)
+        lower = decayed_sums(probs, self.interval)
         exceeds = np.flatnonzero(upper - lower > delta)
         k = int(exceeds[0]) - 1 if len(exceeds) else len(losses) - 1
         if k < 0:  # the largest loss itself: its δ is the mass at infinity, up to rounding
