@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Memory, Server, Upload
 from dpscaffold.engines.state import Draw, RoundReport, State, mean_weights
-from dpscaffold.engines.store import Shelf, Store
+from dpscaffold.engines.store import Store
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.local.steps import Scales, local_steps
@@ -175,26 +175,47 @@ class Simulator:
         """The K (batch, noise) pairs of these rows, drawn from their own streams."""
         steps = self.first.plan.local_steps
         shelf = self.store.shelf([(self.settings[row.run].federation, row.user) for row in rows])
-        index, count = self._indices(round, rows, shelf)
+        starts = torch.tensor(shelf.starts, device=self.device)[:, None]
+        firsts, places = self._distinct(rows)
+        index, count = self._indices(round, firsts)
         index, full = index.to(self.device), bool((count == index.shape[2]).all())
         column = torch.arange(index.shape[2], device=self.device)
         counts = count.to(self.device)
-        normals = self._normals(round, rows, steps)
-        users, _, size = index.shape
+        normals = self._normals(round, firsts, steps)
+        users, size = len(rows), index.shape[2]
         for k in range(steps):
-            flat = index[:, k].reshape(-1)
+            flat = (_spread(index[:, k], places) + starts).view(-1)
+            noise = next(normals)
             yield (
                 Batch(
                     features=shelf.features.index_select(0, flat).view(users, size, -1),
                     labels=shelf.labels.index_select(0, flat).view(users, size),
-                    weight=None if full else (column < counts[:, k, None]).float(),
+                    weight=None if full else (column < _spread(counts[:, k], places)[:, None]).float(),
                     squares=shelf.squares.index_select(0, flat).view(users, size),
                 ),
-                next(normals),
+                None if noise is None else _spread(noise, places),
             )
 
-    def _indices(self, round: int, rows: list[Row], shelf: Shelf) -> tuple[Tensor, Tensor]:
-        """Record numbers (U, K, B) on the shelf, and how many of each batch are real, (U, K)."""
+    def _distinct(self, rows: list[Row]) -> tuple[list[Row], Tensor | None]:
+        """Rows that draw the same are drawn once: the first of each kind, and every row's place among them.
+
+        Runs that were given one and the same :class:`Randomness` (those of one seed in a sweep) draw alike for
+        a user who holds as many records in both. The places are None where all rows differ.
+        """
+        kinds: dict[tuple[int, ...], int] = {}
+        firsts, places = [], []
+        for row in rows:
+            setting = self.settings[row.run]
+            size, batch = int(setting.federation.train.sizes[row.user]), int(setting.batches[row.user])
+            kind = (id(self.randomness[row.run]), row.user, size, batch)
+            if kind not in kinds:
+                kinds[kind] = len(kinds)
+                firsts.append(row)
+            places.append(kinds[kind])
+        return firsts, None if len(firsts) == len(rows) else torch.tensor(places, device=self.device)
+
+    def _indices(self, round: int, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        """Each user's own record numbers (U, K, B), and how many of each batch are real, (U, K)."""
         steps, sampling = self.first.plan.local_steps, self.first.sampling
 
         def draw(u: int, out: np.ndarray | None = None) -> Batches:
@@ -209,18 +230,16 @@ class Simulator:
 
             def place(u: int) -> np.ndarray:
                 index[u, :, sizes[u] :] = 0
-                count = draw(u, index[u, :, : sizes[u]]).count
-                index[u] += shelf.starts[u]
-                return count
+                return draw(u, index[u, :, : sizes[u]]).count
 
             counts = in_threads(place, len(rows))
         else:
             drawn = in_threads(draw, len(rows))
             counts = [batches.count for batches in drawn]
-            index = np.zeros((len(rows), steps, max(batches.index.shape[1] for batches in drawn)), dtype=np.int64)
+            longest = max(batches.index.shape[1] for batches in drawn)
+            index = np.zeros((len(rows), steps, longest), dtype=np.int64)
             for u, batches in enumerate(drawn):
                 index[u, :, : batches.index.shape[1]] = batches.index
-                index[u] += shelf.starts[u]
         return torch.from_numpy(index), torch.from_numpy(np.stack(counts))
 
     def _normals(self, round: int, rows: list[Row], steps: int) -> Iterator[Tensor | None]:
@@ -249,6 +268,11 @@ class Simulator:
         if self.device.type == "cuda":
             budget = torch.cuda.mem_get_info(self.device)[0] // 3
         return max(1, budget // row)
+
+
+def _spread(values: Tensor, places: Tensor | None) -> Tensor:
+    """What was drawn once, handed to every row that draws it."""
+    return values if places is None else values.index_select(0, places)
 
 
 def refuse_unlike(first: Setting, other: Setting) -> None:
