@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from small import federation, setting
 
 from dpscaffold import BadInput, Gaussian, train
-from dpscaffold.experiments.draws import SameForEveryUser, SharedDraws, shared_draws
+from dpscaffold.experiments.draws import SameForEveryUser, shared_draws
 from dpscaffold.experiments.judging import Judge
 from dpscaffold.experiments.stack import Schedule, split, train_stack
 from dpscaffold.metrics import Evaluator
@@ -75,24 +74,23 @@ def test_stacks_are_split_by_structure_and_size():
         train_stack([])
 
 
-def test_shared_draws_are_the_draws_of_each_run():
-    shared, own = SharedDraws(5), Randomness(5)
-    for round in (1, 2, 1):
-        for _ in range(2):
-            ours = shared.batches(round, 3, 40, 10, 4, "fixed", np.empty((4, 10), np.int64))
-            theirs = own.batches(round, 3, 40, 10, 4, "fixed")
-            assert (ours.index == theirs.index).all()
-            stream = shared.noise(round, 3)
-            parts = [stream.standard_normal(out=np.empty((n, 7), np.float32)) for n in (2, 1, 3)]
-            whole = own.noise(round, 3).standard_normal((6, 7), dtype=np.float32)
-            assert (np.concatenate(parts) == whole).all()
-
-
-def test_only_repeated_seeds_share_draws():
-    runs = [setting(seed=s) for s in (0, 0, 1)]
+def test_runs_of_one_seed_draw_once(monkeypatch):
+    runs = [setting(privacy="fixed", seed=s, learning_rate=r) for s in (0, 1) for r in (0.1, 0.2, 0.4)]
     drawn = shared_draws(runs)
-    assert drawn[0] is drawn[1] and isinstance(drawn[0], SharedDraws)
-    assert type(drawn[2]) is Randomness
+    assert drawn[0] is drawn[1] is drawn[2] and drawn[3] is drawn[5] and drawn[0] is not drawn[3]
+    asked = []
+    draw = Randomness.noise
+    monkeypatch.setattr(
+        Randomness, "noise", lambda self, t, user: asked.append((self.seed, t, user)) or draw(self, t, user)
+    )
+    train_stack(runs)
+    assert len(asked) == len(set(asked)) == 2 * runs[0].plan.rounds * runs[0].participants
+
+
+def test_secret_runs_share_nothing():
+    runs = [setting(privacy=Gaussian(1.0, 1.0, secret=True), seed=0) for _ in range(2)]
+    drawn = shared_draws(runs)
+    assert drawn[0] is not drawn[1]
 
 
 def test_the_same_noise_for_every_user_is_the_first_users():
