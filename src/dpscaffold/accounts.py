@@ -224,7 +224,8 @@ def preprocessing_costs(federation: Federation, run: Run) -> tuple[tuple[Cost, .
         noise = cost.noise_multiplier if run.sampling == "fixed" else cost.add_remove_multiplier
         if run.unit == "user" or (noise is None and cost.epsilon is None):
             unprotected.append(
-                f"{cost.name}: its noise hides single records ({cost.neighbours}), not what this run protects."
+                f"{cost.name}: its noise hides single records ({cost.neighbours}), not what this run "
+                "protects, so it is outside the guarantee."
             )
         elif noise is not None:
             costs.append(Cost(cost.name, noise=noise))

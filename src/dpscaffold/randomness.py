@@ -12,6 +12,7 @@ for all devices.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ PARTICIPANTS, BATCHES, NOISE, WEIGHTS = 0, 1, 2, 3
 
 #: How many random numbers are held at a time when batches are drawn.
 _BLOCK = 1 << 21
+
+_threads = threading.local()
 
 
 @dataclass(frozen=True)
@@ -124,12 +127,20 @@ def _draw_fixed(stream: np.random.Generator, records: int, index: np.ndarray) ->
         for start in range(0, steps, block):
             # Positive doubles compare like their bit patterns, so the upper bits of a uniform double serve
             # as a random key (no tie before about 2^40 draws) and the lower bits may hold the number.
-            keys = stream.random((min(block, steps - start), records)).view(np.uint64)
+            keys = stream.random(out=_scratch(min(block, steps - start), records)).view(np.uint64)
             np.bitwise_and(keys, ~low, out=keys)
             np.bitwise_or(keys, number, out=keys)
             keys.partition(batch - 1, axis=1)
             np.bitwise_and(keys[:, :batch], low, out=index[start : start + block], casting="unsafe")
     return Batches(index, np.full(steps, batch))
+
+
+def _scratch(rows: int, columns: int) -> np.ndarray:
+    """A (rows, columns) float64 array that this thread reuses: fresh pages would cost more than the draw."""
+    size = rows * columns
+    if getattr(_threads, "keys", None) is None or _threads.keys.size < size:
+        _threads.keys = np.empty(size)
+    return _threads.keys[:size].reshape(rows, columns)
 
 
 def _draw_poisson(stream: np.random.Generator, records: int, batch: int, steps: int) -> Batches:
@@ -142,7 +153,7 @@ def _draw_poisson(stream: np.random.Generator, records: int, batch: int, steps: 
         drawn = []
         block = max(1, _BLOCK // records)
         for start in range(0, steps, block):
-            chosen = stream.random((min(block, steps - start), records)) < rate
+            chosen = stream.random(out=_scratch(min(block, steps - start), records)) < rate
             drawn += [np.flatnonzero(row) for row in chosen]
         count = np.array([len(row) for row in drawn])
     index = np.zeros((steps, max(1, int(count.max()))), dtype=np.int64)

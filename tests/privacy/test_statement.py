@@ -92,12 +92,13 @@ def test_a_run_without_privacy():
 def test_what_is_outside_is_named():
     said = statement(
         run_of(SMALL),
-        preprocessing=["Principal components were fitted on private records."],
+        preprocessing=["Principal components were fitted on private records.", "Rows have unit norm (no fit)."],
         seed_public=True,
     )
     text = " ".join(said["outside"])
     for words in ("Metrics", "tuned", "Principal components", "anyone holding the seed can remove the noise"):
         assert words in text
+    assert "unit norm" not in text and len(said["preprocessing"]) == 2
     assert "seed" not in " ".join(statement(run_of(SMALL))["outside"])
 
 

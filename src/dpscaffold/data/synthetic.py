@@ -85,5 +85,8 @@ def synthetic(
         return Records.from_users([torch.from_numpy(x) for x in features], [torch.from_numpy(y) for _, y in parts])
 
     kind = "synthetic iid" if iid else f"synthetic ({alpha:g}, {beta:g})"
-    sentence = "features were standardised with the pooled mean and deviation of all training records, without noise"
+    sentence = (
+        "Features were standardised with the pooled mean and deviation of all training records, without noise; "
+        "this is outside the guarantee."
+    )
     return Federation(table(train), table(test), classes, title=kind, preprocessing=(sentence,)).validated()

@@ -27,6 +27,8 @@ from dpscaffold.privacy.ledger import Ledger
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 DRAW_PUBLIC = "the seed that draws participants is stored beside the results, so who took part can be told"
+#: What a sentence about preprocessing says where nothing is left unprotected; any other counts as outside.
+HARMLESS = ("(no fit)", "no private record was read", "differentially private for")
 NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
 
@@ -42,11 +44,11 @@ def statement(
     """Everything that may be said about a run's privacy, ready for JSON.
 
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part, beside the
-    bound over the draw, never in its place. ``preprocessing`` are sentences about what was fitted on private
-    records without protection; ``seed_public`` says that the seed of the noise is stored beside the results,
-    ``draw_public`` that the seed of the participants is;
-    ``extra_costs`` are private mechanisms on the same records, composed into ``server`` and ``third_party``.
-    ``rounds`` defaults to the recorded ones with a ledger, else to the planned ones.
+    bound over the draw, never in its place. ``preprocessing`` are sentences about how the features were made;
+    all but those that say that no record was read, or only privately, are outside the guarantee.
+    ``seed_public`` says that the seed of the noise is stored beside the results, ``draw_public`` that the seed of the participants is. ``extra_costs`` are
+    private mechanisms on the same records, composed into ``server`` and ``third_party``. ``rounds`` defaults
+    to the recorded ones with a ledger, else to the planned ones.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
@@ -56,7 +58,12 @@ def statement(
     (0.86, 'random_participation')
     """
     if run is None:
-        return {**_empty(NOT_PRIVATE), "outside": _outside(preprocessing, False, ledger), "run": None}
+        return {
+            **_empty(NOT_PRIVATE),
+            "preprocessing": list(preprocessing),
+            "outside": _outside(preprocessing, False, ledger),
+            "run": None,
+        }
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
     repeats = ledger.repeats if ledger else ()
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
@@ -99,6 +106,7 @@ def statement(
     said["extra_costs"] = [
         {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta} for c in extra_costs
     ]
+    said["preprocessing"] = list(preprocessing)
     said["outside"] = _outside(preprocessing, seed_public, ledger)
     said["run"] = run.to_dict()
     return said
@@ -240,7 +248,7 @@ def _outside(preprocessing: Sequence[str], seed_public: bool, ledger: Ledger | N
     outside = [
         "Metrics computed on private records (accuracy, losses, dissimilarity), if they are published.",
         "Hyperparameters tuned on private records.",
-        *preprocessing,
+        *(sentence for sentence in preprocessing if not any(words in sentence for words in HARMLESS)),
     ]
     if seed_public:
         outside.append(

@@ -27,6 +27,8 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
         parts += ["## Ledger", _ledger(said["ledger"])]
     if said.get("extra_costs"):
         parts += ["## Other mechanisms on the same records", _costs(said)]
+    if said.get("preprocessing"):
+        parts += ["## Preprocessing", "\n".join(f"- {sentence}" for sentence in said["preprocessing"])]
     parts += ["## Outside the guarantee", "\n".join(f"- {sentence}" for sentence in said["outside"])]
     if said.get("bounds"):
         parts += ["## Why each bound holds", _reasons(said)]
