@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,17 @@ def tuning_table(tuned: Tuned) -> Table:
 
 
 def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:
-    """``tuning.csv``, ``tuning.png``, ``best.toml`` and ``TUNING.md``; the names that were written."""
+    """``tuning.csv``, ``tuning.png`` (where matplotlib is installed), ``best.toml`` and ``TUNING.md``."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_csv(tuned, folder / "tuning.csv")
-    _draw(tuned, folder / "tuning.png")
+    drawn = []
+    if find_spec("matplotlib") is not None:
+        _draw(tuned, folder / "tuning.png")
+        drawn = ["tuning.png"]
     note = "\n".join(f"# {line}" for line in (_sentence(tuned), tuned.privacy_note))
     (folder / "best.toml").write_text(f"{note}\n\n{to_toml(tuned.best_tables())}", encoding="utf-8")
     (folder / "TUNING.md").write_text(_markdown(tuned, command), encoding="utf-8")
-    return ["tuning.csv", "tuning.png", "best.toml", "TUNING.md"]
+    return ["tuning.csv", *drawn, "best.toml", "TUNING.md"]
 
 
 def _sentence(tuned: Tuned) -> str:
