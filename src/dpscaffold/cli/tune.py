@@ -47,5 +47,5 @@ def tune_command(
     console.print(tuning_table(tuned))
     for key in tuned.at_edge:
         console.print(f"the best value of {key} is at the edge of the grid; widen it to be sure")
-    console.print(tuned.privacy_note)
+    console.print(tuned.privacy_note, markup=False)
     console.print(f"{folder} holds {', '.join(files)}; train with dpscaffold train {folder / 'best.toml'}")
