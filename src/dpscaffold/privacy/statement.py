@@ -46,9 +46,9 @@ def statement(
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part, beside the
     bound over the draw, never in its place. ``preprocessing`` are sentences about how the features were made;
     all but those that say that no record was read, or only privately, are outside the guarantee.
-    ``seed_public`` says that the seed of the noise is stored beside the results, ``draw_public`` that the seed of the participants is. ``extra_costs`` are
-    private mechanisms on the same records, composed into ``server`` and ``third_party``. ``rounds`` defaults
-    to the recorded ones with a ledger, else to the planned ones.
+    ``seed_public`` says that the seed of the noise is stored beside the results, ``draw_public`` that the seed
+    of the participants is. ``extra_costs`` are private mechanisms on the same records, composed into
+    ``server`` and ``third_party``. ``rounds`` defaults to the recorded ones with a ledger, else to the planned.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
