@@ -187,7 +187,8 @@ class NoiseStreams:
 @cache
 def _pool() -> ThreadPoolExecutor:
     """Threads for drawing: numpy's generators release the interpreter's lock, so cores add up."""
-    return ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="draw")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(max_workers=min(16, cores), thread_name_prefix="draw")
 
 
 def in_threads(task: Callable[[int], Drawn], count: int, worthwhile: bool = True) -> list[Drawn]:
