@@ -133,6 +133,15 @@ def test_a_tiny_table_end_to_end(tmp_path):
     assert {row["fold"] for row in rows} == {"", "0", "1", "2", "3", "4"}
 
 
+def test_of_two_copies_of_a_run_the_one_with_more_metrics_counts(tmp_path):
+    full = {"digest": "a", "average": {}, "diverged": None, "seconds": 1.0, "made": {"rounds": 1}}
+    for folder, gap in (("figure1", -2.0), ("warm-start", None)):
+        (tmp_path / folder).mkdir()
+        run = full | {"history": [{"round": 1, "log10_gap": gap}]}
+        (tmp_path / folder / "runs.jsonl").write_text(json.dumps(run) + "\n")
+    assert Archive(tmp_path, "figure1").finished["a"].late("log10_gap") == -2.0
+
+
 class Interrupt(Watcher):
     """Asks to stop in the second stack."""
 
@@ -218,10 +227,15 @@ def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
 
 def test_the_list_has_every_experiment_and_a_time(monkeypatch):
     monkeypatch.setattr("dpscaffold.report.reproduction_list.names", lambda: ("table1", "figure1", "figure2"))
-    result = CliRunner().invoke(app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    for name in ("table1", "figure1", "figure2", "user-steps", "time"):
+    for name in ("table1", "figure1", "figure2", "user-steps", "time", "175 + 875"):
         assert name in result.output
+    assert "…" not in result.output
+
+
+def test_every_experiment_fits_a_narrow_list():
+    assert all(0 < len(experiment(name).brief) <= 25 and len(name) <= 21 for name in names())
 
 
 @pytest.mark.parametrize(

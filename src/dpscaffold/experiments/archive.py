@@ -35,6 +35,11 @@ class Finished:
         """T."""
         return int(self.made["rounds"])
 
+    @property
+    def metrics(self) -> int:
+        """How many metrics its last evaluation has."""
+        return sum(value is not None for value in self.history[-1].values()) if self.history else 0
+
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
         """The mean over the last 10 % of rounds; None for a run that diverged."""
         if self.diverged is not None:
@@ -47,7 +52,8 @@ class Finished:
 class Archive:
     """The finished runs of one reproduction: written to the experiment's own file, read from all beside it.
 
-    A line cut short by a crash is skipped, so its run is done again and nothing else.
+    A line cut short by a crash is skipped, so its run is done again and nothing else. Where two files hold the
+    same run, the one with more metrics counts: one figure may have asked for the gap to x* and another not.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -55,7 +61,10 @@ class Archive:
         self.path = self.folder / FILE
         self.finished: dict[str, Finished] = {}
         for path in sorted(root.glob(f"*/{FILE}")):
-            self.finished |= {run.digest: run for run in _read(path)}
+            for run in _read(path):
+                known = self.finished.get(run.digest)
+                if known is None or run.metrics >= known.metrics:
+                    self.finished[run.digest] = run
 
     def __contains__(self, case: Case) -> bool:
         return case.digest in self.finished

@@ -110,6 +110,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
     optimum: bool = False
     tuned_at: str | None = None
+    brief: str = ""
 
     def cases(self, seeds: int | None = None, scale: float = 1.0) -> list[Case]:
         """All runs, those that can share a stack near each other."""
@@ -207,6 +208,7 @@ def _build(name: str, tables: dict[str, Any]) -> Experiment:
         notes=tuple(tables.get("notes", ())),
         optimum=tables.get("optimum", False),
         tuned_at=tables.get("tuned_at"),
+        brief=tables["brief"],
     )
 
 

@@ -1,18 +1,19 @@
-"""How long an experiment would take here: a few timed rounds of each shape it has."""
+"""How long an experiment would take here: a few timed rounds of a stack of each shape it has."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from dpscaffold.config import Settings
-from dpscaffold.engines import Draw, Simulator
+from dpscaffold.engines import Simulator
 from dpscaffold.experiments.cases import Case
+from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.judging import Judge
-from dpscaffold.experiments.runner import user_steps
+from dpscaffold.experiments.runner import Cell, cells, user_steps
+from dpscaffold.experiments.stack import draw_participants
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan, floor_share
@@ -21,8 +22,14 @@ from dpscaffold.setting import Setting
 #: (features, classes) of the sources that the experiments use, after preprocessing.
 SHAPES = {"synthetic": (40, 10), "emnist47": (784, 47), "mnist": (60, 10)}
 
-#: Steps a timed round has at most.
-STEPS = 10
+#: Steps a timed round has at most, and rounds that are timed (the fastest counts: others wait for the machine).
+STEPS, ROUNDS = 4, 2
+
+#: Numbers that the random records of a probe hold at most.
+_HELD = 1 << 23
+
+#: A step on the loop engine costs about as much as this many of a stack.
+LOOP = 20
 
 
 @dataclass
@@ -33,48 +40,79 @@ class Probe:
     _known: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
 
     def seconds(self, cases: list[Case]) -> float:
-        """An estimate for all the cases, one after the other."""
+        """An estimate for all the cases, in the stacks that they would run in."""
         distinct = {case.digest: case for case in cases}
-        return sum(self._seconds(case) for case in distinct.values())
+        return sum(self._seconds(cell) for cell in cells(list(distinct.values()), self.device))
 
-    def _seconds(self, case: Case) -> float:
+    def _seconds(self, cell: Cell) -> float:
+        step, record = self.measured(cell)
+        slow = 1 if cell.cases[0].engine == "simulator" else LOOP
+        return sum(user_steps(case) * step * slow + _evaluated(case) * record for case in cell.cases)
+
+    def measured(self, cell: Cell) -> tuple[float, float]:
+        """(seconds per user-step, seconds per evaluated record of a run) of a stack's shape."""
+        case = cell.cases[0]
         settings = case.settings
-        step, record = self.measured(settings)
-        train, test = _records(settings)
-        users = settings.data.users or 100  # type: ignore[union-attr]
-        judged = users * (test + (train if case.schedule.full else 0))
-        evaluations = len(case.schedule.rounds(settings.plan.rounds))
-        slow = 20 if case.engine != "simulator" else 1
-        return user_steps(case) * step * slow + evaluations * judged * record
-
-    def measured(self, settings: Settings) -> tuple[float, float]:
-        """(seconds per user-step, seconds per evaluated record) of a configuration's shape."""
-        plan = settings.plan
-        users = settings.data.users or 100  # type: ignore[union-attr]
-        rows = max(2, min(16, floor_share(plan.user_ratio, users)))
-        steps = min(STEPS, plan.local_steps)
-        train, _ = _records(settings)
-        key = (settings.data.source, settings.task.kind, settings.privacy is None, rows, steps, train)
+        key = (
+            settings.data.source,
+            settings.task.kind,
+            settings.privacy and settings.privacy.sampling,
+            settings.plan.data_ratio,
+            _participants(case),
+            min(STEPS, settings.plan.local_steps),
+            _records(case),
+            case.schedule.full,
+        )
         if key not in self._known:
-            self._known[key] = self._time(settings, rows, steps, train)
+            self._known[key] = self._time(cell)
         return self._known[key]
 
-    def _time(self, settings: Settings, rows: int, steps: int, train: int) -> tuple[float, float]:
-        federation = _random_federation(settings.data.source, rows, train)
+    def _time(self, cell: Cell) -> tuple[float, float]:
+        stack = self._stack(cell)
+        engine = Simulator(stack, self.device, shared_draws(stack))
+
+        def one(round: int) -> Callable[[], object]:
+            return lambda: engine.rounds(round, [draw_participants(engine, k, round) for k in range(len(stack))])
+
+        one(1)()
+        step = min(_timed(one(2 + k), self.device) for k in range(ROUNDS))
+        judge = Judge(stack, self.device, cell.cases[0].schedule.full)
+        judged = _timed(lambda: judge([state.params for state in engine.states]), self.device)
+        steps = stack[0].plan.local_steps * sum(setting.participants for setting in stack)
+        federation = stack[0].federation
+        records = len(federation.test.labels) + judge.full * len(federation.train.labels)
+        return step / steps, judged / (records * len(stack))
+
+    def _stack(self, cell: Cell) -> list[Setting]:
+        """As many runs as the stack has, on random records of its shape and fewer users."""
+        case = cell.cases[0]
+        settings, participants = case.settings, _participants(case)
+        train, test = _records(case)
+        features, _ = SHAPES.get(settings.data.source, (40, 10))
+        users = max(participants, min(_users(case), _HELD // (train * features)))
+        federation = _random_federation(settings.data.source, users, train, test)
         algorithm = settings.algorithm.model_copy(update={"name": "scaffold"}).build()
-        plan = Plan(rounds=99, local_steps=steps, user_ratio=1.0, data_ratio=settings.plan.data_ratio)
         privacy = None if settings.privacy is None else Gaussian(1.0, 1.0, settings.privacy.sampling)
-        setting = Setting(federation, settings.task.build(federation), algorithm, plan, privacy)
-        engine = Simulator([setting], self.device)
-        everyone = np.arange(rows)
-        engine.round(1, Draw(everyone, everyone))
-        step = min(_timed(lambda: engine.round(2, Draw(everyone, everyone)), self.device) for _ in range(2))
-        judge = Judge([setting], self.device, full=True)
-        judged = _timed(lambda: judge([engine.state.params]), self.device)
-        return step / (rows * steps), judged / (rows * (train + 8))
+        task = settings.task.build(federation)
+        return [
+            Setting(
+                federation,
+                task,
+                algorithm,
+                Plan(
+                    rounds=99,
+                    local_steps=min(STEPS, settings.plan.local_steps),
+                    user_ratio=participants / users,
+                    data_ratio=settings.plan.data_ratio,
+                    seed=k,
+                ),
+                privacy,
+            )
+            for k in range(len(cell.cases))
+        ]
 
 
-def _timed(work, device: torch.device) -> float:  # type: ignore[no-untyped-def]
+def _timed(work: Callable[[], object], device: torch.device) -> float:
     started = time.perf_counter()
     work()
     if device.type == "cuda":
@@ -82,14 +120,34 @@ def _timed(work, device: torch.device) -> float:  # type: ignore[no-untyped-def]
     return time.perf_counter() - started
 
 
-def _records(settings: Settings) -> tuple[int, int]:
-    """(train, test) records of a user."""
-    records = settings.data.records or 5000  # type: ignore[union-attr]
-    test = round(settings.data.test_ratio * records)  # type: ignore[union-attr]
-    return records - test, test
+def _users(case: Case) -> int:
+    return case.settings.data.users or 100  # type: ignore[union-attr]
 
 
-def _random_federation(source: str, users: int, records: int) -> Federation:
+def _participants(case: Case) -> int:
+    return floor_share(case.settings.plan.user_ratio, _users(case))
+
+
+def _records(case: Case) -> tuple[int, int]:
+    """(train, test) records of a user; a fold holds a part of the training records out."""
+    data = case.settings.data
+    records = data.records or 5000  # type: ignore[union-attr]
+    test = round(data.test_ratio * records)  # type: ignore[union-attr]
+    train = records - test
+    if case.fold is None:
+        return train, test
+    held = train // case.fold[1]
+    return train - held, held
+
+
+def _evaluated(case: Case) -> int:
+    """Records that are evaluated in the whole run."""
+    train, test = _records(case)
+    times = len(case.schedule.rounds(case.settings.plan.rounds))
+    return times * _users(case) * (test + (train if case.schedule.full else 0))
+
+
+def _random_federation(source: str, users: int, train: int, test: int) -> Federation:
     """Unit-norm rows of the source's shape."""
     features, classes = SHAPES.get(source, (40, 10))
     stream = torch.Generator().manual_seed(0)
@@ -99,5 +157,5 @@ def _random_federation(source: str, users: int, records: int) -> Federation:
         return x / x.norm(dim=1, keepdim=True), torch.randint(classes, (count,), generator=stream)
 
     return Federation.from_arrays(
-        [table(records) for _ in range(users)], [table(8) for _ in range(users)], classes=classes
+        [table(train) for _ in range(users)], [table(test) for _ in range(users)], classes=classes
     )

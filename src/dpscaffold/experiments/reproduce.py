@@ -106,7 +106,7 @@ def write(experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Ca
         raise BadInput(f"{archive.folder} holds no finished run of {experiment.name} yet; run it first")
     folder = archive.folder
     folder.mkdir(parents=True, exist_ok=True)
-    made = Made(wish.command(experiment.name), wish.scale, _optima(experiment, cases))
+    made = Made(wish.command(experiment.name), wish.scale, _optima(experiment, cases), wish.rows)
     written = write_tidy(results.tidy(), folder)
     written += draw(results, folder, title(experiment, wish.scale))
     return [*written, write_result(results, folder, made)]

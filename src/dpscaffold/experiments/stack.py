@@ -150,7 +150,7 @@ def train_stack(
     last = settings[0].plan.rounds
     evaluated = set(schedule.rounds(last))
     for round in range(1, last + 1):
-        engine.rounds(round, [_draw(engine, k, round) for k in range(len(settings))])
+        engine.rounds(round, [draw_participants(engine, k, round) for k in range(len(settings))])
         _set_aside_diverged(engine, courses, round)
         if round in evaluated:
             _note(courses, judge([state.params for state in engine.states]), round)
@@ -164,7 +164,8 @@ def train_stack(
     return courses
 
 
-def _draw(engine: Simulator, k: int, round: int) -> Draw:
+def draw_participants(engine: Simulator, k: int, round: int) -> Draw:
+    """Who takes part in a round of the ``k``-th run."""
     setting = engine.settings[k]
     drawn = engine.randomness[k].participants(round, setting.users, setting.participants)
     return Draw(drawn, drawn)

@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from dpscaffold.experiments.published import caption
 from dpscaffold.report.reproduction import Results, Run, Summary
 
 if TYPE_CHECKING:
@@ -25,11 +26,23 @@ def draw(results: Results, folder: Path, title: str) -> list[str]:
 
     kinds = {"curves": _curves, "table": _table, "frontier": _frontier}
     figure = kinds[results.experiment.kind](results, plt)
-    figure.suptitle("\n".join(wrap(title, int(11 * figure.get_figwidth()))), fontsize=11)
+    figure.suptitle("\n".join(wrap(title + _published(results), int(11 * figure.get_figwidth()))), fontsize=11)
     for name in ("figure.png", "figure.svg"):
         figure.savefig(folder / name, dpi=130, metadata={"Date": None} if name.endswith("svg") else None)
     plt.close(figure)
     return ["figure.png", "figure.svg"]
+
+
+def _published(results: Results) -> str:
+    """The ε of the paper's caption, named as what it is."""
+    epsilon = caption(results.experiment.name).get("epsilon")
+    if isinstance(epsilon, dict):
+        epsilon = ", ".join(f"{value:g} on {name}" for name, value in epsilon.items())
+    return (
+        f" (ε = {epsilon:g} as published)"
+        if isinstance(epsilon, float)
+        else (f" (ε as published: {epsilon})" if epsilon else "")
+    )
 
 
 def style(line: str, lines: list[str]) -> dict[str, Any]:
@@ -59,8 +72,6 @@ def _curves(results: Results, plt: Any) -> Any:
             axis.set_title(f"{row}, {column}", fontsize=10)
             axis.grid(alpha=0.3)
             axis.set_xlabel("round")
-            if results.experiment.metric == "gradient_dissimilarity":
-                axis.set_yscale("log")
         axes[r][0].set_ylabel(results.experiment.label, fontsize=9)
     _legend(figure, axes)
     return figure
@@ -127,6 +138,8 @@ def _frontier(results: Results, plt: Any) -> Any:
         for line in results.lines(row):
             _frontier_lines(axis, results, row, line)
         axis.set_xscale("log")
+        axis.set_xticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"])
+        axis.minorticks_off()
         axis.set_title(row, fontsize=10)
         axis.set_xlabel("ε towards the server")
         axis.grid(alpha=0.3)
@@ -167,7 +180,14 @@ def _legend(figure: Any, axes: Any) -> None:
         seen.values(),
         seen.keys(),
         loc="outside lower center",
-        ncol=min(4, max(1, len(seen))),
+        ncol=_columns(len(seen)),
         frameon=False,
         fontsize=8,
     )
+
+
+def _columns(entries: int) -> int:
+    """Columns of a legend: one line up to six entries, else lines of equal length where there are some."""
+    if entries <= 6:
+        return max(1, entries)
+    return next((n for n in (6, 5, 4, 3) if entries % n == 0), 4)

@@ -19,25 +19,28 @@ if TYPE_CHECKING:
 
 
 def listing(wish: Wish, device: torch.device) -> Table:
-    """One line per experiment; the time comes from a few timed rounds of each shape."""
+    """One line per experiment, 80 columns wide; the time comes from a few timed rounds of each shape."""
     probe = Probe(device)
-    table = Table(title=f"experiments (time on {device}, estimated from a short probe)", title_justify="left")
-    for name, side in (
-        ("name", "left"),
-        ("shows", "left"),
-        ("paper", "left"),
-        ("runs", "right"),
-        ("user-steps", "right"),
-        ("time", "right"),
-    ):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    table = Table(
+        title=f"Experiments; time on {device} estimated from a few rounds of each shape",
+        title_justify="left",
+        box=None,
+        caption="runs + those of the cross-validation; experiments that share runs cost them once",
+        caption_justify="left",
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    for name in ("name", "shows"):
+        table.add_column(name, no_wrap=True)
+    for name in ("runs", "user-steps", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name in names():
         chosen = experiment(name)
         cases, folded = chosen_cases(chosen, wish)
         every = {case.digest: case for case in [*cases, *folded]}
-        folds = f" + {len(folded)} folds" if folded else ""
+        folds = f" + {len(folded)}" if folded else ""
         steps = sum(user_steps(case) for case in every.values())
         time = duration(probe.seconds(list(every.values())))
-        runs = f"{len(every) - len(folded)}{folds}"
-        table.add_row(name, chosen.title, chosen.paper, runs, f"{steps / 1e6:.1f} M", time)
+        table.add_row(name, chosen.brief, f"{len(every) - len(folded)}{folds}", f"{steps / 1e6:.1f} M", time)
     return table

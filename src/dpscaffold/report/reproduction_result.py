@@ -24,11 +24,13 @@ TUNING = (
 
 @dataclass(frozen=True)
 class Made:
-    """What a result was made with: the command as typed, the scale, and the optima's accuracies by column."""
+    """What a result was made with: the command as typed, the scale, the optima's accuracies by federation, and
+    the rows that were asked for where not all were."""
 
     command: str
     scale: float
     optima: dict[str, float]
+    rows: tuple[str, ...] = ()
 
 
 def write_result(results: Results, folder: Path, made: Made) -> str:
@@ -38,6 +40,9 @@ def write_result(results: Results, folder: Path, made: Made) -> str:
         f"# {title(experiment, made.scale)}",
         f"Beside the paper's {experiment.paper}." if _in_paper(experiment) else "This experiment is not in the paper.",
     ]
+    if made.rows:
+        every = ", ".join(row.label for row in experiment.rows)
+        parts.append(f"**Only a part**: {', '.join(made.rows)} of the rows {every}.")
     if results.missing:
         parts.append(f"**{results.missing} runs are not finished yet**; the same command goes on with them.")
     parts += {"table": _table, "curves": _curves, "frontier": _frontier}[experiment.kind](results, made)
@@ -58,6 +63,9 @@ def _in_paper(experiment: Experiment) -> bool:
 
 
 def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table; a column that is empty in every row is left out."""
+    filled = [any(row[k] for row in rows) for k in range(len(header))]
+    header, *rows = [[cell for cell, keep in zip(row, filled, strict=True) if keep] for row in (header, *rows)]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
@@ -65,6 +73,8 @@ def _markdown(header: list[str], rows: list[list[str]]) -> str:
 def _percent(summary: Summary) -> str:
     if not summary.runs:
         return "diverged"
+    if summary.runs == 1:
+        return f"{100 * summary.mean:.2f}"
     return f"{100 * summary.mean:.2f} ± {100 * summary.deviation:.2f}"
 
 
@@ -75,8 +85,7 @@ def _table(results: Results, made: Made) -> list[str]:
     parts.append(
         "Mean ± deviation over the seeds. *Last*: mean over the last 10 % of rounds, as in the paper. *Average*: the "
         "model averaged over the last half of the rounds, which costs no privacy. η₀ was chosen for each cell **with "
-        "the test data in view**; the choice of 5-fold cross-validation on the training records stands beside it. "
-        + TUNING
+        f"the test data in view**; {_validation(results)} " + TUNING
     )
     header = [
         "σ_g",
@@ -96,6 +105,14 @@ def _table(results: Results, made: Made) -> list[str]:
     parts.append(_markdown(header, rows))
     parts += _best_of_rows(results, made, cells)
     return parts
+
+
+def _validation(results: Results) -> str:
+    """What became of the choice by cross-validation."""
+    folds = f"{results.experiment.folds}-fold cross-validation on the training records"
+    if results.folded:
+        return f"the choice of {folds} stands beside it where it was run."
+    return f"the choice of {folds} was **not run** here (leave `--no-folds` out to run it)."
 
 
 def _cell(results: Results, row: str, column: str, cells: Any) -> list[str]:
@@ -164,9 +181,14 @@ def _curves(results: Results, made: Made) -> list[str]:
     if said:
         parts.append("## What the paper says")
         parts.append(f"{said.pop('where')}. Its figures are curves without printed values; what it prints:")
-        parts.append("\n".join(f"- {key.replace('_', ' ')}: {value}" for key, value in said.items()))
+        parts.append("\n".join(f"- {key.replace('_', ' ')}: {_spelled(value)}" for key, value in said.items()))
     parts += _gaps(results)
     return parts
+
+
+def _spelled(value: Any) -> str:
+    """A printed value, or several by name."""
+    return "; ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
 def _lowest(experiment: Experiment) -> str:
@@ -221,7 +243,9 @@ def _gaps(results: Results) -> list[str]:
 def _frontier(results: Results, made: Made) -> list[str]:
     parts = ["## Test accuracy (%) of the averaged model by ε towards the server"]
     parts.append(
-        "η₀ was chosen for each entry **with the test data in view**, among those of the definition. " + TUNING
+        "The model averaged over the last half of the rounds, and in brackets the last iterates of the same runs (mean "
+        "of the last 10 % of rounds). η₀ was chosen for each entry by the averaged model **with the test data in "
+        "view**, among those of the definition; σ_g and η₀ are listed in the order of the algorithms. " + TUNING
     )
     for row in results.rows:
         columns = results.columns(row)
@@ -234,12 +258,19 @@ def _frontier(results: Results, made: Made) -> list[str]:
             if not entries:
                 continue
             how = {"poisson": "Poisson, add/remove", "fixed": "fixed size, replace-one"}.get(sampling, "not private")
-            values = [_percent(results.summary(p, results.chosen(p), _average)) for p in entries]
-            noises = sorted({_noise(results.shown(p)[0].finished) for p in entries})
+            noises = [_noise(results.shown(p)[0].finished) for p in entries]
             rates = [_rate(results.chosen(p)) for p in entries]
-            rows.append([epsilon, how, *values, ", ".join(noises), ", ".join(rates)])
+            values = [_both(results, p) for p in entries]
+            rows.append([epsilon, how, *values, ", ".join(filter(None, noises)), ", ".join(rates)])
         parts += [f"### {row}", _markdown(header, rows)]
     return parts
+
+
+def _both(results: Results, place: Place) -> str:
+    """The averaged model's accuracy, and in brackets that of the last iterates of the same choice."""
+    choice = results.chosen(place)
+    average, last = (results.summary(place, choice, value) for value in (_average, _last))
+    return f"{_percent(average)} ({_percent(last)})"
 
 
 def _noise(finished: Finished) -> str:
@@ -285,8 +316,9 @@ def _settings(results: Results, made: Made) -> list[str]:
     devices = sorted({str(run.finished.made.get("device")) for run in runs})
     seconds = sum(run.finished.seconds for run in [*runs, *results.folded])
     seeds = sorted({run.case.labels["seed"] for run in runs})
+    elsewhere = "; its runs were made on a GPU, with `--device cuda --only-runs`" if devices != ["cpu"] else ""
     lines = [
-        f"- command: `{made.command}`",
+        f"- command: `{made.command}`{elsewhere}",
         f"- seeds: {', '.join(map(str, seeds))}; runs: {len(runs)}"
         + (f", and {len(results.folded)} of the cross-validation" if results.folded else ""),
         f"- device: {', '.join(devices)}; time of these runs: {duration(seconds)}",
