@@ -186,7 +186,9 @@ class _Run:
         if self.engine_name == "loop":
             engine = Loop(self.setting, self.device, self.randomness)
         else:
-            engine = Simulator([self.setting], self.device, [self.randomness], self.chunk)
+            engine = Simulator(
+                [self.setting], self.device, [self.randomness], self.chunk, ahead=self.device.type == "cuda"
+            )
             self.chunk = engine.chunk
         if self.saved_state is not None:
             engine.state = self.saved_state

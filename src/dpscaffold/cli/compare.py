@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dpscaffold.report.runs import comparison_table, draw_comparison, read_run
+from dpscaffold.report.runs import comparison_table, draw_comparison, epsilon_note, read_run
 
 
 def compare_command(
@@ -30,4 +30,7 @@ def show(folders: list[Path], figure: Path, as_json: bool = False) -> None:
         return
     console = Console()
     console.print(comparison_table(runs))
+    note = epsilon_note(runs)
+    if note:
+        console.print(note, highlight=False)
     console.print(f"figure: {figure}", highlight=False)

@@ -8,6 +8,7 @@ rows, with their own step sizes, clips, noise scales and control variates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,7 +22,7 @@ from dpscaffold.engines.store import Store
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.local.steps import Scales, local_steps
-from dpscaffold.randomness import Batches, NoiseStreams, Randomness, in_threads
+from dpscaffold.randomness import Batches, NoiseStreams, Randomness, in_background, in_threads
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch, Logistic, Mlp, Task
 
@@ -30,6 +31,10 @@ CPU_CHUNK_BYTES = 256 << 20
 
 #: How many numbers of noise are drawn together.
 NOISE_BLOCK = 1 << 22
+
+
+#: See :meth:`Simulator._kind`.
+Kind = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,11 @@ class Row:
 
 
 class Simulator:
-    """Runs the rounds of one setting, or of several that share task, algorithm and shapes."""
+    """Runs the rounds of one setting, or of several that share task, algorithm and shapes.
+
+    With ``ahead`` a background thread draws the next round's batches while this one computes; the draws are
+    the same.
+    """
 
     def __init__(
         self,
@@ -50,6 +59,7 @@ class Simulator:
         device: torch.device,
         randomness: Sequence[Randomness] | None = None,
         chunk: int | None = None,
+        ahead: bool = False,
     ) -> None:
         self.settings = list(settings)
         self.device = device
@@ -61,6 +71,8 @@ class Simulator:
         self.store = Store([s.federation for s in settings], self.first.task, device, limit)
         self.states = [State.initial(setting, device) for setting in settings]
         self.chunk = chunk or self._fitting_chunk()
+        self.ahead = ahead
+        self._drawn_ahead: tuple[int, list[Kind], Future[tuple[Tensor, Tensor]]] | None = None
 
     @property
     def state(self) -> State:
@@ -177,7 +189,7 @@ class Simulator:
         shelf = self.store.shelf([(self.settings[row.run].federation, row.user) for row in rows])
         starts = torch.tensor(shelf.starts, device=self.device)[:, None]
         firsts, places = self._distinct(rows)
-        index, count = self._indices(round, firsts)
+        index, count = self._indices_in_time(round, firsts)
         index, full = index.to(self.device), bool((count == index.shape[2]).all())
         column = torch.arange(index.shape[2], device=self.device)
         counts = count.to(self.device)
@@ -196,18 +208,51 @@ class Simulator:
                 None if noise is None else _spread(noise, places),
             )
 
+    def _indices_in_time(self, round: int, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        """The batches of these rows, drawn ahead if they were; the next round's are then begun.
+
+        Streams are keyed, not consumed, so a draw that turns out not to be wanted (a user declined) changes
+        nothing: it is made again for the rows that are.
+        """
+        kinds = [self._kind(row) for row in rows]
+        found = None
+        if self._drawn_ahead is not None and self._drawn_ahead[:2] == (round, kinds):
+            found = self._drawn_ahead[2].result()
+        self._drawn_ahead = None
+        found = found or self._indices(round, rows)
+        if self.ahead and round < self.first.plan.rounds:
+            self._draw_ahead(round + 1)
+        return found
+
+    def _draw_ahead(self, round: int) -> None:
+        """Begin the batches of a round in the background, where they fit one chunk."""
+        rows = [
+            Row(s, int(user), 0.0)
+            for s, setting in enumerate(self.settings)
+            for user in self.randomness[s].participants(round, setting.users, setting.participants)
+        ]
+        if len(rows) > self.chunk:
+            return
+        firsts, _ = self._distinct(rows)
+        kinds = [self._kind(row) for row in firsts]
+        self._drawn_ahead = (round, kinds, in_background(lambda: self._indices(round, firsts)))
+
+    def _kind(self, row: Row) -> Kind:
+        """What decides a row's draws: the streams, the user, and how many of how many records."""
+        setting = self.settings[row.run]
+        size, batch = int(setting.federation.train.sizes[row.user]), int(setting.batches[row.user])
+        return id(self.randomness[row.run]), row.user, size, batch
+
     def _distinct(self, rows: list[Row]) -> tuple[list[Row], Tensor | None]:
         """Rows that draw the same are drawn once: the first of each kind, and every row's place among them.
 
         Runs that were given one and the same :class:`Randomness` (those of one seed in a sweep) draw alike for
         a user who holds as many records in both. The places are None where all rows differ.
         """
-        kinds: dict[tuple[int, ...], int] = {}
+        kinds: dict[Kind, int] = {}
         firsts, places = [], []
         for row in rows:
-            setting = self.settings[row.run]
-            size, batch = int(setting.federation.train.sizes[row.user]), int(setting.batches[row.user])
-            kind = (id(self.randomness[row.run]), row.user, size, batch)
+            kind = self._kind(row)
             if kind not in kinds:
                 kinds[kind] = len(kinds)
                 firsts.append(row)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.statement import round_up
 from dpscaffold.report.progress import duration
 from dpscaffold.runfolder import RunFolder
 
@@ -71,49 +73,49 @@ def read_run(path: Path) -> RunRecord:
 
 
 def comparison_table(runs: list[RunRecord]) -> Table:
-    """One row per run, and the central optimum where it was solved."""
-    table = Table(
-        title="means over the last 10 % of rounds; ε towards the server at δ, by the bound named", title_justify="left"
-    )
-    for column, justify in (
-        ("run", "left"),
-        ("data", "left"),
-        ("rounds", "right"),
-        ("test accuracy", "right"),
-        ("train loss", "right"),
-        ("log₁₀ gap", "right"),
-        ("ε server", "right"),
-        ("δ", "right"),
-        ("bound", "left"),
-        ("time", "right"),
-    ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    """One row per run, and the central optimum where it was solved; fits a terminal of 80 columns."""
+    rows = [run.row() for run in runs]
+    several = len({row["data"] for row in rows}) > 1
+    title = "means over the last 10 % of rounds" + ("" if several else f", {rows[0]['data']}")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run")
+    if several:
+        table.add_column("data")
+    for column in ("rounds", "accuracy", "loss", "log₁₀ gap", "ε server", "time"):
+        table.add_column(column, justify="right")
     optima = {}
-    for run in runs:
-        row = run.row()
+    for run, row in zip(runs, rows, strict=True):
         private = run.privacy.get("mechanism") is not None
-        epsilon = (
-            _shown(row["epsilon_server"], 3)
-            if row["epsilon_server"] is not None
-            else ("none" if private else "not private")
-        )
         table.add_row(
             row["run"] + ("" if row["ended"] == "completed" else f" [{row['ended']}]"),
-            str(row["data"] or ""),
+            *([str(row["data"] or "")] if several else []),
             str(row["rounds"]),
             _shown(row["test_accuracy"], 4),
             _shown(row["train_loss"], 4),
             _shown(row["log10_gap"], 2),
-            epsilon,
-            f"{row['delta']:.2g}" if row["delta"] else "",
-            str(row["bound"] or "").replace("_", " "),
+            round_up(row["epsilon_server"])
+            if row["epsilon_server"] is not None
+            else ("none" if private else "not private"),
             duration(row["seconds"]) if row["seconds"] is not None else "",
         )
         if row["optimum_test_accuracy"] is not None:
             optima[str(row["data"])] = (row["optimum_test_accuracy"], run.summary.get("optimum_loss"))
     for data, (accuracy, loss) in optima.items():
-        table.add_row("central optimum x*", data, "", _shown(accuracy, 4), _shown(loss, 4), "", "", "", "", "")
+        place = [data] if several else []
+        table.add_row("central optimum", *place, "", _shown(accuracy, 4), _shown(loss, 4), "", "", "")
     return table
+
+
+def epsilon_note(runs: list[RunRecord]) -> str:
+    """What the ε column means: δ, neighbours and bound, one line for each that occurs."""
+    lines = []
+    for run in runs:
+        server = run.privacy.get("server") or {}
+        if server.get("epsilon") is not None:
+            neighbours = server["neighbours"]
+            bound = str(server["bound"]).replace("_", " ")
+            lines.append(f"ε towards the server at δ = {run.privacy['delta']:.2g}, {neighbours}, by {bound} (PLD)")
+    return "\n".join(dict.fromkeys(lines))
 
 
 def _shown(value: float | None, digits: int) -> str:

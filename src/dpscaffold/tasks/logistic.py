@@ -15,7 +15,8 @@ def with_ones(features: Tensor) -> Tensor:
 
 def output_errors(logits: Tensor, labels: Tensor) -> Tensor:
     """δ = softmax(z) − onehot(label), in place on logits (U, classes, B) with labels (U, B)."""
-    errors = torch.softmax(logits, dim=1)
+    errors = logits.sub_(logits.amax(1, keepdim=True)).exp_()
+    errors /= errors.sum(1, keepdim=True)
     errors.scatter_add_(1, labels[:, None, :], errors.new_full((), -1.0).expand(labels.shape)[:, None, :])
     return errors
 
