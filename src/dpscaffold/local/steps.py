@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,6 +32,23 @@ class Scales:
     sampling: Sampling = "fixed"
     unit: Unit = "record"
 
+    def spread(self, bound: Tensor) -> Tensor:
+        """The standard deviation of the noise on the mean, (U, 1), for the clip bound (U,) of a step."""
+        if isinstance(self.clip, Tensor):
+            return self._fixed_spread
+        return self._spread(bound)
+
+    @cached_property
+    def _fixed_spread(self) -> Tensor:
+        assert isinstance(self.clip, Tensor)
+        return self._spread(self.clip)
+
+    def _spread(self, bound: Tensor) -> Tensor:
+        assert self.noise is not None
+        # A row without noise may have an infinite clip, and ∞·0 must not poison it.
+        wide = torch.where(self.noise > 0, 2 * bound[:, None] * self.noise, 0.0)
+        return wide / self.divisor if self.unit == "record" else wide
+
 
 def noised_query(task: Task, params: Tensor, batch: Batch, scales: Scales, noise: Tensor | None) -> Tensor:
     """H̃ = (1/b)Σ clip(g_j) + (2C/b)σ_g·N(0, I), for each user's own parameters, (U, P) → (U, P).
@@ -43,14 +61,11 @@ def noised_query(task: Task, params: Tensor, batch: Batch, scales: Scales, noise
     query = clipped.total / scales.divisor
     if clipped.bound is None:
         return query
-    bound = clipped.bound[:, None]
     if scales.unit == "user" and scales.sampling == "poisson":
-        query *= (bound / query.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max_(1.0)
+        query *= (clipped.bound[:, None] / query.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max_(1.0)
     if noise is None or scales.noise is None:
         return query
-    # A row without noise may have an infinite clip, and ∞·0 must not poison it.
-    spread = torch.where(scales.noise > 0, 2 * bound * scales.noise, 0.0)
-    return query.addcmul_(spread / scales.divisor if scales.unit == "record" else spread, noise)
+    return query.addcmul_(scales.spread(clipped.bound), noise)
 
 
 def local_steps(
