@@ -187,7 +187,5 @@ def _legend(figure: Any, axes: Any) -> None:
 
 
 def _columns(entries: int) -> int:
-    """Columns of a legend: one line up to six entries, else lines of equal length where there are some."""
-    if entries <= 6:
-        return max(1, entries)
-    return next((n for n in (6, 5, 4, 3) if entries % n == 0), 4)
+    """Columns of a legend: one line for up to six entries, else four to a line."""
+    return 4 if entries > 6 else max(1, entries)

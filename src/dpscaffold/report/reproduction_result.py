@@ -289,7 +289,8 @@ def _privacy(results: Results) -> list[str]:
         settings = case.settings
         if settings.privacy is None:
             continue
-        found = epsilons(settings)
+        # Users who share their noise let anyone subtract it: no bound applies.
+        found = dict.fromkeys(epsilons(settings)) if case.engine == "loop-same-noise" else epsilons(settings)
         plan = f"σ_g = {settings.privacy.noise:g}, K = {settings.plan.local_steps}, T = {settings.plan.rounds}"
         who = "" if results.experiment.kind == "table" else f"{place[0]}, {place[2]}: "
         ratios = f"l = {settings.plan.user_ratio:g}, s = {settings.plan.data_ratio:g}"
@@ -305,6 +306,11 @@ def _privacy(results: Results) -> list[str]:
         "ε at δ = 1/(all training records). The server's holds against everyone who sees every upload; the column "
         "*as published* is the paper's number, for comparison only: it is not a theorem for every loss."
     )
+    if any(case.engine == "loop-same-noise" for case in (run.case for run in results.runs)):
+        note += (
+            " Users who all add the **same noise have no guarantee at all** towards the server: the difference of two "
+            "uploads holds no noise."
+        )
     return ["## Privacy: ε by view and bound", note, _markdown(["plan", *names], rows)]
 
 
@@ -316,7 +322,8 @@ def _settings(results: Results, made: Made) -> list[str]:
     devices = sorted({str(run.finished.made.get("device")) for run in runs})
     seconds = sum(run.finished.seconds for run in [*runs, *results.folded])
     seeds = sorted({run.case.labels["seed"] for run in runs})
-    elsewhere = "; its runs were made on a GPU, with `--device cuda --only-runs`" if devices != ["cpu"] else ""
+    part = "some of its runs" if "cpu" in devices else "its runs"
+    elsewhere = f"; {part} were made on a GPU, with `--device cuda --only-runs`" if devices != ["cpu"] else ""
     lines = [
         f"- command: `{made.command}`{elsewhere}",
         f"- seeds: {', '.join(map(str, seeds))}; runs: {len(runs)}"
