@@ -37,7 +37,7 @@ class Schedule:
     >>> Schedule(every=4, late=2).rounds(20)
     (4, 8, 12, 16, 19, 20)
     >>> Schedule(late=3).rounds(100)
-    (91, 96, 100)
+    (91, 95, 100)
     """
 
     every: int | None = None

@@ -25,7 +25,7 @@ def listing(wish: Wish, device: torch.device) -> Table:
         title=f"Experiments; time on {device} estimated from a few rounds of each shape",
         title_justify="left",
         box=None,
-        caption="runs + those of the cross-validation; experiments that share runs cost them once",
+        caption="runs + cross-validation; runs that experiments share are made once",
         caption_justify="left",
         padding=(0, 1),
         collapse_padding=True,
