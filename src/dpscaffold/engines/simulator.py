@@ -20,7 +20,6 @@ from dpscaffold.algorithms import Broadcast, Memory, Server, Upload
 from dpscaffold.engines.state import Draw, RoundReport, State, mean_weights
 from dpscaffold.engines.store import Store
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation
 from dpscaffold.local.steps import Scales, local_steps
 from dpscaffold.randomness import Batches, NoiseStreams, Randomness, in_background, in_threads
 from dpscaffold.setting import Setting
@@ -353,8 +352,3 @@ def _same_task(one: Task, other: Task) -> bool:
     """Whether one task can stand for the other: the same object, or one of our own with the same shape."""
     ours = isinstance(one, Logistic | Mlp) and type(one) is type(other)
     return one is other or (ours and vars(one) == vars(other))
-
-
-def stackable(federation: Federation) -> bool:
-    """Whether a federation may share a stack (memory-mapped ones are read round by round instead)."""
-    return not federation.mapped
