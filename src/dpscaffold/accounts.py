@@ -84,8 +84,8 @@ class Accounts:
                 )
             return
         self.ledger = Ledger(self.run, budget.user_epsilon)
-        self.spending = Spending(self.run, bound_for(self.run, "server"))
         self.costs, self._unprotected = preprocessing_costs(setting.federation, self.run)
+        self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
         if budget.user_epsilon is not None:
             self.ledger.declines(0)  # refuses, here and not in the first round, a run without a guarantee
@@ -112,6 +112,11 @@ class Accounts:
         elif completed:
             raise BadInput(
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or start the run anew"
+            )
+        if self.ledger.rounds < completed:
+            raise BadInput(
+                f"the ledger in {folder.path} records {self.ledger.rounds} of {completed} completed rounds; "
+                "restore ledger.jsonl or start the run anew"
             )
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very outputs, which
         # costs nothing; a secret one draws fresh noise, which does.
@@ -173,7 +178,7 @@ class Accounts:
     def _spent_by(self, round: int) -> float:
         assert self.run is not None
         if self.ledger.repeats:
-            return self.spending.bound.epsilon(self.run, round, repeats=self.ledger.repeats)
+            return self.spending.bound.epsilon(self.run, round, self.costs, self.ledger.repeats)
         return self.spending.shown(round)
 
     def statement(self, rounds: int) -> dict[str, Any]:

@@ -249,6 +249,31 @@ def test_no_guarantee_for_users_weighted_by_their_records(federation):
         )
 
 
+def test_the_live_epsilon_includes_private_preprocessing(federation):
+    """What is shown while training is never below what the statement says at the end."""
+    from dataclasses import replace
+
+    from dpscaffold.federation import PreprocessingCost
+
+    cost = PreprocessingCost("private mean", noise_multiplier=2.0, add_remove_multiplier=4.0)
+    paid = train(replace(federation, preprocessing_costs=(cost,)), Logistic(40, 10), fedavg(), plan(), NOISY)
+    free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
+    assert paid.final["epsilon_server"] >= paid.privacy["server"]["epsilon"] * (1 - 1e-9)
+    assert paid.privacy["server"]["epsilon"] > 1.2 * free.privacy["server"]["epsilon"]
+
+
+def test_a_deleted_journal_cannot_reset_what_was_spent(federation, tmp_path):
+    def cut(round, row):
+        if round == 8:
+            raise RuntimeError("cut")
+
+    with pytest.raises(RuntimeError):
+        train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run", observer=cut)
+    (tmp_path / "run" / "ledger.jsonl").unlink()
+    with pytest.raises(BadInput, match="records 0 of 6 completed rounds"):
+        train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run", resume=True)
+
+
 def test_frozen_parameters_stay_and_the_module_is_left_alone(federation):
     module = torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.Dropout(), torch.nn.Linear(8, 10)).train()
     module[0].weight.requires_grad_(False)

@@ -71,8 +71,8 @@ def calibrate(
         "unit": unit,
         "max_participations": max_participations,
     }
-    run = _run(source, numbers, delta, solve)
-    bound = bound_for(run, view)
+    run, costs = _run(source, numbers, delta, solve)
+    bound = bound_for(run, view, draw_hidden=source is None)  # a configuration holds the seed of the draw
     answer: dict[str, Any] = {
         "solve": solve,
         "view": view.replace("-", "_"),
@@ -80,24 +80,24 @@ def calibrate(
         "target": epsilon,
     }
     if solve == "noise":
-        run = replace(run, noise=calibrate_noise(run, epsilon, bound))
+        run = replace(run, noise=calibrate_noise(run, epsilon, bound, costs))
         answer |= {
             "noise": run.noise,
             "rounds": run.rounds,
-            "epsilon": bound.epsilon(run),
+            "epsilon": bound.epsilon(run, costs=costs),
             "delta": run.delta,
         }
     elif solve == "rounds":
-        run = replace(run, rounds=largest_rounds(run, epsilon, bound))
+        run = replace(run, rounds=largest_rounds(run, epsilon, bound, costs=costs))
         answer |= {
             "rounds": run.rounds,
             "noise": run.noise,
-            "epsilon": bound.epsilon(run),
+            "epsilon": bound.epsilon(run, costs=costs),
             "delta": run.delta,
         }
     else:
         answer |= {
-            "combinations": [asdict(row) for row in budget_table(run, epsilon, bound)],
+            "combinations": [asdict(row) for row in budget_table(run, epsilon, bound, costs=costs)],
             "delta": run.delta,
         }
     if as_json:
@@ -106,18 +106,18 @@ def calibrate(
         _show(answer, Console())
 
 
-def _run(source: Any, numbers: dict[str, Any], delta: float | None, solve: str) -> Run:
-    """The run to solve for; what is solved for needs no value of its own."""
+def _run(source: Any, numbers: dict[str, Any], delta: float | None, solve: str) -> tuple[Run, tuple[Any, ...]]:
+    """The run to solve for, and what its data cost already; what is solved for needs no value of its own."""
     if source is not None:
-        run = from_source(source, numbers, delta).run
-        if run is None:
+        about = from_source(source, numbers, delta)
+        if about.run is None:
             raise PrivacyError(f"{source} describes a run without privacy; add a [privacy] table")
-        return run
+        return about.run, about.extra_costs
     if solve in ("noise", "table") and numbers["noise"] is None:
         numbers = {**numbers, "noise": 1.0}
     if solve == "rounds" and numbers["rounds"] is None:
         numbers = {**numbers, "rounds": 1}
-    return from_numbers(numbers, delta)
+    return from_numbers(numbers, delta), ()
 
 
 def _show(answer: dict[str, Any], console: Console) -> None:

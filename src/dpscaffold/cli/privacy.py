@@ -82,7 +82,14 @@ def privacy(
     about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
-    said = statement(about.run, about.ledger, about.preprocessing, about.seed_public, extra_costs=about.extra_costs)
+    said = statement(
+        about.run,
+        about.ledger,
+        about.preprocessing,
+        about.seed_public,
+        draw_public=source is not None,  # a configuration and a run folder hold the seed of the draw
+        extra_costs=about.extra_costs,
+    )
     if plot is not None:
         from dpscaffold.report.privacy_plot import plot_epsilon
 

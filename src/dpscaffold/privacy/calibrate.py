@@ -95,6 +95,7 @@ def budget_table(
     bound: Bound = RANDOM_PARTICIPATION,
     local_steps: Sequence[int] = (1, 5, 10, 20, 50),
     rounds: Sequence[int] = (),
+    costs: Sequence[Cost] = (),
 ) -> list[Combination]:
     """The noise that puts each (K, T) on the budget; T defaults to ¼, 1 and 4 times the run's."""
     listed = tuple(rounds) or tuple(sorted({max(1, run.rounds // 4), run.rounds, 4 * run.rounds}))
@@ -104,8 +105,9 @@ def budget_table(
             variant = replace(run, local_steps=steps, rounds=total)
             if bound.applies(variant) is not None:
                 continue
-            noise = calibrate_noise(variant, epsilon, bound)
-            table.append(Combination(steps, total, noise, bound.epsilon(replace(variant, noise=noise))))
+            noise = calibrate_noise(variant, epsilon, bound, costs)
+            spent = bound.epsilon(replace(variant, noise=noise), costs=costs)
+            table.append(Combination(steps, total, noise, spent))
     if not table:
         raise PrivacyError(f"the bound {bound.name!r} does not apply: {bound.applies(run)}")
     return table
