@@ -297,3 +297,29 @@ def test_a_diverging_run_exits_with_its_own_status(config, tmp_path):
         folder=tmp_path,
     )
     assert done.returncode == 3 and "diverged at round" in done.stderr and "plan.learning_rate" in done.stderr
+
+
+def test_calibrate_leaves_room_for_private_preprocessing(tmp_path):
+    """The same budget needs more noise where part of it went into private statistics."""
+    text = """
+[data]
+source = "digits"
+users = 5
+preprocess = [STEPS"unit-norm"]
+[plan]
+rounds = 5
+local_steps = 2
+user_ratio = 0.4
+[privacy]
+noise = 4.0
+"""
+    private = '{step = "centre", fit = "private", norm_bound = 10.0, noise = 3.0}, '
+    noise = []
+    for name, steps in (("plain", ""), ("paid", private)):
+        (tmp_path / f"{name}.toml").write_text(text.replace("STEPS", steps))
+        done = dpscaffold("calibrate", f"{name}.toml", "--epsilon", "1.5", "--view", "server", "--json", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["epsilon"] <= 1.5
+        noise.append(answer["noise"])
+    assert noise[1] > 1.1 * noise[0]
