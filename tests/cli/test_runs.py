@@ -317,7 +317,9 @@ noise = 4.0
     noise = []
     for name, steps in (("plain", ""), ("paid", private)):
         (tmp_path / f"{name}.toml").write_text(text.replace("STEPS", steps))
-        done = dpscaffold("calibrate", f"{name}.toml", "--epsilon", "1.5", "--view", "server", "--json", folder=tmp_path)
+        done = dpscaffold(
+            "calibrate", f"{name}.toml", "--epsilon", "1.5", "--view", "server", "--json", folder=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         assert answer["epsilon"] <= 1.5
