@@ -70,7 +70,7 @@ def test_every_definition_is_a_list_of_valid_runs(name):
     cases = chosen.cases()
     assert cases and all(case.settings.plan.averaging == "tail" for case in cases)
     if chosen.kind == "table":
-        assert len({(c.labels["row"], c.labels["column"]) for c in cases}) == 25
+        assert len({(c.labels["row"], c.labels["column"]) for c in cases}) == 25, name
         assert {c.settings.plan.rounds for c in cases} <= {cell.rounds for cell in table(name).values()}
         assert len(chosen.folded()) == 5 * len(chosen.cases(1))
 
@@ -116,6 +116,8 @@ def test_a_tiny_table_end_to_end(tmp_path):
     text = (folder / "RESULT.md").read_text()
     for expected in (
         "scaled down to 0.01",
+        "### λ = 5e-3",
+        "### λ = 0",
         "27.41 ± 0.71",
         "test data in view",
         "cross-validation",
@@ -198,6 +200,22 @@ def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
         assert expected in text, expected
 
 
+def test_a_tiny_sweep_shows_every_choice(tmp_path):
+    result = invoke("clip", "--scale", TINY, "--row", "λ = 5e-3", "--out", tmp_path, "--quiet")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "clip" / "RESULT.md").read_text()
+    with (tmp_path / "clip" / "results.csv").open() as stream:
+        rows = [row for row in csv.DictReader(stream) if row["output"] == "average of the last half"]
+    assert len(rows) == 2 * 6 * 7  # K, C, η₀
+    best = max((row for row in rows if row["column"] == "K = 20"), key=lambda row: float(row["test_accuracy"]))
+    panel = text.partition("### λ = 5e-3, K = 20")[2]
+    percent = 100 * float(best["test_accuracy"])
+    clip, rate = float(best["clip"]), float(best["learning_rate"])
+    assert f"average {percent:.2f} (C = {clip:g}, η₀ = {rate:g})" in panel
+    assert f"**{percent:.1f}**" in panel
+    assert "x* of this objective" in panel
+
+
 def test_results_without_pyarrow_are_csv_alone(tmp_path, monkeypatch):
     import sys
 
@@ -229,7 +247,7 @@ def test_the_list_has_every_experiment_and_a_time(monkeypatch):
     monkeypatch.setattr("dpscaffold.report.reproduction_list.names", lambda: ("table1", "figure1", "figure2"))
     result = CliRunner().invoke(app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    for name in ("table1", "figure1", "figure2", "user-steps", "time", "175 + 875"):
+    for name in ("table1", "figure1", "figure2", "user-steps", "time", "350 + 1750"):
         assert name in result.output
     assert "…" not in result.output
 

@@ -21,7 +21,7 @@ from dpscaffold.experiments.published import published_rounds
 from dpscaffold.experiments.solving import solved_rounds
 from dpscaffold.experiments.stack import Schedule
 
-Kind = Literal["curves", "table", "frontier", "bars"]
+Kind = Literal["curves", "table", "frontier", "sweep"]
 
 #: The order in which experiments are listed and run.
 ORDER = (
@@ -40,6 +40,7 @@ ORDER = (
     "frontier",
     "warm-start",
     "shared-noise",
+    "clip",
 )
 
 
@@ -139,7 +140,7 @@ class Experiment:
         case = Case(labels | {"seed": seed}, self.base, self.schedule)
         for entry in (row, column, line, choice):
             case = case.with_set(entry.set)
-        if self.published and self.kind == "table":
+        if self.published and self.kind in ("table", "sweep"):
             noise, steps = case.tables["privacy"]["noise"], case.tables["plan"]["local_steps"]
             case = case.with_set({"plan.rounds": published_rounds(self.published, noise, steps)})
         epsilons = [e.epsilon for e in (row, column, line, choice) if e.epsilon is not None]

@@ -144,7 +144,7 @@ def train_stack(
     device = torch.device(device)
     schedule = schedule or Schedule()
     started = time.perf_counter()
-    engine = Simulator(settings, device, shared_draws(settings))
+    engine = Simulator(settings, device, shared_draws(settings), ahead=device.type == "cuda")
     judge = Judge(settings, device, schedule.full, optima)
     courses = [Course(setting) for setting in settings]
     last = settings[0].plan.rounds

@@ -65,6 +65,9 @@ class Summary:
         return cls(mean, spread, len(finite), len(values) - len(finite))
 
 
+Value = Callable[[Run], float | None]
+
+
 class Results:
     """The finished runs of an experiment by place (row, column, line) and choice."""
 
@@ -89,22 +92,22 @@ class Results:
         """Line labels of a row in order."""
         return list(dict.fromkeys(place[2] for place in self.places if place[0] == row))
 
-    def summary(self, place: Place, choice: str, value: Callable[[Run], float | None]) -> Summary:
+    def summary(self, place: Place, choice: str, value: Value) -> Summary:
         """Mean and deviation over seeds of one place and choice."""
         return Summary.of([value(run) for run in self.places[place][choice]])
 
-    def best(self, place: Place, value: Callable[[Run], float | None]) -> str:
+    def best(self, place: Place, value: Value) -> str:
         """The choice with the largest mean at this place; one that diverged in any seed comes last."""
         return self._best(self.places[place], value)
 
-    def validated(self, place: Place, value: Callable[[Run], float | None]) -> str | None:
+    def validated(self, place: Place, value: Value) -> str | None:
         """The choice that cross-validation makes, or None without one."""
         if place not in self.fold_places:
             return None
         return self._best(self.fold_places[place], value)
 
     @staticmethod
-    def _best(choices: dict[str, list[Run]], value: Callable[[Run], float | None]) -> str:
+    def _best(choices: dict[str, list[Run]], value: Value) -> str:
         def key(choice: str) -> tuple[bool, float]:
             summary = Summary.of([value(run) for run in choices[choice]])
             return summary.diverged == 0, summary.mean if summary.runs else -math.inf
@@ -114,7 +117,7 @@ class Results:
     def chosen(self, place: Place) -> str:
         """The choice that a figure shows: made at the lowest heterogeneity and kept, where one is named."""
         level = self.experiment.tuned_at
-        value = _average if self.experiment.kind == "frontier" else _last
+        value = average if self.experiment.kind == "frontier" else last
         if level is None:
             return self.best(place, value)
         row, _, line = place
@@ -144,11 +147,13 @@ class Results:
         return rows
 
 
-def _last(run: Run) -> float | None:
+def last(run: Run) -> float | None:
+    """Test accuracy over the last 10 % of rounds: one output of a run."""
     return run.last
 
 
-def _average(run: Run) -> float | None:
+def average(run: Run) -> float | None:
+    """Test accuracy of the averaged model: the other output."""
     return run.average
 
 

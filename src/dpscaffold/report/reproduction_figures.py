@@ -24,7 +24,7 @@ def draw(results: Results, folder: Path, title: str) -> list[str]:
     matplotlib.rcParams["svg.hashsalt"] = "dpscaffold"
     import matplotlib.pyplot as plt
 
-    kinds = {"curves": _curves, "table": _table, "frontier": _frontier}
+    kinds = {"curves": _curves, "table": _table, "frontier": _frontier, "sweep": _sweep}
     figure = kinds[results.experiment.kind](results, plt)
     figure.suptitle("\n".join(wrap(title + _published(results), int(11 * figure.get_figwidth()))), fontsize=11)
     for name in ("figure.png", "figure.svg"):
@@ -97,38 +97,75 @@ def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict
         axis.axvline(rounds[-1], color="#c1121f", linewidth=0.6, alpha=0.5)
 
 
+#: Both outputs of a run, and what a panel calls them.
+OUTPUTS = (("last 10 % of iterates", lambda run: run.last), ("average of the last half", lambda run: run.average))
+
+
 def _table(results: Results, plt: Any) -> Any:
-    """The table as curves over K, one panel per output, ours solid and the paper's dotted."""
+    """The table as curves over K, one panel per output and line, ours solid and the paper's dotted."""
+    lines = results.lines(results.rows[0])
+    size = (9.5, 3.4 * len(lines) + 0.8)
+    figure, axes = plt.subplots(len(lines), 2, figsize=size, sharey="row", squeeze=False, constrained_layout=True)
+    for line, pair in zip(lines, axes, strict=True):
+        for axis, (name, value) in zip(pair, OUTPUTS, strict=True):
+            for k, row in enumerate(results.rows):
+                _over_k(axis, results, row, line, value, plt.get_cmap("viridis")(k / max(1, len(results.rows) - 0.5)))
+            axis.set_title(f"{line}, {name}" if line else name, fontsize=10)
+            axis.set_xlabel("K (T from the published bound at ε = 3)")
+            axis.grid(alpha=0.3)
+        pair[0].set_ylabel("test accuracy (%); dotted: the paper's", fontsize=9)
+    _legend(figure, axes)
+    return figure
+
+
+def _over_k(axis: Axes, results: Results, row: str, line: str, value: Any, colour: Any) -> None:
+    """One σ_g: ours with its deviations, and the paper's."""
     from dpscaffold.experiments.published import table
 
-    rows = results.rows
     published = table(results.experiment.published or results.experiment.name)
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True, constrained_layout=True)
-    outputs = (("last 10 % of iterates", lambda run: run.last), ("average of the last half", lambda run: run.average))
-    for axis, (name, value) in zip(axes, outputs, strict=True):
-        for k, row in enumerate(rows):
-            columns = results.columns(row)
-            best = [results.best((row, c, ""), value) for c in columns]
-            ours = [results.summary((row, c, ""), b, value) for c, b in zip(columns, best, strict=True)]
-            colour = plt.get_cmap("viridis")(k / max(1, len(rows) - 0.5))
-            axis.errorbar(
-                columns,
-                [100 * s.mean for s in ours],
-                [100 * s.deviation for s in ours],
-                color=colour,
-                marker="o",
-                markersize=4,
-                label=f"σ_g = {row}",
-                capsize=2,
-            )
-            paper = [published[float(row), int(c)].accuracy for c in columns]
-            axis.plot(columns, paper, color=colour, linestyle=":", marker="x", markersize=4)
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("K (T from the published bound at ε = 3)")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("test accuracy (%); dotted: the paper's")
-    _legend(figure, [axes])
+    columns = [column for column in results.columns(row) if (row, column, line) in results.places]
+    best = [results.best((row, c, line), value) for c in columns]
+    ours = [results.summary((row, c, line), b, value) for c, b in zip(columns, best, strict=True)]
+    means, spreads = [100 * s.mean for s in ours], [100 * s.deviation for s in ours]
+    look = {"color": colour, "marker": "o", "markersize": 4, "capsize": 2}
+    axis.errorbar(columns, means, spreads, label=f"σ_g = {row}", **look)
+    paper = [published[float(row), int(c)].accuracy for c in columns]
+    axis.plot(columns, paper, color=colour, linestyle=":", marker="x", markersize=4)
+
+
+def _sweep(results: Results, plt: Any) -> Any:
+    """Accuracy over η₀, one curve per clip: the average solid, the last iterates dashed."""
+    rows = results.rows
+    widest = max(len(results.columns(row)) for row in rows)
+    size = (4.2 * widest + 0.6, 3.0 * len(rows) + 1.0)
+    figure, axes = plt.subplots(len(rows), widest, figsize=size, sharey=True, squeeze=False, constrained_layout=True)
+    for r, row in enumerate(rows):
+        for c, column in enumerate(results.columns(row)):
+            _over_rates(axes[r][c], results, (row, column, ""), plt.get_cmap("viridis"))
+            axes[r][c].set_title(f"{row}, {column}", fontsize=10)
+            axes[r][c].set_xlabel("η₀")
+            axes[r][c].grid(alpha=0.3)
+        axes[r][0].set_ylabel("test accuracy (%)\nsolid: average, dashed: last", fontsize=9)
+    _legend(figure, axes)
     return figure
+
+
+def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str], colours: Any) -> None:
+    by_clip: dict[float, list[tuple[float, str]]] = {}
+    for choice, runs in results.places[place].items():
+        settings = runs[0].case.settings
+        assert settings.privacy is not None
+        by_clip.setdefault(float(settings.privacy.clip), []).append((settings.plan.learning_rate, choice))
+    for k, (clip, entries) in enumerate(sorted(by_clip.items())):
+        rates = [rate for rate, _ in sorted(entries)]
+        for (_, value), dashes in zip(OUTPUTS, ("--", "-"), strict=True):
+            means = [100 * results.summary(place, choice, value).mean for _, choice in sorted(entries)]
+            label = f"C = {clip:g}" if dashes == "-" else None
+            colour = colours(k / max(1, len(by_clip) - 0.5))
+            axis.plot(rates, means, linestyle=dashes, marker="o", markersize=3, color=colour, label=label)
+    axis.set_xscale("log")
+    axis.set_xticks(rates, [f"{rate:g}" for rate in rates], fontsize=8)
+    axis.minorticks_off()
 
 
 def _frontier(results: Results, plt: Any) -> Any:

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
 from pathlib import Path
 from typing import Any
 
 from dpscaffold.experiments.archive import Finished
 from dpscaffold.experiments.definition import Experiment
 from dpscaffold.experiments.epsilons import epsilons
-from dpscaffold.experiments.published import caption, published, table
+from dpscaffold.experiments.published import caption, published
 from dpscaffold.privacy.statement import round_up
 from dpscaffold.report.progress import duration
-from dpscaffold.report.reproduction import Place, Results, Run, Summary
-
-TUNING = (
-    "Choosing hyperparameters by looking at private records stands outside every privacy guarantee, here as in "
-    "the paper."
-)
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a result was made with: the command as typed, the scale, the optima's accuracies by federation, and
-    the rows that were asked for where not all were."""
-
-    command: str
-    scale: float
-    optima: dict[str, float]
-    rows: tuple[str, ...] = ()
+from dpscaffold.report.reproduction import Place, Results, Summary, average, last
+from dpscaffold.report.reproduction_tables import sweep_parts, table_parts
+from dpscaffold.report.reproduction_text import TUNING, Made, markdown, percent, rate
 
 
 def write_result(results: Results, folder: Path, made: Made) -> str:
@@ -45,7 +29,7 @@ def write_result(results: Results, folder: Path, made: Made) -> str:
         parts.append(f"**Only a part**: {', '.join(made.rows)} of the rows {every}.")
     if results.missing:
         parts.append(f"**{results.missing} runs are not finished yet**; the same command goes on with them.")
-    parts += {"table": _table, "curves": _curves, "frontier": _frontier}[experiment.kind](results, made)
+    parts += _PARTS[experiment.kind](results, made)
     parts += _privacy(results)
     parts += _settings(results, made)
     (folder / "RESULT.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -60,102 +44,6 @@ def title(experiment: Experiment, scale: float) -> str:
 
 def _in_paper(experiment: Experiment) -> bool:
     return not experiment.paper.startswith("beyond")
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A table; a column that is empty in every row is left out."""
-    filled = [any(row[k] for row in rows) for k in range(len(header))]
-    header, *rows = [[cell for cell, keep in zip(row, filled, strict=True) if keep] for row in (header, *rows)]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
-def _percent(summary: Summary) -> str:
-    if not summary.runs:
-        return "diverged"
-    if summary.runs == 1:
-        return f"{100 * summary.mean:.2f}"
-    return f"{100 * summary.mean:.2f} ± {100 * summary.deviation:.2f}"
-
-
-def _table(results: Results, made: Made) -> list[str]:
-    """Both outputs beside the paper's value, with the η₀ chosen in view of the test data and by validation."""
-    cells = table(results.experiment.published or results.experiment.name)
-    parts = ["## Test accuracy (%), ours and the paper's"]
-    parts.append(
-        "Mean ± deviation over the seeds. *Last*: mean over the last 10 % of rounds, as in the paper. *Average*: the "
-        "model averaged over the last half of the rounds, which costs no privacy. η₀ was chosen for each cell **with "
-        f"the test data in view**; {_validation(results)} " + TUNING
-    )
-    header = [
-        "σ_g",
-        "K",
-        "T",
-        "paper",
-        "last",
-        "− paper",
-        "average",
-        "− paper",
-        "η₀ last, average",
-        "last by validation",
-        "average by validation",
-        "η₀ by validation",
-    ]
-    rows = [_cell(results, row, column, cells) for row in results.rows for column in results.columns(row)]
-    parts.append(_markdown(header, rows))
-    parts += _best_of_rows(results, made, cells)
-    return parts
-
-
-def _validation(results: Results) -> str:
-    """What became of the choice by cross-validation."""
-    folds = f"{results.experiment.folds}-fold cross-validation on the training records"
-    if results.folded:
-        return f"the choice of {folds} stands beside it where it was run."
-    return f"the choice of {folds} was **not run** here (leave `--no-folds` out to run it)."
-
-
-def _cell(results: Results, row: str, column: str, cells: Any) -> list[str]:
-    place: Place = (row, column, "")
-    paper = cells[float(row), int(column)]
-    ran = next(iter(results.places[place].values()))[0].finished.rounds
-    shown = [row, column, str(ran), f"{paper.accuracy:.2f} ± {paper.deviation:.2f}"]
-    rates = []
-    for value in (_last, _average):
-        choice = results.best(place, value)
-        summary = results.summary(place, choice, value)
-        shown += [_percent(summary), f"{100 * summary.mean - paper.accuracy:+.2f}"]
-        rates.append(_rate(choice))
-    shown.append(", ".join(rates))
-    chosen = []
-    for value in (_last, _average):
-        choice_ = results.validated(place, value)
-        shown.append("" if choice_ is None else _percent(results.summary(place, choice_, value)))
-        chosen.append("" if choice_ is None else _rate(choice_))
-    return [*shown, ", ".join(filter(None, chosen))]
-
-
-def _best_of_rows(results: Results, made: Made, cells: Any) -> list[str]:
-    """The best K of each σ_g, and its distance to the central optimum."""
-    optimum = next(iter(made.optima.values()), math.nan)
-    rows = []
-    for row in results.rows:
-        line = [row]
-        best_paper = max(cells[float(row), int(c)].accuracy for c in results.columns(row))
-        line.append(f"{best_paper:.2f}")
-        for value in (_last, _average):
-            found = [
-                (results.summary((row, c, ""), results.best((row, c, ""), value), value), c)
-                for c in results.columns(row)
-            ]
-            summary, column = max(found, key=lambda pair: pair[0].mean if pair[0].runs else -1)
-            line += [f"{_percent(summary)} (K = {column})", f"{100 * (optimum - summary.mean):.2f}"]
-        rows.append(line)
-    return [
-        "## Best of each row",
-        f"The central optimum x* (all data in one place, no privacy) has {100 * optimum:.2f} % test accuracy.",
-        _markdown(["σ_g", "paper", "last", "points below x*", "average", "points below x*"], rows),
-    ]
 
 
 def _curves(results: Results, made: Made) -> list[str]:
@@ -177,7 +65,7 @@ def _curves(results: Results, made: Made) -> list[str]:
     header = ["panel", "algorithm", "η₀", "T", "test accuracy (%)", "average (%)", "best (%)", "log₁₀ gap"]
     header.append("dissimilarity")
     rows = [_end(results, place) for place in results.places]
-    parts.append(_markdown(header, rows))
+    parts.append(markdown(header, rows))
     if said:
         parts.append("## What the paper says")
         parts.append(f"{said.pop('where')}. Its figures are curves without printed values; what it prints:")
@@ -206,7 +94,7 @@ def _end(results: Results, place: Place) -> list[str]:
         return f"{summary.mean:{pattern}} ± {summary.deviation:{pattern}}" if summary.runs else ""
 
     best = max(
-        ((results.summary(place, c, v), c) for c in results.places[place] for v in (_last, _average)),
+        ((results.summary(place, c, v), c) for c in results.places[place] for v in (last, average)),
         key=lambda pair: pair[0].mean if pair[0].runs else -1,
     )
     rates = len(results.places[place]) > 1
@@ -215,9 +103,9 @@ def _end(results: Results, place: Place) -> list[str]:
         place[2],
         f"{runs[0].case.settings.plan.learning_rate:g}",
         str(runs[0].finished.rounds),
-        _percent(results.summary(place, choice, _last)),
-        _percent(results.summary(place, choice, _average)),
-        f"{_percent(best[0])} ({_rate(best[1])})" if rates else "",
+        percent(results.summary(place, choice, last)),
+        percent(results.summary(place, choice, average)),
+        f"{percent(best[0])} ({rate(best[1])})" if rates else "",
         late("log10_gap", ".2f"),
         late("gradient_dissimilarity", ".3g"),
     ]
@@ -233,11 +121,11 @@ def _gaps(results: Results) -> list[str]:
                 here, there = (row, column, line), (row, column, other)
                 if line == other or here not in results.places or there not in results.places:
                     continue
-                ours = results.summary(here, results.chosen(here), _last).mean
-                theirs = results.summary(there, results.chosen(there), _last).mean
+                ours = results.summary(here, results.chosen(here), last).mean
+                theirs = results.summary(there, results.chosen(there), last).mean
                 rows.append([f"{row}, {column}", line, other, f"{100 * (ours - theirs):+.2f}"])
     header = ["panel", "algorithm", "against", "points of test accuracy"]
-    return ["## SCAFFOLD against FedAvg", _markdown(header, rows)] if rows else []
+    return ["## SCAFFOLD against FedAvg", markdown(header, rows)] if rows else []
 
 
 def _frontier(results: Results, made: Made) -> list[str]:
@@ -259,18 +147,18 @@ def _frontier(results: Results, made: Made) -> list[str]:
                 continue
             how = {"poisson": "Poisson, add/remove", "fixed": "fixed size, replace-one"}.get(sampling, "not private")
             noises = [_noise(results.shown(p)[0].finished) for p in entries]
-            rates = [_rate(results.chosen(p)) for p in entries]
+            rates = [rate(results.chosen(p)) for p in entries]
             values = [_both(results, p) for p in entries]
             rows.append([epsilon, how, *values, ", ".join(filter(None, noises)), ", ".join(rates)])
-        parts += [f"### {row}", _markdown(header, rows)]
+        parts += [f"### {row}", markdown(header, rows)]
     return parts
 
 
 def _both(results: Results, place: Place) -> str:
     """The averaged model's accuracy, and in brackets that of the last iterates of the same choice."""
     choice = results.chosen(place)
-    average, last = (results.summary(place, choice, value) for value in (_average, _last))
-    return f"{_percent(average)} ({_percent(last)})"
+    averaged, late = (results.summary(place, choice, value) for value in (average, last))
+    return f"{percent(averaged)} ({percent(late)})"
 
 
 def _noise(finished: Finished) -> str:
@@ -311,7 +199,7 @@ def _privacy(results: Results) -> list[str]:
             " Users who all add the **same noise have no guarantee at all** towards the server: the difference of two "
             "uploads holds no noise."
         )
-    return ["## Privacy: ε by view and bound", note, _markdown(["plan", *names], rows)]
+    return ["## Privacy: ε by view and bound", note, markdown(["plan", *names], rows)]
 
 
 def _settings(results: Results, made: Made) -> list[str]:
@@ -334,24 +222,14 @@ def _settings(results: Results, made: Made) -> list[str]:
         "- base configuration: "
         + "; ".join(f"{name}.{key} = {value}" for name, part in experiment.base.items() for key, value in part.items()),
     ]
-    for name, accuracy in made.optima.items():
-        lines.append(f"- test accuracy of the central optimum x* on {name}: {100 * accuracy:.2f} %")
+    for (data, penalty), accuracy in made.optima.items():
+        table = json.loads(data)
+        levels = f"({table['alpha']:g}, {table['beta']:g}), λ = {penalty:g}"
+        lines.append(f"- test accuracy of the central optimum x* on synthetic {levels}: {100 * accuracy:.2f} %")
     if _in_paper(experiment):
         lines.append(f"- the paper: {published()['source']}")
     lines += [f"- {note}" for note in experiment.notes]
     return ["## How it was made", "\n".join(lines)]
 
 
-def _rate(choice: str) -> str:
-    return choice.removeprefix("η₀ = ")
-
-
-def _last(run: Run) -> float | None:
-    return run.last
-
-
-def _average(run: Run) -> float | None:
-    return run.average
-
-
-Value = Callable[[Run], float | None]
+_PARTS = {"table": table_parts, "sweep": sweep_parts, "curves": _curves, "frontier": _frontier}

@@ -1,0 +1,151 @@
+"""The tables of RESULT.md: ours beside the paper's, and every choice of a sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpscaffold.experiments.published import table
+from dpscaffold.report.reproduction import Place, Results, Value, average, last
+from dpscaffold.report.reproduction_text import (
+    OUTPUTS,
+    TUNING,
+    Made,
+    Objective,
+    markdown,
+    percent,
+    rate,
+)
+
+_HOW = (
+    "Mean ± deviation over the seeds. *Last*: mean over the last 10 % of rounds, as in the paper. *Average*: the model "
+    "averaged over the last half of the rounds, which costs no privacy."
+)
+
+
+def table_parts(results: Results, made: Made) -> list[str]:
+    """Both outputs beside the paper's value, with the choices made in view of the test data and by validation."""
+    parts = ["## Test accuracy (%), ours and the paper's"]
+    parts.append(f"{_HOW} η₀ was chosen for each cell **with the test data in view**; {_validation(results)} {TUNING}")
+    cells = table(results.experiment.published or results.experiment.name)
+    header = [
+        "σ_g",
+        "K",
+        "T",
+        "paper",
+        "last",
+        "− paper",
+        "average",
+        "− paper",
+        "η₀ last, average",
+        "last by validation",
+        "average by validation",
+        "η₀ by validation",
+    ]
+    for line in results.lines(results.rows[0]):
+        if line:
+            parts.append(f"### {line}")
+        places = [(row, column, line) for row in results.rows for column in results.columns(row)]
+        parts.append(markdown(header, [_cell(results, place, cells) for place in places if place in results.places]))
+        parts += _best_of_rows(results, made, cells, line)
+    return parts
+
+
+def _validation(results: Results) -> str:
+    """What became of the choice by cross-validation."""
+    folds = f"{results.experiment.folds}-fold cross-validation on the training records"
+    if results.folded:
+        return f"the choice of {folds} stands beside it where it was run."
+    return f"the choice of {folds} was **not run** here (leave `--no-folds` out to run it)."
+
+
+def _cell(results: Results, place: Place, cells: Any) -> list[str]:
+    row, column, _ = place
+    paper = cells[float(row), int(column)]
+    ran = next(iter(results.places[place].values()))[0].finished.rounds
+    shown = [row, column, str(ran), f"{paper.accuracy:.2f} ± {paper.deviation:.2f}"]
+    rates = []
+    for value in (last, average):
+        choice = results.best(place, value)
+        summary = results.summary(place, choice, value)
+        shown += [percent(summary), f"{100 * summary.mean - paper.accuracy:+.2f}"]
+        rates.append(rate(choice))
+    shown.append(", ".join(rates))
+    chosen = []
+    for value in (last, average):
+        choice_ = results.validated(place, value)
+        shown.append("" if choice_ is None else percent(results.summary(place, choice_, value)))
+        chosen.append("" if choice_ is None else rate(choice_))
+    return [*shown, ", ".join(filter(None, chosen))]
+
+
+def _best_of_rows(results: Results, made: Made, cells: Any, line: str) -> list[str]:
+    """The best K of each σ_g, and its distance to the central optimum of the objective that was trained."""
+    rows, optimum = [], None
+    for row in results.rows:
+        columns = [column for column in results.columns(row) if (row, column, line) in results.places]
+        optimum = made.optima.get(_objective(results, (row, columns[0], line)))
+        shown = [row, f"{max(cells[float(row), int(c)].accuracy for c in columns):.2f}"]
+        for value, _ in OUTPUTS:
+            found = [(results.summary((row, c, line), results.best((row, c, line), value), value), c) for c in columns]
+            summary, column = max(found, key=lambda pair: pair[0].mean if pair[0].runs else -1)
+            below = "" if optimum is None else f"{100 * (optimum - summary.mean):.2f}"
+            shown += [f"{percent(summary)} (K = {column})", below]
+        rows.append(shown)
+    return [
+        f"Best K of each row.{_optimum(optimum)}",
+        markdown(["σ_g", "paper", "last", "points below x*", "average", "points below x*"], rows),
+    ]
+
+
+def _optimum(accuracy: float | None) -> str:
+    """The central optimum in words, where it was solved for."""
+    if accuracy is None:
+        return ""
+    return (
+        " The central optimum x* of this objective (all data in one place, no privacy) has "
+        f"{100 * accuracy:.2f} % test accuracy."
+    )
+
+
+def _objective(results: Results, place: Place) -> Objective:
+    """Which optimum stands beside a place."""
+    settings = next(iter(results.places[place].values()))[0].case.settings
+    return settings.data.model_dump_json(), settings.plan.regularisation
+
+
+def sweep_parts(results: Results, made: Made) -> list[str]:
+    """Every choice of every panel: one table per panel, clips down and step sizes across."""
+    parts = ["## Test accuracy (%) of every choice"]
+    parts.append(
+        f"{_HOW} Each entry is *last / average*, the mean over the seeds; the best of each output is bold, and was "
+        f"found **with the test data in view**. {TUNING}"
+    )
+    for row in results.rows:
+        for column in results.columns(row):
+            place: Place = (row, column, "")
+            best: dict[Value, str] = {value: results.best(place, value) for value, _ in OUTPUTS}
+            optimum = made.optima.get(_objective(results, place))
+            heads = [f"{name} {percent(results.summary(place, best[v], v))} ({best[v]})" for v, name in OUTPUTS]
+            parts += [
+                f"### {row}, {column}",
+                f"Best: {', '.join(heads)}.{_optimum(optimum)}",
+                _grid(results, place, best),
+            ]
+    return parts
+
+
+def _grid(results: Results, place: Place, best: dict[Value, str]) -> str:
+    """C down, η₀ across."""
+    by_clip: dict[float, dict[float, str]] = {}
+    for choice, runs in results.places[place].items():
+        settings = runs[0].case.settings
+        entry = []
+        for value, _ in OUTPUTS:
+            summary = results.summary(place, choice, value)
+            text = f"{100 * summary.mean:.1f}" if summary.runs else "diverged"
+            entry.append(f"**{text}**" if best[value] == choice else text)
+        assert settings.privacy is not None
+        by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.learning_rate] = " / ".join(entry)
+    rates = sorted({rate for entries in by_clip.values() for rate in entries})
+    rows = [[f"C = {clip:g}", *(entries.get(rate, "") for rate in rates)] for clip, entries in sorted(by_clip.items())]
+    return markdown([" ", *(f"η₀ = {rate:g}" for rate in rates)], rows)

@@ -1,0 +1,53 @@
+"""What the parts of a RESULT.md share: tables in Markdown, numbers in words, and what a result was made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpscaffold.report.reproduction import Summary, Value, average, last
+
+TUNING = (
+    "Choosing hyperparameters by looking at private records stands outside every privacy guarantee, here as in "
+    "the paper."
+)
+
+
+#: The ``[data]`` table as JSON, and λ: what decides a central optimum.
+Objective = tuple[str, float]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a result was made with: the command as typed, the scale, the test accuracy of each objective's optimum,
+    and the rows that were asked for where not all were."""
+
+    command: str
+    scale: float
+    optima: dict[Objective, float]
+    rows: tuple[str, ...] = ()
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table; a column that is empty in every row is left out."""
+    filled = [any(row[k] for row in rows) for k in range(len(header))]
+    header, *rows = [[cell for cell, keep in zip(row, filled, strict=True) if keep] for row in (header, *rows)]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def percent(summary: Summary) -> str:
+    """Mean ± deviation in %; the mean alone of a single run."""
+    if not summary.runs:
+        return "diverged"
+    if summary.runs == 1:
+        return f"{100 * summary.mean:.2f}"
+    return f"{100 * summary.mean:.2f} ± {100 * summary.deviation:.2f}"
+
+
+def rate(choice: str) -> str:
+    """A choice of η₀ alone without its name."""
+    return choice.removeprefix("η₀ = ")
+
+
+#: Both outputs of a run and their names.
+OUTPUTS: tuple[tuple[Value, str], ...] = ((last, "last"), (average, "average"))
