@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput
+from dpscaffold import BadInput, synthetic
 from dpscaffold.cli import app
 from dpscaffold.experiments import reproduce as reproducing
 from dpscaffold.experiments import runner
@@ -19,7 +20,9 @@ from dpscaffold.experiments.definition import experiment, names
 from dpscaffold.experiments.published import caption, published, table
 from dpscaffold.experiments.reproduce import Wish, chosen_cases, reproduce
 from dpscaffold.experiments.runner import Stopped, Watcher, cells
+from dpscaffold.experiments.stack import Course
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
+from dpscaffold.report.reproduction import Results, average
 
 CPU = torch.device("cpu")
 TINY = 0.01
@@ -198,6 +201,28 @@ def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
     text = (tmp_path / "figure1" / "RESULT.md").read_text()
     for expected in ("DP-SCAFFOLD-warm", "epsilon: 13.0", "log₁₀ gap", "(5, 5)", "SCAFFOLD against FedAvg"):
         assert expected in text, expected
+
+
+def test_no_choice_is_validated_by_a_part_of_its_folds(tmp_path):
+    """A choice among the folds that happen to be finished would favour the choices that come first."""
+    chosen = experiment("table1")
+    cases = chosen.cases(1, 0.01)[:7]
+    folded = [replace(case, fold=(k, 5)) for case in cases for k in range(5)]
+    archive = Archive(tmp_path, "table1")
+
+    def finish(some):
+        courses = [Course(case.settings.setting(synthetic(users=40, records=20))) for case in some]
+        for k, course in enumerate(courses):
+            rounds = course.setting.plan.rounds
+            course.history = [{"round": rounds, "test_accuracy": 0.1 + 0.01 * k}]
+            course.average = {"test_accuracy": 0.1 + 0.01 * k}
+        archive.add(some, courses, {})
+
+    finish([*cases, *folded[:-1]])
+    place = ("10", "1", "λ = 5e-3")
+    assert Results(chosen, cases, folded, archive).validated(place, average) is None
+    finish(folded[-1:])
+    assert Results(chosen, cases, folded, archive).validated(place, average) == "η₀ = 0.8"
 
 
 def test_a_tiny_sweep_shows_every_choice(tmp_path):

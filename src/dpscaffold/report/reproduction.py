@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ class Results:
         self.missing = len(cases) - len(self.runs)
         self.places: dict[Place, dict[str, list[Run]]] = _by_place(self.runs)
         self.fold_places = _by_place(self.folded)
+        self._folds_asked = Counter(_place(case) for case in folded)
 
     @property
     def rows(self) -> list[str]:
@@ -101,10 +103,11 @@ class Results:
         return self._best(self.places[place], value)
 
     def validated(self, place: Place, value: Value) -> str | None:
-        """The choice that cross-validation makes, or None without one."""
-        if place not in self.fold_places:
+        """The choice that cross-validation makes; None without one, and while some of its runs are missing."""
+        found = self.fold_places.get(place, {})
+        if not found or sum(map(len, found.values())) < self._folds_asked[place]:
             return None
-        return self._best(self.fold_places[place], value)
+        return self._best(found, value)
 
     @staticmethod
     def _best(choices: dict[str, list[Run]], value: Value) -> str:
@@ -165,10 +168,12 @@ def _finished(cases: Sequence[Case], archive: Archive) -> list[Run]:
 def _by_place(runs: Sequence[Run]) -> dict[Place, dict[str, list[Run]]]:
     places: dict[Place, dict[str, list[Run]]] = {}
     for run in runs:
-        labels = run.case.labels
-        place = (labels["row"], labels["column"], labels["line"])
-        places.setdefault(place, {}).setdefault(labels["choice"], []).append(run)
+        places.setdefault(_place(run.case), {}).setdefault(run.case.labels["choice"], []).append(run)
     return places
+
+
+def _place(case: Case) -> Place:
+    return case.labels["row"], case.labels["column"], case.labels["line"]
 
 
 def _tidy(name: str, run: Run, shown: bool) -> list[dict[str, Any]]:

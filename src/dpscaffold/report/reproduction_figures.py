@@ -169,9 +169,15 @@ def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str], colou
 
 
 def _frontier(results: Results, plt: Any) -> Any:
+    """One panel per dataset, in one row or, beyond three, in two."""
     rows = results.rows
-    figure, axes = plt.subplots(1, len(rows), figsize=(4.6 * len(rows), 4.2), squeeze=False, constrained_layout=True)
-    for axis, row in zip(axes[0], rows, strict=True):
+    down = 1 if len(rows) <= 3 else 2
+    across = -(-len(rows) // down)
+    size = (max(12.0, 4.6 * across), 3.4 * down + 0.9)
+    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, constrained_layout=True)
+    for axis in axes.flat[len(rows) :]:
+        axis.set_visible(False)
+    for axis, row in zip(axes.flat, rows, strict=False):
         for line in results.lines(row):
             _frontier_lines(axis, results, row, line)
         axis.set_xscale("log")
@@ -180,7 +186,8 @@ def _frontier(results: Results, plt: Any) -> Any:
         axis.set_title(row, fontsize=10)
         axis.set_xlabel("ε towards the server")
         axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel(results.experiment.label)
+    for first in axes[:, 0]:
+        first.set_ylabel(results.experiment.label)
     _legend(figure, axes)
     return figure
 
