@@ -90,9 +90,10 @@ def reproduce(experiment: Experiment, wish: Wish, device: torch.device, show: Sh
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as watcher:
         run_cases(cases, archive, device, watcher, experiment.optimum)
         run_cases(folded, archive, device, watcher)
-    if wish.only_runs:
-        return [archive.path.name]
-    return write(experiment, wish, cases, folded, archive)
+        if wish.only_runs:
+            return [archive.path.name]
+        watcher.writing()
+        return write(experiment, wish, cases, folded, archive)
 
 
 def write(experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive) -> list[str]:

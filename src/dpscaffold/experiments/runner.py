@@ -148,6 +148,9 @@ class Watcher:
     def done(self, cell: Cell, seconds: float) -> None:
         """The stack is finished."""
 
+    def writing(self) -> None:
+        """All runs are finished; the results are about to be written."""
+
     def stop(self) -> str | None:
         """The name of a signal that asked to stop, or None."""
         return None

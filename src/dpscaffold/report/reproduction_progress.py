@@ -60,6 +60,14 @@ class Bars(Watcher):
                 f"about {duration(left)} left"
             )
 
+    def writing(self) -> None:
+        """Solving for a central optimum that is not remembered yet can take a minute: say what goes on."""
+        what = "solving for the central optima, drawing and writing"
+        self.bars.update(self.whole, completed=self.work)
+        self.bars.update(self.cell_bar, description=what, total=None, visible=True)
+        if not self.live and not self.quiet:
+            self.console.print(f"{self.name}: {what}")
+
     def stop(self) -> str | None:
         """The first signal that came in."""
         return self.caught[0] if self.caught else None
