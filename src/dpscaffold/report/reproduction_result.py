@@ -180,7 +180,7 @@ def _privacy(results: Results) -> list[str]:
         # Users who share their noise let anyone subtract it: no bound applies.
         found = dict.fromkeys(epsilons(settings)) if case.engine == "loop-same-noise" else epsilons(settings)
         plan = f"σ_g = {settings.privacy.noise:g}, K = {settings.plan.local_steps}, T = {settings.plan.rounds}"
-        who = "" if results.experiment.kind == "table" else f"{place[0]}, {place[2]}: "
+        who = "" if results.experiment.kind in ("table", "sweep") else f"{place[0]}, {place[2]}: "
         ratios = f"l = {settings.plan.user_ratio:g}, s = {settings.plan.data_ratio:g}"
         seen.setdefault(f"{who}{plan}, {ratios}", (who, found))
     if not seen:
