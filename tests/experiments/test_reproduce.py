@@ -225,6 +225,70 @@ def test_no_choice_is_validated_by_a_part_of_its_folds(tmp_path):
     assert Results(chosen, cases, folded, archive).validated(place, average) == "η₀ = 0.8"
 
 
+def fill(archive, cases, device="cpu", missing=(), diverged=()):
+    """Archive the cases as if they had run, but for those at some positions."""
+    federation = synthetic(users=40, records=20)
+    for k, case in enumerate(cases):
+        if k in missing:
+            continue
+        course = Course(case.settings.setting(federation), seconds=1.0)
+        course.history = [{"round": course.setting.plan.rounds, "test_accuracy": 0.5}]
+        course.average = {"test_accuracy": 0.5}
+        course.diverged = 3 if k in diverged else None
+        archive.add([case], [course], {"device": device, "python": "3.0"})
+
+
+def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, monkeypatch):
+    """Written from a part of the runs, a table loses no line that other rows have, and names what is missing."""
+    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    chosen = experiment("table1")
+    wish = Wish(tmp_path, seeds=1)
+    cases, folded = chosen_cases(chosen, wish)
+    archive = Archive(tmp_path, "table1")
+    first_row = [k for k, case in enumerate(cases) if case.labels["row"] == "10" and case.labels["line"] == "λ = 0"]
+    fill(archive, cases, "some GPU", missing=first_row, diverged=[0])
+    fill(archive, folded[:3], "cpu")
+    reproducing.write(chosen, wish, cases, folded, archive)
+    text = (tmp_path / "table1" / "RESULT.md").read_text()
+    assert f"**{len(first_row)} runs are not finished yet**" in text
+    assert f"**{len(folded) - 3} runs of the cross-validation are not finished yet**" in text
+    assert "### λ = 0" in text and "nan" not in text
+    assert f"device: some GPU, {len(cases) - len(first_row)} runs" in text and "device: cpu, 3 runs" in text
+    assert "some of its runs were made on a GPU" in text
+
+
+def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    chosen = experiment("frontier")
+    wish = Wish(tmp_path, seeds=1, rows=("MNIST, γ = 0 %",))
+    cases, folded = chosen_cases(chosen, wish)
+    gone = [k for k, c in enumerate(cases) if c.labels["line"] == "SCAFFOLD" and c.labels["column"] == "none"]
+    archive = Archive(tmp_path, "frontier")
+    mlp = Course(cases[0].settings.setting(synthetic(users=60, records=20)))
+    mlp.history = [{"round": mlp.setting.plan.rounds, "test_accuracy": 0.25}]
+    mlp.average = {"test_accuracy": 0.25}
+    for k, case in enumerate(cases):
+        if k not in gone:
+            archive.add([case], [mlp], {"device": "cpu"})
+    reproducing.write(chosen, wish, cases, folded, archive)
+    text = (tmp_path / "frontier" / "RESULT.md").read_text()
+    assert "(only MNIST, γ = 0 %)" in text.splitlines()[0]
+    assert "| none | not private |  | 25.00 (25.00) | 25.00 (25.00) | 25.00 (25.00) |" in text
+
+
+def test_runs_in_several_places_are_counted_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    chosen = experiment("figure1")
+    wish = Wish(tmp_path, seeds=1)
+    cases, folded = chosen_cases(chosen, wish)
+    distinct = {case.digest: case for case in cases}
+    assert len(distinct) < len(cases)
+    archive = Archive(tmp_path, "figure1")
+    fill(archive, distinct.values())
+    reproducing.write(chosen, wish, cases, folded, archive)
+    assert f"runs: {len(distinct)}\n" in (tmp_path / "figure1" / "RESULT.md").read_text()
+
+
 def test_a_tiny_sweep_shows_every_choice(tmp_path):
     result = invoke("clip", "--scale", TINY, "--row", "λ = 5e-3", "--out", tmp_path, "--quiet")
     assert result.exit_code == 0, result.output
@@ -288,6 +352,9 @@ def test_every_experiment_fits_a_narrow_list():
         (["table1", "--scale", "2"], "--scale is 2"),
         (["table1", "--seeds", "0"], "--seeds is 0"),
         (["table1", "--row", "11", "--scale", "0.01"], "has the rows '10'"),
+        (["table1", "--row", "10", "--row", "11", "--scale", "0.01"], "--row is '11'"),
+        (["all", "--row", "10"], "a row of one experiment"),
+        (["--list", "--row", "10"], "a row of one experiment"),
         (["table1", "--device", "cuda:99"], "device is 'cuda:99'"),
         ([], "no experiment was named"),
     ],

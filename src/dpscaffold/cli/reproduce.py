@@ -40,6 +40,8 @@ def reproduce_command(
 
     wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs)
     chosen = pick_device(device)
+    if row and (list_ or name == "all"):
+        raise BadInput(f"--row is {row[0]!r}, a row of one experiment; name that experiment instead of all or --list")
     if list_:
         from dpscaffold.report.reproduction_list import listing
 

@@ -66,11 +66,11 @@ class Wish:
 def chosen_cases(experiment: Experiment, wish: Wish) -> tuple[list[Case], list[Case]]:
     """The runs and the runs of the cross-validation that a wish asks for."""
     if wish.rows:
-        rows = tuple(row for row in experiment.rows if row.label in wish.rows)
-        if not rows:
-            known = ", ".join(repr(row.label) for row in experiment.rows)
-            raise BadInput(f"--row is {wish.rows[0]!r}; {experiment.name} has the rows {known}")
-        experiment = replace(experiment, rows=rows)
+        known = [row.label for row in experiment.rows]
+        for row in wish.rows:
+            if row not in known:
+                raise BadInput(f"--row is {row!r}; {experiment.name} has the rows {', '.join(map(repr, known))}")
+        experiment = replace(experiment, rows=tuple(row for row in experiment.rows if row.label in wish.rows))
     cases = experiment.cases(wish.seeds_of(experiment), wish.scale)
     return cases, experiment.folded(wish.scale) if wish.folds else []
 
@@ -110,7 +110,7 @@ def write(experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Ca
     folder.mkdir(parents=True, exist_ok=True)
     made = Made(wish.command(experiment.name), wish.scale, _optima(cases, wish.scale), wish.rows)
     written = write_tidy(results.tidy(), folder)
-    written += draw(results, folder, title(experiment, wish.scale))
+    written += draw(results, folder, title(experiment, wish.scale, wish.rows))
     return [*written, write_result(results, folder, made)]
 
 

@@ -77,22 +77,29 @@ class Results:
         self.runs = _finished(cases, archive)
         self.folded = _finished(folded, archive)
         self.missing = len(cases) - len(self.runs)
+        self.missing_folds = len(folded) - len(self.folded)
+        self._asked = list(dict.fromkeys(_place(case) for case in cases))
         self.places: dict[Place, dict[str, list[Run]]] = _by_place(self.runs)
         self.fold_places = _by_place(self.folded)
         self._folds_asked = Counter(_place(case) for case in folded)
 
     @property
     def rows(self) -> list[str]:
-        """Row labels in order."""
-        return list(dict.fromkeys(place[0] for place in self.places))
+        """Row labels in the definition's order."""
+        return self._labels(0)
 
     def columns(self, row: str) -> list[str]:
         """Column labels of a row in order."""
-        return list(dict.fromkeys(place[1] for place in self.places if place[0] == row))
+        return self._labels(1, row)
 
-    def lines(self, row: str) -> list[str]:
-        """Line labels of a row in order."""
-        return list(dict.fromkeys(place[2] for place in self.places if place[0] == row))
+    def lines(self, row: str | None = None) -> list[str]:
+        """Line labels in order, of a row or of all."""
+        return self._labels(2, row)
+
+    def _labels(self, axis: int, row: str | None = None) -> list[str]:
+        """What has a finished run, ordered as it was asked for: a missing run moves nothing."""
+        there = {place[axis] for place in self.places if row in (None, place[0])}
+        return [label for label in dict.fromkeys(place[axis] for place in self._asked) if label in there]
 
     def summary(self, place: Place, choice: str, value: Value) -> Summary:
         """Mean and deviation over seeds of one place and choice."""

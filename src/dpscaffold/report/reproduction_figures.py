@@ -78,7 +78,7 @@ def _curves(results: Results, plt: Any) -> Any:
 
 
 def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict[str, Any]) -> None:
-    """Mean over seeds with its deviation as a band; a dot where the run ends."""
+    """Mean over seeds with its deviation as a band; in trade-offs a vertical line where the run ends."""
     metric = results.experiment.metric
     by_round: dict[int, list[float]] = {}
     for run in results.shown(place):
@@ -103,7 +103,7 @@ OUTPUTS = (("last 10 % of iterates", lambda run: run.last), ("average of the las
 
 def _table(results: Results, plt: Any) -> Any:
     """The table as curves over K, one panel per output and line, ours solid and the paper's dotted."""
-    lines = results.lines(results.rows[0])
+    lines = results.lines()
     size = (9.5, 3.4 * len(lines) + 0.8)
     figure, axes = plt.subplots(len(lines), 2, figsize=size, sharey="row", squeeze=False, constrained_layout=True)
     for line, pair in zip(lines, axes, strict=True):

@@ -21,14 +21,15 @@ def write_result(results: Results, folder: Path, made: Made) -> str:
     """Write ``RESULT.md`` and return its name."""
     experiment = results.experiment
     parts = [
-        f"# {title(experiment, made.scale)}",
+        f"# {title(experiment, made.scale, made.rows)}",
         f"Beside the paper's {experiment.paper}." if _in_paper(experiment) else "This experiment is not in the paper.",
     ]
     if made.rows:
         every = ", ".join(row.label for row in experiment.rows)
         parts.append(f"**Only a part**: {', '.join(made.rows)} of the rows {every}.")
-    if results.missing:
-        parts.append(f"**{results.missing} runs are not finished yet**; the same command goes on with them.")
+    for count, what in ((results.missing, "runs"), (results.missing_folds, "runs of the cross-validation")):
+        if count:
+            parts.append(f"**{count} {what} are not finished yet**; the same command goes on with them.")
     parts += _PARTS[experiment.kind](results, made)
     parts += _privacy(results)
     parts += _settings(results, made)
@@ -36,10 +37,11 @@ def write_result(results: Results, folder: Path, made: Made) -> str:
     return "RESULT.md"
 
 
-def title(experiment: Experiment, scale: float) -> str:
-    """The title, which says so where the experiment was scaled down."""
+def title(experiment: Experiment, scale: float, rows: tuple[str, ...] = ()) -> str:
+    """The title, which says so where the experiment was scaled down or only a part of it is shown."""
     small = f" (scaled down to {scale:g} of the users and rounds)" if scale != 1 else ""
-    return f"{experiment.title}{small}"
+    part = f" (only {', '.join(rows)})" if rows else ""
+    return f"{experiment.title}{part}{small}"
 
 
 def _in_paper(experiment: Experiment) -> bool:
@@ -93,10 +95,8 @@ def _end(results: Results, place: Place) -> list[str]:
         summary = Summary.of([run.finished.late(metric) for run in runs])
         return f"{summary.mean:{pattern}} ± {summary.deviation:{pattern}}" if summary.runs else ""
 
-    best = max(
-        ((results.summary(place, c, v), c) for c in results.places[place] for v in (last, average)),
-        key=lambda pair: pair[0].mean if pair[0].runs else -1,
-    )
+    found = [(results.summary(place, c, v), c) for v in (last, average) for c in [results.best(place, v)]]
+    best = max(found, key=lambda pair: pair[0].mean if pair[0].runs else -1)
     rates = len(results.places[place]) > 1
     return [
         f"{place[0]}, {place[1]}",
@@ -143,12 +143,10 @@ def _frontier(results: Results, made: Made) -> list[str]:
         for column in columns:
             epsilon, _, sampling = column.partition(" ")
             entries = [(row, column, line) for line in lines if (row, column, line) in results.places]
-            if not entries:
-                continue
             how = {"poisson": "Poisson, add/remove", "fixed": "fixed size, replace-one"}.get(sampling, "not private")
             noises = [_noise(results.shown(p)[0].finished) for p in entries]
             rates = [rate(results.chosen(p)) for p in entries]
-            values = [_both(results, p) for p in entries]
+            values = [_both(results, (row, column, line)) for line in lines]
             rows.append([epsilon, how, *values, ", ".join(filter(None, noises)), ", ".join(rates)])
         parts += [f"### {row}", markdown(header, rows)]
     return parts
@@ -156,6 +154,8 @@ def _frontier(results: Results, made: Made) -> list[str]:
 
 def _both(results: Results, place: Place) -> str:
     """The averaged model's accuracy, and in brackets that of the last iterates of the same choice."""
+    if place not in results.places:
+        return ""
     choice = results.chosen(place)
     averaged, late = (results.summary(place, choice, value) for value in (average, last))
     return f"{percent(averaged)} ({percent(late)})"
@@ -205,19 +205,15 @@ def _privacy(results: Results) -> list[str]:
 def _settings(results: Results, made: Made) -> list[str]:
     """Everything needed to do it again."""
     experiment = results.experiment
-    runs = results.runs
-    first = runs[0].finished.made
-    devices = sorted({str(run.finished.made.get("device")) for run in runs})
-    seconds = sum(run.finished.seconds for run in [*runs, *results.folded])
-    seeds = sorted({run.case.labels["seed"] for run in runs})
-    part = "some of its runs" if "cpu" in devices else "its runs"
-    elsewhere = f"; {part} were made on a GPU, with `--device cuda --only-runs`" if devices != ["cpu"] else ""
+    # A run may stand in several places: FedSGD has the same K in every row.
+    finished = {run.case.digest: run.finished for run in [*results.runs, *results.folded]}
+    folds = len({run.case.digest for run in results.folded})
+    seeds = sorted({run.case.labels["seed"] for run in results.runs})
     lines = [
-        f"- command: `{made.command}`{elsewhere}",
-        f"- seeds: {', '.join(map(str, seeds))}; runs: {len(runs)}"
-        + (f", and {len(results.folded)} of the cross-validation" if results.folded else ""),
-        f"- device: {', '.join(devices)}; time of these runs: {duration(seconds)}",
-        "- versions: " + ", ".join(f"{k} {first[k]}" for k in ("dpscaffold", "python", "torch", "numpy") if k in first),
+        f"- command: `{made.command}`{_elsewhere(made, finished)}",
+        f"- seeds: {', '.join(map(str, seeds))} (of training; the data are the same); runs: {len(finished) - folds}"
+        + (f", and {folds} of the cross-validation" if folds else ""),
+        *_machines(finished),
         f"- definition: `experiments/paper/{experiment.name}.toml` inside the package",
         "- base configuration: "
         + "; ".join(f"{name}.{key} = {value}" for name, part in experiment.base.items() for key, value in part.items()),
@@ -230,6 +226,28 @@ def _settings(results: Results, made: Made) -> list[str]:
         lines.append(f"- the paper: {published()['source']}")
     lines += [f"- {note}" for note in experiment.notes]
     return ["## How it was made", "\n".join(lines)]
+
+
+def _machines(finished: dict[str, Finished]) -> list[str]:
+    """How many runs each machine made, in what time, and with which versions."""
+    groups: dict[tuple[str, str], list[Finished]] = {}
+    for run in finished.values():
+        names = ("dpscaffold", "python", "torch", "numpy")
+        versions = ", ".join(f"{name} {run.made[name]}" for name in names if name in run.made)
+        groups.setdefault((str(run.made.get("device")), versions), []).append(run)
+    return [
+        f"- device: {device}, {len(runs)} runs in {duration(sum(run.seconds for run in runs))}; versions: {versions}"
+        for (device, versions), runs in sorted(groups.items())
+    ]
+
+
+def _elsewhere(made: Made, finished: dict[str, Finished]) -> str:
+    """Says that runs came from another device than the command would use."""
+    devices = {str(run.made.get("device")) for run in finished.values()}
+    if "--device" in made.command or devices == {"cpu"}:
+        return ""
+    part = "some of its runs" if "cpu" in devices else "its runs"
+    return f"; {part} were made on a GPU, with `--device cuda --only-runs`"
 
 
 _PARTS = {"table": table_parts, "sweep": sweep_parts, "curves": _curves, "frontier": _frontier}

@@ -41,7 +41,7 @@ def table_parts(results: Results, made: Made) -> list[str]:
         "average by validation",
         "η₀ by validation",
     ]
-    for line in results.lines(results.rows[0]):
+    for line in results.lines():
         if line:
             parts.append(f"### {line}")
         places = [(row, column, line) for row in results.rows for column in results.columns(row)]
@@ -67,14 +67,15 @@ def _cell(results: Results, place: Place, cells: Any) -> list[str]:
     for value in (last, average):
         choice = results.best(place, value)
         summary = results.summary(place, choice, value)
-        shown += [percent(summary), f"{100 * summary.mean - paper.accuracy:+.2f}"]
+        shown += [percent(summary), f"{100 * summary.mean - paper.accuracy:+.2f}" if summary.runs else ""]
         rates.append(rate(choice))
     shown.append(", ".join(rates))
     chosen = []
     for value in (last, average):
         choice_ = results.validated(place, value)
-        shown.append("" if choice_ is None else percent(results.summary(place, choice_, value)))
-        chosen.append("" if choice_ is None else rate(choice_))
+        made = choice_ if choice_ in results.places[place] else None
+        shown.append("" if made is None else percent(results.summary(place, made, value)))
+        chosen.append("" if made is None else rate(made))
     return [*shown, ", ".join(filter(None, chosen))]
 
 
@@ -83,12 +84,14 @@ def _best_of_rows(results: Results, made: Made, cells: Any, line: str) -> list[s
     rows, optimum = [], None
     for row in results.rows:
         columns = [column for column in results.columns(row) if (row, column, line) in results.places]
+        if not columns:
+            continue
         optimum = made.optima.get(_objective(results, (row, columns[0], line)))
         shown = [row, f"{max(cells[float(row), int(c)].accuracy for c in columns):.2f}"]
         for value, _ in OUTPUTS:
             found = [(results.summary((row, c, line), results.best((row, c, line), value), value), c) for c in columns]
             summary, column = max(found, key=lambda pair: pair[0].mean if pair[0].runs else -1)
-            below = "" if optimum is None else f"{100 * (optimum - summary.mean):.2f}"
+            below = "" if optimum is None or not summary.runs else f"{100 * (optimum - summary.mean):.2f}"
             shown += [f"{percent(summary)} (K = {column})", below]
         rows.append(shown)
     return [

@@ -36,12 +36,19 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 
 
 def percent(summary: Summary) -> str:
-    """Mean ± deviation in %; the mean alone of a single run."""
+    """Mean ± deviation in %; the mean alone of a single run. Runs that diverged are counted, not hidden.
+
+    >>> percent(Summary(0.5, 0.01, 3)), percent(Summary(0.5, 0.0, 1)), percent(Summary(0.5, 0.01, 2, 1))
+    ('50.00 ± 1.00', '50.00', '50.00 ± 1.00 (1 of 3 diverged)')
+    """
     if not summary.runs:
         return "diverged"
-    if summary.runs == 1:
-        return f"{100 * summary.mean:.2f}"
-    return f"{100 * summary.mean:.2f} ± {100 * summary.deviation:.2f}"
+    text = f"{100 * summary.mean:.2f}"
+    if summary.runs > 1:
+        text += f" ± {100 * summary.deviation:.2f}"
+    if summary.diverged:
+        text += f" ({summary.diverged} of {summary.runs + summary.diverged} diverged)"
+    return text
 
 
 def rate(choice: str) -> str:
