@@ -20,8 +20,9 @@ test-all: $(VENV)/.ready-dev  ## run the longer checks too
 
 check: lint types doctest test  ## everything a reviewer would run
 
-lint: $(VENV)/.ready-dev  ## ruff
+lint: $(VENV)/.ready-dev  ## ruff: rules and layout
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: $(VENV)/.ready-dev  ## mypy
 	$(BIN)/mypy

@@ -59,9 +59,7 @@ def main() -> None:
         schedule.step()
         if epoch % 10 == 0 or epoch == chosen.epochs:
             score = accuracy(model, federation.test.features, federation.test.labels)
-            print(
-                f"epoch {epoch}: test accuracy {score:.4f}, {time.perf_counter() - start:.0f} s", flush=True
-            )
+            print(f"epoch {epoch}: test accuracy {score:.4f}, {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -61,11 +61,7 @@ def test_numpy_arrays_will_do():
     data = Federation.from_arrays(
         [(np.zeros((2, 3)), np.array([0, 4], dtype=np.int32))], [(np.ones((1, 3)), np.array([1]))]
     )
-    assert (
-        data.classes == 5
-        and data.train.features.dtype == torch.float32
-        and data.train.labels.dtype == torch.int64
-    )
+    assert data.classes == 5 and data.train.features.dtype == torch.float32 and data.train.labels.dtype == torch.int64
     assert data.names == ("0",)
 
 

@@ -23,9 +23,7 @@ def by_hand(data, task, params):
     for i in range(data.users):
         x, y = data.test.of(i)
         scores = task.scores(params, task.prepare(x.double()))
-        accuracies.append(
-            np.mean([int(s.argmax()) == int(label) for s, label in zip(scores, y, strict=True)])
-        )
+        accuracies.append(np.mean([int(s.argmax()) == int(label) for s, label in zip(scores, y, strict=True)]))
         x, y = data.train.of(i)
         point = params.clone().requires_grad_()
         loss = task.losses(point, task.prepare(x.double()), y).mean() + REGULARISATION / 2 * (point**2).sum()

@@ -63,8 +63,7 @@ def test_users_count_equally_whatever_their_sizes():
     doubled = [tables[0], tuple(torch.cat([part, part]) for part in tables[1])]
     tests = [data.test.of(0), data.test.of(1)]
     one, two = (
-        solve(Federation.from_arrays(part, tests, classes=3), Logistic(4, 3), 0.1).params
-        for part in (tables, doubled)
+        solve(Federation.from_arrays(part, tests, classes=3), Logistic(4, 3), 0.1).params for part in (tables, doubled)
     )
     torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 

@@ -47,13 +47,9 @@ each_engine = pytest.mark.parametrize("engine", ENGINE_NAMES)
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-def one_round(
-    engine: str, run: Setting, control=None, memory=None, params=None, randomness=None
-) -> torch.Tensor:
+def one_round(engine: str, run: Setting, control=None, memory=None, params=None, randomness=None) -> torch.Tensor:
     """x after one round with everybody, from a state of the test's making."""
-    made = (
-        Loop(run, CPU, randomness) if engine == "loop" else Simulator([run], CPU, randomness and [randomness])
-    )
+    made = Loop(run, CPU, randomness) if engine == "loop" else Simulator([run], CPU, randomness and [randomness])
     state = made.state
     state.control = state.control if control is None else control.clone()
     state.memory = state.memory if memory is None else memory.clone()
@@ -78,12 +74,8 @@ def test_changing_c_moves_the_step_by_exactly_minus_the_rate_times_the_change(al
     size, eta = run.task.parameters, run.plan.step_size
     change, own = torch.linspace(-1, 2, size), torch.randn(run.users, size)
     base = one_round(engine, run)
-    torch.testing.assert_close(
-        one_round(engine, run, control=change) - base, -eta * change, rtol=1e-4, atol=1e-5
-    )
-    torch.testing.assert_close(
-        one_round(engine, run, memory=own) - base, eta * own.mean(0), rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(one_round(engine, run, control=change) - base, -eta * change, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one_round(engine, run, memory=own) - base, eta * own.mean(0), rtol=1e-4, atol=1e-5)
 
 
 @each_engine
@@ -151,9 +143,7 @@ def test_every_uploaded_number_changes_when_the_noise_does(algorithm, task, priv
     run = setting(algorithm, task, privacy, warm_rounds=1)
 
     def script(seed: int) -> Scripted:
-        return Scripted(
-            0, lambda *key: np.random.default_rng([seed, *key]).standard_normal(run.task.parameters)
-        )
+        return Scripted(0, lambda *key: np.random.default_rng([seed, *key]).standard_normal(run.task.parameters))
 
     one, two = (uploads(engine, run, 2, script(seed)) for seed in (1, 2))
     for round, (a, b) in enumerate(zip(one, two, strict=True), start=1):
@@ -170,12 +160,8 @@ def test_every_uploaded_number_changes_when_the_noise_does(algorithm, task, priv
 def test_huge_noise_drowns_everything_that_is_uploaded(algorithm, engine):
     """With σ_g = 10⁶ every coordinate of every upload is of the noise's size: none bypasses it."""
     run = setting(algorithm, "logistic", Gaussian(clip=1.0, noise=1e6), warm_rounds=0)
-    everything = Scripted(
-        0, lambda *key: np.sign(np.random.default_rng(key).standard_normal(run.task.parameters))
-    )
-    (sent,) = uploads(
-        engine, replace(run, plan=replace(run.plan, local_steps=1, data_ratio=1.0)), 1, everything
-    )
+    everything = Scripted(0, lambda *key: np.sign(np.random.default_rng(key).standard_normal(run.task.parameters)))
+    (sent,) = uploads(engine, replace(run, plan=replace(run.plan, local_steps=1, data_ratio=1.0)), 1, everything)
     for key, value in sent.items():
         assert float(value.abs().min()) > 1e4, key
 
@@ -432,9 +418,7 @@ def test_an_empty_poisson_batch_still_yields_noise(algorithm, unit, engine):
     run = setting(algorithm, Linear(size), privacy, data, **plan)
     noise = Scripted(0, lambda round, user, step: 1.0 + user + step)
     moves = uploads(engine, run, 1, noise)[0]["move"]
-    counts = np.stack(
-        [noise.batches(1, u, 8, 1, run.plan.local_steps, "poisson").count for u in range(users)]
-    )
+    counts = np.stack([noise.batches(1, u, 8, 1, run.plan.local_steps, "poisson").count for u in range(users)])
     assert 0.2 < (counts == 0).mean() < 0.6
     # Each of a step's records adds 1/√P to every coordinate; towards users the mean is held to norm C.
     means = (counts if unit == "record" else np.minimum(counts, 1)) / np.sqrt(size)
@@ -455,9 +439,7 @@ def test_unequal_users_take_exactly_k_steps(algorithm, sampling, engine):
     data = vectors([torch.zeros(n, 3) for n in UNEQUAL])
     privacy = Gaussian(clip=1.0, noise=1.0, unit="user", sampling=sampling)
     run = setting(algorithm, Linear(3), privacy, data, user_ratio=1.0, regularisation=0.0, warm_rounds=0)
-    run = replace(
-        run, algorithm=run.algorithm.replace(direction=lambda gradient, y, broadcast, memory: gradient)
-    )
+    run = replace(run, algorithm=run.algorithm.replace(direction=lambda gradient, y, broadcast, memory: gradient))
     moves = uploads(engine, run, 1, Scripted(0, lambda round, user, step: 10.0**step))[0]["move"]
     taken = -moves / (run.plan.step_size * 2)
     expected = sum(10.0**k for k in range(run.plan.local_steps))

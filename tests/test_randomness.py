@@ -107,11 +107,7 @@ def test_the_size_of_a_poisson_batch_is_binomial(batch):
     q = batch / records
     variance = records * q * (1 - q)
     assert abs(count.mean() - batch) < 5 * np.sqrt(variance / draws)
-    assert (
-        chi2.ppf(ALARM, draws - 1)
-        < ((count - batch) ** 2).sum() / variance
-        < chi2.isf(ALARM, draws - 1) * 1.02
-    )
+    assert chi2.ppf(ALARM, draws - 1) < ((count - batch) ** 2).sum() / variance < chi2.isf(ALARM, draws - 1) * 1.02
     assert count.max() > batch + 2 * np.sqrt(variance)
 
 
@@ -150,9 +146,7 @@ def test_every_stream_has_its_own_key():
                 firsts["noise", seed, round, user] = randomness.noise(round, user).random()
                 stream = randomness._stream(randomness._private_key, module.BATCHES, round, user)
                 firsts["batches", seed, round, user] = stream.random()
-            firsts["participants", seed, round] = randomness._stream(
-                seed, module.PARTICIPANTS, round
-            ).random()
+            firsts["participants", seed, round] = randomness._stream(seed, module.PARTICIPANTS, round).random()
     assert len(set(firsts.values())) == len(firsts)
     purposes = (module.PARTICIPANTS, module.BATCHES, module.NOISE, module.WEIGHTS)
     assert len(set(purposes)) == 4

@@ -17,9 +17,7 @@ def phases() -> list[tuple[str, Algorithm]]:
     return made + [(f"{name}: warm-up", one.warm_up) for name, one in made if one.warm_up is not None]
 
 
-each_phase = pytest.mark.parametrize(
-    "algorithm", [a for _, a in phases()], ids=[name for name, _ in phases()]
-)
+each_phase = pytest.mark.parametrize("algorithm", [a for _, a in phases()], ids=[name for name, _ in phases()])
 
 
 def stack(algorithm: Algorithm) -> tuple[torch.Tensor, Local, Broadcast, Memory]:

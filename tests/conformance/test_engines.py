@@ -58,9 +58,7 @@ def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
 @every_algorithm
 def test_every_weighting_and_averaging_agrees(algorithm, weighting, averaging):
     """The mean over participants and the mean over iterates are the same on both engines."""
-    run = setting(
-        algorithm, "logistic", "fixed", weighting=weighting, averaging=averaging, tail=0.4, rounds=6
-    )
+    run = setting(algorithm, "logistic", "fixed", weighting=weighting, averaging=averaging, tail=0.4, rounds=6)
     assert_agree(final("simulator", run), final("loop", run))
 
 
@@ -92,14 +90,8 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
     """Runs with their own data, rates, clips and noise share a stack without touching each other."""
     kind = PRIVACIES[privacy]
     runs = [setting(algorithm, "logistic", kind, federation(UNEQUAL, seed=0))]
-    runs.append(
-        setting(
-            algorithm, "logistic", kind, runs[0].federation, seed=5, learning_rate=0.1, regularisation=0.0
-        )
-    )
-    other = (
-        kind if kind is None else replace(kind, noise=0.3, clip=kind.clip if kind.clip == "median" else 1.3)
-    )
+    runs.append(setting(algorithm, "logistic", kind, runs[0].federation, seed=5, learning_rate=0.1, regularisation=0.0))
+    other = kind if kind is None else replace(kind, noise=0.3, clip=kind.clip if kind.clip == "median" else 1.3)
     runs.append(
         setting(
             algorithm,
@@ -117,8 +109,7 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
         stack = Simulator(runs, CPU, chunk=chunk)
         for round in range(1, runs[0].plan.rounds + 1):
             drawn = [
-                r.participants(round, s.users, s.participants)
-                for r, s in zip(stack.randomness, runs, strict=True)
+                r.participants(round, s.users, s.participants) for r, s in zip(stack.randomness, runs, strict=True)
             ]
             stack.rounds(round, [Draw(d, d) for d in drawn])
         for state, run in zip(stack.states, runs, strict=True):

@@ -53,9 +53,7 @@ def test_scaffold_without_control_variates_is_fedavg(task, privacy, engine):
     plain = replace(run, algorithm=fedavg())
     torch.testing.assert_close(final(engine, run).params, final(engine, plain).params, rtol=1e-5, atol=1e-6)
     # The controls matter: with them the run is another one.
-    assert not torch.allclose(
-        final(engine, setting("scaffold", task, privacy)).params, final(engine, plain).params
-    )
+    assert not torch.allclose(final(engine, setting("scaffold", task, privacy)).params, final(engine, plain).params)
 
 
 @each_engine
@@ -63,10 +61,7 @@ def test_fedprox_without_a_pull_is_fedavg_and_a_strong_pull_holds_back(engine):
     """μ = 0 is FedAvg; the larger μ, the shorter the users' moves."""
     run = setting(fedprox(0.0), "logistic", None, local_steps=8)
     assert_agree(final(engine, run), final(engine, replace(run, algorithm=fedavg())), rtol=1e-6, atol=1e-7)
-    lengths = [
-        float(uploads(engine, replace(run, algorithm=fedprox(mu)))[0]["move"].norm())
-        for mu in (0.0, 1.0, 4.0)
-    ]
+    lengths = [float(uploads(engine, replace(run, algorithm=fedprox(mu)))[0]["move"].norm()) for mu in (0.0, 1.0, 4.0)]
     assert lengths[0] > 1.05 * lengths[1] > 1.05 * lengths[2]
 
 
@@ -114,9 +109,7 @@ def test_the_server_moves_by_its_rate_times_the_mean_move(algorithm, weighting, 
 
 @each_engine
 @each_algorithm
-@pytest.mark.parametrize(
-    ("averaging", "taken"), [("none", []), ("uniform", [2, 3, 4, 5, 6]), ("tail", [5, 6])]
-)
+@pytest.mark.parametrize(("averaging", "taken"), [("none", []), ("uniform", [2, 3, 4, 5, 6]), ("tail", [5, 6])])
 def test_the_output_is_the_average_that_was_asked_for(algorithm, averaging, taken, engine):
     """none: x^T.
 
@@ -163,9 +156,7 @@ def test_a_state_survives_a_checkpoint(algorithm, engine):
             engine.round(t, Draw(drawn, drawn))
 
     rounds(made, 1, 2)
-    saved = {
-        key: value.clone() if torch.is_tensor(value) else value for key, value in made.state.to_dict().items()
-    }
+    saved = {key: value.clone() if torch.is_tensor(value) else value for key, value in made.state.to_dict().items()}
     resumed = ENGINES[engine](run)
     resumed.state = State.from_dict(saved, CPU)
     rounds(resumed, 3, 4)

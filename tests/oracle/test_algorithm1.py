@@ -68,6 +68,4 @@ def test_the_oracle_itself_has_the_right_gradient():
     for p in np.ndindex(weights.shape):
         nudge = np.zeros_like(weights)
         nudge[p] = step
-        assert found[p] == pytest.approx(
-            (loss(weights + nudge) - loss(weights - nudge)) / (2 * step), abs=1e-7
-        )
+        assert found[p] == pytest.approx((loss(weights + nudge) - loss(weights - nudge)) / (2 * step), abs=1e-7)

@@ -39,9 +39,7 @@ def uncorrelated(one: np.ndarray, two: np.ndarray) -> bool:
     return bool(abs(np.arctanh(r)) < norm.isf(ALARM / 2) / np.sqrt(one.size - 3))
 
 
-def queries(
-    engine: str, algorithm: str, privacy: Gaussian, sizes: tuple[int, ...], **plan: object
-) -> np.ndarray:
+def queries(engine: str, algorithm: str, privacy: Gaussian, sizes: tuple[int, ...], **plan: object) -> np.ndarray:
     """The noised gradients H̃ of records whose gradient is zero: (rounds, K, users, P) of pure noise."""
     data = vectors([torch.zeros(n, SIZE) for n in sizes])
     plan = {"rounds": 3, "user_ratio": 1.0, "regularisation": 0.0, "warm_rounds": 1} | plan

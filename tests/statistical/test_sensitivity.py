@@ -51,9 +51,7 @@ def query(
     draws = torch.full((made.parameters,), noise)
     if engine == "loop":
         table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
-        run = setting(
-            "fedavg", made, privacy, Federation.from_arrays(table, table, classes=CLASSES), user_ratio=1.0
-        )
+        run = setting("fedavg", made, privacy, Federation.from_arrays(table, table, classes=CLASSES), user_ratio=1.0)
         loop = Loop(run, CPU)
         return loop.noised(loop.gradients(params, made.prepare(x), y), divisor, draws)
     column = torch.ones(1, 1)
@@ -91,9 +89,7 @@ each_task = pytest.mark.parametrize("task", TASKS)
 @each_path
 @each_task
 @given(clip=clips, batch=st.integers(1, 9), stretch=stretches, seed=seeds, where=st.integers(0, 8))
-def test_replacing_one_record_moves_a_fixed_batch_by_at_most_2c_over_b(
-    engine, task, clip, batch, stretch, seed, where
-):
+def test_replacing_one_record_moves_a_fixed_batch_by_at_most_2c_over_b(engine, task, clip, batch, stretch, seed, where):
     """Replace-one neighbours: the mean of b clipped gradients moves by at most 2C/b."""
     x, y = table(seed, batch, stretch)
     other, label = table(seed + 7, 1, -stretch)
@@ -107,9 +103,7 @@ def test_replacing_one_record_moves_a_fixed_batch_by_at_most_2c_over_b(
 @each_path
 @each_task
 @given(clip=clips, drawn=st.integers(0, 6), divisor=st.integers(1, 6), stretch=stretches, seed=seeds)
-def test_adding_one_record_moves_a_poisson_batch_by_at_most_c_over_b(
-    engine, task, clip, drawn, divisor, stretch, seed
-):
+def test_adding_one_record_moves_a_poisson_batch_by_at_most_c_over_b(engine, task, clip, drawn, divisor, stretch, seed):
     """Add/remove neighbours: the sum moves by at most C, half of what the noise is scaled to.
 
     Empty batches too.
@@ -124,9 +118,7 @@ def test_adding_one_record_moves_a_poisson_batch_by_at_most_c_over_b(
 @each_task
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @given(clip=clips, counts=st.tuples(st.integers(0, 9), st.integers(0, 9)), stretch=stretches, seed=seeds)
-def test_replacing_a_whole_user_moves_a_step_by_at_most_2c(
-    engine, task, sampling, clip, counts, stretch, seed
-):
+def test_replacing_a_whole_user_moves_a_step_by_at_most_2c(engine, task, sampling, clip, counts, stretch, seed):
     """unit = "user": other records, other batch: at most 2C. A Poisson batch may far exceed its divisor."""
     divisor = 2 if sampling == "poisson" else 4
     sizes = counts if sampling == "poisson" else (divisor, divisor)
@@ -160,9 +152,7 @@ def test_the_bounds_are_reached(engine):
     sizes=st.lists(st.integers(2, 9), min_size=1, max_size=4), share=st.sampled_from([0.5, 0.75, 1.0]),
     clip=clips, stretch=stretches, seed=seeds, sampling=st.sampled_from(["fixed", "poisson"]),
 )  # fmt: skip
-def test_a_whole_round_moves_by_no_more_than_stated(
-    engine, task, sizes, share, clip, stretch, seed, sampling
-):
+def test_a_whole_round_moves_by_no_more_than_stated(engine, task, sizes, share, clip, stretch, seed, sampling):
     """One record of one user replaced (fixed) or blanked out of a round of unequal users, one step each.
 
     x moves by at most η_l·(2C/b_i)/m. For Poisson batches a replaced record is one removed and one added.

@@ -79,9 +79,7 @@ def test_clipped_sums_equal_those_of_explicit_gradients(task, shape, clip, weigh
         torch.testing.assert_close(found.bound, expected.bound, rtol=1e-4, atol=1e-5)
 
 
-@given(
-    shape=shapes, clip=st.sampled_from(["fixed", "median"]), held=st.integers(1, 400), weighting=weightings
-)
+@given(shape=shapes, clip=st.sampled_from(["fixed", "median"]), held=st.integers(1, 400), weighting=weightings)
 def test_chunks_of_a_module_change_nothing(shape, clip, held, weighting):
     """However few per-example gradients are held at a time, sums and bounds are the same."""
     task, params, x, y, generator = some("module", shape)
@@ -220,9 +218,7 @@ def test_a_module_without_parameters_is_refused():
 
 def test_the_median_is_the_lower_one_of_the_real_records():
     """Padding does not count, an empty batch has bound 0, and zero gradients stay zero."""
-    norms = torch.tensor(
-        [[4.0, 1.0, 3.0, 2.0], [9.0, 5.0, 7.0, 1.0], [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 5.0]]
-    )
+    norms = torch.tensor([[4.0, 1.0, 3.0, 2.0], [9.0, 5.0, 7.0, 1.0], [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 5.0]])
     weight = torch.tensor([[1.0, 1, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     factor, bound = clip_factors(norms, weight, "median")
     assert bound.tolist() == [2.0, 5.0, 0.0, 0.0]

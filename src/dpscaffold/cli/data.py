@@ -25,14 +25,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[
-    Path | None, typer.Argument(help="A configuration; its [data] table is used.", show_default=False)
-]
+Config = Annotated[Path | None, typer.Argument(help="A configuration; its [data] table is used.", show_default=False)]
 Source = Annotated[str | None, typer.Option("--source", help="A source by name, such as digits or mnist.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="data.key=value, as often as needed.")]
-Folder = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where datasets live (else $DPSCAFFOLD_DATA).")
-]
+Folder = Annotated[Path | None, typer.Option("--data-dir", help="Where datasets live (else $DPSCAFFOLD_DATA).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 _SHADES = " ░▒▓█"
@@ -46,9 +42,7 @@ def describe_command(
     source: Source = None,
     change: Changes = None,
     data_dir: Folder = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write a figure here (.png, .svg or .pdf).")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a figure here (.png, .svg or .pdf).")] = None,
     as_json: Json = False,
 ) -> None:
     """Users, records, classes, labels by user, sizes and heterogeneity, as a table and a figure.
@@ -82,9 +76,7 @@ def prepare_command(
     source: Source = None,
     change: Changes = None,
     data_dir: Folder = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a federation prepared before.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a federation prepared before.")] = False,
 ) -> None:
     """Build a federation once and store it in a folder, to be loaded or mapped with source = "saved"."""
     if out is None:
@@ -138,19 +130,13 @@ def list_command(data_dir: Folder = None, as_json: Json = False) -> None:
     ]
     others = [name for name in SOURCES if name not in CATALOGUE]
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"data_dir": str(folder), "datasets": rows, "other_sources": others}, ensure_ascii=False
-            )
-        )
+        typer.echo(json.dumps({"data_dir": str(folder), "datasets": rows, "other_sources": others}, ensure_ascii=False))
         return
     table = Table(title="Datasets", title_justify="left")
     for heading in ("name", "what it is", "here", "download"):
         table.add_column(heading)
     for row in rows:
-        table.add_row(
-            row["name"], row["about"], *("yes" if row[key] else "no" for key in ("here", "downloadable"))
-        )
+        table.add_row(row["name"], row["about"], *("yes" if row[key] else "no" for key in ("here", "downloadable")))
     console = Console()
     console.print(table)
     console.print(f"looked for in {folder}", markup=False, highlight=False, soft_wrap=True)
@@ -163,9 +149,7 @@ def _is_here(folder: Path) -> bool:
     return any(path for pattern in wanted for path in folder.glob(pattern) if path.suffix != ".part")
 
 
-def _settings(
-    config: Path | None, source: str | None, change: list[str] | None, data_dir: Path | None
-) -> Any:
+def _settings(config: Path | None, source: str | None, change: list[str] | None, data_dir: Path | None) -> Any:
     """The [data] settings that a configuration and options come to."""
     from dpscaffold.config import load
 
@@ -213,9 +197,7 @@ def summary_table(description: Description) -> Table:
 def label_table(description: Description) -> Table:
     """Some users, evenly chosen, with their sizes and a shade for each label's share of their records."""
     chosen = shown_users(description.users, _MOST_USERS).tolist()
-    title = "labels by user" + (
-        f" ({len(chosen)} of {description.users:,})" if len(chosen) < description.users else ""
-    )
+    title = "labels by user" + (f" ({len(chosen)} of {description.users:,})" if len(chosen) < description.users else "")
     table = Table(title=title, title_justify="left")
     table.add_column("user")
     table.add_column("train", justify="right")

@@ -84,9 +84,7 @@ def read_npz(path: str | Path) -> Pool:
         raise BadInput(f"{path} cannot be read as a NumPy .npz file ({problem})") from None
     for name in ("features", "labels"):
         if name not in arrays:
-            raise BadInput(
-                f"{path} has no array '{name}'{nearest(name, arrays)}; it has {', '.join(arrays) or 'none'}"
-            )
+            raise BadInput(f"{path} has no array '{name}'{nearest(name, arrays)}; it has {', '.join(arrays) or 'none'}")
     return from_pooled(arrays["features"], arrays["labels"], arrays.get("users"), title=path.stem)
 
 
@@ -100,14 +98,10 @@ def from_huggingface(
     """
     names = list(getattr(dataset, "column_names", None) or [])
     if not names or isinstance(dataset, Mapping):
-        raise BadInput(
-            "a Hugging Face dataset with columns is expected; choose one split, such as dataset['train']"
-        )
+        raise BadInput("a Hugging Face dataset with columns is expected; choose one split, such as dataset['train']")
     for wanted in (label, *features, *([user] if user else [])):
         if wanted not in names:
-            raise BadInput(
-                f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has {', '.join(names)}"
-            )
+            raise BadInput(f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has {', '.join(names)}")
     chosen = tuple(features) or tuple(name for name in names if name not in (label, user))
     columns = [_flat_column(dataset, name) for name in chosen]
     users = np.asarray(dataset[user]) if user else None
@@ -127,9 +121,7 @@ def _flat_column(dataset: Any, name: str) -> np.ndarray:
         scale = 1 / 255 if column.dtype == np.uint8 else 1.0
         return column.astype(np.float32) * np.float32(scale)
     except (ValueError, TypeError):
-        raise BadInput(
-            f"column '{name}' cannot be made numbers of one shape; choose other features"
-        ) from None
+        raise BadInput(f"column '{name}' cannot be made numbers of one shape; choose other features") from None
 
 
 def _pair(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -141,8 +133,7 @@ def _pair(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.nda
         raise BadInput(f"{name}: features and labels must be numbers") from None
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise BadInput(
-            f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) and (n,), "
-            "n at least 1"
+            f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) and (n,), n at least 1"
         )
     if not (np.isfinite(y).all() and (y == np.floor(y)).all() and (y >= 0).all()):
         raise BadInput(f"{name}: labels must be whole numbers from 0 up")

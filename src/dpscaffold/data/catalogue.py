@@ -103,9 +103,7 @@ def dataset(name: str) -> Dataset:
     'train-images-idx3-ubyte.gz'
     """
     if name not in CATALOGUE:
-        raise BadInput(
-            f"no dataset is called '{name}'{nearest(name, CATALOGUE)}; there are {', '.join(CATALOGUE)}"
-        )
+        raise BadInput(f"no dataset is called '{name}'{nearest(name, CATALOGUE)}; there are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]
 
 

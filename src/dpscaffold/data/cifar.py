@@ -54,9 +54,7 @@ def _contents(folder: Path, names: tuple[str, ...], verify: bool) -> list[tuple[
     for archive, md5 in _ARCHIVES.items():
         if (folder / archive).is_file():
             if verify and md5_of(folder / archive) != md5:
-                raise BadInput(
-                    f"{folder / archive} is not the published file: its MD5 is not {md5}; fetch it again"
-                )
+                raise BadInput(f"{folder / archive} is not the published file: its MD5 is not {md5}; fetch it again")
             return _unpacked(folder / archive, names)
     raise BadInput(
         f"CIFAR-10 is not in {folder}; run 'dpscaffold data download cifar10', or say where it is with "
@@ -87,8 +85,7 @@ def _batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         return _python_batch(content, where)
     if not content or len(content) % (PIXELS + 1):
         raise BadInput(
-            f"{where} has {len(content)} bytes, not a multiple of {PIXELS + 1}; it is truncated or not "
-            "CIFAR-10"
+            f"{where} has {len(content)} bytes, not a multiple of {PIXELS + 1}; it is truncated or not CIFAR-10"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, PIXELS + 1)
     return rows[:, 1:], rows[:, 0].astype(np.int64)

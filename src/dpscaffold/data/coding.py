@@ -47,9 +47,7 @@ class Codes:
 
     def add(self, column: pa.Array) -> None:
         encoded = column.dictionary_encode()
-        known = [
-            self.numbers.setdefault(value, len(self.numbers)) for value in encoded.dictionary.to_pylist()
-        ]
+        known = [self.numbers.setdefault(value, len(self.numbers)) for value in encoded.dictionary.to_pylist()]
         lookup = np.array([*known, -1], dtype=np.int32)
         self.parts.append(lookup[np.asarray(encoded.indices.fill_null(len(known)))])
 
@@ -57,9 +55,7 @@ class Codes:
         return np.concatenate(self.parts) if self.parts else np.empty(0, dtype=np.int32)
 
 
-def code_labels(
-    table: Table, numbers: dict[str, int], codes: np.ndarray
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def code_labels(table: Table, numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """(N,) labels counted from 0, and what they stand for."""
     texts = list(numbers)
     present = [texts[i] for i in np.unique(codes)]
@@ -68,13 +64,11 @@ def code_labels(
         fraction = next((text for text in present if _is_fraction(text)), None)
         if fraction is not None:
             raise BadInput(
-                f"{table.path}: label column '{table.label}' holds {fraction}, a fraction; a classifier "
-                "needs classes"
+                f"{table.path}: label column '{table.label}' holds {fraction}, a fraction; a classifier needs classes"
             )
         if len(classes) > MOST_CLASSES:
             raise BadInput(
-                f"{table.path}: label column '{table.label}' has {len(classes)} different values; is it "
-                "the label?"
+                f"{table.path}: label column '{table.label}' has {len(classes)} different values; is it the label?"
             )
     index = {text: i for i, text in enumerate(classes)}
     strange = next((text for text in present if text not in index), None)
@@ -122,13 +116,9 @@ def remarks(
     shown = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
     notes.append(f"column '{table.label}' has {len(classes)} classes, numbered in this order: {shown}")
     for name, values in categories.items():
-        notes.append(
-            f"column '{name}' is one-hot: {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
-        )
+        notes.append(f"column '{name}' is one-hot: {', '.join(values[:12])}{', …' if len(values) > 12 else ''}")
         if not table.categories[name]:
-            caveats.append(
-                f"The categories of column '{name}' were read off the data: outside the guarantee."
-            )
+            caveats.append(f"The categories of column '{name}' were read off the data: outside the guarantee.")
     if not table.classes:
         caveats.append("The list of labels was read off the data: outside the guarantee.")
     if dropped:

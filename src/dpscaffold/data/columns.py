@@ -42,9 +42,7 @@ def column_names(path: Path, kind: str, delimiter: str = ",") -> list[str]:
 def require_column(path: Path, wanted: str, names: Sequence[str], role: str) -> None:
     """Refuse a column that is not there, with the nearest name that is."""
     if wanted not in names:
-        raise BadInput(
-            f"{path} has no {role} column '{wanted}'{nearest(wanted, names)}; it has {_listed(names)}"
-        )
+        raise BadInput(f"{path} has no {role} column '{wanted}'{nearest(wanted, names)}; it has {_listed(names)}")
 
 
 def read_batches(
@@ -70,9 +68,7 @@ def read_batches(
                 path,
                 pa.csv.ReadOptions(use_threads=False, block_size=_BATCH_BYTES),
                 pa.csv.ParseOptions(delimiter=delimiter),
-                pa.csv.ConvertOptions(
-                    column_types=types, include_columns=[*numbers, *texts], strings_can_be_null=True
-                ),
+                pa.csv.ConvertOptions(column_types=types, include_columns=[*numbers, *texts], strings_can_be_null=True),
             ) as reader:
                 yield from reader
     except UnicodeDecodeError:
@@ -97,8 +93,7 @@ def _cast(path: Path, batch: pa.RecordBatch, numbers: Sequence[str], texts: Sequ
             or pa.types.is_null(kind)
         ):
             raise BadInput(
-                f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in categories or "
-                "leave it out"
+                f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in categories or leave it out"
             )
         columns.append(column.cast(pa.float32(), safe=False))
     for name in texts:

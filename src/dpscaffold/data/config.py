@@ -89,23 +89,16 @@ class Pooled(_Data):
         chosen = self.chosen_partition
         # Only options that differ from their defaults: a resolved configuration spells out all of them.
         options = set().union(*OPTIONS.values()) - OPTIONS[chosen]
-        stray = sorted(
-            name for name in options if getattr(self, name) != type(self).model_fields[name].default
-        )
+        stray = sorted(name for name in options if getattr(self, name) != type(self).model_fields[name].default)
         if stray:
             owners = [name for name, options in OPTIONS.items() if stray[0] in options]
-            raise ValueError(
-                f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'"
-            )
+            raise ValueError(f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'")
         if chosen == "natural" and not self.has_users:
             raise ValueError(
-                "partition = 'natural' needs data that say whose each record is; name the user column or "
-                "choose another"
+                "partition = 'natural' needs data that say whose each record is; name the user column or choose another"
             )
         if chosen != "natural" and self.users is None:
-            raise ValueError(
-                f"users is missing: partition = '{chosen}' needs to know how many there are to be"
-            )
+            raise ValueError(f"users is missing: partition = '{chosen}' needs to know how many there are to be")
         check_order(self.preprocess)
         return self
 
@@ -224,20 +217,7 @@ class Saved(BaseModel):
     verify: bool = False
 
 
-_Any = (
-    Synthetic
-    | Mnist
-    | FashionMnist
-    | Emnist
-    | Emnist47
-    | Cifar10
-    | Digits
-    | Csv
-    | Parquet
-    | Npz
-    | Leaf
-    | Saved
-)
+_Any = Synthetic | Mnist | FashionMnist | Emnist | Emnist47 | Cifar10 | Digits | Csv | Parquet | Npz | Leaf | Saved
 SOURCES: dict[str, type[BaseModel]] = {
     "synthetic": Synthetic,
     "mnist": Mnist,
@@ -266,8 +246,7 @@ def _named(value: Any) -> Any:
     for key in value:
         if key not in known:
             raise ValueError(
-                f"source '{source}' has no option '{key}'{nearest(str(key), known)}; it has "
-                f"{', '.join(known)}"
+                f"source '{source}' has no option '{key}'{nearest(str(key), known)}; it has {', '.join(known)}"
             )
     return {"source": source, **value}
 

@@ -38,16 +38,13 @@ def download(
     places = (mirror.rstrip("/") + "/",) if mirror else entry.places
     if not places:
         raise BadInput(
-            f"{name} is not published anywhere for download; put its files into "
-            f"{data_folder(data_dir) / name}"
+            f"{name} is not published anywhere for download; put its files into {data_folder(data_dir) / name}"
         )
     folder = data_folder(data_dir) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise BadInput(
-            f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir"
-        ) from None
+        raise BadInput(f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir") from None
     if entry.unpack and _is_unpacked(folder, entry):
         return sorted(folder.glob("*.gz"))
     paths = [_from_places(places, file, folder, progress) for file in entry.files]
@@ -93,9 +90,7 @@ def fetch(
             _transfer(url, part, progress, target.name)
             break
         except urllib.error.HTTPError as problem:
-            raise BadInput(
-                f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}"
-            ) from None
+            raise BadInput(f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}") from None
         except ValueError:
             raise BadInput(f"{url} is not an address that can be fetched") from None
         except (OSError, http.client.HTTPException) as problem:

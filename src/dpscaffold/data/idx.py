@@ -59,8 +59,7 @@ def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
         raise BadInput(
-            f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not 00 00, a type "
-            "and a rank"
+            f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not 00 00, a type and a rank"
         )
     sizes = stream.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
@@ -70,8 +69,7 @@ def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
     expected = math.prod(shape) * kind.itemsize
     if expected > most:
         raise BadInput(
-            f"{path} is truncated: its header promises {shape_text(shape)} values, more than the file can "
-            "hold"
+            f"{path} is truncated: its header promises {shape_text(shape)} values, more than the file can hold"
         )
     values = bytearray(expected)
     found = _fill(stream, memoryview(values))

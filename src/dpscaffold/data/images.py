@@ -57,8 +57,7 @@ def emnist(
     """
     if split not in EMNIST_SPLITS:
         raise BadInput(
-            f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are "
-            f"{', '.join(EMNIST_SPLITS)}"
+            f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are {', '.join(EMNIST_SPLITS)}"
         )
     classes, first, counts = EMNIST_SPLITS[split]
     folder = data_folder(data_dir) / "emnist"
@@ -92,9 +91,7 @@ def digits() -> Pool:
     return Pool(bunch.data.astype(np.uint8), bunch.target.astype(np.int64), 10, "digits", scale=1 / 16)
 
 
-def _published(
-    name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int
-) -> Pool:
+def _published(name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int) -> Pool:
     """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``."""
     stems = [CATALOGUE[name].files[i].name.split("-")[0] for i in (0, 2)]
     chosen = {"train": stems[:1], "test": stems[1:], "both": stems}.get(part)
@@ -122,8 +119,7 @@ def _pair(folder: Path, stem: str, name: str, verify: bool) -> tuple[np.ndarray,
             )
     if len(images) != len(labels):
         raise BadInput(
-            f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the counts "
-            "must agree"
+            f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the counts must agree"
         )
     return images, labels
 
@@ -149,8 +145,7 @@ def _verify(path: Path, name: str) -> None:
                 )
             if published.md5 is not None and md5_of(path) != published.md5:
                 raise BadInput(
-                    f"{path} is not the published file: its MD5 is {md5_of(path)}, not {published.md5}; "
-                    "fetch it again"
+                    f"{path} is not the published file: its MD5 is {md5_of(path)}, not {published.md5}; fetch it again"
                 )
 
 

@@ -56,9 +56,7 @@ def read_leaf(path: str | Path) -> Pool | Federation:
 def _stacked(path: Path, users: Users) -> np.ndarray:
     widths = {x.shape[1] for x, _ in users.values()}
     if len(widths) > 1:
-        raise BadInput(
-            f"{path}: users have {min(widths)} to {max(widths)} features; all must have the same number"
-        )
+        raise BadInput(f"{path}: users have {min(widths)} to {max(widths)} features; all must have the same number")
     return np.concatenate([x for x, _ in users.values()])
 
 
@@ -95,9 +93,7 @@ def _arrays(path: Path, name: str, entry: Any) -> tuple[np.ndarray, np.ndarray]:
         x = np.array(entry["x"], dtype=np.float32)
         y = np.array(entry["y"], dtype=np.float64)
     except (ValueError, TypeError):
-        raise BadInput(
-            f"{path}: user {name} holds text or rows of unequal length where numbers are expected"
-        ) from None
+        raise BadInput(f"{path}: user {name} holds text or rows of unequal length where numbers are expected") from None
     x = x.reshape(len(x), -1) if x.ndim > 1 else x
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise BadInput(
@@ -109,13 +105,9 @@ def _arrays(path: Path, name: str, entry: Any) -> tuple[np.ndarray, np.ndarray]:
     return x, y.astype(np.int64)
 
 
-def write_leaf(
-    path: str | Path, users: dict[str, tuple[torch.Tensor | np.ndarray, torch.Tensor | np.ndarray]]
-) -> None:
+def write_leaf(path: str | Path, users: dict[str, tuple[torch.Tensor | np.ndarray, torch.Tensor | np.ndarray]]) -> None:
     """Write users' arrays as one LEAF-style file."""
-    data = {
-        name: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for name, (x, y) in users.items()
-    }
+    data = {name: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for name, (x, y) in users.items()}
     content = {
         "users": list(data),
         "num_samples": [len(entry["y"]) for entry in data.values()],

@@ -63,8 +63,7 @@ def load_federation(settings: Any = None, notify: Notify | None = None) -> Feder
     if isinstance(pool, Federation):  # LEAF data that are split already
         if settings.users or settings.records or settings.chosen_partition != "natural":
             raise BadInput(
-                f"{pool.title} is divided into users, train and test already; leave out users, records and "
-                "partition"
+                f"{pool.title} is divided into users, train and test already; leave out users, records and partition"
             )
         return _checked(preprocess(pool, settings.preprocess, settings.seed), settings)
     for note in pool.notes if notify else ():
@@ -181,9 +180,7 @@ def preprocess_to(
     fitted = fit(federation, steps, seed)
     sentences = federation.preprocessing + tuple(step.sentence for step in fitted)
     costs = federation.preprocessing_costs + tuple(cost for step in fitted for cost in step.costs)
-    with FederationWriter(
-        folder, federation.classes, federation.title, sentences, costs, overwrite
-    ) as writer:
+    with FederationWriter(folder, federation.classes, federation.title, sentences, costs, overwrite) as writer:
         for part, table in (("train", federation.train), ("test", federation.test)):
             writer.append_table(part, transformed(table.features, fitted), table.labels, table.sizes)
         writer.names = list(federation.names)

@@ -47,8 +47,7 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
     spare = total - minimum * users
     if spare < 0:
         raise BadInput(
-            f"{users} users with at least {minimum} records each need {minimum * users} records, and there "
-            f"are {total}"
+            f"{users} users with at least {minimum} records each need {minimum * users} records, and there are {total}"
         )
     exact = spare * (weights / weights.sum())
     sizes = np.floor(exact).astype(np.int64)
@@ -118,9 +117,7 @@ def shards(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int,
         raise BadInput(f"shards is {per_user}; every user needs at least 1")
     sizes = _checked(labels, sizes)
     if per_user > sizes.min():
-        raise BadInput(
-            f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that many shards"
-        )
+        raise BadInput(f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that many shards")
     rng = stream(seed, "partition")
     rows = rng.permutation(len(labels))[: sizes.sum()]
     rows = rows[np.argsort(labels[rows], kind="stable")]
@@ -130,10 +127,7 @@ def shards(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int,
     lengths = sizes[owners] // per_user + (turn < sizes[owners] % per_user)
     pieces = _cut(rows, lengths)
     order = np.argsort(owners, kind="stable")
-    return [
-        np.concatenate([pieces[j] for j in order[i * per_user : (i + 1) * per_user]])
-        for i in range(len(sizes))
-    ]
+    return [np.concatenate([pieces[j] for j in order[i * per_user : (i + 1) * per_user]]) for i in range(len(sizes))]
 
 
 def dirichlet(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: float, seed: int = 0) -> Parts:
@@ -162,9 +156,7 @@ def dirichlet(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: floa
     for user in rng.permutation(len(sizes)):
         wish = rng.gamma(alpha * len(kinds) * supply / len(labels))
         counts = _draw_counts(rng, wish, supply - used, int(sizes[user]))
-        parts[user] = np.concatenate(
-            [pile[u : u + n] for pile, u, n in zip(piles, used, counts, strict=True)]
-        )
+        parts[user] = np.concatenate([pile[u : u + n] for pile, u, n in zip(piles, used, counts, strict=True)])
         used += counts
     return parts
 
@@ -225,13 +217,10 @@ def _checked(labels: np.ndarray, sizes: Sequence[int] | np.ndarray) -> np.ndarra
     sizes = np.asarray(sizes, dtype=np.int64)
     _require_users(len(sizes))
     if sizes.min() < 1:
-        raise BadInput(
-            f"user {int(sizes.argmin())} is to have {sizes.min()} records; every user needs at least one"
-        )
+        raise BadInput(f"user {int(sizes.argmin())} is to have {sizes.min()} records; every user needs at least one")
     if sizes.sum() > len(labels):
         raise BadInput(
-            f"{len(sizes)} users are to have {sizes.sum()} records, and there are {len(labels)}; ask for "
-            "fewer"
+            f"{len(sizes)} users are to have {sizes.sum()} records, and there are {len(labels)}; ask for fewer"
         )
     return sizes
 

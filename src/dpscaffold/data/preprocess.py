@@ -36,9 +36,7 @@ class Fitted:
     costs: tuple[PreprocessingCost, ...] = ()
 
 
-def preprocess(
-    federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0
-) -> Federation:
+def preprocess(federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0) -> Federation:
     """The federation after the steps, in memory.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([0, 1])
@@ -61,8 +59,7 @@ def described(federation: Federation, fitted: list[Fitted], train: Records, test
         test=test,
         mapped=False,
         preprocessing=federation.preprocessing + tuple(step.sentence for step in fitted),
-        preprocessing_costs=federation.preprocessing_costs
-        + tuple(cost for step in fitted for cost in step.costs),
+        preprocessing_costs=federation.preprocessing_costs + tuple(cost for step in fitted for cost in step.costs),
     ).validated()
 
 
@@ -126,9 +123,7 @@ def _fit(step: _Step, features: torch.Tensor, before: tuple[Fitted, ...], seed: 
 class _Source:
     """Where a fitted step's statistics come from: public values, noised sums, or bare ones."""
 
-    def __init__(
-        self, step: _Fitted, features: torch.Tensor, before: tuple[Fitted, ...], seed: int, number: int
-    ):
+    def __init__(self, step: _Fitted, features: torch.Tensor, before: tuple[Fitted, ...], seed: int, number: int):
         self.step, self.features, self.before = step, features, before
         self.count = len(features)
         self.dimension = len(next(transformed(features[:1], before))[0])
@@ -170,20 +165,14 @@ class _Source:
     def components(self, count: int) -> np.ndarray:
         """(d, k) float32, orthonormal, by falling eigenvalue; the largest entry of each is positive."""
         if self.step.fit == "public":
-            return np.ascontiguousarray(
-                self._public("components", (count, self.dimension)).T.astype(np.float32)
-            )
+            return np.ascontiguousarray(self._public("components", (count, self.dimension)).T.astype(np.float32))
         if count > self.dimension:
-            raise BadInput(
-                f"preprocess: pca asks for {count} components, and there are {self.dimension} features"
-            )
+            raise BadInput(f"preprocess: pca asks for {count} components, and there are {self.dimension} features")
         total = np.zeros((self.dimension, self.dimension))
         for rows in self.rows():
             total += rows.T @ rows
         if self.private:
-            total = noised_moments(
-                total, self._bound(), self._spend("principal components", 2**0.5), self.rng
-            )
+            total = noised_moments(total, self._bound(), self._spend("principal components", 2**0.5), self.rng)
         _, vectors = np.linalg.eigh(total / self.count)
         basis = vectors[:, ::-1][:, :count]
         signs = np.sign(basis[np.abs(basis).argmax(axis=0), np.arange(count)])
@@ -232,8 +221,7 @@ class _Source:
             value = np.full(shape, value)
         if value.shape != shape or not np.isfinite(value).all():
             raise BadInput(
-                f"preprocess: public {name} has shape {value.shape} or holds NaN; expected {shape} finite "
-                "numbers"
+                f"preprocess: public {name} has shape {value.shape} or holds NaN; expected {shape} finite numbers"
             )
         return value
 
@@ -247,8 +235,7 @@ def _given(step: _Fitted) -> dict[str, Any]:
                 given = {name: file[name] for name in file.files}
         except (OSError, ValueError, AttributeError, EOFError) as problem:
             raise BadInput(
-                f"preprocess: statistics file {step.statistics} cannot be read ({problem}); expected a "
-                "NumPy .npz file"
+                f"preprocess: statistics file {step.statistics} cannot be read ({problem}); expected a NumPy .npz file"
             ) from None
     inline = {name: getattr(step, name, None) for name in ("mean", "deviation")}
     return given | {name: value for name, value in inline.items() if value is not None}

@@ -58,16 +58,12 @@ def noised_sum(total: np.ndarray, bound: float, multiplier: float, rng: np.rando
     return total + multiplier * sum_sensitivity(bound) * rng.standard_normal(total.shape)
 
 
-def noised_squares(
-    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
-) -> np.ndarray:
+def noised_squares(total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator) -> np.ndarray:
     """A sum (d,) of squares of clipped rows, with noise of standard deviation √2·B²·z per coordinate."""
     return total + multiplier * moment_sensitivity(bound) * rng.standard_normal(total.shape)
 
 
-def noised_moments(
-    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
-) -> np.ndarray:
+def noised_moments(total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator) -> np.ndarray:
     """A sum (d, d) of outer products of clipped rows, with symmetric noise.
 
     An orthonormal basis of the symmetric matrices has (e_i e_jᵀ + e_j e_iᵀ)/√2 off the diagonal, so with

@@ -78,9 +78,7 @@ class _Fitted(_Step):
                 "looking at the data"
             )
         if (self.noise is None) == (self.epsilon is None) or (self.epsilon is None) != (self.delta is None):
-            raise ValueError(
-                f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta"
-            )
+            raise ValueError(f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta")
         return self
 
     @model_validator(mode="after")
@@ -162,8 +160,7 @@ def _expand(value: Any) -> Any:
         name = str(value.get("step"))
         if name not in _KINDS:
             raise ValueError(
-                f"no preprocessing step is called '{name}'{nearest(name, _KINDS)}; there are "
-                f"{', '.join(_KINDS)}"
+                f"no preprocessing step is called '{name}'{nearest(name, _KINDS)}; there are {', '.join(_KINDS)}"
             )
     return value
 

@@ -88,8 +88,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not path.is_file():
         raise BadInput(
-            f"{folder} holds no prepared federation ({INDEX} is missing); make one with 'dpscaffold data "
-            "prepare'"
+            f"{folder} holds no prepared federation ({INDEX} is missing); make one with 'dpscaffold data prepare'"
         )
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
@@ -115,9 +114,7 @@ def _read_column(
     try:
         array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
-        raise BadInput(
-            f"{path} is not a readable .npy file ({problem}); prepare the federation again"
-        ) from None
+        raise BadInput(f"{path} is not a readable .npy file ({problem}); prepare the federation again") from None
     if array.dtype != kind or array.ndim != (2 if name.endswith("features.npy") else 1):
         raise BadInput(
             f"{path} holds {array.dtype} of rank {array.ndim}; expected {kind}; prepare the federation again"
@@ -128,8 +125,7 @@ def _read_column(
             state.update(np.ascontiguousarray(array[block]).data)
         if state.hexdigest() != entry.get("blake2b"):
             raise BadInput(
-                f"{path} has changed since it was written (its checksum differs); prepare the federation "
-                "again"
+                f"{path} has changed since it was written (its checksum differs); prepare the federation again"
             )
     with warnings.catch_warnings():
         # Torch warns that the mapping is read-only; that is what it is for.

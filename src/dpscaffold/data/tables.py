@@ -74,9 +74,7 @@ def scan_table(table: Table) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
     names = column_names(table.path, table.kind, table.delimiter)
     numbers, texts = _roles(table, names)
-    wanted = {
-        text: Codes() for text in dict.fromkeys([table.label, *([table.user] if table.user else []), *texts])
-    }
+    wanted = {text: Codes() for text in dict.fromkeys([table.label, *([table.user] if table.user else []), *texts])}
     lacking = []
     # Numbers are looked at only where a missing one decides whether its record is kept.
     looked_at = numbers if table.missing == "drop" else ()
@@ -87,14 +85,10 @@ def scan_table(table: Table) -> Scan:
     codes = {text: found.codes() for text, found in wanted.items()}
     kept = _kept(table, codes, np.concatenate(lacking) if lacking else np.empty(0, dtype=bool), texts)
     labels, classes = code_labels(table, wanted[table.label].numbers, codes[table.label][kept])
-    users, user_names = (
-        code_users(wanted[table.user].numbers, codes[table.user][kept]) if table.user else (None, ())
-    )
+    users, user_names = code_users(wanted[table.user].numbers, codes[table.user][kept]) if table.user else (None, ())
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
     notes, caveats = remarks(table, categories, classes, int((~kept).sum()))
-    return Scan(
-        table, numbers, categories, tuple(names), kept, labels, classes, users, user_names, notes, caveats
-    )
+    return Scan(table, numbers, categories, tuple(names), kept, labels, classes, users, user_names, notes, caveats)
 
 
 def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
@@ -124,9 +118,7 @@ def _roles(table: Table, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
         require_column(table.path, name, names, "feature")
     chosen = table.features or tuple(name for name in names if name not in (table.label, table.user))
     if {table.label, table.user} & {*chosen, *table.categories}:
-        raise BadInput(
-            f"{table.path}: the label or user column is also listed as a feature; leave it out of features"
-        )
+        raise BadInput(f"{table.path}: the label or user column is also listed as a feature; leave it out of features")
     texts = tuple(name for name in table.categories if name in chosen or not table.features)
     numbers = tuple(name for name in chosen if name not in table.categories)
     if not numbers and not texts:
@@ -142,9 +134,7 @@ def _lacking(batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
     return lacking
 
 
-def _kept(
-    table: Table, codes: dict[str, np.ndarray], lacking: np.ndarray, texts: Sequence[str]
-) -> np.ndarray:
+def _kept(table: Table, codes: dict[str, np.ndarray], lacking: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     for name, column in codes.items():
         gone = column < 0
         if not gone.any():
@@ -154,8 +144,7 @@ def _kept(
                 " or a number to fill them" if name in texts else ""
             )
             raise BadInput(
-                f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} records; "
-                f"{advice}"
+                f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} records; {advice}"
             )
         if table.missing == "drop":
             lacking = lacking | gone
@@ -179,9 +168,5 @@ def _number_column(table: Table, column: pa.Array, name: str, keep: np.ndarray) 
 
 
 def _one_hot(column: pa.Array, values: tuple[str, ...], out: np.ndarray) -> None:
-    index = (
-        pa.compute.index_in(column, pa.array(values, pa.string()))
-        .fill_null(-1)
-        .to_numpy(zero_copy_only=False)
-    )
+    index = pa.compute.index_in(column, pa.array(values, pa.string())).fill_null(-1).to_numpy(zero_copy_only=False)
     out[:] = index[:, None] == np.arange(len(values))

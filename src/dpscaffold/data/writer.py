@@ -138,9 +138,7 @@ class FederationWriter:
             self.tables[part].end_user(len(y))
         self.names.append(name)
 
-    def append_table(
-        self, part: str, rows: Iterable[np.ndarray], labels: torch.Tensor, sizes: torch.Tensor
-    ) -> None:
+    def append_table(self, part: str, rows: Iterable[np.ndarray], labels: torch.Tensor, sizes: torch.Tensor) -> None:
         """Write a whole train or test table from blocks of (validated) feature rows."""
         table, start = self.tables[part], 0
         for block in rows:
@@ -164,24 +162,17 @@ class FederationWriter:
             raise BadInput(f"user {name} has {x.shape[1]} features, and the users before it {self.dimension}")
         if y.min() < 0 or y.max() >= self.classes:
             raise BadInput(
-                f"user {name}: {part} labels run from {y.min()} to {y.max()}; they must lie in 0 to "
-                f"{self.classes - 1}"
+                f"user {name}: {part} labels run from {y.min()} to {y.max()}; they must lie in 0 to {self.classes - 1}"
             )
         if not np.isfinite(x).all():
-            raise BadInput(
-                f"user {name}: {part} features contain NaN or infinity; clean or impute them first"
-            )
+            raise BadInput(f"user {name}: {part} features contain NaN or infinity; clean or impute them first")
 
     def close(self) -> Path:
         """Finish the files and give the folder its name."""
         if self.dimension is None:
             self.abandon()
             raise BadInput(f"{self.folder} would hold no user; append at least one")
-        files = {
-            name: entry
-            for table in self.tables.values()
-            for name, entry in table.finish(self.dimension).items()
-        }
+        files = {name: entry for table in self.tables.values() for name, entry in table.finish(self.dimension).items()}
         numbered = all(name == str(i) for i, name in enumerate(self.names))
         index = {
             "format": FORMAT,
@@ -220,7 +211,5 @@ class FederationWriter:
 def require_free(folder: Path, overwrite: bool) -> None:
     """A folder that exists is replaced only when asked, and only if it is a stored federation."""
     if folder.exists() and not (overwrite and (folder / INDEX).is_file()):
-        hint = (
-            "choose another name" if not (folder / INDEX).is_file() else "choose another name or overwrite it"
-        )
+        hint = "choose another name" if not (folder / INDEX).is_file() else "choose another name or overwrite it"
         raise BadInput(f"{folder} exists already; {hint}")
