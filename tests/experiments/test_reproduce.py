@@ -336,9 +336,18 @@ def test_the_list_has_every_experiment_and_a_time(monkeypatch):
     monkeypatch.setattr("dpscaffold.report.reproduction_list.names", lambda: ("table1", "figure1", "figure2"))
     result = CliRunner().invoke(app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    for name in ("table1", "figure1", "figure2", "user-steps", "time", "350 + 1750"):
+    for name in ("table1", "figure1", "figure2", "user-steps", "time", "350+1750"):
         assert name in result.output
     assert "…" not in result.output
+
+
+def test_the_whole_list_at_full_size_fits_a_terminal(monkeypatch):
+    monkeypatch.setattr("dpscaffold.experiments.probe.Probe.seconds", lambda self, cases: 35_940.0)
+    result = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output and "1050+1750" in result.output and "9 h 59 min" in result.output
+    assert all(name in result.output for name in names())
+    assert max(map(len, result.output.splitlines())) <= 80
 
 
 def test_every_experiment_fits_a_narrow_list():

@@ -10,7 +10,6 @@ from dpscaffold.experiments.definition import experiment, names
 from dpscaffold.experiments.probe import Probe
 from dpscaffold.experiments.reproduce import chosen_cases
 from dpscaffold.experiments.runner import user_steps
-from dpscaffold.report.progress import duration
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +38,22 @@ def listing(wish: Wish, device: torch.device) -> Table:
         chosen = experiment(name)
         cases, folded = chosen_cases(chosen, wish)
         every = {case.digest: case for case in [*cases, *folded]}
-        folds = f" + {len(folded)}" if folded else ""
+        folds = f"+{len(folded)}" if folded else ""
         steps = sum(user_steps(case) for case in every.values())
-        time = duration(probe.seconds(list(every.values())))
+        time = about(probe.seconds(list(every.values())))
         table.add_row(name, chosen.brief, f"{len(every) - len(folded)}{folds}", f"{steps / 1e6:.1f} M", time)
     return table
+
+
+def about(seconds: float) -> str:
+    """An estimate in few letters.
+
+    >>> [about(s) for s in (40, 200, 8940, 142740)]
+    ['40 s', '3 min', '2 h 29 min', '40 h']
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 600 else f"{round(minutes / 60)} h"
