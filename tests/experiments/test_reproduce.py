@@ -17,6 +17,8 @@ from dpscaffold.experiments import runner
 from dpscaffold.experiments.archive import Archive
 from dpscaffold.experiments.cases import Case, scaled
 from dpscaffold.experiments.definition import experiment, names
+from dpscaffold.experiments.draws import shared_draws
+from dpscaffold.experiments.probe import Probe
 from dpscaffold.experiments.published import caption, published, table
 from dpscaffold.experiments.reproduce import Wish, chosen_cases, reproduce
 from dpscaffold.experiments.runner import Stopped, Watcher, cells
@@ -348,6 +350,15 @@ def test_the_whole_list_at_full_size_fits_a_terminal(monkeypatch):
     assert "…" not in result.output and "1050+1750" in result.output and "9 h 59 min" in result.output
     assert all(name in result.output for name in names())
     assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_an_estimate_shares_draws_as_the_runs_do():
+    """Runs of one seed draw once: a probe with a seed of its own for every run would call a sweep far too slow."""
+    [cell, *_] = cells(experiment("clip").cases(2, 0.02), torch.device("cpu"))
+    timed = Probe(torch.device("cpu"))._stack(cell)
+    assert [s.plan.seed for s in timed] == [case.settings.plan.seed for case in cell.cases]
+    drawn = shared_draws(timed)
+    assert len({id(one) for one in drawn}) == len({s.plan.seed for s in timed}) < len(timed)
 
 
 def test_every_experiment_fits_a_narrow_list():

@@ -45,7 +45,9 @@ def reproduce_command(
     if list_:
         from dpscaffold.report.reproduction_list import listing
 
-        Console().print(listing(wish, chosen))
+        with Console(stderr=True).status("timing a few rounds of each shape, about half a minute"):
+            shown = listing(wish, chosen)
+        Console().print(shown)
         return
     if name is None:
         raise BadInput("no experiment was named; give one of dpscaffold reproduce --list, or all")

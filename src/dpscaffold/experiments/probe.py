@@ -62,6 +62,7 @@ class Probe:
             min(STEPS, settings.plan.local_steps),
             _records(case),
             case.schedule.full,
+            len(cell.cases) // len(_seeds(cell)),
         )
         if key not in self._known:
             self._known[key] = self._time(cell)
@@ -84,7 +85,8 @@ class Probe:
         return step / steps, judged / (records * len(stack))
 
     def _stack(self, cell: Cell) -> list[Setting]:
-        """As many runs as the stack has, on random records of its shape and fewer users."""
+        """As many runs as the stack has, of the same seeds (runs of one seed share their draws), on random records of
+        its shape and fewer users."""
         case = cell.cases[0]
         settings, participants = case.settings, _participants(case)
         train, test = _records(case)
@@ -104,11 +106,11 @@ class Probe:
                     local_steps=min(STEPS, settings.plan.local_steps),
                     user_ratio=participants / users,
                     data_ratio=settings.plan.data_ratio,
-                    seed=k,
+                    seed=seed,
                 ),
                 privacy,
             )
-            for k in range(len(cell.cases))
+            for seed in (case.settings.plan.seed for case in cell.cases)
         ]
 
 
@@ -118,6 +120,10 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
+
+
+def _seeds(cell: Cell) -> set[int]:
+    return {case.settings.plan.seed for case in cell.cases}
 
 
 def _users(case: Case) -> int:
