@@ -129,6 +129,8 @@ def test_a_tiny_table_end_to_end(tmp_path):
         "x*",
         "random participation (PLD)",
         "as published",
+        "one record of one user replaced",
+        "standardisation on synthetic",
         "dpscaffold reproduce",
         "torch",
         "seeds: 0",
@@ -276,6 +278,15 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
     text = (tmp_path / "frontier" / "RESULT.md").read_text()
     assert "(only MNIST, γ = 0 %)" in text.splitlines()[0]
     assert "| none | not private |  | 25.00 (25.00) | 25.00 (25.00) | 25.00 (25.00) |" in text
+    privacy = text.partition("## Privacy")[2]
+    for said in (
+        "towards the server",
+        "δ = 1/",
+        "random participation (PLD)",
+        "centre on mnist, pca on mnist",
+        "Outside",
+    ):
+        assert said in privacy, said
 
 
 def test_runs_in_several_places_are_counted_once(tmp_path, monkeypatch):

@@ -54,6 +54,12 @@ class Case:
         return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=12).hexdigest()
 
     @property
+    def objective(self) -> tuple[str, float]:
+        """What decides the central optimum: the ``[data]`` table as JSON, and λ."""
+        settings = self.settings
+        return settings.data.model_dump_json(), settings.plan.regularisation
+
+    @property
     def private(self) -> bool:
         """Whether the run has a mechanism."""
         return "privacy" in self.tables

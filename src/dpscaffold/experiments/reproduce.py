@@ -122,11 +122,10 @@ def _optima(cases: list[Case], scale: float) -> dict[tuple[str, float], float]:
     loader = Loader(keep=1)
     found: dict[tuple[str, float], float] = {}
     for case in filter(_solvable, cases):
-        settings = case.settings
-        objective = settings.data.model_dump_json(), settings.plan.regularisation
+        objective = case.objective
         if objective not in found and (scale == 1 or objective[1] > 0):
             federation = loader.get(case)
-            found[objective] = solve(federation, settings.task.build(federation), objective[1]).test_accuracy
+            found[objective] = solve(federation, case.settings.task.build(federation), objective[1]).test_accuracy
     return found
 
 

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from dpscaffold.experiments.published import caption
-from dpscaffold.report.reproduction import Results, Run, Summary
+from dpscaffold.report.reproduction import Results, Run, Summary, average, last
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +98,7 @@ def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict
 
 
 #: Both outputs of a run, and what a panel calls them.
-OUTPUTS = (("last 10 % of iterates", lambda run: run.last), ("average of the last half", lambda run: run.average))
+OUTPUTS = (("last 10 % of iterates", last), ("average of the last half", average))
 
 
 def _table(results: Results, plt: Any) -> Any:

@@ -112,8 +112,7 @@ def _optimum(accuracy: float | None) -> str:
 
 def _objective(results: Results, place: Place) -> Objective:
     """Which optimum stands beside a place."""
-    settings = next(iter(results.places[place].values()))[0].case.settings
-    return settings.data.model_dump_json(), settings.plan.regularisation
+    return next(iter(results.places[place].values()))[0].case.objective
 
 
 def sweep_parts(results: Results, made: Made) -> list[str]:

@@ -12,7 +12,7 @@ TUNING = (
 )
 
 
-#: The ``[data]`` table as JSON, and λ: what decides a central optimum.
+#: See :attr:`dpscaffold.experiments.cases.Case.objective`.
 Objective = tuple[str, float]
 
 
