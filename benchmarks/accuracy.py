@@ -1,9 +1,10 @@
-"""The full synthetic setting over data seeds 0, 1, 2: test accuracy beside that of the central optimum.
+"""The full synthetic setting over data seeds 0, 1, 2: test accuracy beside that of the central
+optimum.
 
     python benchmarks/accuracy.py [--device cuda] [--out accuracy.json]
 
-M = 100, R = 5000, l = s = 0.2, K = 50, T = 400, C = 1.5 fixed, σ_g = 60, λ = 5·10⁻³; η₀ = 0.5 except where a
-line says "best of". The seeds of one line run stacked in one simulator.
+M = 100, R = 5000, l = s = 0.2, K = 50, T = 400, C = 1.5 fixed, σ_g = 60, λ = 5·10⁻³; η₀ = 0.5
+except where a line says "best of". The seeds of one line run stacked in one simulator.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def plan(rate: float, rounds: int) -> Plan:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--out", type=Path)
@@ -38,14 +41,21 @@ def main() -> None:
     report: dict[str, object] = {}
     for level in (5.0, 0.0):
         federations = [synthetic(level, level, seed=seed) for seed in SEEDS]
-        optima = [solve(federation, task, Plan.regularisation).test_accuracy for federation in federations]
+        optima = [
+            solve(federation, task, Plan.regularisation).test_accuracy for federation in federations
+        ]
         lines = [("DP-SCAFFOLD", scaffold(), NOISE, 0.5)]
         if level == 5.0:
             lines.append(("SCAFFOLD", scaffold(), None, 0.5))
-            lines += [(f"DP-FedAvg η₀={rate:g}", fedavg(), NOISE, rate) for rate in (0.125, 0.5, 2.0)]
+            lines += [
+                (f"DP-FedAvg η₀={rate:g}", fedavg(), NOISE, rate) for rate in (0.125, 0.5, 2.0)
+            ]
         for name, algorithm, privacy, rate in lines:
             start = time.perf_counter()
-            settings = [Setting(f, task, algorithm, plan(rate, arguments.rounds), privacy) for f in federations]
+            settings = [
+                Setting(f, task, algorithm, plan(rate, arguments.rounds), privacy)
+                for f in federations
+            ]
             courses = train_stack(settings, Schedule(late=10), arguments.device)
             accuracy = [course.late("test_accuracy") for course in courses]
             below = [100 * (best - mine) for best, mine in zip(optima, accuracy, strict=True)]

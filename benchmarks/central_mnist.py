@@ -1,7 +1,7 @@
 """The paper's MNIST network trained centrally, in plain torch: is the architecture good for 98 %?
 
-One party holds the 60,000 training images, as if there were no federation: 60 principal components, one
-hidden layer of 200 ReLU units, batches of 500. Accuracy is on MNIST's own 10,000 test images.
+One party holds the 60,000 training images, as if there were no federation: 60 principal components,
+one hidden layer of 200 ReLU units, batches of 500. Accuracy is on MNIST's own 10,000 test images.
 
     python benchmarks/central_mnist.py [--data-dir FOLDER] [--epochs 100]
 """
@@ -37,7 +37,9 @@ def main() -> None:
 
     start = time.perf_counter()
     train, test = (mnist(chosen.data_dir, part) for part in ("train", "test"))
-    pairs = [(pool.take(np.arange(len(pool))), torch.from_numpy(pool.labels)) for pool in (train, test)]
+    pairs = [
+        (pool.take(np.arange(len(pool))), torch.from_numpy(pool.labels)) for pool in (train, test)
+    ]
     federation = preprocess(
         Federation.from_arrays(pairs[:1], pairs[1:], title="MNIST in one place"),
         ["centre", "pca:60", "unit-norm"],
@@ -59,7 +61,10 @@ def main() -> None:
         schedule.step()
         if epoch % 10 == 0 or epoch == chosen.epochs:
             score = accuracy(model, federation.test.features, federation.test.labels)
-            print(f"epoch {epoch}: test accuracy {score:.4f}, {time.perf_counter() - start:.0f} s", flush=True)
+            print(
+                f"epoch {epoch}: test accuracy {score:.4f}, {time.perf_counter() - start:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""One DP-SCAFFOLD round beside its peers: ratios, all sides in one process, interleaved, best of several.
+"""One DP-SCAFFOLD round beside its peers: ratios, all sides in one process, interleaved, best of
+several.
 
-    python benchmarks/round.py            # the full setting: 20 users × 50 steps × batch 800, 41 × 10 weights
+    python benchmarks/round.py            # the full setting: 20 users × 50 steps × batch 800, 41 ×
+    10 weights
 
 Three sides do the same round: ours (sampling and noise included), a per-user loop with Opacus
-(``GradSampleModule`` in hook mode and ``DPOptimizer``), and the bare work: the row gather, the two batched
-products and the softmax of the same shapes called directly in torch, in the layout that is fastest here.
+(``GradSampleModule`` in hook mode and ``DPOptimizer``), and the bare work: the row gather, the two
+batched products and the softmax of the same shapes called directly in torch, in the layout that is
+fastest here.
 """
 
 from __future__ import annotations
@@ -73,7 +76,9 @@ def opacus(participants: int = 20, batch: int = 800) -> Callable[[], object]:
     model = torch.nn.Linear(FEATURES, CLASSES)
     wrapped = GradSampleModule(model)
     inner = torch.optim.SGD(wrapped.parameters(), lr=0.05)
-    optimizer = DPOptimizer(inner, noise_multiplier=120.0, max_grad_norm=1.5, expected_batch_size=batch)
+    optimizer = DPOptimizer(
+        inner, noise_multiplier=120.0, max_grad_norm=1.5, expected_batch_size=batch
+    )
     loss = torch.nn.CrossEntropyLoss()
     corrections = [[torch.zeros_like(p) for p in model.parameters()] for _ in range(participants)]
 
@@ -95,7 +100,8 @@ def opacus(participants: int = 20, batch: int = 800) -> Callable[[], object]:
 
 
 def best_times(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The best time of each side in seconds; the sides take turns, so that noise hits them alike."""
+    """The best time of each side in seconds; the sides take turns, so that noise hits them
+    alike."""
     best = dict.fromkeys(sides, float("inf"))
     for side in sides.values():
         side()
@@ -108,7 +114,9 @@ def best_times(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
     warnings.filterwarnings("ignore")

@@ -1,8 +1,9 @@
-"""A federation larger than memory should be: 100,000 users × 200 records × 100 features, 8 GB on disk.
+"""A federation larger than memory should be: 100,000 users × 200 records × 100 features, 8 GB on
+disk.
 
-Writes it with a ``FederationWriter`` (unless the folder is there), maps it, describes it and trains a few
-rounds of DP-SCAFFOLD, while a thread samples this process's anonymous memory (mapped pages, which the system
-may drop at any time, do not count).
+Writes it with a ``FederationWriter`` (unless the folder is there), maps it, describes it and trains
+a few rounds of DP-SCAFFOLD, while a thread samples this process's anonymous memory (mapped pages,
+which the system may drop at any time, do not count).
 
     python benchmarks/scale.py --folder FOLDER [--users 100000] [--rounds 3] [--keep]
 """
@@ -38,7 +39,8 @@ def anonymous() -> int:
 
 @contextmanager
 def watched(what: str) -> Iterator[None]:
-    """Print how long a stage took and the most anonymous memory seen during it, sampled every 20 ms."""
+    """Print how long a stage took and the most anonymous memory seen during it, sampled every 20
+    ms."""
     peak, done = [anonymous()], threading.Event()
 
     def sample() -> None:
@@ -54,7 +56,8 @@ def watched(what: str) -> Iterator[None]:
         done.set()
         thread.join()
     print(
-        f"{what}: {time.perf_counter() - start:.1f} s, anonymous memory at most {peak[0] / 1e9:.2f} GB",
+        f"{what}: {time.perf_counter() - start:.1f} s, anonymous memory at most "
+        f"{peak[0] / 1e9:.2f} GB",
         flush=True,
     )
 
@@ -75,7 +78,9 @@ def write(folder: Path, users: int, records: int, dimension: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, help="where the federation is written")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where the federation is written"
+    )
     parser.add_argument("--users", type=int, default=100_000)
     parser.add_argument("--records", type=int, default=200)
     parser.add_argument("--dimension", type=int, default=100)

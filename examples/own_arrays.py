@@ -23,12 +23,21 @@ federation = Federation.from_arrays(
     test=[site(shift, 100) for shift, _ in sites],
     names=["north", "south", "west"],
 )
-network = ModuleTask(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)))
+network = ModuleTask(
+    torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+)
 result = train(
     federation,
     network,
     scaffold(),
-    Plan(rounds=20, local_steps=10, user_ratio=1.0, data_ratio=0.2, learning_rate=0.5, weighting="records"),
+    Plan(
+        rounds=20,
+        local_steps=10,
+        user_ratio=1.0,
+        data_ratio=0.2,
+        learning_rate=0.5,
+        weighting="records",
+    ),
     Gaussian(clip=1.0, noise=4.0),
 )
 print(f"test accuracy {result.final['test_accuracy']:.3f}")

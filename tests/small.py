@@ -23,19 +23,28 @@ UNEQUAL = (9, 12, 4, 7, 15, 6)
 EQUAL = (9, 9, 9, 9, 9, 9)
 
 
-def federation(sizes: Sequence[int] = UNEQUAL, dimension: int = 4, classes: int = 3, seed: int = 0) -> Federation:
+def federation(
+    sizes: Sequence[int] = UNEQUAL, dimension: int = 4, classes: int = 3, seed: int = 0
+) -> Federation:
     """Users with their own centres and their own linear labels; test tables are half as large."""
     stream = np.random.default_rng(seed)
 
-    def part(sizes: Sequence[int], laws: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def part(
+        sizes: Sequence[int], laws: list[tuple[np.ndarray, np.ndarray]]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         tables = []
         for size, (centre, weights) in zip(sizes, laws, strict=True):
             x = (centre + stream.standard_normal((size, dimension))).astype(np.float32)
             tables.append((x, (x @ weights).argmax(1)))
         return tables
 
-    laws = [(stream.standard_normal(dimension), stream.standard_normal((dimension, classes))) for _ in sizes]
-    return Federation.from_arrays(part(sizes, laws), part([max(1, n // 2) for n in sizes], laws), classes=classes)
+    laws = [
+        (stream.standard_normal(dimension), stream.standard_normal((dimension, classes)))
+        for _ in sizes
+    ]
+    return Federation.from_arrays(
+        part(sizes, laws), part([max(1, n // 2) for n in sizes], laws), classes=classes
+    )
 
 
 def module(dimension: int, classes: int, seed: int = 0) -> nn.Module:
@@ -95,7 +104,9 @@ def setting(
 
 ENGINES: dict[str, Callable[..., Loop | Simulator]] = {
     "loop": lambda setting, randomness=None: Loop(setting, CPU, randomness),
-    "simulator": lambda setting, randomness=None: Simulator([setting], CPU, [randomness] if randomness else None),
+    "simulator": lambda setting, randomness=None: Simulator(
+        [setting], CPU, [randomness] if randomness else None
+    ),
 }
 
 
@@ -111,7 +122,9 @@ def drive(engine: Loop | Simulator, rounds: int | None = None) -> State:
     return engine.state
 
 
-def final(engine: str, setting: Setting, randomness: Randomness | None = None, rounds: int | None = None) -> State:
+def final(
+    engine: str, setting: Setting, randomness: Randomness | None = None, rounds: int | None = None
+) -> State:
     """The state after all rounds of this setting on the named engine."""
     return drive(ENGINES[engine](setting, randomness), rounds)
 
@@ -127,7 +140,9 @@ def assert_agree(one: State, two: State, rtol: float = 1e-4, atol: float = 1e-5)
     for key, value in parts(one).items():
         other = parts(two)[key]
         scale = max(1.0, float(other.abs().max()))
-        torch.testing.assert_close(value, other, rtol=rtol, atol=atol * scale, msg=lambda m, key=key: f"{key}: {m}")
+        torch.testing.assert_close(
+            value, other, rtol=rtol, atol=atol * scale, msg=lambda m, key=key: f"{key}: {m}"
+        )
 
 
 def assert_identical(one: State, two: State) -> None:
@@ -141,7 +156,8 @@ def assert_identical(one: State, two: State) -> None:
 def uploads(
     engine: str, setting: Setting, rounds: int = 1, randomness: Randomness | None = None
 ) -> list[dict[str, Tensor]]:
-    """Everything that leaves the users or stays with them, per round: rows in the order of the participants.
+    """Everything that leaves the users or stays with them, per round: rows in the order of the
+    participants.
 
     It watches the algorithm's own ``finish``, in the real rounds and in the warm-up.
     """
@@ -153,17 +169,22 @@ def uploads(
             values = {"move": upload.params, "control": upload.control, "memory": kept.control}
             for key, value in values.items():
                 if value is not None:
-                    seen[broadcast.round - 1].setdefault(key, []).append(value.reshape(-1, value.shape[-1]).clone())
+                    seen[broadcast.round - 1].setdefault(key, []).append(
+                        value.reshape(-1, value.shape[-1]).clone()
+                    )
             return upload, kept
 
-        return algorithm.replace(finish=finish, warm_up=algorithm.warm_up and watched(algorithm.warm_up))
+        return algorithm.replace(
+            finish=finish, warm_up=algorithm.warm_up and watched(algorithm.warm_up)
+        )
 
     final(engine, replace(setting, algorithm=watched(setting.algorithm)), randomness, rounds)
     return [{key: torch.cat(values) for key, values in one.items()} for one in seen]
 
 
 class Scripted(Randomness):
-    """Streams whose noise the test writes: ``normals(round, user, step)`` gives a vector or a number."""
+    """Streams whose noise the test writes: ``normals(round, user, step)`` gives a vector or a
+    number."""
 
     def __init__(self, seed: int, normals: Callable[[int, int, int], object]) -> None:
         super().__init__(seed)

@@ -19,9 +19,15 @@ from dpscaffold.federation import Federation, Records
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
 def test_users_hold_their_own_rows(sizes):
     """of(i) gives user i's rows in order, sizes and offsets agree, and selecting copies them."""
-    tables = [torch.full((n, 2), float(i)) + torch.arange(n)[:, None] / 10 for i, n in enumerate(sizes)]
+    tables = [
+        torch.full((n, 2), float(i)) + torch.arange(n)[:, None] / 10 for i, n in enumerate(sizes)
+    ]
     records = Records.from_users(tables, [torch.full((n,), i) for i, n in enumerate(sizes)])
-    assert records.users == len(sizes) and records.sizes.tolist() == sizes and len(records) == sum(sizes)
+    assert (
+        records.users == len(sizes)
+        and records.sizes.tolist() == sizes
+        and len(records) == sum(sizes)
+    )
     for i, table in enumerate(tables):
         x, y = records.of(i)
         assert torch.equal(x, table) and (y == i).all()
@@ -31,7 +37,8 @@ def test_users_hold_their_own_rows(sizes):
 
 
 def test_the_digest_sees_every_number():
-    """Any changed feature, label or boundary gives another hash; the same contents give the same."""
+    """Any changed feature, label or boundary gives another hash; the same contents give the
+    same."""
     one = federation(UNEQUAL).train
     assert one.digest() == federation(UNEQUAL).train.digest()
     x = one.features.clone()
@@ -57,11 +64,16 @@ def test_looking_in_blocks_finds_the_same(monkeypatch):
 
 
 def test_numpy_arrays_will_do():
-    """float64 and int32 arrays become float32 and int64 tensors; classes are counted where not given."""
+    """float64 and int32 arrays become float32 and int64 tensors; classes are counted where not
+    given."""
     data = Federation.from_arrays(
         [(np.zeros((2, 3)), np.array([0, 4], dtype=np.int32))], [(np.ones((1, 3)), np.array([1]))]
     )
-    assert data.classes == 5 and data.train.features.dtype == torch.float32 and data.train.labels.dtype == torch.int64
+    assert (
+        data.classes == 5
+        and data.train.features.dtype == torch.float32
+        and data.train.labels.dtype == torch.int64
+    )
     assert data.names == ("0",)
 
 

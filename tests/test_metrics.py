@@ -17,16 +17,22 @@ REGULARISATION = 0.05
 
 
 def by_hand(data, task, params):
-    """The appendix's formulas with plain loops and automatic differentiation in double precision."""
+    """The appendix's formulas with plain loops and automatic differentiation in double
+    precision."""
     params = params.double()
     accuracies, losses, gradients = [], [], []
     for i in range(data.users):
         x, y = data.test.of(i)
         scores = task.scores(params, task.prepare(x.double()))
-        accuracies.append(np.mean([int(s.argmax()) == int(label) for s, label in zip(scores, y, strict=True)]))
+        accuracies.append(
+            np.mean([int(s.argmax()) == int(label) for s, label in zip(scores, y, strict=True)])
+        )
         x, y = data.train.of(i)
         point = params.clone().requires_grad_()
-        loss = task.losses(point, task.prepare(x.double()), y).mean() + REGULARISATION / 2 * (point**2).sum()
+        loss = (
+            task.losses(point, task.prepare(x.double()), y).mean()
+            + REGULARISATION / 2 * (point**2).sum()
+        )
         (gradient,) = torch.autograd.grad(loss, point)
         losses.append(float(loss.detach()))
         gradients.append(gradient)
@@ -57,7 +63,8 @@ def test_metrics_equal_their_definitions(task, sizes, mapped, block, monkeypatch
 
 
 def test_unequal_users_are_not_pooled():
-    """The mean over users differs from the mean over records, and it is the former that is reported."""
+    """The mean over users differs from the mean over records, and it is the former that is
+    reported."""
     data = federation((2, 200), seed=1)
     task = TASKS["logistic"](data.dimension, data.classes)
     params = torch.randn(task.parameters, generator=torch.Generator().manual_seed(3))
@@ -92,8 +99,11 @@ def test_users_who_are_alike_have_no_dissimilarity():
 
 
 def test_a_diverged_model_is_evaluated_without_an_exception():
-    """Infinite or NaN parameters give non-finite losses, which the training loop turns into a stop."""
+    """Infinite or NaN parameters give non-finite losses, which the training loop turns into a
+    stop."""
     data = federation()
     task = TASKS["logistic"](data.dimension, data.classes)
-    found = Evaluator(data, task, 0.1, CPU, optimum_loss=1.0)(torch.full((task.parameters,), float("nan")))
+    found = Evaluator(data, task, 0.1, CPU, optimum_loss=1.0)(
+        torch.full((task.parameters,), float("nan"))
+    )
     assert not math.isfinite(found["train_loss"])

@@ -19,13 +19,16 @@ def objective(data, params: torch.Tensor) -> torch.Tensor:
     """F(x) = (1/M)ΣF_i(x) + (λ/2)‖x‖², written out."""
     task = Logistic(data.dimension, data.classes)
     users = [data.train.of(i) for i in range(data.users)]
-    mean = sum(task.losses(params, task.prepare(x.double()), y).mean() for x, y in users) / data.users
+    mean = (
+        sum(task.losses(params, task.prepare(x.double()), y).mean() for x, y in users) / data.users
+    )
     return mean + REGULARISATION / 2 * (params**2).sum()
 
 
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 def test_the_optimum_is_stationary_and_lowest(sizes):
-    """∇F(x*) = 0 to 10⁻⁷ by automatic differentiation, F(x*) is as stated, and no perturbation is lower."""
+    """∇F(x*) = 0 to 10⁻⁷ by automatic differentiation, F(x*) is as stated, and no perturbation is
+    lower."""
     data = federation(sizes, seed=2)
     found = solve(data, Logistic(4, 3), REGULARISATION)
     point = found.params.clone().requires_grad_()
@@ -41,15 +44,22 @@ def test_the_optimum_is_stationary_and_lowest(sizes):
 
 
 def test_it_is_scikit_learns_solution():
-    """On users of equal size F is the pooled objective, which LogisticRegression minimises too (bias
-    as a column)."""
+    """On users of equal size F is the pooled objective, which LogisticRegression minimises too
+    (bias as a column)."""
     data = federation((40, 40, 40), seed=1)
     found = solve(data, Logistic(4, 3), REGULARISATION)
     x = torch.cat([data.train.features, torch.ones(120, 1)], dim=1).double().numpy()
-    model = LogisticRegression(C=1 / (REGULARISATION * 120), fit_intercept=False, tol=1e-12, max_iter=10000)
+    model = LogisticRegression(
+        C=1 / (REGULARISATION * 120), fit_intercept=False, tol=1e-12, max_iter=10000
+    )
     model.fit(x, data.train.labels.numpy())
-    torch.testing.assert_close(found.params.view(3, 5), torch.from_numpy(model.coef_), rtol=1e-4, atol=1e-4)
-    rows = [torch.cat([t, torch.ones(len(t), 1)], 1).double().numpy() for t, _ in map(data.test.of, range(3))]
+    torch.testing.assert_close(
+        found.params.view(3, 5), torch.from_numpy(model.coef_), rtol=1e-4, atol=1e-4
+    )
+    rows = [
+        torch.cat([t, torch.ones(len(t), 1)], 1).double().numpy()
+        for t, _ in map(data.test.of, range(3))
+    ]
     scores = [model.score(r, data.test.of(i)[1].numpy()) for i, r in enumerate(rows)]
     assert found.test_accuracy == pytest.approx(sum(scores) / 3, abs=1e-6)
 
@@ -63,7 +73,8 @@ def test_users_count_equally_whatever_their_sizes():
     doubled = [tables[0], tuple(torch.cat([part, part]) for part in tables[1])]
     tests = [data.test.of(0), data.test.of(1)]
     one, two = (
-        solve(Federation.from_arrays(part, tests, classes=3), Logistic(4, 3), 0.1).params for part in (tables, doubled)
+        solve(Federation.from_arrays(part, tests, classes=3), Logistic(4, 3), 0.1).params
+        for part in (tables, doubled)
     )
     torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 

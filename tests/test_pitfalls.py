@@ -47,9 +47,15 @@ each_engine = pytest.mark.parametrize("engine", ENGINE_NAMES)
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-def one_round(engine: str, run: Setting, control=None, memory=None, params=None, randomness=None) -> torch.Tensor:
+def one_round(
+    engine: str, run: Setting, control=None, memory=None, params=None, randomness=None
+) -> torch.Tensor:
     """x after one round with everybody, from a state of the test's making."""
-    made = Loop(run, CPU, randomness) if engine == "loop" else Simulator([run], CPU, randomness and [randomness])
+    made = (
+        Loop(run, CPU, randomness)
+        if engine == "loop"
+        else Simulator([run], CPU, randomness and [randomness])
+    )
     state = made.state
     state.control = state.control if control is None else control.clone()
     state.memory = state.memory if memory is None else memory.clone()
@@ -59,13 +65,16 @@ def one_round(engine: str, run: Setting, control=None, memory=None, params=None,
     return made.state.params
 
 
-# --- FL4Health, Fed-BioMed: the correction is added before the private step, which overwrites it ---
+# --- FL4Health, Fed-BioMed: the correction is added before the private step, which overwrites it
+# ---
 
 
 @each_engine
 @pytest.mark.parametrize("algorithm", WITH_MEMORY)
 @pytest.mark.parametrize("privacy", [None, "fixed", "user-poisson"])
-def test_changing_c_moves_the_step_by_exactly_minus_the_rate_times_the_change(algorithm, privacy, engine):
+def test_changing_c_moves_the_step_by_exactly_minus_the_rate_times_the_change(
+    algorithm, privacy, engine
+):
     """One local step: Δx = −η_l·Δc and +η_l·mean(Δc_i).
 
     Guards against FL4Health's and Fed-BioMed's no-op.
@@ -74,16 +83,22 @@ def test_changing_c_moves_the_step_by_exactly_minus_the_rate_times_the_change(al
     size, eta = run.task.parameters, run.plan.step_size
     change, own = torch.linspace(-1, 2, size), torch.randn(run.users, size)
     base = one_round(engine, run)
-    torch.testing.assert_close(one_round(engine, run, control=change) - base, -eta * change, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(one_round(engine, run, memory=own) - base, eta * own.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        one_round(engine, run, control=change) - base, -eta * change, rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        one_round(engine, run, memory=own) - base, eta * own.mean(0), rtol=1e-4, atol=1e-5
+    )
 
 
 @each_engine
 def test_the_correction_acts_in_every_one_of_the_k_steps(engine):
-    """With gradients that do not depend on the model, K steps move by −Kη_l·Δc, clipping and noise or
-    not."""
+    """With gradients that do not depend on the model, K steps move by −Kη_l·Δc, clipping and noise
+    or not."""
     data = vectors([torch.randn(n, 5) for n in EQUAL])
-    run = setting("scaffold", Linear(5), "fixed", data, local_steps=4, user_ratio=1.0, regularisation=0.0)
+    run = setting(
+        "scaffold", Linear(5), "fixed", data, local_steps=4, user_ratio=1.0, regularisation=0.0
+    )
     change = torch.tensor([3.0, -1.0, 0.5, 10.0, 0.0])
     moved = one_round(engine, run, control=change) - one_round(engine, run)
     torch.testing.assert_close(moved, -4 * run.plan.step_size * change, rtol=1e-4, atol=1e-4)
@@ -95,11 +110,15 @@ def test_the_correction_acts_in_every_one_of_the_k_steps(engine):
 @each_engine
 @each_algorithm
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_everything_that_leaves_a_user_is_a_function_of_noised_gradients(algorithm, sampling, engine):
-    """Change the records, and the noise so that each H̃ stays the same: no upload and no memory may move.
+def test_everything_that_leaves_a_user_is_a_function_of_noised_gradients(
+    algorithm, sampling, engine
+):
+    """Change the records, and the noise so that each H̃ stays the same: no upload and no memory may
+    move.
 
-    If any un-noised number left the user, or were kept and used later, it would show. Guards against Δc
-    from un-noised differences (a fork of FL-bench) and against a Δc that escapes the noise (NVFlare).
+    If any un-noised number left the user, or were kept and used later, it would show. Guards
+    against Δc from un-noised differences (a fork of FL-bench) and against a Δc that escapes the
+    noise (NVFlare).
     """
     size, users, clip, sigma = 6, 4, 1.0, 0.7
     records, other = torch.randn(users, 3, size), torch.randn(users, 3, size)
@@ -138,12 +157,14 @@ def test_everything_that_leaves_a_user_is_a_function_of_noised_gradients(algorit
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("privacy", ["fixed", "poisson", "user"])
 def test_every_uploaded_number_changes_when_the_noise_does(algorithm, task, privacy, engine):
-    """Same batches, other noise: each coordinate of Δy, Δc and c_i is another number (a warm round's
-    Δy is 0)."""
+    """Same batches, other noise: each coordinate of Δy, Δc and c_i is another number (a warm
+    round's Δy is 0)."""
     run = setting(algorithm, task, privacy, warm_rounds=1)
 
     def script(seed: int) -> Scripted:
-        return Scripted(0, lambda *key: np.random.default_rng([seed, *key]).standard_normal(run.task.parameters))
+        return Scripted(
+            0, lambda *key: np.random.default_rng([seed, *key]).standard_normal(run.task.parameters)
+        )
 
     one, two = (uploads(engine, run, 2, script(seed)) for seed in (1, 2))
     for round, (a, b) in enumerate(zip(one, two, strict=True), start=1):
@@ -152,7 +173,9 @@ def test_every_uploaded_number_changes_when_the_noise_does(algorithm, task, priv
             if warm and key == "move":
                 assert not a[key].any() and not b[key].any()
             else:
-                assert bool((a[key] != b[key]).all()), f"round {round}: part of {key} carries no noise"
+                assert bool((a[key] != b[key]).all()), (
+                    f"round {round}: part of {key} carries no noise"
+                )
 
 
 @each_engine
@@ -160,8 +183,12 @@ def test_every_uploaded_number_changes_when_the_noise_does(algorithm, task, priv
 def test_huge_noise_drowns_everything_that_is_uploaded(algorithm, engine):
     """With σ_g = 10⁶ every coordinate of every upload is of the noise's size: none bypasses it."""
     run = setting(algorithm, "logistic", Gaussian(clip=1.0, noise=1e6), warm_rounds=0)
-    everything = Scripted(0, lambda *key: np.sign(np.random.default_rng(key).standard_normal(run.task.parameters)))
-    (sent,) = uploads(engine, replace(run, plan=replace(run.plan, local_steps=1, data_ratio=1.0)), 1, everything)
+    everything = Scripted(
+        0, lambda *key: np.sign(np.random.default_rng(key).standard_normal(run.task.parameters))
+    )
+    (sent,) = uploads(
+        engine, replace(run, plan=replace(run.plan, local_steps=1, data_ratio=1.0)), 1, everything
+    )
     for key, value in sent.items():
         assert float(value.abs().min()) > 1e4, key
 
@@ -191,7 +218,8 @@ def test_no_example_contributes_more_than_c_over_the_whole_vector(task, clip, si
 
 
 def test_clipping_is_joint_where_it_bites():
-    """A network of six tensors whose gradients are all long: the contribution has norm C, not C·√6."""
+    """A network of six tensors whose gradients are all long: the contribution has norm C, not
+    C·√6."""
     task = ModuleTask(module(4, 3))
     x, y = 50 * torch.ones(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64)
     params = 2 * task.initial(0)[None]
@@ -199,7 +227,8 @@ def test_clipping_is_joint_where_it_bites():
     assert float(total.norm()) == pytest.approx(0.01, rel=1e-4)
 
 
-# The scale of the noise, and that it rejects σC and a scale per tensor, is in statistical/test_noise.py.
+# The scale of the noise, and that it rejects σC and a scale per tensor, is in
+# statistical/test_noise.py.
 
 
 # --- pfl-research: the sign of the control variate is inverted ---
@@ -208,7 +237,9 @@ def test_clipping_is_joint_where_it_bites():
 @each_engine
 @pytest.mark.parametrize("algorithm", WITH_MEMORY)
 @pytest.mark.parametrize("user_ratio", [1.0, 0.5])
-def test_scaffold_reaches_the_exact_optimum_of_heterogeneous_quadratics(algorithm, user_ratio, engine):
+def test_scaffold_reaches_the_exact_optimum_of_heterogeneous_quadratics(
+    algorithm, user_ratio, engine
+):
     """Curvatures and centres differ, K > 1: SCAFFOLD ends at Σh_i·a_i/Σh_i.
 
     A wrong sign diverges or stays away.
@@ -234,20 +265,30 @@ def test_fedavg_with_several_steps_stays_away_from_it(algorithm, engine):
     """The same quadratics: FedAvg's fixed point with K > 1 is elsewhere, and with K = 1 it is the
     optimum."""
     data, optimum = quadratics(users=6, dimension=3)
-    plan = {"rounds": 80, "user_ratio": 1.0, "data_ratio": 1.0, "learning_rate": 0.4, "regularisation": 0.0}
+    plan = {
+        "rounds": 80,
+        "user_ratio": 1.0,
+        "data_ratio": 1.0,
+        "learning_rate": 0.4,
+        "regularisation": 0.0,
+    }
     away = final(engine, setting(algorithm, Quadratic(3), None, data, local_steps=4, **plan)).params
     assert float((away - optimum).norm()) > 0.05
-    exact = final(engine, setting(algorithm, Quadratic(3), None, data, local_steps=1, **plan)).params
+    exact = final(
+        engine, setting(algorithm, Quadratic(3), None, data, local_steps=1, **plan)
+    ).params
     torch.testing.assert_close(exact, optimum, rtol=1e-3, atol=1e-3)
 
 
-# --- the paper's own code: shared noise, a median per tensor, an idle warm start, no ℓ2, two softmaxes ---
+# --- the paper's own code: shared noise, a median per tensor, an idle warm start, no ℓ2, two
+# softmaxes ---
 
 
 @each_engine
 @each_algorithm
 def test_no_two_users_share_noise_or_batches(algorithm, engine):
-    """Users with the same records in the same round upload different numbers, with and without noise."""
+    """Users with the same records in the same round upload different numbers, with and without
+    noise."""
     table = torch.randn(12, 40)
     data = vectors([table, table, table, table])
     for privacy in ("none", "fixed", "poisson"):
@@ -281,17 +322,24 @@ def test_the_default_clip_never_looks_at_data():
     """
     assert isinstance(Gaussian().clip, float)
     assert RANDOM_PARTICIPATION.applies(setting("fedavg", "logistic", "fixed").describe()) is None
-    assert RANDOM_PARTICIPATION.applies(setting("fedavg", "logistic", "median").describe()) is not None
+    assert (
+        RANDOM_PARTICIPATION.applies(setting("fedavg", "logistic", "median").describe()) is not None
+    )
 
 
 @each_engine
 @pytest.mark.parametrize("privacy", [None, "fixed", "poisson", "median"])
 def test_the_warm_start_sets_the_controls_and_leaves_the_model(privacy, engine):
-    """After the warm rounds c_i ≠ 0 for all who took part, c = (1/M)Σc_i ≠ 0, and x is x⁰ to the bit."""
+    """After the warm rounds c_i ≠ 0 for all who took part, c = (1/M)Σc_i ≠ 0, and x is x⁰ to the
+    bit."""
     run = setting("scaffold-warm", "mlp", privacy, warm_rounds=2, rounds=4)
     start = run.task.initial(run.plan.seed)
     state = final(engine, run, rounds=2)
-    chosen = {int(i) for t in (1, 2) for i in run.randomness().participants(t, run.users, run.participants)}
+    chosen = {
+        int(i)
+        for t in (1, 2)
+        for i in run.randomness().participants(t, run.users, run.participants)
+    }
     for user in range(run.users):
         assert bool(state.memory[user].any()) == (user in chosen)
     assert torch.equal(state.params, start)
@@ -304,7 +352,8 @@ def test_the_warm_start_sets_the_controls_and_leaves_the_model(privacy, engine):
 @each_algorithm
 @pytest.mark.parametrize("privacy", ["none", "fixed"])
 def test_the_regularisation_is_applied_outside_clipping_and_noise(algorithm, privacy, engine):
-    """One step on records without gradient moves x by −η_l·λx exactly, even where λ‖x‖ is far above C."""
+    """One step on records without gradient moves x by −η_l·λx exactly, even where λ‖x‖ is far above
+    C."""
     data = vectors([torch.zeros(3, 5) for _ in range(4)])
     x = torch.tensor([100.0, -40.0, 3.0, 0.0, 7.0])
     run = setting(
@@ -345,7 +394,8 @@ def test_the_loss_takes_one_softmax_of_logits(task):
 
 
 def test_sampling_rates_are_not_multiplied():
-    """One round of K full-batch steps: δ(ε) = l·δ_Gauss(ε; 2σ_g/√K) since one draw covers all K steps.
+    """One round of K full-batch steps: δ(ε) = l·δ_Gauss(ε; 2σ_g/√K) since one draw covers all K
+    steps.
 
     ε must not be below that truth; a rate of l·s per step, composed K times, is.
     """
@@ -366,7 +416,9 @@ def test_sampling_rates_are_not_multiplied():
     mu = np.sqrt(steps) / (2 * sigma)  # add/remove: the sum moves by C and the noise is 2Cσ_g
 
     def excess(epsilon: float) -> float:
-        profile = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        profile = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(
+            -mu / 2 - epsilon / mu
+        )
         return ratio * profile - delta
 
     truth = brentq(excess, 1e-6, 50)
@@ -381,7 +433,8 @@ def test_sampling_rates_are_not_multiplied():
 
 
 def test_what_is_spent_adds_up_over_rounds():
-    """Each participation adds to the user's ε, and a round costs the same run more: nothing restarts."""
+    """Each participation adds to the user's ε, and a round costs the same run more: nothing
+    restarts."""
     run = setting("scaffold", "logistic", Gaussian(clip=1.0, noise=3.0), rounds=5).describe()
     ledger, spent = Ledger(run), [0.0]
     for round in range(1, 6):
@@ -418,9 +471,12 @@ def test_an_empty_poisson_batch_still_yields_noise(algorithm, unit, engine):
     run = setting(algorithm, Linear(size), privacy, data, **plan)
     noise = Scripted(0, lambda round, user, step: 1.0 + user + step)
     moves = uploads(engine, run, 1, noise)[0]["move"]
-    counts = np.stack([noise.batches(1, u, 8, 1, run.plan.local_steps, "poisson").count for u in range(users)])
+    counts = np.stack(
+        [noise.batches(1, u, 8, 1, run.plan.local_steps, "poisson").count for u in range(users)]
+    )
     assert 0.2 < (counts == 0).mean() < 0.6
-    # Each of a step's records adds 1/√P to every coordinate; towards users the mean is held to norm C.
+    # Each of a step's records adds 1/√P to every coordinate; towards users the mean is held to norm
+    # C.
     means = (counts if unit == "record" else np.minimum(counts, 1)) / np.sqrt(size)
     normals = 1.0 + np.arange(users)[:, None] + np.arange(run.plan.local_steps)
     queries = (means + privacy.scale(1.0, 1) * normals).sum(axis=1, keepdims=True)
@@ -435,11 +491,17 @@ def test_an_empty_poisson_batch_still_yields_noise(algorithm, unit, engine):
 @each_algorithm
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_unequal_users_take_exactly_k_steps(algorithm, sampling, engine):
-    """Users with 4 and with 15 records alike take K steps: their noise-only moves have K equal parts."""
+    """Users with 4 and with 15 records alike take K steps: their noise-only moves have K equal
+    parts."""
     data = vectors([torch.zeros(n, 3) for n in UNEQUAL])
     privacy = Gaussian(clip=1.0, noise=1.0, unit="user", sampling=sampling)
-    run = setting(algorithm, Linear(3), privacy, data, user_ratio=1.0, regularisation=0.0, warm_rounds=0)
-    run = replace(run, algorithm=run.algorithm.replace(direction=lambda gradient, y, broadcast, memory: gradient))
+    run = setting(
+        algorithm, Linear(3), privacy, data, user_ratio=1.0, regularisation=0.0, warm_rounds=0
+    )
+    run = replace(
+        run,
+        algorithm=run.algorithm.replace(direction=lambda gradient, y, broadcast, memory: gradient),
+    )
     moves = uploads(engine, run, 1, Scripted(0, lambda round, user, step: 10.0**step))[0]["move"]
     taken = -moves / (run.plan.step_size * 2)
     expected = sum(10.0**k for k in range(run.plan.local_steps))
@@ -452,7 +514,9 @@ def test_unequal_users_take_exactly_k_steps(algorithm, sampling, engine):
 @pytest.mark.parametrize("warm", [0, 1])
 def test_c_i_is_the_mean_of_the_k_noised_gradients(algorithm, privacy, warm, engine):
     """c_i = (1/K)Σ(H̃ + λy) for users of any size, in real rounds and in warm ones."""
-    run = setting(algorithm, "mlp", privacy, user_ratio=1.0, warm_rounds=warm, regularisation=0.5, rounds=3)
+    run = setting(
+        algorithm, "mlp", privacy, user_ratio=1.0, warm_rounds=warm, regularisation=0.5, rounds=3
+    )
     seen: list[torch.Tensor] = []
 
     def watched(made):
@@ -466,7 +530,11 @@ def test_c_i_is_the_mean_of_the_k_noised_gradients(algorithm, privacy, warm, eng
     rounds = 1 if warm and run.algorithm.warm_up else 2
     state = final(engine, replace(run, algorithm=watched(run.algorithm)), rounds=rounds)
     steps = run.plan.local_steps
-    gradients = torch.stack(seen).view(run.users, steps, -1) if engine == "loop" else torch.stack(seen, dim=1)
+    gradients = (
+        torch.stack(seen).view(run.users, steps, -1)
+        if engine == "loop"
+        else torch.stack(seen, dim=1)
+    )
     assert gradients.shape[:2] == (run.users, steps)
     torch.testing.assert_close(state.memory, gradients.mean(1), rtol=1e-3, atol=1e-3)
 
@@ -475,7 +543,8 @@ def test_c_i_is_the_mean_of_the_k_noised_gradients(algorithm, privacy, warm, eng
 
 
 def test_secret_noise_cannot_be_regenerated():
-    """Two secret runs of one seed differ in noise and batches, and neither equals the seeded run."""
+    """Two secret runs of one seed differ in noise and batches, and neither equals the seeded
+    run."""
     made = [Randomness(3, secret=True), Randomness(3, secret=True), Randomness(3)]
     noise = [r.noise(1, 0).standard_normal(8) for r in made]
     index = [r.batches(1, 0, 1000, 500, 2, "fixed").index for r in made]
@@ -483,7 +552,9 @@ def test_secret_noise_cannot_be_regenerated():
         assert not np.any(noise[i] == noise[j])
         assert not np.array_equal(np.sort(index[i]), np.sort(index[j]))
     # The participants are public, and the same for all: the server draws them.
-    assert all(np.array_equal(r.participants(1, 50, 10), made[2].participants(1, 50, 10)) for r in made)
+    assert all(
+        np.array_equal(r.participants(1, 50, 10), made[2].participants(1, 50, 10)) for r in made
+    )
     # One instance stays consistent, so that engines may ask twice.
     assert np.array_equal(made[0].noise(1, 0).standard_normal(8), noise[0])
 
@@ -513,7 +584,8 @@ def test_a_secret_is_never_written():
 
 @each_engine
 def test_a_secret_run_leaves_no_key_in_its_state(engine):
-    """What a checkpoint would hold of a secret run are tensors and counts; the key is in none of them."""
+    """What a checkpoint would hold of a secret run are tensors and counts; the key is in none of
+    them."""
     run = setting("scaffold", "logistic", Gaussian(clip=1.0, noise=1.0, secret=True))
     one, two = final(engine, run), final(engine, run)
     assert not torch.equal(one.params, two.params)

@@ -26,7 +26,8 @@ def test_a_share_is_the_floor_of_the_decimal_that_was_written(thousandths, whole
 
 
 def test_products_that_round_down_are_forgiven():
-    """Every ratio of two decimals of 100 users or records is exact, though 0.29·100 is 28.999… in floats."""
+    """Every ratio of two decimals of 100 users or records is exact, though 0.29·100 is 28.999… in
+    floats."""
     assert any(int(hundredths / 100 * 100) != hundredths for hundredths in range(1, 101))
     for hundredths in range(1, 101):
         plan = Plan(user_ratio=hundredths / 100, data_ratio=hundredths / 100)
@@ -68,8 +69,16 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[(n, v) for n in ("user_ratio", "data_ratio", "tail") for v in (0, -0.1, 1.0001, NAN, INF, "x")],
-        *[(n, v) for n in ("learning_rate", "server_rate") for v in (0, -1.0, NAN, INF, True, None)],
+        *[
+            (n, v)
+            for n in ("user_ratio", "data_ratio", "tail")
+            for v in (0, -0.1, 1.0001, NAN, INF, "x")
+        ],
+        *[
+            (n, v)
+            for n in ("learning_rate", "server_rate")
+            for v in (0, -1.0, NAN, INF, True, None)
+        ],
         *[("regularisation", value) for value in (-1e-9, NAN, INF)],
         *[(n, v) for n in ("rounds", "local_steps") for v in (0, -3, 2.0, NAN, True)],
         *[(n, v) for n in ("evaluate_every", "checkpoint_every") for v in (0, -3, 2.0, NAN)],
@@ -90,12 +99,16 @@ def test_bad_values_are_refused_by_name(name, value):
 
 def test_a_ratio_that_selects_no_one_is_refused_with_one_that_would():
     """⌊lM⌋ = 0 names the ratio, the users and the least ratio, which then works."""
-    with pytest.raises(BadInput, match=r"plan\.user_ratio is 0\.1.*no one of 7 users.*at least 0\.1429"):
+    with pytest.raises(
+        BadInput, match=r"plan\.user_ratio is 0\.1.*no one of 7 users.*at least 0\.1429"
+    ):
         Plan(user_ratio=0.1).participants(7)
     assert Plan(user_ratio=0.1429).participants(7) == 1
 
 
 def test_a_ratio_that_leaves_a_user_an_empty_batch_is_refused():
     """⌊sR_i⌋ = 0 names the user, its records and the least ratio."""
-    with pytest.raises(BadInput, match=r"plan\.data_ratio is 0\.2.*user 1 with 4 records.*at least 0\.25"):
+    with pytest.raises(
+        BadInput, match=r"plan\.data_ratio is 0\.2.*user 1 with 4 records.*at least 0\.25"
+    ):
         Plan(data_ratio=0.2).batches(torch.tensor([100, 4, 3]))

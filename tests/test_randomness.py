@@ -39,7 +39,8 @@ def subsets(sampling: str, records: int, batch: int, draws: int, seed: int = 0) 
 
 @pytest.mark.parametrize(("records", "batch"), [SMALL, LARGE, (5, 1), (5, 4), (19, 3), (7, 2)])
 def test_fixed_batches_are_uniform_over_all_subsets(records, batch):
-    """Every subset of b records is equally likely: inclusions, pairs of inclusions and all else follow."""
+    """Every subset of b records is equally likely: inclusions, pairs of inclusions and all else
+    follow."""
     cells = list(combinations(range(records), batch))
     draws = 60 * len(cells)
     assert_uniform(subsets("fixed", records, batch, draws), cells, draws)
@@ -47,15 +48,17 @@ def test_fixed_batches_are_uniform_over_all_subsets(records, batch):
 
 @pytest.mark.parametrize(("records", "batch"), [(400, 20), (400, 80), (400, 399)])
 def test_records_and_pairs_are_included_equally_often(records, batch):
-    """Inclusion counts of records (chi-square with the hypergeometric covariance) and of neighbouring
-    pairs."""
+    """Inclusion counts of records (chi-square with the hypergeometric covariance) and of
+    neighbouring pairs."""
     draws = 2000
     index = Randomness(1).batches(1, 0, records, batch, draws, "fixed").index
     present = np.zeros((draws, records), dtype=bool)
     np.put_along_axis(present, index, True, axis=1)
     assert (present.sum(1) == batch).all(), "a batch holds a record twice"
     q = batch / records
-    spread = ((present.sum(0) - draws * q) ** 2).sum() / (draws * q * (1 - q)) * (records - 1) / records
+    spread = (
+        ((present.sum(0) - draws * q) ** 2).sum() / (draws * q * (1 - q)) * (records - 1) / records
+    )
     assert chi2.ppf(ALARM, records - 1) < spread < chi2.isf(ALARM, records - 1)
     pair = q * (batch - 1) / (records - 1)
     for gap in (1, 2, 5, 50, 200):
@@ -71,7 +74,8 @@ def test_records_and_pairs_are_included_equally_often(records, batch):
     seed=st.integers(0, 2**64),
 )
 def test_a_batch_holds_distinct_records_of_the_user(sampling, records, share, steps, seed):
-    """Numbers lie in [0, R) and none twice; a fixed batch has exactly b of them; padding is index 0."""
+    """Numbers lie in [0, R) and none twice; a fixed batch has exactly b of them; padding is index
+    0."""
     batch = max(1, int(share * records))
     drawn = Randomness(seed).batches(2, 3, records, batch, steps, sampling)
     assert drawn.index.shape[0] == len(drawn.count) == steps
@@ -107,7 +111,11 @@ def test_the_size_of_a_poisson_batch_is_binomial(batch):
     q = batch / records
     variance = records * q * (1 - q)
     assert abs(count.mean() - batch) < 5 * np.sqrt(variance / draws)
-    assert chi2.ppf(ALARM, draws - 1) < ((count - batch) ** 2).sum() / variance < chi2.isf(ALARM, draws - 1) * 1.02
+    assert (
+        chi2.ppf(ALARM, draws - 1)
+        < ((count - batch) ** 2).sum() / variance
+        < chi2.isf(ALARM, draws - 1) * 1.02
+    )
     assert count.max() > batch + 2 * np.sqrt(variance)
 
 
@@ -131,7 +139,12 @@ def test_participants_are_distinct_sorted_users(users, share, round, seed):
     """m different users in increasing order, the same whenever asked."""
     count = max(1, int(share * users))
     chosen = Randomness(seed).participants(round, users, count)
-    assert len(chosen) == count and (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < users
+    assert (
+        len(chosen) == count
+        and (np.diff(chosen) > 0).all()
+        and chosen[0] >= 0
+        and chosen[-1] < users
+    )
     assert np.array_equal(chosen, Randomness(seed).participants(round, users, count))
 
 
@@ -146,7 +159,9 @@ def test_every_stream_has_its_own_key():
                 firsts["noise", seed, round, user] = randomness.noise(round, user).random()
                 stream = randomness._stream(randomness._private_key, module.BATCHES, round, user)
                 firsts["batches", seed, round, user] = stream.random()
-            firsts["participants", seed, round] = randomness._stream(seed, module.PARTICIPANTS, round).random()
+            firsts["participants", seed, round] = randomness._stream(
+                seed, module.PARTICIPANTS, round
+            ).random()
     assert len(set(firsts.values())) == len(firsts)
     purposes = (module.PARTICIPANTS, module.BATCHES, module.NOISE, module.WEIGHTS)
     assert len(set(purposes)) == 4
@@ -206,11 +221,14 @@ def test_batches_do_not_depend_on_how_many_numbers_are_held(sampling, monkeypatc
 
 @pytest.mark.parametrize(("records", "batch"), [(50, 25), (50, 3), (9, 9)])
 def test_batches_drawn_into_place_are_the_same_batches(records, batch):
-    """An array that is handed in, even a strided view, receives the very indices a new one would."""
+    """An array that is handed in, even a strided view, receives the very indices a new one
+    would."""
     fresh = Randomness(2).batches(1, 0, records, batch, 7, "fixed")
     place = np.full((7, batch + 4), -1)
     given = Randomness(2).batches(1, 0, records, batch, 7, "fixed", place[:, :batch])
-    assert np.array_equal(given.index, fresh.index) and np.array_equal(place[:, :batch], fresh.index)
+    assert np.array_equal(given.index, fresh.index) and np.array_equal(
+        place[:, :batch], fresh.index
+    )
     assert (place[:, batch:] == -1).all()
 
 

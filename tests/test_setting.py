@@ -22,7 +22,10 @@ def test_the_derived_numbers():
 @pytest.mark.parametrize(("ratio", "rounds"), [(0.2, 20), (0.5, 8), (1.0, 4), (0.3, 13)])
 def test_the_warm_start_takes_four_over_l_rounds_by_default(ratio, rounds):
     """round(4/l), for the algorithms that warm up; none for the others."""
-    assert setting("scaffold-warm", user_ratio=ratio, warm_rounds=None, rounds=50).warm_rounds == rounds
+    assert (
+        setting("scaffold-warm", user_ratio=ratio, warm_rounds=None, rounds=50).warm_rounds
+        == rounds
+    )
     assert setting("scaffold-warm", user_ratio=ratio, warm_rounds=2, rounds=50).warm_rounds == 2
     assert setting("scaffold", user_ratio=ratio, warm_rounds=None, rounds=50).warm_rounds == 0
 
@@ -30,7 +33,9 @@ def test_the_warm_start_takes_four_over_l_rounds_by_default(ratio, rounds):
 def test_warm_rounds_that_leave_no_round_are_refused():
     """The warm start alone would take the whole run; the message says how long it is."""
     for plan in ({"warm_rounds": 4, "rounds": 4}, {"warm_rounds": None, "rounds": 8}):
-        with pytest.raises(BadInput, match=rf"plan\.rounds is {plan['rounds']}.*warm start alone takes"):
+        with pytest.raises(
+            BadInput, match=rf"plan\.rounds is {plan['rounds']}.*warm start alone takes"
+        ):
             setting("scaffold-warm", **plan)
     setting("scaffold", warm_rounds=4, rounds=4)
 
@@ -63,7 +68,8 @@ def test_empty_rounds_and_batches_are_refused():
     ],
 )
 def test_a_task_that_does_not_fit_the_federation_is_refused(task, message):
-    """Wrong numbers of features or classes are found before the first round, not by a traceback in it."""
+    """Wrong numbers of features or classes are found before the first round, not by a traceback in
+    it."""
     with pytest.raises(BadInput, match=message):
         setting("fedavg", task)
 
@@ -77,7 +83,10 @@ def test_a_task_that_does_not_fit_the_federation_is_refused(task, message):
         ({"clip": True}, r"privacy\.clip is True"),
         ({"clip": "mean"}, r"privacy\.clip is 'mean'"),
         ({"clip": None}, r"privacy\.clip is None"),
-        ({"clip": float("inf"), "noise": 1.0}, r"privacy\.clip is infinite while privacy\.noise is 1\.0"),
+        (
+            {"clip": float("inf"), "noise": 1.0},
+            r"privacy\.clip is infinite while privacy\.noise is 1\.0",
+        ),
         ({"noise": -0.1}, r"privacy\.noise is -0\.1"),
         ({"noise": float("nan")}, r"privacy\.noise is nan"),
         ({"noise": float("inf")}, r"privacy\.noise is inf"),
@@ -113,7 +122,12 @@ def test_what_is_accounted_is_what_runs(algorithm):
     """
     run = setting(algorithm, "logistic", Gaussian(clip=0.5, noise=2.0, sampling="poisson"))
     said = run.describe()
-    assert (said.rounds, said.local_steps, said.users, said.participants) == (4, 3, 6, run.participants)
+    assert (said.rounds, said.local_steps, said.users, said.participants) == (
+        4,
+        3,
+        6,
+        run.participants,
+    )
     assert (said.noise, said.clip, said.sampling, said.unit) == (2.0, 0.5, "poisson", "record")
     assert said.memory == run.algorithm.memory
     for user, (size, batch) in enumerate(zip(UNEQUAL, run.batches.tolist(), strict=True)):

@@ -19,13 +19,19 @@ def explicit_clipped_sum(gradients: Tensor, weight: Tensor | None, clip: Clip) -
         bound = None
         if clip is not None:
             real = sorted(n for n, w in zip(norms, chosen, strict=True) if w != 0)
-            bound = (real[(len(real) - 1) // 2] if real else 0.0) if isinstance(clip, str) else float(clip[u])
+            bound = (
+                (real[(len(real) - 1) // 2] if real else 0.0)
+                if isinstance(clip, str)
+                else float(clip[u])
+            )
         for g, norm, w in zip(gradients[u], norms, chosen, strict=True):
             shrink = 1.0 if bound is None or norm <= bound else bound / norm
             total = total + float(w) * shrink * g
         totals.append(total)
         bounds.append(bound)
-    return ClippedSum(torch.stack(totals), None if clip is None else torch.tensor(bounds, dtype=gradients.dtype))
+    return ClippedSum(
+        torch.stack(totals), None if clip is None else torch.tensor(bounds, dtype=gradients.dtype)
+    )
 
 
 class Toy:
@@ -52,7 +58,8 @@ class Toy:
 
 
 class Linear(Toy):
-    """f(x; a) = ⟨a, x⟩: the gradient of a record is the record itself, wherever the model stands."""
+    """f(x; a) = ⟨a, x⟩: the gradient of a record is the record itself, wherever the model
+    stands."""
 
     name = "linear"
 
@@ -67,7 +74,8 @@ class Linear(Toy):
 
 
 class Quadratic(Toy):
-    """f(x; (h, a)) = ½Σ_p h_p(x_p − a_p)²: a record holds curvatures h and a centre a, each of length P."""
+    """f(x; (h, a)) = ½Σ_p h_p(x_p − a_p)²: a record holds curvatures h and a centre a, each of
+    length P."""
 
     name = "quadratic"
 
@@ -83,7 +91,9 @@ class Quadratic(Toy):
         return h * (params[:, None, :] - a)
 
 
-def quadratics(users: int, dimension: int, records: int = 4, seed: int = 0) -> tuple[Federation, Tensor]:
+def quadratics(
+    users: int, dimension: int, records: int = 4, seed: int = 0
+) -> tuple[Federation, Tensor]:
     """Users whose records are all their own (h_i, a_i), and the exact optimum Σh_i·a_i/Σh_i."""
     generator = torch.Generator().manual_seed(seed)
     h = 0.2 + 2 * torch.rand(users, dimension, generator=generator)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-#: Where each public name lives. Names are imported when first used, so that commands which need no training
-#: (accounting, help) start without loading PyTorch.
+#: Where each public name lives. Names are imported when first used, so that commands which need no
+#: training (accounting, help) start without loading PyTorch.
 _HOMES = {
     "ALGORITHMS": "algorithms",
     "Algorithm": "algorithms",
@@ -43,7 +43,15 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from dpscaffold.accounts import Budget
-    from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedavg, fedprox, fedsgd, scaffold, scaffold_warm
+    from dpscaffold.algorithms import (
+        ALGORITHMS,
+        Algorithm,
+        fedavg,
+        fedprox,
+        fedsgd,
+        scaffold,
+        scaffold_warm,
+    )
     from dpscaffold.data.synthetic import synthetic
     from dpscaffold.errors import BadInput, Diverged
     from dpscaffold.federation import Federation, Records

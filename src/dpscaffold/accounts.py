@@ -1,8 +1,9 @@
-"""The privacy account of a run in progress: who may take part, what has been spent, what may be said.
+"""The privacy account of a run in progress: who may take part, what has been spent, what may be
+said.
 
-The journal ``ledger.jsonl`` gets one line per round *before* the round's uploads are used, so a crash can
-only make the ledger say too much, never too little. ``ledger.json`` is its summary, with the description
-of the run, and is replaced at the start and at the end.
+The journal ``ledger.jsonl`` gets one line per round *before* the round's uploads are used, so a
+crash can only make the ledger say too much, never too little. ``ledger.json`` is its summary, with
+the description of the run, and is replaced at the start and at the end.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Budget:
 
     - ``delta``: δ, by default 1/ΣR_i.
     - ``max_participations``: the most rounds that any user takes part in.
-    - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose next
-      participation would exceed a cap declines; the draw and the divisor stay the same.
+    - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose
+      next participation would exceed a cap declines; the draw and the divisor stay the same.
     - ``target_epsilon``: training halts before ε towards ``view`` would exceed it.
 
     >>> Budget(target_epsilon=1.0).view
@@ -80,7 +81,8 @@ class Accounts:
         if self.run is None:
             if budget != Budget():
                 raise BadInput(
-                    "a privacy budget is given for a run without privacy; set privacy.noise or privacy.epsilon too"
+                    "a privacy budget is given for a run without privacy; set privacy.noise or "
+                    "privacy.epsilon too"
                 )
             return
         self.ledger = Ledger(self.run, budget.user_epsilon)
@@ -88,18 +90,27 @@ class Accounts:
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
         if budget.user_epsilon is not None:
-            self.ledger.declines(0)  # refuses, here and not in the first round, a run without a guarantee
+            self.ledger.declines(
+                0
+            )  # refuses, here and not in the first round, a run without a guarantee
         if budget.target_epsilon is not None:
             if not self.promises:
                 reason = no_guarantee(self.run) or "no noise is added"
-                raise BadInput(f"privacy.target_epsilon is set for a run that cannot meet one: {reason}")
+                raise BadInput(
+                    f"privacy.target_epsilon is set for a run that cannot meet one: {reason}"
+                )
             bound = bound_for(self.run, budget.view, draw_hidden=False)
             self._most_rounds = largest_rounds(
-                self.run, budget.target_epsilon, bound, at_most=setting.plan.rounds, costs=self.costs
+                self.run,
+                budget.target_epsilon,
+                bound,
+                at_most=setting.plan.rounds,
+                costs=self.costs,
             )
 
     def attach(self, folder: RunFolder, completed: int) -> None:
-        """Keep the ledger in a run folder; picks up what was spent there, at or beyond ``completed`` rounds."""
+        """Keep the ledger in a run folder; picks up what was spent there, at or beyond
+        ``completed`` rounds."""
         self.folder = folder
         if self.run is None:
             return
@@ -107,21 +118,25 @@ class Accounts:
             self.ledger = read_ledger(folder.path)
             if self.ledger.run != self.run:
                 raise BadInput(
-                    f"the ledger in {folder.path} describes another run; resume it with its own configuration"
+                    f"the ledger in {folder.path} describes another run; resume it with its own "
+                    f"configuration"
                 )
         elif completed:
             raise BadInput(
-                f"{folder.path} holds a private run without its ledger; restore ledger.json or start the run anew"
+                f"{folder.path} holds a private run without its ledger; restore ledger.json or "
+                f"start the run anew"
             )
         if self.ledger.rounds < completed:
             raise BadInput(
-                f"the ledger in {folder.path} records {self.ledger.rounds} of {completed} completed rounds; "
-                "restore ledger.jsonl or start the run anew"
+                f"the ledger in {folder.path} records {self.ledger.rounds} of {completed} "
+                f"completed rounds; restore ledger.jsonl or start the run anew"
             )
-        # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very outputs, which
-        # costs nothing; a secret one draws fresh noise, which does.
+        # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
+        # outputs, which costs nothing; a secret one draws fresh noise, which does.
         self._write_preprocessing()
-        self._replay_until = self.ledger.rounds if self.setting.privacy and self.setting.privacy.secret else 0
+        self._replay_until = (
+            self.ledger.rounds if self.setting.privacy and self.setting.privacy.secret else 0
+        )
         self._write_summary()
 
     def refuses(self, round: int) -> str:
@@ -134,7 +149,8 @@ class Accounts:
         )
 
     def _within_target(self, round: int) -> bool:
-        """Whether ε stays within the target after this round, second runs of earlier ones counted."""
+        """Whether ε stays within the target after this round, second runs of earlier ones
+        counted."""
         assert self.run is not None and self.budget.target_epsilon is not None
         repeats = (*self.ledger.repeats, *([1] if round <= self._replay_until else []))
         if not repeats:
@@ -157,13 +173,15 @@ class Accounts:
         return active
 
     def _recorded(self, round: int, drawn: np.ndarray) -> list[int]:
-        """Who took part when this round first ran: a repeat under a cap must admit the same users."""
+        """Who took part when this round first ran: a repeat under a cap must admit the same
+        users."""
         assert self.folder is not None
         for line in read_lines(self.folder.file("ledger.jsonl")):
             if line["round"] == round:
                 return list(line["users"])
         raise BadInput(
-            f"the ledger in {self.folder.path} lacks round {round}; restore ledger.jsonl or start the run anew"
+            f"the ledger in {self.folder.path} lacks round {round}; restore ledger.jsonl or start "
+            f"the run anew"
         )
 
     def live(self, round: int) -> dict[str, float | None]:
@@ -192,7 +210,7 @@ class Accounts:
             ledger=self.ledger if self.ledger.rounds else None,
             preprocessing=(*federation.preprocessing, *self._unprotected),
             seed_public=seeded,
-            draw_public=True,  # participants are drawn from plan.seed, which the configuration holds
+            draw_public=True,  # participants are drawn from plan.seed, which is in config.toml
             extra_costs=self.costs,
             rounds=rounds,
         )
@@ -205,7 +223,8 @@ class Accounts:
             self._write_summary()
 
     def _write_preprocessing(self) -> None:
-        """What the data's preparation spent or left unprotected, so that the folder can be stated on its own."""
+        """What the data's preparation spent or left unprotected, so that the folder can be stated
+        on its own."""
         assert self.folder is not None and self.run is not None
         said = {
             "sentences": [*self.setting.federation.preprocessing, *self._unprotected],
@@ -218,19 +237,21 @@ class Accounts:
         self.folder.write_text("ledger.json", json.dumps(self.ledger.to_dict()) + "\n")
 
 
-def preprocessing_costs(federation: Federation, run: Run) -> tuple[tuple[Cost, ...], tuple[str, ...]]:
+def preprocessing_costs(
+    federation: Federation, run: Run
+) -> tuple[tuple[Cost, ...], tuple[str, ...]]:
     """What private preprocessing adds to a run's account, for the run's own neighbours.
 
-    A step that does not protect what the run protects (a whole user, say) cannot be added; the second part
-    of the answer names it as outside the guarantee.
+    A step that does not protect what the run protects (a whole user, say) cannot be added; the
+    second part of the answer names it as outside the guarantee.
     """
     costs, unprotected = [], []
     for cost in federation.preprocessing_costs:
         noise = cost.noise_multiplier if run.sampling == "fixed" else cost.add_remove_multiplier
         if run.unit == "user" or (noise is None and cost.epsilon is None):
             unprotected.append(
-                f"{cost.name}: its noise hides single records ({cost.neighbours}), not what this run "
-                "protects, so it is outside the guarantee."
+                f"{cost.name}: its noise hides single records ({cost.neighbours}), not what this "
+                f"run protects, so it is outside the guarantee."
             )
         elif noise is not None:
             costs.append(Cost(cost.name, noise=noise))
@@ -259,7 +280,8 @@ def append_line(path: Path, round: int, users: list[int], again: bool) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a journal. A last line cut short is a round that never ran; other damage is refused."""
+    """The rounds of a journal. A last line cut short is a round that never ran; other damage is
+    refused."""
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
     rows = []
     for position, line in enumerate(lines):
@@ -274,7 +296,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if not intact:
             if position == len(lines) - 1:
                 break
-            raise PrivacyError(f"{path} is damaged at line {position + 1}; restore it or start the run anew")
+            raise PrivacyError(
+                f"{path} is damaged at line {position + 1}; restore it or start the run anew"
+            )
         rows.append(body)
     return rows
 
@@ -286,20 +310,26 @@ def _check(body: dict[str, Any]) -> int:
 def read_ledger(folder: Path) -> Ledger:
     """The ledger of a run folder.
 
-    The journal is the record; the summary describes the run and may never count more than the journal.
+    The journal is the record; the summary describes the run and may never count more than the
+    journal.
     """
     summary = folder / "ledger.json"
     if not summary.exists():
-        raise PrivacyError(f"{folder} holds no ledger (ledger.json); name the folder of a private run")
+        raise PrivacyError(
+            f"{folder} holds no ledger (ledger.json); name the folder of a private run"
+        )
     try:
         saved = Ledger.from_dict(json.loads(summary.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
-        raise PrivacyError(f"{summary} is damaged ({error}); restore it or start the run anew") from error
+        raise PrivacyError(
+            f"{summary} is damaged ({error}); restore it or start the run anew"
+        ) from error
     ledger = Ledger(saved.run, saved.user_budget)
     for row in read_lines(folder / "ledger.jsonl"):
         ledger.record(row["round"], row["users"], again=row["again"])
     if bool((ledger.participations < saved.participations).any()):
         raise PrivacyError(
-            f"{folder / 'ledger.jsonl'} records less than ledger.json counts; restore it or start the run anew"
+            f"{folder / 'ledger.jsonl'} records less than ledger.json counts; restore it or start "
+            f"the run anew"
         )
     return ledger

@@ -1,7 +1,7 @@
 """Configuration: a TOML file, overridden key by key, resolved into one frozen value.
 
-The tables are ``[data] [task] [algorithm] [plan] [privacy]``. Unknown keys are refused with the nearest
-known one; what was resolved is written beside every result and can be read back.
+The tables are ``[data] [task] [algorithm] [plan] [privacy]``. Unknown keys are refused with the
+nearest known one; what was resolved is written beside every result and can be read back.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class TaskSettings(Table):
             factory = getattr(importlib.import_module(place), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise BadInput(
-                f"task.module is {self.module!r}, which cannot be imported ({error}); give 'package.file:factory'"
+                f"task.module is {self.module!r}, which cannot be imported ({error}); give "
+                f"'package.file:factory'"
             ) from error
         return ModuleTask(factory(), self.shape, name=self.module)
 
@@ -116,9 +117,11 @@ class PlanSettings(Table):
 
 
 class PrivacySettings(Table):
-    """``[privacy]``: the mechanism (:class:`~dpscaffold.Gaussian`) and the limits (:class:`~dpscaffold.Budget`).
+    """``[privacy]``: the mechanism (:class:`~dpscaffold.Gaussian`) and the limits
+    (:class:`~dpscaffold.Budget`).
 
-    Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is solved.
+    Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is
+    solved.
     """
 
     clip: float | Literal["median"] = 1.0
@@ -138,7 +141,8 @@ class PrivacySettings(Table):
         if (self.noise is None) == (self.epsilon is None):
             given = "both are given" if self.noise is not None else "neither is given"
             raise BadInput(
-                f"privacy needs either noise or epsilon, and {given}; set exactly one of privacy.noise, privacy.epsilon"
+                f"privacy needs either noise or epsilon, and {given}; set exactly one of "
+                f"privacy.noise, privacy.epsilon"
             )
         self.mechanism(self.noise if self.noise is not None else 1.0)
         _ = self.budget
@@ -151,7 +155,9 @@ class PrivacySettings(Table):
     @property
     def budget(self) -> Budget:
         """The limits."""
-        return Budget(self.delta, self.max_participations, self.user_epsilon, self.target_epsilon, self.view)
+        return Budget(
+            self.delta, self.max_participations, self.user_epsilon, self.target_epsilon, self.view
+        )
 
 
 class Settings(Table):
@@ -169,13 +175,20 @@ class Settings(Table):
     privacy: PrivacySettings | None = None
 
     def setting(self, federation: Federation) -> Setting:
-        """The run this configuration describes on that federation; solves for the noise where ε is given."""
-        task, algorithm, plan = self.task.build(federation), self.algorithm.build(), self.plan.build()
+        """The run this configuration describes on that federation; solves for the noise where ε is
+        given."""
+        task, algorithm, plan = (
+            self.task.build(federation),
+            self.algorithm.build(),
+            self.plan.build(),
+        )
         if self.privacy is None:
             return Setting(federation, task, algorithm, plan)
         noise = self.privacy.noise
         if noise is None:
-            noise = self._solve_noise(Setting(federation, task, algorithm, plan, self.privacy.mechanism(1.0)))
+            noise = self._solve_noise(
+                Setting(federation, task, algorithm, plan, self.privacy.mechanism(1.0))
+            )
         return Setting(federation, task, algorithm, plan, self.privacy.mechanism(noise))
 
     def _solve_noise(self, setting: Setting) -> float:
@@ -187,7 +200,8 @@ class Settings(Table):
         return calibrate_noise(run, self.privacy.epsilon, bound, costs)
 
     def resolved(self, setting: Setting) -> dict[str, Any]:
-        """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to defaults."""
+        """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to
+        defaults."""
         tables = self.model_dump(mode="json", exclude_none=True)
         if self.privacy is not None and setting.privacy is not None:
             tables["privacy"].pop("epsilon", None)
@@ -196,15 +210,19 @@ class Settings(Table):
         return tables
 
 
-def load(path: Path | str | None, overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None) -> Settings:
-    """Read a TOML file (or start from ``base``), apply ``key=value`` overrides, and check everything."""
+def load(
+    path: Path | str | None, overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read a TOML file (or start from ``base``), apply ``key=value`` overrides, and check
+    everything."""
     tables = dict(base or {})
     if path is not None:
         try:
             tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise BadInput(
-                f"the configuration {path} cannot be read: {error.strerror}; give the path of a TOML file"
+                f"the configuration {path} cannot be read: {error.strerror}; give the path of a "
+                f"TOML file"
             ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
@@ -221,7 +239,9 @@ def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
     """
     key, separator, text = item.partition("=")
     parts = key.strip().split(".")
-    changed = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
+    changed = {
+        name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()
+    }
     if separator and len(parts) == 1 and text.strip().lower() in ("false", "none"):
         changed.pop(parts[0], None)
         return changed
@@ -263,7 +283,9 @@ def _sentence(error: ValidationError) -> str:
     location = [str(part) for part in first["loc"]]
     model = _model_at(location[:-1])
     shown = ".".join(
-        part for k, part in enumerate(location) if not (k == 1 and location[0] == "data" and len(location) > 2)
+        part
+        for k, part in enumerate(location)
+        if not (k == 1 and location[0] == "data" and len(location) > 2)
     )
     if first["type"] == "extra_forbidden":
         known = list(model.model_fields) if model else []
@@ -310,4 +332,6 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-assert {f.name for f in fields(Plan)} == set(PlanSettings.model_fields), "[plan] and Plan must have the same fields"
+assert {f.name for f in fields(Plan)} == set(PlanSettings.model_fields), (
+    "[plan] and Plan must have the same fields"
+)

@@ -9,13 +9,14 @@ from collections.abc import Iterable
 class BadInput(ValueError):
     """Input refused at the edge.
 
-    The message is one sentence that names the argument, its value and what would do. The command line
-    prints it and exits with status 2.
+    The message is one sentence that names the argument, its value and what would do. The command
+    line prints it and exits with status 2.
     """
 
 
 class Diverged(RuntimeError):
-    """A run whose parameters or loss stopped being finite; the last checkpoint is kept (exit status 3)."""
+    """A run whose parameters or loss stopped being finite; the last checkpoint is kept (exit status
+    3)."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
 """Records and federations: who holds which data.
 
 A :class:`Records` is a flat table with offsets, so users may hold any number of records; a
-:class:`Federation` is a train and a test table over the same users. Both are read-only by convention:
-nothing in the package writes into them, so they may live in memory-mapped files.
+:class:`Federation` is a train and a test table over the same users. Both are read-only by
+convention: nothing in the package writes into them, so they may live in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput
 
-#: How many values are looked at together when a table is checked or hashed; bounds the memory of a mapped one.
+#: How many values are looked at together when a table is checked or hashed; bounds the memory of a
+#: mapped one.
 BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
 class PreprocessingCost:
-    """What a differentially private preprocessing step spent, so that a statement can add it to the run's.
+    """What a differentially private preprocessing step spent, so that a statement can add it to the
+    run's.
 
-    The step released a query with Gaussian noise: its standard deviation is ``noise_multiplier`` times the
-    L2 sensitivity under replace-one neighbours (one record of one user replaced), and
-    ``add_remove_multiplier`` times the one under add/remove neighbours (divisors being public constants). A
-    mechanism that is not Gaussian gives ``epsilon`` and ``delta`` instead. ``trusted`` is who saw the query
-    before the noise.
+    The step released a query with Gaussian noise: its standard deviation is ``noise_multiplier``
+    times the L2 sensitivity under replace-one neighbours (one record of one user replaced), and
+    ``add_remove_multiplier`` times the one under add/remove neighbours (divisors being public
+    constants). A mechanism that is not Gaussian gives ``epsilon`` and ``delta`` instead.
+    ``trusted`` is who saw the query before the noise.
     """
 
     name: str
@@ -45,8 +47,8 @@ class PreprocessingCost:
 class Records:
     """The records of all users, one after the other.
 
-    ``features`` is (N, d) float32, ``labels`` (N,) int64 and ``offsets`` (M+1,) int64: user ``i`` holds
-    the rows ``offsets[i]`` to ``offsets[i+1]``.
+    ``features`` is (N, d) float32, ``labels`` (N,) int64 and ``offsets`` (M+1,) int64: user ``i``
+    holds the rows ``offsets[i]`` to ``offsets[i+1]``.
 
     >>> labels = [torch.tensor([0, 1, 0]), torch.tensor([1])]
     >>> records = Records.from_users([torch.zeros(3, 2), torch.ones(1, 2)], labels)
@@ -63,25 +65,37 @@ class Records:
         """Concatenate one table per user."""
         if len(features) != len(labels):
             raise BadInput(
-                f"features are given for {len(features)} users and labels for {len(labels)}; give one of each per user"
+                f"features are given for {len(features)} users and labels for {len(labels)}; give "
+                f"one of each per user"
             )
         if not features:
             raise BadInput("a federation needs at least one user, and none was given")
         for i, (x, y) in enumerate(zip(features, labels, strict=True)):
             if len(x) != len(y):
-                raise BadInput(f"user {i} has {len(x)} rows of features and {len(y)} labels; the counts must agree")
+                raise BadInput(
+                    f"user {i} has {len(x)} rows of features and {len(y)} labels; the counts must "
+                    f"agree"
+                )
             if x.ndim != 2 or x.shape[1] != features[0].shape[1]:
                 raise BadInput(
                     f"user {i} has features of shape {tuple(x.shape)}; "
                     f"expected (records, {features[0].shape[-1]}) as for user 0"
                 )
             if y.ndim != 1:
-                raise BadInput(f"user {i} has labels of shape {tuple(y.shape)}; give one number per record")
+                raise BadInput(
+                    f"user {i} has labels of shape {tuple(y.shape)}; give one number per record"
+                )
             if y.is_floating_point() and not bool((y == y.round()).all()):
-                raise BadInput(f"user {i} has labels that are not whole numbers; give class numbers from 0")
+                raise BadInput(
+                    f"user {i} has labels that are not whole numbers; give class numbers from 0"
+                )
         sizes = torch.tensor([len(x) for x in features])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return cls(torch.cat(list(features)).to(torch.float32), torch.cat(list(labels)).to(torch.int64), offsets)
+        return cls(
+            torch.cat(list(features)).to(torch.float32),
+            torch.cat(list(labels)).to(torch.int64),
+            offsets,
+        )
 
     @property
     def users(self) -> int:
@@ -114,29 +128,41 @@ class Records:
     def validate(self, classes: int, what: str) -> None:
         """Refuse tables that no algorithm could use; ``what`` names the table in the message."""
         if self.features.ndim != 2:
-            raise BadInput(f"{what} features have shape {tuple(self.features.shape)}; expected (records, features)")
+            raise BadInput(
+                f"{what} features have shape {tuple(self.features.shape)}; expected (records, "
+                f"features)"
+            )
         if len(self.features) != len(self.labels) or int(self.offsets[-1]) != len(self.labels):
             raise BadInput(
-                f"{what} data have {len(self.features)} rows, {len(self.labels)} labels and offsets up to "
-                f"{int(self.offsets[-1])}; the three must agree"
+                f"{what} data have {len(self.features)} rows, {len(self.labels)} labels and "
+                f"offsets up to {int(self.offsets[-1])}; the three must agree"
             )
         empty = (self.sizes <= 0).nonzero().flatten()
         if len(empty):
-            raise BadInput(f"user {int(empty[0])} has no {what} records; every user needs at least one")
+            raise BadInput(
+                f"user {int(empty[0])} has no {what} records; every user needs at least one"
+            )
         if int(self.labels.min()) < 0 or int(self.labels.max()) >= classes:
-            worst = int(self.labels.max()) if int(self.labels.max()) >= classes else int(self.labels.min())
+            worst = (
+                int(self.labels.max())
+                if int(self.labels.max()) >= classes
+                else int(self.labels.min())
+            )
             raise BadInput(f"{what} labels contain {worst}; labels must lie in 0 to {classes - 1}")
         step = max(1, BLOCK // max(1, self.dimension))
         for start in range(0, len(self.features), step):
             block = self.features[start : start + step]
-            if bool(torch.isfinite(block.sum())):  # an overflowing sum of finite values is looked at below
+            if bool(
+                torch.isfinite(block.sum())
+            ):  # an overflowing sum of finite values is looked at below
                 continue
             finite = torch.isfinite(block).all(dim=1)
             if not bool(finite.all()):
                 row = start + int((~finite).nonzero()[0])
                 user = int(torch.searchsorted(self.offsets, row, right=True)) - 1
                 raise BadInput(
-                    f"{what} features of user {user} contain NaN or infinity (row {row}); clean or impute them first"
+                    f"{what} features of user {user} contain NaN or infinity (row {row}); clean "
+                    f"or impute them first"
                 )
 
     def digest(self) -> str:
@@ -155,10 +181,11 @@ class Records:
 class Federation:
     """Train and test records of the same M users.
 
-    ``names`` are the users' names, ``classes`` the number of labels, ``title`` one line for tables and
-    figures, and ``preprocessing`` the sentences that a privacy statement must repeat about how the
-    features were made, with the ``preprocessing_costs`` of the steps that were private. ``mapped`` says that
-    the tables live in files and may exceed memory, so engines load only a round's users.
+    ``names`` are the users' names, ``classes`` the number of labels, ``title`` one line for tables
+    and figures, and ``preprocessing`` the sentences that a privacy statement must repeat about how
+    the features were made, with the ``preprocessing_costs`` of the steps that were private.
+    ``mapped`` says that the tables live in files and may exceed memory, so engines load only a
+    round's users.
 
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users
@@ -177,16 +204,20 @@ class Federation:
     def __post_init__(self) -> None:
         if self.train.users != self.test.users:
             raise BadInput(
-                f"train data have {self.train.users} users and test data {self.test.users}; they must be the same users"
+                f"train data have {self.train.users} users and test data {self.test.users}; they "
+                f"must be the same users"
             )
         if self.train.dimension != self.test.dimension:
             raise BadInput(
-                f"train data have {self.train.dimension} features and test data {self.test.dimension}; they must agree"
+                f"train data have {self.train.dimension} features and test data "
+                f"{self.test.dimension}; they must agree"
             )
         if not self.names:
             object.__setattr__(self, "names", tuple(str(i) for i in range(self.train.users)))
         if len(self.names) != self.train.users:
-            raise BadInput(f"{len(self.names)} names were given for {self.train.users} users; give one each")
+            raise BadInput(
+                f"{len(self.names)} names were given for {self.train.users} users; give one each"
+            )
 
     @classmethod
     def from_arrays(
@@ -199,7 +230,9 @@ class Federation:
     ) -> Federation:
         """Build and validate a federation from one (features, labels) pair per user."""
         tables = [
-            Records.from_users([torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part])
+            Records.from_users(
+                [torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part]
+            )
             for part in (train, test)
         ]
         if classes is None:

@@ -1,7 +1,8 @@
-"""How a model is judged: accuracy, loss, distance to the optimum, and how far apart the users' gradients are.
+"""How a model is judged: accuracy, loss, distance to the optimum, and how far apart the users'
+gradients are.
 
-The definitions are those of the paper's appendix, "Metrics". They are computed on private records and
-stand outside every privacy guarantee if they are published.
+The definitions are those of the paper's appendix, "Metrics". They are computed on private records
+and stand outside every privacy guarantee if they are published.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _SMALLEST_GAP = 1e-12
 class Evaluator:
     """Evaluates models on one federation, a block of users at a time.
 
-    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.experiments.optimum.solve`; without it ``log10_gap``
-    is None.
+    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.experiments.optimum.solve`; without it
+    ``log10_gap`` is None.
     """
 
     def __init__(
@@ -38,7 +39,12 @@ class Evaluator:
         device: torch.device,
         optimum_loss: float | None = None,
     ) -> None:
-        self.federation, self.task, self.regularisation, self.device = federation, task, regularisation, device
+        self.federation, self.task, self.regularisation, self.device = (
+            federation,
+            task,
+            regularisation,
+            device,
+        )
         self.optimum_loss = optimum_loss
         self._test = list(self._blocks(federation.test)) if not federation.mapped else None
         self._train = list(self._blocks(federation.train)) if not federation.mapped else None
@@ -48,7 +54,11 @@ class Evaluator:
         loss, gradients_square, mean_gradient_square = self._train_side(params)
         gap = None
         if self.optimum_loss is not None:
-            gap = math.log10(max(loss - self.optimum_loss, _SMALLEST_GAP)) if math.isfinite(loss) else math.inf
+            gap = (
+                math.log10(max(loss - self.optimum_loss, _SMALLEST_GAP))
+                if math.isfinite(loss)
+                else math.inf
+            )
         return {
             "test_accuracy": self.accuracy(params),
             "train_loss": loss,
@@ -60,7 +70,9 @@ class Evaluator:
     def accuracy(self, params: Tensor) -> float:
         """Test accuracy averaged over users, whatever their sizes."""
         total = 0.0
-        for x, y, user, sizes in self._test if self._test is not None else self._blocks(self.federation.test):
+        for x, y, user, sizes in (
+            self._test if self._test is not None else self._blocks(self.federation.test)
+        ):
             hits = (self.task.scores(params, x).argmax(1) == y).double()
             total += float((torch.zeros_like(sizes).index_add_(0, user, hits) / sizes).sum())
         return total / self.federation.users
@@ -69,7 +81,9 @@ class Evaluator:
         """F(x), (1/M)Σ‖∇F_i(x)‖² and ‖∇F(x)‖², all with the ℓ2 term."""
         users, loss, squares = self.federation.users, 0.0, 0.0
         mean = torch.zeros_like(params, dtype=torch.float64)
-        for x, y, user, sizes in self._train if self._train is not None else self._blocks(self.federation.train):
+        for x, y, user, sizes in (
+            self._train if self._train is not None else self._blocks(self.federation.train)
+        ):
             losses = self.task.losses(params, x, y).double()
             loss += float((torch.zeros_like(sizes).index_add_(0, user, losses) / sizes).sum())
             gradients = self._gradients(params, x, y, sizes)
@@ -80,7 +94,8 @@ class Evaluator:
         return loss / users + ridge, squares / users, float(mean.square().sum())
 
     def _gradients(self, params: Tensor, x: Tensor, y: Tensor, sizes: Tensor) -> Tensor:
-        """∇F_i(x) of a block's users, (users, P): users of unequal size are padded with weight 0."""
+        """∇F_i(x) of a block's users, (users, P): users of unequal size are padded with weight
+        0."""
         counts = sizes.long()
         count, longest = len(counts), int(counts.max())
         if int(counts.min()) == longest:
@@ -95,7 +110,8 @@ class Evaluator:
         return total / sizes[:, None].to(total.dtype) + self.regularisation * params
 
     def _blocks(self, records: Records) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Prepared features, labels, user number within the block, and the block's sizes (float64)."""
+        """Prepared features, labels, user number within the block, and the block's sizes
+        (float64)."""
         offsets, start = records.offsets.tolist(), 0
         while start < records.users:
             end = start + 1

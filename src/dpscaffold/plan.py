@@ -1,4 +1,5 @@
-"""The public plan of a run: everything about it that is neither data nor privacy nor performance."""
+"""The public plan of a run: everything about it that is neither data nor privacy nor
+performance."""
 
 from __future__ import annotations
 
@@ -39,8 +40,10 @@ class Plan:
     server_rate        η_g     the server moves by η_g times the mean of the users' moves
     regularisation     λ       ℓ2 term λy of every step, outside clipping and noise
     weighting                  the mean over participants: ``uniform``, or by ``records``
-    warm_rounds                rounds that only set control variates; None means round(4/l) where needed
-    averaging                  output x^T (``none``), the mean of all x^t (``uniform``), or of the last
+    warm_rounds                rounds that only set control variates; None means round(4/l) where
+    needed
+    averaging                  output x^T (``none``), the mean of all x^t (``uniform``), or of the
+    last
                                ``tail`` fraction of rounds (``tail``); free in privacy
     evaluate_every             rounds between two evaluations (the last round is always evaluated)
     checkpoint_every           rounds between two checkpoints
@@ -81,7 +84,9 @@ class Plan:
             if not value > 0:
                 raise BadInput(f"plan.{name} is {value}; it must be positive")
         if number("plan.regularisation", self.regularisation) < 0:
-            raise BadInput(f"plan.regularisation is {self.regularisation}; it must be 0 or positive")
+            raise BadInput(
+                f"plan.regularisation is {self.regularisation}; it must be 0 or positive"
+            )
         choice("plan.weighting", self.weighting, ("uniform", "records"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
 
@@ -107,8 +112,8 @@ class Plan:
             user = int((batches < 1).nonzero()[0])
             size = int(sizes[user])
             raise BadInput(
-                f"plan.data_ratio is {self.data_ratio}, which leaves user {user} with {size} records an empty batch; "
-                f"use at least {_least_ratio(size)} or leave that user out"
+                f"plan.data_ratio is {self.data_ratio}, which leaves user {user} with {size} "
+                f"records an empty batch; use at least {_least_ratio(size)} or leave that user out"
             )
         return batches
 

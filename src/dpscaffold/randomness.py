@@ -1,12 +1,12 @@
 """Who takes part, which records, which noise.
 
-Every draw comes from its own stream, keyed by (run, purpose, round, user); the K steps of a round are
-drawn from their stream in order. So two users never share noise, and an engine may process users in any
-order, in any chunks and on any device and still draw the same.
+Every draw comes from its own stream, keyed by (run, purpose, round, user); the K steps of a round
+are drawn from their stream in order. So two users never share noise, and an engine may process
+users in any order, in any chunks and on any device and still draw the same.
 
-All streams are numpy generators on the CPU: their keys have 128 bits and more (a ``torch`` CPU generator
-keeps 32 bits of its seed, which makes collisions between users likely in a long run), and one law holds
-for all devices.
+All streams are numpy generators on the CPU: their keys have 128 bits and more (a ``torch`` CPU
+generator keeps 32 bits of its seed, which makes collisions between users likely in a long run), and
+one law holds for all devices.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _threads = threading.local()
 
 @dataclass(frozen=True)
 class Batches:
-    """The K batches of one participant: ``index`` (K, B) into its records and ``count`` (K,), how many of
-    each row are real; the rest is padding (index 0), which carries weight 0."""
+    """The K batches of one participant: ``index`` (K, B) into its records and ``count`` (K,), how
+    many of each row are real; the rest is padding (index 0), which carries weight 0."""
 
     index: np.ndarray
     count: np.ndarray
@@ -49,10 +49,11 @@ class Batches:
 class Randomness:
     """The streams of one run.
 
-    ``Randomness(seed)`` is reproducible: for simulations and tests. ``Randomness(seed, secret=True)`` draws
-    participants from the seed, and batches and noise from the operating system's entropy, which is kept in
-    memory only: it is not in ``repr``, and pickling is refused. Whoever knows the seed of a reproducible
-    run can subtract its noise, so a model that is handed out wants a secret one.
+    ``Randomness(seed)`` is reproducible: for simulations and tests. ``Randomness(seed,
+    secret=True)`` draws participants from the seed, and batches and noise from the operating
+    system's entropy, which is kept in memory only: it is not in ``repr``, and pickling is refused.
+    Whoever knows the seed of a reproducible run can subtract its noise, so a model that is handed
+    out wants a secret one.
 
     >>> a, b = Randomness(7), Randomness(7)
     >>> bool((a.noise(1, 3).standard_normal(4) == b.noise(1, 3).standard_normal(4)).all())
@@ -71,7 +72,9 @@ class Randomness:
 
     def participants(self, round: int, users: int, count: int) -> np.ndarray:
         """``count`` of ``users`` users, uniformly without replacement, sorted, (count,) int64."""
-        drawn = self._stream(self.seed, PARTICIPANTS, round).choice(users, count, replace=False, shuffle=False)
+        drawn = self._stream(self.seed, PARTICIPANTS, round).choice(
+            users, count, replace=False, shuffle=False
+        )
         return np.sort(drawn)
 
     def batches(
@@ -84,14 +87,18 @@ class Randomness:
         sampling: Sampling,
         out: np.ndarray | None = None,
     ) -> Batches:
-        """K fresh batches of one user: exactly ``batch`` of ``records``, or each with rate batch/records.
+        """K fresh batches of one user: exactly ``batch`` of ``records``, or each with rate
+        batch/records.
 
-        ``out``, (K, batch) int64, receives the indices of batches of fixed size in place of a new array.
+        ``out``, (K, batch) int64, receives the indices of batches of fixed size in place of a new
+        array.
         """
         stream = self._stream(self._private_key, BATCHES, round, user)
         if sampling == "poisson":
             return _draw_poisson(stream, records, batch, steps)
-        return _draw_fixed(stream, records, np.empty((steps, batch), dtype=np.int64) if out is None else out)
+        return _draw_fixed(
+            stream, records, np.empty((steps, batch), dtype=np.int64) if out is None else out
+        )
 
     def noise(self, round: int, user: int) -> np.random.Generator:
         """The stream of one user's noise in one round: standard normals, step after step."""
@@ -111,8 +118,9 @@ class Randomness:
 def _draw_fixed(stream: np.random.Generator, records: int, index: np.ndarray) -> Batches:
     """Uniform subsets of ``records`` records, one into each row of ``index`` (K, b).
 
-    Two exact ways, chosen by cost alone: Floyd's algorithm (numpy's ``choice``) for small batches; for
-    large ones the ``batch`` smallest of ``records`` random keys, whose low bits carry the record's number.
+    Two exact ways, chosen by cost alone: Floyd's algorithm (numpy's ``choice``) for small batches;
+    for large ones the ``batch`` smallest of ``records`` random keys, whose low bits carry the
+    record's number.
     """
     steps, batch = index.shape
     if batch == records:
@@ -125,8 +133,9 @@ def _draw_fixed(stream: np.random.Generator, records: int, index: np.ndarray) ->
         number = np.arange(records, dtype=np.uint64)
         block = max(1, _BLOCK // records)
         for start in range(0, steps, block):
-            # Positive doubles compare like their bit patterns, so the upper bits of a uniform double serve
-            # as a random key (no tie before about 2^40 draws) and the lower bits may hold the number.
+            # Positive doubles compare like their bit patterns, so the upper bits of a uniform
+            # double serve as a random key (no tie before about 2^40 draws) and the lower bits may
+            # hold the number.
             keys = stream.random(out=_scratch(min(block, steps - start), records)).view(np.uint64)
             np.bitwise_and(keys, ~low, out=keys)
             np.bitwise_or(keys, number, out=keys)
@@ -136,7 +145,8 @@ def _draw_fixed(stream: np.random.Generator, records: int, index: np.ndarray) ->
 
 
 def _scratch(rows: int, columns: int) -> np.ndarray:
-    """A (rows, columns) float64 array that this thread reuses: fresh pages would cost more than the draw."""
+    """A (rows, columns) float64 array that this thread reuses: fresh pages would cost more than the
+    draw."""
     size = rows * columns
     if getattr(_threads, "keys", None) is None or _threads.keys.size < size:
         _threads.keys = np.empty(size)
@@ -144,7 +154,8 @@ def _scratch(rows: int, columns: int) -> np.ndarray:
 
 
 def _draw_poisson(stream: np.random.Generator, records: int, batch: int, steps: int) -> Batches:
-    """``steps`` Poisson samples of rate batch/records, padded to the longest and never truncated."""
+    """``steps`` Poisson samples of rate batch/records, padded to the longest and never
+    truncated."""
     rate = batch / records
     if 6 * batch < records:
         count = stream.binomial(records, rate, steps)
@@ -165,8 +176,8 @@ def _draw_poisson(stream: np.random.Generator, records: int, batch: int, steps: 
 class NoiseStreams:
     """The noise of several participants side by side, drawn a few steps at a time.
 
-    Drawing in blocks of steps gives the same numbers as drawing all at once, so memory is bounded without
-    changing a run.
+    Drawing in blocks of steps gives the same numbers as drawing all at once, so memory is bounded
+    without changing a run.
     """
 
     def __init__(self, streams: Sequence[np.random.Generator], size: int) -> None:
@@ -187,7 +198,9 @@ class NoiseStreams:
 @cache
 def _pool() -> ThreadPoolExecutor:
     """Threads for drawing: numpy's generators release the interpreter's lock, so cores add up."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return ThreadPoolExecutor(max_workers=min(16, cores), thread_name_prefix="draw")
 
 

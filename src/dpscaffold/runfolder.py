@@ -54,7 +54,10 @@ class RunFolder:
                 "add --resume to go on with it, or name another folder"
             )
         if self.path.exists() and any(self.path.iterdir()):
-            raise BadInput(f"--out is {self.path}, which is not empty and holds no run; name a new or an empty folder")
+            raise BadInput(
+                f"--out is {self.path}, which is not empty and holds no run; name a new or an "
+                f"empty folder"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_text("versions.json", json.dumps(versions(), indent=2) + "\n")
         self.write_text("config.toml", config)
@@ -69,7 +72,8 @@ class RunFolder:
         if difference:
             key, old, new = difference
             raise BadInput(
-                f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its own configuration"
+                f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its "
+                f"own configuration"
             )
 
     def write_text(self, name: str, text: str) -> None:
@@ -93,7 +97,8 @@ class RunFolder:
             return dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
             raise BadInput(
-                f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be started anew"
+                f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be "
+                f"started anew"
             ) from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
@@ -126,7 +131,9 @@ class RunFolder:
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
         except ValueError as error:
-            raise BadInput(f"{path} is not valid JSON ({error}); restore it or start the run anew") from error
+            raise BadInput(
+                f"{path} is not valid JSON ({error}); restore it or start the run anew"
+            ) from error
 
     def _replace(self, name: str, write: Any) -> None:
         partial = self.file(f".{name}.partial")

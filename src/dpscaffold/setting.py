@@ -22,8 +22,8 @@ from dpscaffold.tasks import Task
 class Setting:
     """Everything that determines a run, checked as a whole.
 
-    The numbers that engines use (m, b_i, the warm rounds) and the numbers that are accounted come from the
-    same properties, so what runs and what is stated cannot differ.
+    The numbers that engines use (m, b_i, the warm rounds) and the numbers that are accounted come
+    from the same properties, so what runs and what is stated cannot differ.
     """
 
     federation: Federation
@@ -38,8 +38,9 @@ class Setting:
         plan = self.plan
         if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
             raise BadInput(
-                f"plan.local_steps is {plan.local_steps}, but fedsgd takes one pass over the data a round; "
-                f"with plan.data_ratio {plan.data_ratio} use {max(1, round(1 / plan.data_ratio))}"
+                f"plan.local_steps is {plan.local_steps}, but fedsgd takes one pass over the data "
+                f"a round; with plan.data_ratio {plan.data_ratio} use "
+                f"{max(1, round(1 / plan.data_ratio))}"
             )
         if self.warm_rounds >= plan.rounds:
             raise BadInput(
@@ -52,14 +53,17 @@ class Setting:
         task, data = self.task, self.federation
         try:
             with torch.no_grad():
-                scores = task.scores(task.initial(self.plan.seed), task.prepare(data.train.features[:1]))
+                scores = task.scores(
+                    task.initial(self.plan.seed), task.prepare(data.train.features[:1])
+                )
         except RuntimeError as error:
             what = f"the task {task.name!r} does not accept records of {data.dimension} features"
             raise BadInput(f"{what} ({error})") from error
         if scores.ndim != 2 or scores.shape[1] < data.classes:
             raise BadInput(
-                f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one record; "
-                f"the federation has {data.classes} classes, so (1, {data.classes}) is needed"
+                f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
+                f"record; the federation has {data.classes} classes, so (1, {data.classes}) is "
+                f"needed"
             )
 
     @property
@@ -79,7 +83,8 @@ class Setting:
 
     @cached_property
     def warm_rounds(self) -> int:
-        """How many rounds only set control variates: round(4/l) by default where the algorithm warms up."""
+        """How many rounds only set control variates: round(4/l) by default where the algorithm
+        warms up."""
         if self.algorithm.warm_up is None:
             return 0
         planned = self.plan.warm_rounds
@@ -101,7 +106,9 @@ class Setting:
         """The run's streams."""
         return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
 
-    def describe(self, delta: float | None = None, max_participations: int | None = None) -> Run | None:
+    def describe(
+        self, delta: float | None = None, max_participations: int | None = None
+    ) -> Run | None:
         """What this run does, as data for the accountant; None without privacy."""
         if self.privacy is None:
             return None

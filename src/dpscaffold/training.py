@@ -1,4 +1,5 @@
-"""train(): plan → engine → rounds → metrics → checkpoints. The only place that knows all the parts."""
+"""train(): plan → engine → rounds → metrics → checkpoints. The only place that knows all the
+parts."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ Observer = Callable[[int, Mapping[str, Any]], None]
 class Result:
     """What a run gives back.
 
-    ``history`` has one row per evaluated round (the rows of ``metrics.jsonl``), ``params`` is the output
-    x^T or x̄, ``ended`` is ``"completed"``, ``"interrupted"`` or ``"budget"``, and ``privacy`` the statement
-    that is also written to ``privacy.json``.
+    ``history`` has one row per evaluated round (the rows of ``metrics.jsonl``), ``params`` is the
+    output x^T or x̄, ``ended`` is ``"completed"``, ``"interrupted"`` or ``"budget"``, and
+    ``privacy`` the statement that is also written to ``privacy.json``.
     """
 
     setting: Setting
@@ -58,7 +59,8 @@ class Result:
         return self.history[-1] if self.history else {}
 
     def late(self, metric: str, fraction: float = 0.1) -> float:
-        """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report it."""
+        """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report
+        it."""
         first = self.rounds - max(1, round(fraction * self.rounds))
         rows = [row for row in self.history if row["round"] > first] or self.history[-1:]
         values = [float(row[metric]) for row in rows]
@@ -82,7 +84,8 @@ def pick_device(name: str) -> torch.device:
         raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadInput(
-            f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto"
+            f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; "
+            f"use cpu or auto"
         )
     return device
 
@@ -106,11 +109,12 @@ def train(
 ) -> Result:
     """Train one model and return what happened.
 
-    Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after every round
-    with its metrics (few between evaluations). With ``out`` everything is written to a run folder, from
-    which ``resume=True`` goes on: the end is the same, number for number, as without the interruption.
-    ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the round,
-    save a checkpoint and return with ``ended="interrupted"``.
+    Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after
+    every round with its metrics (few between evaluations). With ``out`` everything is written to a
+    run folder, from which ``resume=True`` goes on: the end is the same, number for number, as
+    without the interruption.
+    ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
+    round, save a checkpoint and return with ``ended="interrupted"``.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
     >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)
@@ -119,9 +123,17 @@ def train(
     >>> result.ended, result.rounds, sorted(result.final)[:2]
     ('completed', 4, ['control_norm', 'epsilon_server'])
     """
-    setting = Setting(federation.validated() if not federation.mapped else federation, task, algorithm, plan, privacy)
+    setting = Setting(
+        federation.validated() if not federation.mapped else federation,
+        task,
+        algorithm,
+        plan,
+        privacy,
+    )
     if optimum and not task.convex:
-        raise BadInput(f"optimum is asked for, but the task {task.name!r} is not convex; leave it out")
+        raise BadInput(
+            f"optimum is asked for, but the task {task.name!r} is not convex; leave it out"
+        )
     run = _Run(setting, budget or Budget(), engine, pick_device(device), observer, chunk)
     run.open(Path(out) if out is not None else None, resume, config)
     best = solve(federation, task, plan.regularisation) if optimum else None
@@ -187,7 +199,11 @@ class _Run:
             engine = Loop(self.setting, self.device, self.randomness)
         else:
             engine = Simulator(
-                [self.setting], self.device, [self.randomness], self.chunk, ahead=self.device.type == "cuda"
+                [self.setting],
+                self.device,
+                [self.randomness],
+                self.chunk,
+                ahead=self.device.type == "cuda",
             )
             self.chunk = engine.chunk
         if self.saved_state is not None:
@@ -199,7 +215,11 @@ class _Run:
         setting, plan = self.setting, self.setting.plan
         engine = self._build()
         evaluate = Evaluator(
-            setting.federation, setting.task, plan.regularisation, self.device, optimum.loss if optimum else None
+            setting.federation,
+            setting.task,
+            plan.regularisation,
+            self.device,
+            optimum.loss if optimum else None,
         )
         ended, message = "completed", ""
         started = time.perf_counter() - self.seconds
@@ -213,7 +233,11 @@ class _Run:
                 active = self.accounts.admit(round, drawn)
                 report = engine.round(round, Draw(drawn, active))
                 self._check_finite(engine.state)
-                row: dict[str, Any] = {"round": round, **report.metrics, **self.accounts.live(round)}
+                row: dict[str, Any] = {
+                    "round": round,
+                    **report.metrics,
+                    **self.accounts.live(round),
+                }
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
                     row = self._evaluate(evaluate, engine.state, row)
                 if self.observer:
@@ -255,8 +279,9 @@ class _Run:
         if self.folder:
             kept = f"; the last checkpoint is kept in {self.folder.path}"
         raise Diverged(
-            f"the run diverged at round {state.round}: the parameters are no longer finite; lower plan.learning_rate "
-            f"(now {self.setting.plan.learning_rate:g}) or privacy.noise, or raise plan.regularisation{kept}"
+            f"the run diverged at round {state.round}: the parameters are no longer finite; lower "
+            f"plan.learning_rate (now {self.setting.plan.learning_rate:g}) or privacy.noise, or "
+            f"raise plan.regularisation{kept}"
         )
 
     def _checkpoint(self, state: State) -> None:
@@ -288,7 +313,9 @@ class _Run:
         )
         if self.folder:
             self.accounts.write_statement(self.folder, statement)
-            self.folder.write_text("summary.json", json.dumps(plain(summarise(result)), indent=2) + "\n")
+            self.folder.write_text(
+                "summary.json", json.dumps(plain(summarise(result)), indent=2) + "\n"
+            )
             if ended != "interrupted":
                 self.folder.save_model(
                     {
@@ -326,7 +353,11 @@ def summarise(result: Result) -> dict[str, Any]:
 def describe_in_words(setting: Setting) -> dict[str, Any]:
     """The configuration of a run that was started from Python rather than from a file."""
     described: dict[str, Any] = {
-        "data": {"source": "python", "title": setting.federation.title, "digest": setting.federation.train.digest()},
+        "data": {
+            "source": "python",
+            "title": setting.federation.title,
+            "digest": setting.federation.train.digest(),
+        },
         "task": {"kind": setting.task.name, "parameters": setting.task.parameters},
         "algorithm": {"name": setting.algorithm.name},
         "plan": {key: value for key, value in setting.plan.to_dict().items() if value is not None},

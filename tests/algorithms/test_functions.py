@@ -14,10 +14,14 @@ USERS, SIZE = 4, 6
 def phases() -> list[tuple[str, Algorithm]]:
     """Every algorithm, and the warm-up of those that have one."""
     made = [(name, make()) for name, make in ALGORITHMS.items()]
-    return made + [(f"{name}: warm-up", one.warm_up) for name, one in made if one.warm_up is not None]
+    return made + [
+        (f"{name}: warm-up", one.warm_up) for name, one in made if one.warm_up is not None
+    ]
 
 
-each_phase = pytest.mark.parametrize("algorithm", [a for _, a in phases()], ids=[name for name, _ in phases()])
+each_phase = pytest.mark.parametrize(
+    "algorithm", [a for _, a in phases()], ids=[name for name, _ in phases()]
+)
 
 
 def stack(algorithm: Algorithm) -> tuple[torch.Tensor, Local, Broadcast, Memory]:
@@ -43,7 +47,9 @@ def test_a_stack_moves_as_its_rows_do(algorithm):
         sent = Broadcast(1, broadcast.params[u], row(broadcast.control, u))
         mine, alone = Memory(row(memory.control, u)), float(local.travelled[u])
         single = Local(local.params[u], local.mean_gradient[u], alone)
-        torch.testing.assert_close(moved[u], algorithm.direction(gradient[u], local.params[u], sent, mine))
+        torch.testing.assert_close(
+            moved[u], algorithm.direction(gradient[u], local.params[u], sent, mine)
+        )
         one, remembered = algorithm.finish(single, sent, mine)
         torch.testing.assert_close(upload.params[u], one.params)
         if algorithm.memory:
@@ -100,6 +106,8 @@ def test_the_warm_up_comes_first(name):
 def test_a_variant_replaces_one_function():
     """The base stays as it was."""
     base = ALGORITHMS["fedavg"]()
-    signed = base.replace(name="signed", direction=lambda gradient, y, broadcast, memory: gradient.sign())
+    signed = base.replace(
+        name="signed", direction=lambda gradient, y, broadcast, memory: gradient.sign()
+    )
     assert base.name == "fedavg" and signed.finish is base.finish
     assert signed.direction(torch.tensor([-3.0, 2.0]), None, None, None).tolist() == [-1.0, 1.0]

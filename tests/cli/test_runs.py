@@ -46,7 +46,9 @@ def dpscaffold(*arguments, folder, **options):
         "COLUMNS": "200",
     }
     command = [sys.executable, "-m", "dpscaffold", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +73,20 @@ def test_train_writes_a_whole_run_folder(finished):
     assert [row["round"] for row in rows] == [3, 6, 9, 12]
     assert {"test_accuracy", "train_loss", "log10_gap", "gradient_dissimilarity"} <= set(rows[0])
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["final"] == rows[-1] == printed["final"] and 0 < summary["optimum_test_accuracy"] <= 1
+    assert (
+        summary["final"] == rows[-1] == printed["final"]
+        and 0 < summary["optimum_test_accuracy"] <= 1
+    )
     with (run / "config.toml").open("rb") as stream:
         resolved = tomllib.load(stream)
-    assert resolved["plan"]["seed"] == 0 and resolved["data"]["users"] == 10 and resolved["privacy"]["noise"] == 4.0
-    assert json.loads((run / "privacy.json").read_text())["server"]["bound"] == "random_participation"
+    assert (
+        resolved["plan"]["seed"] == 0
+        and resolved["data"]["users"] == 10
+        and resolved["privacy"]["noise"] == 4.0
+    )
+    assert (
+        json.loads((run / "privacy.json").read_text())["server"]["bound"] == "random_participation"
+    )
     assert "epsilon" in (run / "privacy.md").read_text()
 
 
@@ -85,20 +96,32 @@ def test_a_resolved_configuration_gives_the_same_run(finished, tmp_path):
     done = dpscaffold("train", run / "config.toml", "--out", tmp_path / "again", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "again" / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
-    again, first = (tomllib.loads((folder / "config.toml").read_text()) for folder in (tmp_path / "again", run))
+    again, first = (
+        tomllib.loads((folder / "config.toml").read_text()) for folder in (tmp_path / "again", run)
+    )
     assert again == first
 
 
 def test_progress_is_plain_lines_without_a_terminal(config, tmp_path):
     done = dpscaffold("train", config, "--out", "run", folder=tmp_path)
-    assert "round 12/12" in done.stderr and "ε(server)" in done.stderr and "\x1b[" not in done.stderr
+    assert (
+        "round 12/12" in done.stderr and "ε(server)" in done.stderr and "\x1b[" not in done.stderr
+    )
     assert "test accuracy" in done.stdout and "towards the server" in done.stdout
 
 
 def test_epsilon_in_place_of_noise(config, tmp_path):
-    """The noise is solved for, and the run spends at most what was asked and at least 98 % of it."""
+    """The noise is solved for, and the run spends at most what was asked and at least 98 % of
+    it."""
     done = dpscaffold(
-        "train", config, "--set", "privacy={clip=1.0, epsilon=0.8}", "--out", "run", "--json", folder=tmp_path
+        "train",
+        config,
+        "--set",
+        "privacy={clip=1.0, epsilon=0.8}",
+        "--out",
+        "run",
+        "--json",
+        folder=tmp_path,
     )
     assert done.returncode == 2 and "table.key=value" in done.stderr
     text = SMALL.replace("noise = 4.0", "epsilon = 0.8")
@@ -112,7 +135,15 @@ def test_epsilon_in_place_of_noise(config, tmp_path):
 def test_compare_prints_a_table_and_writes_a_figure(finished, config, tmp_path):
     run, _ = finished
     other = dpscaffold(
-        "train", config, "--set", "privacy=false", "--set", "algorithm.name=fedavg", "--out", "plain", folder=tmp_path
+        "train",
+        config,
+        "--set",
+        "privacy=false",
+        "--set",
+        "algorithm.name=fedavg",
+        "--out",
+        "plain",
+        folder=tmp_path,
     )
     assert other.returncode == 0, other.stderr
     done = dpscaffold("compare", run, "plain", "--out", "both.png", folder=tmp_path)
@@ -124,9 +155,9 @@ def test_compare_prints_a_table_and_writes_a_figure(finished, config, tmp_path):
         and "central optimum" in done.stdout
     )
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-    rows = json.loads(dpscaffold("compare", run, "plain", "--out", "both.svg", "--json", folder=tmp_path).stdout)[
-        "runs"
-    ]
+    rows = json.loads(
+        dpscaffold("compare", run, "plain", "--out", "both.svg", "--json", folder=tmp_path).stdout
+    )["runs"]
     assert rows[0]["epsilon_server"] > 0 and rows[1]["epsilon_server"] is None
 
 
@@ -160,7 +191,11 @@ def test_every_example_configuration_is_valid(example):
 
 def test_the_python_example_runs(tmp_path):
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "own_arrays.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, EXAMPLES / "own_arrays.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0 and "towards the server" in done.stdout, done.stderr
 
@@ -184,7 +219,12 @@ def start(config, folder, rounds=300):
         "plan.local_steps=10",
     ]
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -197,9 +237,12 @@ def wait_for(path, process, seconds=60):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
 def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, tmp_path, sent, code):
-    """Killed at a random moment or asked to stop, then resumed: exactly the metrics of a run left alone."""
+    """Killed at a random moment or asked to stop, then resumed: exactly the metrics of a run left
+    alone."""
     process = start(config, tmp_path)
     wait_for(tmp_path / "run" / "checkpoint.pt", process)
     time.sleep(random.random() * 0.5)
@@ -208,13 +251,25 @@ def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, tmp_path, sent, 
     assert process.returncode == code, (out, err)
     if sent != signal.SIGKILL:
         assert "--resume" in out
-    overrides = ["--set", "plan.rounds=300", "--set", "plan.checkpoint_every=2", "--set", "plan.local_steps=10"]
+    overrides = [
+        "--set",
+        "plan.rounds=300",
+        "--set",
+        "plan.checkpoint_every=2",
+        "--set",
+        "plan.local_steps=10",
+    ]
     resumed = dpscaffold("train", config, "--out", "run", "--resume", *overrides, folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     whole = dpscaffold("train", config, "--out", "whole", *overrides, folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
-    final = [json.loads((tmp_path / name / "summary.json").read_text())["final"] for name in ("run", "whole")]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (
+        tmp_path / "whole" / "metrics.jsonl"
+    ).read_text()
+    final = [
+        json.loads((tmp_path / name / "summary.json").read_text())["final"]
+        for name in ("run", "whole")
+    ]
     assert final[0] == final[1]
 
 
@@ -244,14 +299,20 @@ BAD = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("arguments", "sentence"),
+    BAD,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(config, tmp_path, monkeypatch, capsys, arguments, sentence):
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    config, tmp_path, monkeypatch, capsys, arguments, sentence
+):
     """Non-zero exit, the sentence, no traceback, no run folder."""
     from dpscaffold import cli
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["dpscaffold", "train", str(config), "--out", "run", *arguments])
+    monkeypatch.setattr(
+        sys, "argv", ["dpscaffold", "train", str(config), "--out", "run", *arguments]
+    )
     with pytest.raises(SystemExit) as left:
         cli.main()
     printed = capsys.readouterr()
@@ -268,13 +329,18 @@ def test_files_that_cannot_be_read(config, tmp_path, finished):
         (["train", "nowhere.toml"], "cannot be read"),
         (["train", "broken.toml"], "not valid TOML"),
         (["train", config, "--out", run], "already holds a run"),
-        (["train", config, "--out", run, "--resume", "--set", "plan.rounds=13"], "plan.rounds = 12, not 13"),
+        (
+            ["train", config, "--out", run, "--resume", "--set", "plan.rounds=13"],
+            "plan.rounds = 12, not 13",
+        ),
         (["compare", tmp_path], "holds no run"),
         (["compare", run, "--out", "figure.doc"], ".png, .svg or .pdf"),
     ]
     for arguments, sentence in cases:
         done = dpscaffold(*arguments, folder=tmp_path)
-        assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, (
+        assert (
+            done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
+        ), (
             arguments,
             done.stderr,
         )
@@ -296,7 +362,11 @@ def test_a_diverging_run_exits_with_its_own_status(config, tmp_path):
         "run",
         folder=tmp_path,
     )
-    assert done.returncode == 3 and "diverged at round" in done.stderr and "plan.learning_rate" in done.stderr
+    assert (
+        done.returncode == 3
+        and "diverged at round" in done.stderr
+        and "plan.learning_rate" in done.stderr
+    )
 
 
 def test_calibrate_leaves_room_for_private_preprocessing(tmp_path):
@@ -318,7 +388,14 @@ noise = 4.0
     for name, steps in (("plain", ""), ("paid", private)):
         (tmp_path / f"{name}.toml").write_text(text.replace("STEPS", steps))
         done = dpscaffold(
-            "calibrate", f"{name}.toml", "--epsilon", "1.5", "--view", "server", "--json", folder=tmp_path
+            "calibrate",
+            f"{name}.toml",
+            "--epsilon",
+            "1.5",
+            "--view",
+            "server",
+            "--json",
+            folder=tmp_path,
         )
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)

@@ -47,7 +47,8 @@ every_privacy = pytest.mark.parametrize("privacy", PRIVACIES)
 @every_privacy
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
-    """Given the same Randomness, x, c, every c_i and the averaged iterate agree to float tolerance."""
+    """Given the same Randomness, x, c, every c_i and the averaged iterate agree to float
+    tolerance."""
     sizes, plan = SHAPES[shape]
     run = setting(algorithm, task, privacy, federation(sizes), **plan)
     assert_agree(final("simulator", run), final("loop", run))
@@ -58,7 +59,9 @@ def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
 @every_algorithm
 def test_every_weighting_and_averaging_agrees(algorithm, weighting, averaging):
     """The mean over participants and the mean over iterates are the same on both engines."""
-    run = setting(algorithm, "logistic", "fixed", weighting=weighting, averaging=averaging, tail=0.4, rounds=6)
+    run = setting(
+        algorithm, "logistic", "fixed", weighting=weighting, averaging=averaging, tail=0.4, rounds=6
+    )
     assert_agree(final("simulator", run), final("loop", run))
 
 
@@ -78,7 +81,8 @@ def test_a_seed_reproduces_a_run_bit_for_bit(algorithm, privacy, engine):
 @every_task
 @pytest.mark.parametrize(("privacy", "chunk"), [("none", 1), ("poisson", 2)])
 def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
-    """Any chunk size draws the same participants, batches and noise, and agrees to float tolerance."""
+    """Any chunk size draws the same participants, batches and noise, and agrees to float
+    tolerance."""
     run = setting(algorithm, task, privacy)
     whole = final("simulator", run)
     assert_agree(drive(Simulator([run], CPU, chunk=chunk)), whole)
@@ -87,11 +91,26 @@ def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
 @every_algorithm
 @pytest.mark.parametrize("privacy", ["none", "fixed", "poisson", "user-poisson", "median"])
 def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
-    """Runs with their own data, rates, clips and noise share a stack without touching each other."""
+    """Runs with their own data, rates, clips and noise share a stack without touching each
+    other."""
     kind = PRIVACIES[privacy]
     runs = [setting(algorithm, "logistic", kind, federation(UNEQUAL, seed=0))]
-    runs.append(setting(algorithm, "logistic", kind, runs[0].federation, seed=5, learning_rate=0.1, regularisation=0.0))
-    other = kind if kind is None else replace(kind, noise=0.3, clip=kind.clip if kind.clip == "median" else 1.3)
+    runs.append(
+        setting(
+            algorithm,
+            "logistic",
+            kind,
+            runs[0].federation,
+            seed=5,
+            learning_rate=0.1,
+            regularisation=0.0,
+        )
+    )
+    other = (
+        kind
+        if kind is None
+        else replace(kind, noise=0.3, clip=kind.clip if kind.clip == "median" else 1.3)
+    )
     runs.append(
         setting(
             algorithm,
@@ -109,7 +128,8 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
         stack = Simulator(runs, CPU, chunk=chunk)
         for round in range(1, runs[0].plan.rounds + 1):
             drawn = [
-                r.participants(round, s.users, s.participants) for r, s in zip(stack.randomness, runs, strict=True)
+                r.participants(round, s.users, s.participants)
+                for r, s in zip(stack.randomness, runs, strict=True)
             ]
             stack.rounds(round, [Draw(d, d) for d in drawn])
         for state, run in zip(stack.states, runs, strict=True):
@@ -122,7 +142,9 @@ def test_a_silent_run_may_share_a_stack_with_a_noised_one():
         setting("scaffold", "logistic", Gaussian(clip=c, noise=n, sampling="poisson", unit="user"))
         for c, n in ((float("inf"), 0.0), (1.0, 1.0))
     )
-    tight = setting("scaffold", "logistic", Gaussian(clip=0.1, noise=0.0, sampling="poisson", unit="user"))
+    tight = setting(
+        "scaffold", "logistic", Gaussian(clip=0.1, noise=0.0, sampling="poisson", unit="user")
+    )
     runs = [silent, noised, tight]
     stack = Simulator(runs, CPU)
     for round in range(1, 4):
@@ -134,8 +156,8 @@ def test_a_silent_run_may_share_a_stack_with_a_noised_one():
 
 
 def test_runs_of_different_structure_are_not_stacked():
-    """A stack refuses what it cannot run alike, and names the part: nothing runs under another run's
-    rule."""
+    """A stack refuses what it cannot run alike, and names the part: nothing runs under another
+    run's rule."""
     base = setting("fedprox", "module", "fixed")
     others = {
         "algorithm": setting("fedavg", base.task, "fixed"),
@@ -194,8 +216,12 @@ class Recorder(Randomness):
     def batches(self, round, user, *law):
         """The real batches, remembered without their padding."""
         drawn = super().batches(round, user, *law)
-        assert ("batches", round, user) not in self.given, "a user's batches were drawn twice in a round"
-        self.given["batches", round, user] = np.concatenate([drawn.of(k) for k in range(len(drawn.count))])
+        assert ("batches", round, user) not in self.given, (
+            "a user's batches were drawn twice in a round"
+        )
+        self.given["batches", round, user] = np.concatenate(
+            [drawn.of(k) for k in range(len(drawn.count))]
+        )
         return drawn
 
     def noise(self, round, user):
@@ -208,7 +234,8 @@ class Recorder(Randomness):
 @every_algorithm
 @pytest.mark.parametrize("privacy", ["fixed", "poisson"])
 def test_every_engine_and_chunk_makes_the_same_draws_once(algorithm, privacy):
-    """Loop, simulator and any chunk ask for the same batches and noise, once per participant and round."""
+    """Loop, simulator and any chunk ask for the same batches and noise, once per participant and
+    round."""
     run = setting(algorithm, "logistic", privacy)
     recorders = [Recorder(run.plan.seed) for _ in range(3)]
     drive(Loop(run, CPU, recorders[0]))

@@ -10,7 +10,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small import CPU, ENGINES, PRIVACIES, TASKS, assert_agree, federation, final, parts, setting, uploads
+from small import (
+    CPU,
+    ENGINES,
+    PRIVACIES,
+    TASKS,
+    assert_agree,
+    federation,
+    final,
+    parts,
+    setting,
+    uploads,
+)
 from toys import Quadratic, quadratics
 
 from dpscaffold.algorithms import ALGORITHMS, Memory, Upload, fedavg, fedprox, scaffold
@@ -36,7 +47,9 @@ def test_the_table_is_named_after_its_algorithms():
 def test_no_noise_and_no_clip_is_the_classical_algorithm(algorithm, task, unit, engine):
     """σ_g = 0 and C = ∞ recovers the algorithm without privacy."""
     silent = setting(algorithm, task, Gaussian(clip=float("inf"), noise=0.0, unit=unit))
-    assert_agree(final(engine, silent), final(engine, replace(silent, privacy=None)), rtol=1e-5, atol=1e-6)
+    assert_agree(
+        final(engine, silent), final(engine, replace(silent, privacy=None)), rtol=1e-5, atol=1e-6
+    )
 
 
 @each_engine
@@ -51,17 +64,26 @@ def test_scaffold_without_control_variates_is_fedavg(task, privacy, engine):
 
     run = setting(scaffold().replace(finish=forget), task, privacy)
     plain = replace(run, algorithm=fedavg())
-    torch.testing.assert_close(final(engine, run).params, final(engine, plain).params, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        final(engine, run).params, final(engine, plain).params, rtol=1e-5, atol=1e-6
+    )
     # The controls matter: with them the run is another one.
-    assert not torch.allclose(final(engine, setting("scaffold", task, privacy)).params, final(engine, plain).params)
+    assert not torch.allclose(
+        final(engine, setting("scaffold", task, privacy)).params, final(engine, plain).params
+    )
 
 
 @each_engine
 def test_fedprox_without_a_pull_is_fedavg_and_a_strong_pull_holds_back(engine):
     """μ = 0 is FedAvg; the larger μ, the shorter the users' moves."""
     run = setting(fedprox(0.0), "logistic", None, local_steps=8)
-    assert_agree(final(engine, run), final(engine, replace(run, algorithm=fedavg())), rtol=1e-6, atol=1e-7)
-    lengths = [float(uploads(engine, replace(run, algorithm=fedprox(mu)))[0]["move"].norm()) for mu in (0.0, 1.0, 4.0)]
+    assert_agree(
+        final(engine, run), final(engine, replace(run, algorithm=fedavg())), rtol=1e-6, atol=1e-7
+    )
+    lengths = [
+        float(uploads(engine, replace(run, algorithm=fedprox(mu)))[0]["move"].norm())
+        for mu in (0.0, 1.0, 4.0)
+    ]
     assert lengths[0] > 1.05 * lengths[1] > 1.05 * lengths[2]
 
 
@@ -98,7 +120,9 @@ def test_c_is_always_the_mean_of_all_c_i(algorithm, privacy, weighting, engine):
 @pytest.mark.parametrize("weighting", ["uniform", "records"])
 def test_the_server_moves_by_its_rate_times_the_mean_move(algorithm, weighting, engine):
     """x ← x + η_g·Σw_iΔy_i with w_i = 1/m, or R_i/ΣR_j over the participants."""
-    run = setting(algorithm, "logistic", "fixed", weighting=weighting, server_rate=0.6, warm_rounds=0)
+    run = setting(
+        algorithm, "logistic", "fixed", weighting=weighting, server_rate=0.6, warm_rounds=0
+    )
     (sent,) = uploads(engine, run)
     chosen = run.randomness().participants(1, run.users, run.participants)
     sizes = run.federation.train.sizes[chosen].float()
@@ -109,13 +133,17 @@ def test_the_server_moves_by_its_rate_times_the_mean_move(algorithm, weighting, 
 
 @each_engine
 @each_algorithm
-@pytest.mark.parametrize(("averaging", "taken"), [("none", []), ("uniform", [2, 3, 4, 5, 6]), ("tail", [5, 6])])
+@pytest.mark.parametrize(
+    ("averaging", "taken"), [("none", []), ("uniform", [2, 3, 4, 5, 6]), ("tail", [5, 6])]
+)
 def test_the_output_is_the_average_that_was_asked_for(algorithm, averaging, taken, engine):
     """none: x^T.
 
     Uniform: the mean of x^t over the real rounds; tail: over the last ⌈0.4·5⌉ or ⌈0.4·6⌉ of them.
     """
-    run = setting(algorithm, "logistic", "fixed", averaging=averaging, tail=0.4, rounds=6, warm_rounds=1)
+    run = setting(
+        algorithm, "logistic", "fixed", averaging=averaging, tail=0.4, rounds=6, warm_rounds=1
+    )
     if not run.warm_rounds and averaging == "uniform":
         taken = [1, *taken]
     if not run.warm_rounds and averaging == "tail":
@@ -156,7 +184,10 @@ def test_a_state_survives_a_checkpoint(algorithm, engine):
             engine.round(t, Draw(drawn, drawn))
 
     rounds(made, 1, 2)
-    saved = {key: value.clone() if torch.is_tensor(value) else value for key, value in made.state.to_dict().items()}
+    saved = {
+        key: value.clone() if torch.is_tensor(value) else value
+        for key, value in made.state.to_dict().items()
+    }
     resumed = ENGINES[engine](run)
     resumed.state = State.from_dict(saved, CPU)
     rounds(resumed, 3, 4)
@@ -177,4 +208,6 @@ def test_the_report_names_the_participants_and_the_largest_drift(algorithm, engi
     drawn = run.randomness().participants(1, run.users, run.participants)
     (sent,) = uploads(engine, run)
     again = ENGINES[engine](run).round(1, Draw(drawn, drawn))
-    assert again.metrics["largest_drift"] == pytest.approx(float(sent["move"].norm(dim=1).max()), rel=1e-5)
+    assert again.metrics["largest_drift"] == pytest.approx(
+        float(sent["move"].norm(dim=1).max()), rel=1e-5
+    )

@@ -19,7 +19,10 @@ def real_data() -> Path:
     """The folder of real images: $DPSCAFFOLD_DATA, or ``../shared/data`` beside the repository."""
     folder = Path(os.environ.get("DPSCAFFOLD_DATA") or _ROOT.parent / "shared" / "data")
     if not (folder / "mnist").is_dir() or not (folder / "emnist47").is_dir():
-        pytest.skip("MNIST and EMNIST-47 are not here; set DPSCAFFOLD_DATA to a folder with mnist/ and emnist47/")
+        pytest.skip(
+            "MNIST and EMNIST-47 are not here; set DPSCAFFOLD_DATA to a folder with mnist/ and "
+            "emnist47/"
+        )
     return folder
 
 
@@ -39,7 +42,10 @@ def idx_folder(tmp_path: Path) -> Callable[..., Path]:
         for stem, count in zip(stems, (60, 20), strict=True):
             images = rng.integers(0, 256, (count, 6, 5)).astype(np.uint8)
             write_idx(folder / f"{stem}-images-idx3-ubyte{suffix}", images)
-            write_idx(folder / f"{stem}-labels-idx1-ubyte{suffix}", (np.arange(count) % classes).astype(np.uint8))
+            write_idx(
+                folder / f"{stem}-labels-idx1-ubyte{suffix}",
+                (np.arange(count) % classes).astype(np.uint8),
+            )
         return folder
 
     return make

@@ -10,14 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from dpscaffold.data import from_huggingface, from_pooled, from_users, load_federation, read_leaf, read_npz
+from dpscaffold.data import (
+    from_huggingface,
+    from_pooled,
+    from_users,
+    load_federation,
+    read_leaf,
+    read_npz,
+)
 from dpscaffold.data.leaf import write_leaf
 from dpscaffold.data.pool import Pool
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 
 
-def users(count: int = 3, records: int = 10, dimension: int = 4) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def users(
+    count: int = 3, records: int = 10, dimension: int = 4
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     return {
         f"user {i}": (
@@ -46,7 +55,10 @@ def test_images_are_flattened() -> None:
     ("pairs", "said"),
     [
         ([], "at least one user"),
-        ([(np.zeros((3, 2)), np.zeros(2))], r"features of shape \(3, 2\) and labels of shape \(2,\)"),
+        (
+            [(np.zeros((3, 2)), np.zeros(2))],
+            r"features of shape \(3, 2\) and labels of shape \(2,\)",
+        ),
         (
             [(np.zeros((3, 2)), np.array([0, 1, 0])), (np.zeros((3, 1)), np.array([0, 1, 0]))],
             "1 to 2 features",
@@ -98,7 +110,9 @@ class Columns:
 
 def test_hugging_face_columns() -> None:
     images = [np.full((2, 2), 51, dtype=np.uint8)] * 4
-    dataset = Columns(image=images, size=[1.0, 2.0, 3.0, 4.0], writer=["p", "q", "p", "q"], label=[0, 1, 1, 0])
+    dataset = Columns(
+        image=images, size=[1.0, 2.0, 3.0, 4.0], writer=["p", "q", "p", "q"], label=[0, 1, 1, 0]
+    )
     pool = from_huggingface(dataset, label="label", user="writer")
     np.testing.assert_allclose(pool.features[1], [0.2, 0.2, 0.2, 0.2, 2.0], rtol=1e-6)
     assert pool.names == ("p", "q") and pool.labels.tolist() == [0, 1, 1, 0]
@@ -121,8 +135,12 @@ def test_leaf_file_and_folder(tmp_path: Path) -> None:
     write_leaf(tmp_path / "all.json", data)
     pool = read_leaf(tmp_path / "all.json")
     assert isinstance(pool, Pool) and pool.names == tuple(data)
-    np.testing.assert_allclose(pool.features, np.concatenate([x for x, _ in data.values()]), rtol=1e-6)
-    federation = load_federation({"source": "leaf", "path": str(tmp_path / "all.json"), "preprocess": ["unit-norm"]})
+    np.testing.assert_allclose(
+        pool.features, np.concatenate([x for x, _ in data.values()]), rtol=1e-6
+    )
+    federation = load_federation(
+        {"source": "leaf", "path": str(tmp_path / "all.json"), "preprocess": ["unit-norm"]}
+    )
     assert federation.names == tuple(data)
     folder = tmp_path / "parts"
     folder.mkdir()
@@ -138,7 +156,10 @@ def test_leaf_with_its_own_split(tmp_path: Path) -> None:
     data = users()
     for part, rows in (("train", slice(0, 7)), ("test", slice(7, None))):
         (tmp_path / part).mkdir()
-        write_leaf(tmp_path / part / "data.json", {name: (x[rows], y[rows]) for name, (x, y) in data.items()})
+        write_leaf(
+            tmp_path / part / "data.json",
+            {name: (x[rows], y[rows]) for name, (x, y) in data.items()},
+        )
     federation = load_federation({"source": "leaf", "path": str(tmp_path), "preprocess": []})
     assert isinstance(federation, Federation) and federation.train.sizes.tolist() == [7, 7, 7]
     np.testing.assert_allclose(federation.test.of(1)[0].numpy(), data["user 1"][0][7:], rtol=1e-6)
@@ -157,7 +178,10 @@ def test_leaf_with_its_own_split(tmp_path: Path) -> None:
         ('{"user_data": {"a": {"x": [[1, 2], [3]], "y": [0, 1]}}}', "unequal length"),
         ('{"user_data": {"a": {"x": [[1, 2]], "y": [0, 1]}}}', "expected"),
         ('{"user_data": {"a": {"x": [[1]], "y": [0.5]}}}', "whole numbers"),
-        ('{"user_data": {"a": {"x": [[1]], "y": [0]}, "b": {"x": [[1, 2]], "y": [1]}}}', "1 to 2 features"),
+        (
+            '{"user_data": {"a": {"x": [[1]], "y": [0]}, "b": {"x": [[1, 2]], "y": [1]}}}',
+            "1 to 2 features",
+        ),
     ],
 )
 def test_bad_leaf(tmp_path: Path, content: str, said: str) -> None:
@@ -174,6 +198,8 @@ def test_leaf_that_is_not_there(tmp_path: Path) -> None:
         read_leaf(tmp_path)
     for part, user in (("train", "a"), ("test", "b")):
         (tmp_path / part).mkdir()
-        (tmp_path / part / "d.json").write_text(json.dumps({"user_data": {user: {"x": [[1]], "y": [0]}}}))
+        (tmp_path / part / "d.json").write_text(
+            json.dumps({"user_data": {user: {"x": [[1]], "y": [0]}}})
+        )
     with pytest.raises(BadInput, match="no user of train/ is in test/"):
         read_leaf(tmp_path)

@@ -28,7 +28,9 @@ def binary(number: int) -> bytes:
 
 def pickled(number: int) -> bytes:
     pixels, labels = batch(number)
-    return pickle.dumps({b"data": pixels, b"labels": labels.tolist(), b"batch_label": b"x"}, protocol=2)
+    return pickle.dumps(
+        {b"data": pixels, b"labels": labels.tolist(), b"batch_label": b"x"}, protocol=2
+    )
 
 
 def pack(path: Path, contents: dict[str, bytes]) -> None:
@@ -46,7 +48,10 @@ def place(tmp_path: Path, how: str) -> None:
     suffix = ".bin" if "bin" in how else ""
     contents = {f"{name}{suffix}": make(i) for i, name in enumerate(NAMES)}
     if how.startswith("packed"):
-        pack(folder / ("cifar-10-binary.tar.gz" if "bin" in how else "cifar-10-python.tar.gz"), contents)
+        pack(
+            folder / ("cifar-10-binary.tar.gz" if "bin" in how else "cifar-10-python.tar.gz"),
+            contents,
+        )
         return
     inside = folder / ("cifar-10-batches-bin" if "bin" in how else "cifar-10-batches-py")
     inside.mkdir()
@@ -67,7 +72,9 @@ def test_python_2_pickles_are_read(tmp_path: Path) -> None:
     """The published batches name NumPy's old module; the unpickler maps it."""
     place(tmp_path, "py")
     for path in (tmp_path / "cifar10" / "cifar-10-batches-py").iterdir():
-        path.write_bytes(path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+        path.write_bytes(
+            path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+        )
     assert len(cifar10(tmp_path, verify=False)) == 20
 
 

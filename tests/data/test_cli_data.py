@@ -25,7 +25,9 @@ def run(*words: str) -> str:
     return result.output
 
 
-def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+def refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> str:
     """What the command says on standard error when it refuses: one line, status 2."""
     monkeypatch.setattr("sys.argv", ["dpscaffold", "data", *words])
     with pytest.raises(SystemExit) as left:
@@ -36,15 +38,29 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_describe_a_source_with_a_figure(tmp_path: Path) -> None:
-    said = run("describe", "--source", "digits", "--set", "data.similarity=0", "--out", str(tmp_path / "d.png"))
-    assert "label heterogeneity" in said and "1,430" in said and "labels by user" in said and "█" in said
+    said = run(
+        "describe",
+        "--source",
+        "digits",
+        "--set",
+        "data.similarity=0",
+        "--out",
+        str(tmp_path / "d.png"),
+    )
+    assert (
+        "label heterogeneity" in said
+        and "1,430" in said
+        and "labels by user" in said
+        and "█" in said
+    )
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_describe_a_configuration_as_json(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(
-        '[data]\nsource = "digits"\nusers = 7\npartition = "dirichlet"\nalpha = 0.1\n[plan]\nrounds = 3\n'
+        '[data]\nsource = "digits"\nusers = 7\npartition = "dirichlet"\nalpha = '
+        "0.1\n[plan]\nrounds = 3\n"
     )
     found = json.loads(run("describe", str(config), "--json", "--set", "data.users=6"))
     assert found["users"] == 6 and found["classes"] == 10 and 0 < found["label_heterogeneity"] < 1
@@ -53,7 +69,16 @@ def test_describe_a_configuration_as_json(tmp_path: Path) -> None:
 
 def test_describe_the_synthetic_federation() -> None:
     found = json.loads(
-        run("describe", "--json", "--set", "data.users=5", "--set", "data.records=50", "--set", "data.alpha=5")
+        run(
+            "describe",
+            "--json",
+            "--set",
+            "data.users=5",
+            "--set",
+            "data.records=50",
+            "--set",
+            "data.alpha=5",
+        )
     )
     assert (found["users"], found["train_records"]) == (5, 200)
 
@@ -98,7 +123,12 @@ def test_list(tmp_path: Path) -> None:
 def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "a.gz").write_bytes(b"content")
-    entry = Dataset("small", "", (Published("a.gz", 7, hashlib.md5(b"content").hexdigest()),), ("http://127.0.0.1:1/",))
+    entry = Dataset(
+        "small",
+        "",
+        (Published("a.gz", 7, hashlib.md5(b"content").hexdigest()),),
+        ("http://127.0.0.1:1/",),
+    )
     monkeypatch.setitem(catalogue.CATALOGUE, "small", entry)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -126,7 +156,10 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["describe", "--source", "digits", "--set", "plan.rounds=3"], "only keys of [data]"),
         (["describe", "--source", "digits", "--set", "data.usres=3"], "did you mean 'users'?"),
         (["describe", "--source", "digits", "--out", "figure.txt"], "a figure ends in .png"),
-        (["describe", "--source", "mnist", "--data-dir", "nowhere"], "dpscaffold data download mnist"),
+        (
+            ["describe", "--source", "mnist", "--data-dir", "nowhere"],
+            "dpscaffold data download mnist",
+        ),
         (["describe", "--source", "digits", "--set", "data.records=5000"], "there are 1797"),
         (["prepare", "--source", "digits"], "--out is missing"),
         (["download", "minst"], "did you mean 'mnist'?"),
@@ -147,5 +180,11 @@ def test_refusals_are_one_line(
 def test_a_figure_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = ["describe", "--source", "digits", "--out", str(tmp_path / "no" / "such" / "folder.png")]
+    words = [
+        "describe",
+        "--source",
+        "digits",
+        "--out",
+        str(tmp_path / "no" / "such" / "folder.png"),
+    ]
     assert "cannot be written" in refused(capsys, monkeypatch, *words)

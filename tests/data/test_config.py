@@ -20,7 +20,9 @@ def test_no_source_is_the_papers_synthetic_federation() -> None:
     assert parse_data({}) == Synthetic()
     small = {"users": 4, "records": 30, "alpha": 2.0, "seed": 3}
     made = load_federation(small)
-    assert torch.equal(made.train.features, synthetic(alpha=2.0, users=4, records=30, seed=3).train.features)
+    assert torch.equal(
+        made.train.features, synthetic(alpha=2.0, users=4, records=30, seed=3).train.features
+    )
 
 
 def test_the_papers_settings_are_the_defaults() -> None:
@@ -50,15 +52,22 @@ def test_every_source_survives_being_written_out(source: str) -> None:
 
 @pytest.mark.parametrize("partition", ["similarity", "dirichlet", "shards", "quantity"])
 def test_partitions_by_name(partition: str) -> None:
-    federation = load_federation({"source": "digits", "users": 6, "partition": partition, "preprocess": []})
+    federation = load_federation(
+        {"source": "digits", "users": 6, "partition": partition, "preprocess": []}
+    )
     sizes = (federation.train.sizes + federation.test.sizes).tolist()
     assert federation.users == 6 and sum(sizes) == 1794
     assert (len(set(sizes)) > 1) == (partition == "quantity")
-    assert partition.split("y")[0][:4].lower() in federation.title.lower() or "similar" in federation.title
+    assert (
+        partition.split("y")[0][:4].lower() in federation.title.lower()
+        or "similar" in federation.title
+    )
 
 
 def test_uneven_sizes_with_label_skew() -> None:
-    federation = load_federation({"source": "digits", "users": 8, "size_spread": 1.0, "similarity": 0})
+    federation = load_federation(
+        {"source": "digits", "users": 8, "size_spread": 1.0, "similarity": 0}
+    )
     sizes = federation.train.sizes
     assert int(sizes.max()) > 2 * int(sizes.min())
 
@@ -100,7 +109,10 @@ def test_the_seed_decides_everything() -> None:
         ({"source": "zzz"}, "there are synthetic, mnist"),
         ({"source": 3}, "no data source is called '3'"),
         ({"sorce": "mnist"}, r"has no option 'sorce' \(did you mean 'source'\?\)"),
-        ({"source": "digits", "similarty": 3}, r"has no option 'similarty' \(did you mean 'similarity'\?\)"),
+        (
+            {"source": "digits", "similarty": 3},
+            r"has no option 'similarty' \(did you mean 'similarity'\?\)",
+        ),
         ({"source": "digits", "similarity": 110}, "similarity: .*less than or equal to 100"),
         ({"source": "digits", "users": 0}, "users: .*greater than or equal to 1"),
         ({"source": "digits", "users": "many"}, "users: .*integer"),
@@ -113,7 +125,10 @@ def test_the_seed_decides_everything() -> None:
         ),
         ({"source": "digits", "alpha": 3.0}, "alpha belongs to partition = 'dirichlet'"),
         ({"source": "digits", "preprocess": ["pca:3"]}, "'pca' comes before any 'centre'"),
-        ({"source": "digits", "preprocess": ["center"]}, r"called 'center' \(did you mean 'centre'\?\)"),
+        (
+            {"source": "digits", "preprocess": ["center"]},
+            r"called 'center' \(did you mean 'centre'\?\)",
+        ),
         ({"source": "csv", "path": "x", "label": "y"}, "users is missing"),
         ({"source": "csv", "label": "y"}, "path is missing"),
         ({"alpha": -1}, "alpha"),
@@ -128,10 +143,19 @@ def test_refusals(table: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"users": 40, "records": 2500}, "40 users × 2500 records are 100000 records, and there are 1797"),
+        (
+            {"users": 40, "records": 2500},
+            "40 users × 2500 records are 100000 records, and there are 1797",
+        ),
         ({"users": 1000}, "minimum_records is 2"),
-        ({"users": 100, "minimum_records": 20}, "users get 17 records each, and minimum_records is 20"),
-        ({"similarity": 0, "minimum_classes": 5}, "user 0 has [12] class(es)? in its training records"),
+        (
+            {"users": 100, "minimum_records": 20},
+            "users get 17 records each, and minimum_records is 20",
+        ),
+        (
+            {"similarity": 0, "minimum_classes": 5},
+            "user 0 has [12] class(es)? in its training records",
+        ),
     ],
 )
 def test_requests_that_the_data_cannot_meet(table: dict[str, Any], said: str) -> None:

@@ -18,7 +18,9 @@ def federation() -> Federation:
 
 
 def test_counts_are_counted(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpscaffold.data.pool.BLOCK_BYTES", 16 * 17)  # blocks that cut through users
+    monkeypatch.setattr(
+        "dpscaffold.data.pool.BLOCK_BYTES", 16 * 17
+    )  # blocks that cut through users
     counts = label_counts(federation)
     for user in range(9):
         expected = torch.bincount(federation.train.of(user)[1], minlength=10)
@@ -34,7 +36,9 @@ def test_feature_score_is_the_share_of_variance_between_users(
     mean = x.mean(axis=0)
     parts = [federation.train.of(i)[0].double().numpy() for i in range(9)]
     between = sum(len(part) * ((part.mean(axis=0) - mean) ** 2).sum() for part in parts)
-    assert feature_heterogeneity(federation) == pytest.approx(between / ((x - mean) ** 2).sum(), rel=1e-5)
+    assert feature_heterogeneity(federation) == pytest.approx(
+        between / ((x - mean) ** 2).sum(), rel=1e-5
+    )
 
 
 def test_feature_score_of_constant_features_is_zero() -> None:

@@ -77,7 +77,9 @@ def server() -> Iterator[str]:
 
 def test_a_whole_transfer_with_progress(server: str, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
-    path = fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, lambda *now: seen.append(now))
+    path = fetch(
+        server + "file", tmp_path / "file", len(CONTENT), MD5, lambda *now: seen.append(now)
+    )
     assert path.read_bytes() == CONTENT and [p.name for p in tmp_path.iterdir()] == ["file"]
     assert seen[-1] == ("file", len(CONTENT), len(CONTENT)) and len(seen) > 2
 
@@ -100,7 +102,9 @@ def test_a_broken_transfer_is_resumed_within_a_call(server: str, tmp_path: Path)
 
 def test_a_broken_transfer_is_kept_for_the_next_call(server: str, tmp_path: Path) -> None:
     Handler.breaks = [100_000, 100_000]
-    with pytest.raises(BadInput, match=r"broke off .* 200000 bytes are kept, run it again to resume"):
+    with pytest.raises(
+        BadInput, match=r"broke off .* 200000 bytes are kept, run it again to resume"
+    ):
         fetch(server + "file", tmp_path / "file", len(CONTENT), MD5, attempts=2, pause=0)
     assert not (tmp_path / "file").exists()
     fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
@@ -129,10 +133,14 @@ def test_a_wrong_checksum_removes_what_came(server: str, tmp_path: Path) -> None
         fetch(server + "file", tmp_path / "file", len(CONTENT), "0" * 32)
     with pytest.raises(BadInput, match="bytes and should have 5"):
         fetch(server + "file", tmp_path / "file", 5)
-    assert not list(tmp_path.glob("file*")) or [p.name for p in tmp_path.iterdir()] == ["file.part.etag"]
+    assert not list(tmp_path.glob("file*")) or [p.name for p in tmp_path.iterdir()] == [
+        "file.part.etag"
+    ]
 
 
-def test_a_stale_part_that_is_too_long_is_replaced_on_the_second_call(server: str, tmp_path: Path) -> None:
+def test_a_stale_part_that_is_too_long_is_replaced_on_the_second_call(
+    server: str, tmp_path: Path
+) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT + b"more")
     with pytest.raises(BadInput, match="it was removed"):
         fetch(server + "file", tmp_path / "file", len(CONTENT), MD5)
@@ -158,8 +166,14 @@ def test_absent_files_and_servers(server: str, tmp_path: Path) -> None:
 def small(monkeypatch: pytest.MonkeyPatch, server: str) -> str:
     """A dataset of two files on the local server."""
     Handler.files = {"a.gz": b"first", "b.gz": b"second"}
-    files = tuple(Published(n, len(c), hashlib.md5(c).hexdigest()) for n, c in Handler.files.items())
-    monkeypatch.setitem(catalogue.CATALOGUE, "small", Dataset("small", "two files", files, (server + "gone/", server)))
+    files = tuple(
+        Published(n, len(c), hashlib.md5(c).hexdigest()) for n, c in Handler.files.items()
+    )
+    monkeypatch.setitem(
+        catalogue.CATALOGUE,
+        "small",
+        Dataset("small", "two files", files, (server + "gone/", server)),
+    )
     return server
 
 
@@ -186,7 +200,9 @@ def test_unknown_and_unpublished_datasets(tmp_path: Path) -> None:
         download("mnist", tmp_path / "in the way")
 
 
-def test_archives_are_unpacked_beside_themselves(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_are_unpacked_beside_themselves(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("gzip/x-images.gz", b"images")
@@ -208,7 +224,9 @@ def test_archives_are_unpacked_beside_themselves(server: str, tmp_path: Path, mo
 def test_a_damaged_archive(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Handler.files = {"all.zip": b"PK not a zip"}
     monkeypatch.setitem(
-        catalogue.CATALOGUE, "packed", Dataset("packed", "", (Published("all.zip"),), (server,), unpack=True)
+        catalogue.CATALOGUE,
+        "packed",
+        Dataset("packed", "", (Published("all.zip"),), (server,), unpack=True),
     )
     with pytest.raises(BadInput, match="cannot be unpacked"):
         download("packed", tmp_path)

@@ -17,7 +17,9 @@ EXAMPLES = sorted(ROOT.glob("examples/femnist-*.toml")) + sorted(ROOT.glob("exam
 
 
 def test_all_six_are_there() -> None:
-    names = {f"{data}-{similarity}.toml" for data in ("femnist", "mnist") for similarity in (0, 10, 100)}
+    names = {
+        f"{data}-{similarity}.toml" for data in ("femnist", "mnist") for similarity in (0, 10, 100)
+    }
     assert {path.name for path in EXAMPLES} >= names
 
 
@@ -44,7 +46,9 @@ def test_a_smaller_mnist_run(real_data: Path) -> None:
         "plan.user_ratio=1.0",
         "privacy=false",
     ]
-    settings = load(ROOT / "examples" / "mnist-100.toml", [*changes, f'data.data_dir="{real_data}"'])
+    settings = load(
+        ROOT / "examples" / "mnist-100.toml", [*changes, f'data.data_dir="{real_data}"']
+    )
     federation = load_federation(settings.data)
     setting = settings.setting(federation)
     result = train(federation, setting.task, setting.algorithm, setting.plan)

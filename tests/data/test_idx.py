@@ -28,7 +28,11 @@ arrays = st.sampled_from(KINDS).flatmap(
 
 def idx_bytes(array: np.ndarray) -> bytes:
     """A file of unsigned bytes, put together by hand."""
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,7 +49,8 @@ def test_round_trip(array: np.ndarray, suffix: str) -> None:
 def test_reads_the_published_layout(tmp_path: Path) -> None:
     path = tmp_path / "images"
     path.write_bytes(
-        bytes.fromhex("00000803 00000002 00000001 00000003".replace(" ", "")) + bytes([1, 2, 3, 4, 5, 255])
+        bytes.fromhex("00000803 00000002 00000001 00000003".replace(" ", ""))
+        + bytes([1, 2, 3, 4, 5, 255])
     )
     assert read_idx(path).tolist() == [[[1, 2, 3]], [[4, 5, 255]]]
 
@@ -59,7 +64,8 @@ def test_big_endian_values(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), packed=st.booleans())
 def test_damage_is_refused_or_harmless(data: st.DataObject, packed: bool) -> None:
-    """Cut or flip anywhere: BadInput, or, for a flip that leaves a valid file, an array of that size."""
+    """Cut or flip anywhere: BadInput, or, for a flip that leaves a valid file, an array of that
+    size."""
     whole = idx_bytes(np.arange(60, dtype=np.uint8).reshape(5, 4, 3))
     content = bytearray(gzip.compress(whole, mtime=0) if packed else whole)
     if data.draw(st.booleans()):

@@ -45,8 +45,13 @@ def test_emnist_is_put_upright_and_letters_count_from_zero(tmp_path: Path) -> No
     upright = np.zeros((26, 4, 4), dtype=np.uint8)
     upright[:, 0, :] = 200  # a bar along the top
     for part in ("train", "test"):
-        write_idx(folder / f"emnist-letters-{part}-images-idx3-ubyte.gz", upright.transpose(0, 2, 1).copy())
-        write_idx(folder / f"emnist-letters-{part}-labels-idx1-ubyte.gz", np.arange(1, 27, dtype=np.uint8))
+        write_idx(
+            folder / f"emnist-letters-{part}-images-idx3-ubyte.gz",
+            upright.transpose(0, 2, 1).copy(),
+        )
+        write_idx(
+            folder / f"emnist-letters-{part}-labels-idx1-ubyte.gz", np.arange(1, 27, dtype=np.uint8)
+        )
     pool = images.emnist("letters", tmp_path)
     np.testing.assert_array_equal(pool.features[0].reshape(4, 4), upright[0])
     assert pool.labels[:26].tolist() == list(range(26)) and pool.classes == 26
@@ -56,9 +61,14 @@ def test_emnist_with_a_wrong_number_of_images(tmp_path: Path) -> None:
     folder = tmp_path / "emnist"
     folder.mkdir()
     for part in ("train", "test"):
-        write_idx(folder / f"emnist-balanced-{part}-images-idx3-ubyte", np.zeros((3, 4, 4), dtype=np.uint8))
+        write_idx(
+            folder / f"emnist-balanced-{part}-images-idx3-ubyte",
+            np.zeros((3, 4, 4), dtype=np.uint8),
+        )
         write_idx(folder / f"emnist-balanced-{part}-labels-idx1-ubyte", np.zeros(3, dtype=np.uint8))
-    with pytest.raises(BadInput, match="holds 3 train images of EMNIST 'balanced', which has 112800"):
+    with pytest.raises(
+        BadInput, match="holds 3 train images of EMNIST 'balanced', which has 112800"
+    ):
         images.emnist("balanced", tmp_path)
     with pytest.raises(BadInput, match="did you mean 'balanced'"):
         images.emnist("balancd", tmp_path)
@@ -91,7 +101,9 @@ def test_a_file_that_is_not_the_published_one(
     with pytest.raises(BadInput, match="should have 9912422"):
         images.mnist(tmp_path)
     path = folder / "train-images-idx3-ubyte.gz"
-    entry = catalogue.Dataset("mnist", "", (catalogue.Published(path.name, path.stat().st_size, "0" * 32),) * 3)
+    entry = catalogue.Dataset(
+        "mnist", "", (catalogue.Published(path.name, path.stat().st_size, "0" * 32),) * 3
+    )
     monkeypatch.setitem(catalogue.CATALOGUE, "mnist", entry)
     with pytest.raises(BadInput, match="is not the published file: its MD5 is"):
         images._verify(path, "mnist")
@@ -102,7 +114,9 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
         images.mnist(tmp_path)
 
 
-def test_the_data_folder_is_chosen_then_named_then_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_is_chosen_then_named_then_the_platforms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DPSCAFFOLD_DATA", "/from/variable")
     assert str(catalogue.data_folder()) == "/from/variable"
     assert str(catalogue.data_folder("/chosen")) == "/chosen"
@@ -111,10 +125,16 @@ def test_the_data_folder_is_chosen_then_named_then_the_platforms(monkeypatch: py
 
 
 def test_real_mnist_and_emnist47_load_and_split_quickly(real_data: Path) -> None:
-    """Under 3 and 8 seconds of processor time, which other work on the machine does not lengthen much."""
-    for source, limit, expected in (("mnist", 3.0, (60, 48_000, 10)), ("emnist47", 8.0, (40, 80_000, 47))):
+    """Under 3 and 8 seconds of processor time, which other work on the machine does not lengthen
+    much."""
+    for source, limit, expected in (
+        ("mnist", 3.0, (60, 48_000, 10)),
+        ("emnist47", 8.0, (40, 80_000, 47)),
+    ):
         start = time.process_time()
-        federation = load_federation({"source": source, "data_dir": str(real_data), "preprocess": []})
+        federation = load_federation(
+            {"source": source, "data_dir": str(real_data), "preprocess": []}
+        )
         assert time.process_time() - start < limit
         assert (federation.users, len(federation.train), federation.classes) == expected
 

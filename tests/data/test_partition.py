@@ -1,4 +1,5 @@
-"""Partitions, for any labels, sizes and seed: nobody shares a record, sizes are as asked, seeds repeat."""
+"""Partitions, for any labels, sizes and seed: nobody shares a record, sizes are as asked, seeds
+repeat."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ PARTITIONS: dict[str, Partition] = {
     "dirichlet 0.01": lambda labels, sizes, seed: partition.dirichlet(labels, sizes, 0.01, seed),
     "dirichlet 5": lambda labels, sizes, seed: partition.dirichlet(labels, sizes, 5.0, seed),
     "one shard": lambda labels, sizes, seed: partition.shards(labels, sizes, 1, seed),
-    "two shards": lambda labels, sizes, seed: partition.shards(labels, np.maximum(sizes, 2), 2, seed),
+    "two shards": lambda labels, sizes, seed: partition.shards(
+        labels, np.maximum(sizes, 2), 2, seed
+    ),
 }
 
 
@@ -66,8 +69,11 @@ def test_another_seed_gives_other_rows(name: str) -> None:
     classes=st.integers(2, 6),
     seed=st.integers(0, 1000),
 )
-def test_similarity_is_exact(percent: float, users: int, records: int, classes: int, seed: int) -> None:
-    """The sorted part of each user has R − round(γR) rows, and over users it runs through the labels."""
+def test_similarity_is_exact(
+    percent: float, users: int, records: int, classes: int, seed: int
+) -> None:
+    """The sorted part of each user has R − round(γR) rows, and over users it runs through the
+    labels."""
     labels = np.random.default_rng(seed).integers(0, classes, users * records)
     parts = partition.similarity(labels, np.full(users, records), percent, seed)
     mixed = round(percent * records / 100)
@@ -83,7 +89,8 @@ def test_similarity_zero_gives_the_fewest_labels_and_hundred_the_pooled_mix() ->
     assert all(len(np.unique(labels[rows])) == 1 for rows in apart)
     mixed = partition.similarity(labels, np.full(60, 100), 100)
     counts = np.array([np.bincount(labels[rows], minlength=10) for rows in mixed])
-    # χ² of 60 users × 9 degrees of freedom; the fixed seed makes it a number, the bounds catch any sorting.
+    # χ² of 60 users × 9 degrees of freedom; the fixed seed makes it a number, the bounds catch any
+    # sorting.
     chi2 = ((counts - 10) ** 2 / 10).sum()
     assert 400 < chi2 < 700
 
@@ -109,7 +116,8 @@ def test_dirichlet_goes_from_single_labels_to_iid() -> None:
 
 
 def test_dirichlet_follows_its_law() -> None:
-    """Var of a share under Dirichlet(α·1) is (1/C)(1 − 1/C)/(Cα + 1), plus the multinomial's part."""
+    """Var of a share under Dirichlet(α·1) is (1/C)(1 − 1/C)/(Cα + 1), plus the multinomial's
+    part."""
     classes, alpha, users, size = 5, 0.5, 400, 100
     labels = np.repeat(np.arange(classes), 100_000)  # plenty: no label runs out
     parts = partition.dirichlet(labels, np.full(users, size), alpha)
@@ -128,7 +136,12 @@ def test_shards_bound_the_labels_of_a_user() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(users=st.integers(1, 30), mean=st.integers(2, 50), alpha=st.floats(0.01, 100), seed=st.integers(0, 99))
+@given(
+    users=st.integers(1, 30),
+    mean=st.integers(2, 50),
+    alpha=st.floats(0.01, 100),
+    seed=st.integers(0, 99),
+)
 def test_uneven_sizes_add_up(users: int, mean: int, alpha: float, seed: int) -> None:
     total = users * mean
     for sizes in (

@@ -14,7 +14,12 @@ from dpscaffold.errors import BadInput
 
 def numbered(records: int, classes: int = 3) -> Pool:
     """Record i has the one feature i, so that rows can be followed."""
-    return Pool(np.arange(records, dtype=np.float32)[:, None], np.arange(records) % classes, classes, "numbers")
+    return Pool(
+        np.arange(records, dtype=np.float32)[:, None],
+        np.arange(records) % classes,
+        classes,
+        "numbers",
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -23,7 +28,9 @@ def numbered(records: int, classes: int = 3) -> Pool:
     ratio=st.floats(0.01, 0.99),
     seed=st.integers(0, 99),
 )
-def test_train_and_test_share_a_users_rows_between_them(sizes: list[int], ratio: float, seed: int) -> None:
+def test_train_and_test_share_a_users_rows_between_them(
+    sizes: list[int], ratio: float, seed: int
+) -> None:
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     federation = assemble(numbered(sum(sizes)), parts, ratio, seed)
     for user, rows in enumerate(parts):

@@ -65,18 +65,27 @@ def test_pca_agrees_with_scikit_learn_up_to_signs(federation: Federation) -> Non
 
 def test_unit_norm_leaves_zeros(federation: Federation) -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    done = preprocess(Federation.from_arrays([(x, torch.tensor([0, 1]))], [(x, torch.tensor([0, 1]))]), ["unit-norm"])
+    done = preprocess(
+        Federation.from_arrays([(x, torch.tensor([0, 1]))], [(x, torch.tensor([0, 1]))]),
+        ["unit-norm"],
+    )
     np.testing.assert_allclose(done.train.features.numpy(), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
     clipped = preprocess(federation, ["clip-norm:2.5"])
     norms = federation.train.features.norm(dim=1)
-    np.testing.assert_allclose(clipped.train.features.norm(dim=1).numpy(), norms.clamp(max=2.5).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(
+        clipped.train.features.norm(dim=1).numpy(), norms.clamp(max=2.5).numpy(), rtol=1e-5
+    )
 
 
-def test_blocks_do_not_change_the_result(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_the_result(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = ["standardise", "pca:3", "unit-norm"]
     whole = preprocess(federation, steps)
     monkeypatch.setattr("dpscaffold.data.pool.BLOCK_BYTES", 7 * 8 * 4)
-    np.testing.assert_allclose(preprocess(federation, steps).train.features, whole.train.features, atol=1e-4)
+    np.testing.assert_allclose(
+        preprocess(federation, steps).train.features, whole.train.features, atol=1e-4
+    )
 
 
 def test_large_offsets_do_not_spoil_the_deviation() -> None:
@@ -94,26 +103,39 @@ def test_public_statistics(federation: Federation, tmp_path: Path) -> None:
         federation,
         [
             {"step": "standardise", "fit": "public", "statistics": str(tmp_path / "public.npz")},
-            {"step": "pca", "components": 2, "fit": "public", "statistics": str(tmp_path / "public.npz")},
+            {
+                "step": "pca",
+                "components": 2,
+                "fit": "public",
+                "statistics": str(tmp_path / "public.npz"),
+            },
         ],
     )
     expected = ((federation.train.features.numpy() - mean) / 2)[:, :2]
     np.testing.assert_allclose(done.train.features.numpy(), expected, rtol=1e-5, atol=1e-5)
-    assert all("public" in sentence and "outside" not in sentence for sentence in done.preprocessing)
+    assert all(
+        "public" in sentence and "outside" not in sentence for sentence in done.preprocessing
+    )
     inline = preprocess(federation, [{"step": "centre", "fit": "public", "mean": 0.5}])
     assert torch.allclose(inline.train.features, federation.train.features - 0.5)
 
 
 def test_sentences_name_what_each_step_was_fitted_on(federation: Federation) -> None:
     done = preprocess(federation, ["standardise", "unit-norm"])
-    assert "outside the guarantee" in done.preprocessing[0] and "training records" in done.preprocessing[0]
+    assert (
+        "outside the guarantee" in done.preprocessing[0]
+        and "training records" in done.preprocessing[0]
+    )
     assert "no fit" in done.preprocessing[1] and not done.preprocessing_costs
 
 
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (["standardize"], r"no preprocessing step is called 'standardize' \(did you mean 'standardise'\?\)"),
+        (
+            ["standardize"],
+            r"no preprocessing step is called 'standardize' \(did you mean 'standardise'\?\)",
+        ),
         (["pca:60"], "'pca' comes before any 'centre'"),
         (["centre", "pca"], "components is missing"),
         (["centre", "pca:many"], "needs a number after the colon"),
@@ -121,7 +143,10 @@ def test_sentences_name_what_each_step_was_fitted_on(federation: Federation) -> 
         (["centre", "pca:9"], "asks for 9 components, and there are 8 features"),
         ([{"step": "centre", "fit": "private", "noise": 1.0}], "needs norm_bound"),
         ([{"step": "centre", "fit": "private", "norm_bound": 1.0}], "needs either noise"),
-        ([{"step": "centre", "fit": "private", "norm_bound": 1.0, "epsilon": 1.0}], "needs either noise"),
+        (
+            [{"step": "centre", "fit": "private", "norm_bound": 1.0, "epsilon": 1.0}],
+            "needs either noise",
+        ),
         ([{"step": "centre", "noise": 1.0}], "noise belongs to fit = 'private'"),
         ([{"step": "centre", "mean": 0.1}], "mean belongs to fit = 'public'"),
         ([{"step": "centre", "fit": "public"}], "needs mean"),
@@ -140,5 +165,7 @@ def test_bad_steps(federation: Federation, steps: list[Any], said: str) -> None:
 
 def test_steps_survive_being_written_out() -> None:
     """A resolved configuration spells out every field; reading it back gives the same steps."""
-    steps = parse_steps(["standardise", "pca:5", {"step": "centre", "fit": "private", "norm_bound": 2, "noise": 3}])
+    steps = parse_steps(
+        ["standardise", "pca:5", {"step": "centre", "fit": "private", "norm_bound": 2, "noise": 3}]
+    )
     assert parse_steps(step.model_dump(mode="json") for step in steps) == steps

@@ -1,8 +1,8 @@
 """The private sums are really private: sensitivity never above the stated one, noise never below.
 
-Noise scales are measured from n independent draws; the relative error of a sample deviation is 1/√(2n), so
-with n = 40,000 a band of ±2 % is 5.6 standard errors: a correct scale fails about once in 10⁸ runs, a scale
-that is off by 5 % always. Seeds are fixed besides.
+Noise scales are measured from n independent draws; the relative error of a sample deviation is
+1/√(2n), so with n = 40,000 a band of ±2 % is 5.6 standard errors: a correct scale fails about once
+in 10⁸ runs, a scale that is off by 5 % always. Seeds are fixed besides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ rows = hnp.arrays(np.float64, 4, elements=st.floats(-1e3, 1e3))
 
 @settings(max_examples=200, deadline=None)
 @given(x=rows, y=rows, bound=st.floats(0.01, 50))
-def test_replacing_one_row_moves_no_sum_beyond_its_sensitivity(x: np.ndarray, y: np.ndarray, bound: float) -> None:
+def test_replacing_one_row_moves_no_sum_beyond_its_sensitivity(
+    x: np.ndarray, y: np.ndarray, bound: float
+) -> None:
     a, b = clip_rows(np.stack([x, y]), bound)
     slack = 1 + 1e-12
     assert max(np.linalg.norm(a), np.linalg.norm(b)) <= bound
@@ -57,7 +59,8 @@ def test_sensitivities_are_reached() -> None:
 
 
 def measured(values: np.ndarray, expected: float) -> float:
-    """The ratio of a sample's deviation to the expected one; values are centred at 0 by construction."""
+    """The ratio of a sample's deviation to the expected one; values are centred at 0 by
+    construction."""
     return float(np.sqrt(np.mean(values**2)) / expected)
 
 
@@ -66,25 +69,34 @@ def test_noise_scales() -> None:
     bound, z = 1.5, 4.0
     vector = np.zeros(40_000)
     assert abs(measured(noised_sum(vector, bound, z, rng), z * 2 * bound) - 1) < BAND
-    assert abs(measured(noised_squares(vector, bound, z, rng), z * math.sqrt(2) * bound**2) - 1) < BAND
+    assert (
+        abs(measured(noised_squares(vector, bound, z, rng), z * math.sqrt(2) * bound**2) - 1) < BAND
+    )
     matrix = noised_moments(np.zeros((300, 300)), bound, z, rng)
     assert np.array_equal(matrix, matrix.T)
     upper = matrix[np.triu_indices(300, 1)]  # 44,850 draws
     assert abs(measured(upper, z * bound**2) - 1) < BAND
-    diagonals = np.concatenate([np.diag(noised_moments(np.zeros((300, 300)), bound, z, rng)) for _ in range(140)])
+    diagonals = np.concatenate(
+        [np.diag(noised_moments(np.zeros((300, 300)), bound, z, rng)) for _ in range(140)]
+    )
     assert abs(measured(diagonals, z * math.sqrt(2) * bound**2) - 1) < BAND
 
 
 def test_the_noise_of_the_matrix_is_isotropic() -> None:
     """In an orthonormal basis of symmetric matrices every coordinate has the same deviation."""
     rng = np.random.default_rng(5)
-    direction = np.array([[1.0, 1.0], [1.0, 1.0]]) / 2  # Frobenius norm 1, mixes diagonal and off-diagonal
-    draws = np.array([(noised_moments(np.zeros((2, 2)), 1.0, 1.0, rng) * direction).sum() for _ in range(40_000)])
+    direction = (
+        np.array([[1.0, 1.0], [1.0, 1.0]]) / 2
+    )  # Frobenius norm 1, mixes diagonal and off-diagonal
+    draws = np.array(
+        [(noised_moments(np.zeros((2, 2)), 1.0, 1.0, rng) * direction).sum() for _ in range(40_000)]
+    )
     assert abs(measured(draws, math.sqrt(2)) - 1) < BAND
 
 
 def zeros(users: int, records: int, dimension: int) -> Federation:
-    """Records of zeros: after a private centring by m, what is left of a record is −m, the noise itself."""
+    """Records of zeros: after a private centring by m, what is left of a record is −m, the noise
+    itself."""
     pair = (torch.zeros(records, dimension), torch.arange(records) % 2)
     return Federation.from_arrays([pair] * users, [pair] * users)
 
@@ -94,7 +106,11 @@ def test_the_noise_that_reaches_the_features_is_the_noise_that_is_accounted() ->
     step = {"step": "centre", "fit": "private", "norm_bound": 3.0, "noise": 7.0}
     done = preprocess(federation, [step], seed=2)
     (cost,) = done.preprocessing_costs
-    assert (cost.neighbours, cost.noise_multiplier, cost.add_remove_multiplier) == ("replace-one", 7.0, 14.0)
+    assert (cost.neighbours, cost.noise_multiplier, cost.add_remove_multiplier) == (
+        "replace-one",
+        7.0,
+        14.0,
+    )
     noise_of_the_sum = -done.test.features[0].double().numpy() * 10  # 10 pooled training records
     assert abs(measured(noise_of_the_sum, 7.0 * sum_sensitivity(3.0)) - 1) < BAND
     # And the test would notice noise for add/remove neighbours passed off as replace-one.
@@ -110,15 +126,24 @@ def neighbours(seed: int) -> tuple[Federation, Federation]:
     held_out = (probes, torch.tensor([0, 1, 0, 1]))
     other = x.clone()
     x[4], other[4] = torch.tensor([1e6, 0.0, 0.0]), torch.tensor([0.0, -1e6, 1.0])
-    pair = [Federation.from_arrays([(x, y), (rows, y)], [held_out, held_out]) for rows in (x, other)]
+    pair = [
+        Federation.from_arrays([(x, y), (rows, y)], [held_out, held_out]) for rows in (x, other)
+    ]
     return pair[0], pair[1]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_neighbouring_federations_move_the_released_sums_by_at_most_the_sensitivity(seed: int) -> None:
+def test_neighbouring_federations_move_the_released_sums_by_at_most_the_sensitivity(
+    seed: int,
+) -> None:
     """With equal seeds the noise cancels, and what remains is the change of the sums."""
     bound, count = 2.0, 24
-    step: dict[str, Any] = {"step": "standardise", "fit": "private", "norm_bound": bound, "noise": 0.01}
+    step: dict[str, Any] = {
+        "step": "standardise",
+        "fit": "private",
+        "norm_bound": bound,
+        "noise": 0.01,
+    }
     sums, squares = [], []
     for federation in neighbours(seed):
         found = preprocess(federation, [step]).test.features[:4].double().numpy()
@@ -140,7 +165,9 @@ def test_private_statistics_approach_the_plain_ones_with_many_records() -> None:
     done = preprocess(federation, [{"step": "standardise", **private}])
     plain = preprocess(federation, ["standardise"])
     assert (done.train.features[:, :3] - plain.train.features[:, :3]).abs().max() < 0.1
-    both = preprocess(federation, [{"step": "centre", **private}, {"step": "pca", "components": 3, **private}])
+    both = preprocess(
+        federation, [{"step": "centre", **private}, {"step": "pca", "components": 3, **private}]
+    )
     exact = preprocess(federation, ["centre", "pca:3"])
     # The leading space is found: it holds the same variance.
     assert both.train.features.var(dim=0).sum() > 0.98 * exact.train.features.var(dim=0).sum()
@@ -168,7 +195,9 @@ def test_two_steps_draw_independent_noise() -> None:
     assert abs(correlation) < 5 / math.sqrt(20_000)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (5.0, 1e-3), (50.0, 1e-9)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (5.0, 1e-3), (50.0, 1e-9)]
+)
 def test_calibration_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
     z = gaussian_multiplier(epsilon, delta)
     assert dp_accounting.get_epsilon_gaussian(z, delta) == pytest.approx(epsilon, rel=1e-4)
@@ -176,8 +205,15 @@ def test_calibration_agrees_with_dp_accounting(epsilon: float, delta: float) -> 
 
 
 def test_epsilon_is_for_the_whole_step() -> None:
-    """A private standardisation releases two sums; composed they are one Gaussian of the asked-for (ε, δ)."""
-    step = {"step": "standardise", "fit": "private", "norm_bound": 1.0, "epsilon": 2.0, "delta": 1e-5}
+    """A private standardisation releases two sums; composed they are one Gaussian of the asked-for
+    (ε, δ)."""
+    step = {
+        "step": "standardise",
+        "fit": "private",
+        "norm_bound": 1.0,
+        "epsilon": 2.0,
+        "delta": 1e-5,
+    }
     costs = preprocess(zeros(1, 4, 3), [step]).preprocessing_costs
     assert len(costs) == 2
     together = 1 / math.sqrt(sum(1 / (cost.noise_multiplier or 0) ** 2 for cost in costs))

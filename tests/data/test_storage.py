@@ -1,4 +1,5 @@
-"""Stored federations: equal to what was saved, mapped without being loaded, whole or not there at all."""
+"""Stored federations: equal to what was saved, mapped without being loaded, whole or not there at
+all."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pytest
 import torch
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, train
-from dpscaffold.data import FederationWriter, describe, load, preprocess, preprocess_to, save, synthetic
+from dpscaffold.data import (
+    FederationWriter,
+    describe,
+    load,
+    preprocess,
+    preprocess_to,
+    save,
+    synthetic,
+)
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, PreprocessingCost
 
@@ -26,7 +35,9 @@ def federation() -> Federation:
 def equal(a: Federation, b: Federation) -> bool:
     tables = ((a.train, b.train), (a.test, b.test))
     return all(
-        torch.equal(x.features, y.features) and torch.equal(x.labels, y.labels) and torch.equal(x.offsets, y.offsets)
+        torch.equal(x.features, y.features)
+        and torch.equal(x.labels, y.labels)
+        and torch.equal(x.offsets, y.offsets)
         for x, y in tables
     )
 
@@ -54,7 +65,9 @@ def test_mapped_tables_live_in_their_files(federation: Federation, tmp_path: Pat
 
 def test_files_are_plain_npy(federation: Federation, tmp_path: Path) -> None:
     save(federation, tmp_path / "kept")
-    np.testing.assert_array_equal(np.load(tmp_path / "kept" / "test-labels.npy"), federation.test.labels.numpy())
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "kept" / "test-labels.npy"), federation.test.labels.numpy()
+    )
 
 
 def test_the_writer_and_save_agree(federation: Federation, tmp_path: Path) -> None:
@@ -87,7 +100,9 @@ def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
         (np.full((2, 2), np.nan), np.array([0, 1]), "NaN"),
     ],
 )
-def test_the_writer_checks_every_user(tmp_path: Path, x: np.ndarray, y: np.ndarray, said: str) -> None:
+def test_the_writer_checks_every_user(
+    tmp_path: Path, x: np.ndarray, y: np.ndarray, said: str
+) -> None:
     with pytest.raises(BadInput, match=said), FederationWriter(tmp_path / "c", 2) as writer:
         writer.append((x, y), (x, y))
 
@@ -138,7 +153,9 @@ def test_damaged_folders(federation: Federation, tmp_path: Path) -> None:
     (folder / "federation.json").write_text(json.dumps(index | {"format": 99}))
     with pytest.raises(BadInput, match="format 99"):
         load(folder)
-    (folder / "federation.json").write_text(json.dumps({k: v for k, v in index.items() if k != "title"}))
+    (folder / "federation.json").write_text(
+        json.dumps({k: v for k, v in index.items() if k != "title"})
+    )
     with pytest.raises(BadInput, match="is damaged"):
         load(folder)
 
@@ -160,9 +177,12 @@ def anonymous() -> int:
     raise AssertionError("no Anonymous line")
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's smaps_rollup")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's smaps_rollup"
+)
 def test_mapping_describing_and_validating_do_not_load_the_table(tmp_path: Path) -> None:
-    """A table of 160 MB is written, mapped, validated and described within 60 MB of anonymous memory."""
+    """A table of 160 MB is written, mapped, validated and described within 60 MB of anonymous
+    memory."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 100)).astype(np.float32), np.arange(200) % 10
     start = anonymous()
@@ -181,12 +201,20 @@ def test_mapping_describing_and_validating_do_not_load_the_table(tmp_path: Path)
     assert max(grown) < 60e6
 
 
-def test_training_on_a_mapped_federation_is_training(federation: Federation, tmp_path: Path) -> None:
+def test_training_on_a_mapped_federation_is_training(
+    federation: Federation, tmp_path: Path
+) -> None:
     """Only a round's users are loaded, and the result is the one that memory gives."""
     mapped = load(save(federation, tmp_path / "kept"))
     plan = Plan(rounds=4, local_steps=3, user_ratio=0.5, data_ratio=0.5, evaluate_every=2)
     outcomes = [
-        train(data, Logistic(data.dimension, data.classes), scaffold(), plan, Gaussian(clip=1.0, noise=1.0))
+        train(
+            data,
+            Logistic(data.dimension, data.classes),
+            scaffold(),
+            plan,
+            Gaussian(clip=1.0, noise=1.0),
+        )
         for data in (federation, mapped)
     ]
     torch.testing.assert_close(outcomes[0].params, outcomes[1].params)

@@ -19,7 +19,8 @@ ALARM = 1e-6
 
 
 def agreement(data: Federation) -> float:
-    """How well a model of one user predicts another's labels, averaged over pairs: low when laws differ."""
+    """How well a model of one user predicts another's labels, averaged over pairs: low when laws
+    differ."""
     tables = [tuple(part.numpy() for part in data.train.of(i)) for i in range(data.users)]
     scores = []
     for i, (x, y) in enumerate(tables):
@@ -38,21 +39,26 @@ def spread(data: Federation) -> float:
 
 def label_spread(data: Federation) -> float:
     """Mean total-variation distance of the users' label frequencies from the pooled ones."""
-    counts = torch.stack([torch.bincount(data.train.of(i)[1], minlength=data.classes) for i in range(data.users)])
+    counts = torch.stack(
+        [torch.bincount(data.train.of(i)[1], minlength=data.classes) for i in range(data.users)]
+    )
     shares = counts / counts.sum(1, keepdim=True)
     pooled = counts.sum(0) / counts.sum()
     return float((shares - pooled).abs().sum(1).mean() / 2)
 
 
 def test_beta_moves_the_features_apart():
-    """v_i has variance 1 + β around the common centre: the share of variance between users grows with β."""
-    shares = [spread(synthetic(beta=beta, users=30, records=80, seed=1)) for beta in (0.0, 3.0, 30.0)]
+    """v_i has variance 1 + β around the common centre: the share of variance between users grows
+    with β."""
+    shares = [
+        spread(synthetic(beta=beta, users=30, records=80, seed=1)) for beta in (0.0, 3.0, 30.0)
+    ]
     assert shares[0] < shares[1] < shares[2]
 
 
 def test_the_features_have_the_stated_covariance():
-    """Within a user Σ_jj = j^−1.2 and between users 1 + β: after pooled scaling, feature j keeps their
-    ratio."""
+    """Within a user Σ_jj = j^−1.2 and between users 1 + β: after pooled scaling, feature j keeps
+    their ratio."""
     beta, users = 2.0, 400
     data = synthetic(beta=beta, users=users, records=40, dimension=6, seed=0)
     # Rows are scaled to unit norm afterwards, so compare ratios within a user, feature by feature.
@@ -74,7 +80,8 @@ def test_every_user_has_a_model_of_its_own():
 
 
 def test_alpha_enters_the_models_and_argmax_forgets_its_scale():
-    """W_i and b_i ~ N(0, (1 + α)Id) once u_i is integrated out: each α draws other labels of the same law.
+    """W_i and b_i ~ N(0, (1 + α)Id) once u_i is integrated out: each α draws other labels of the
+    same law.
 
     As the appendix writes it, α scales W_i and b_i together, which no argmax can see.
     """
@@ -85,7 +92,10 @@ def test_alpha_enters_the_models_and_argmax_forgets_its_scale():
 
 def test_iid_users_share_one_law():
     """The same W, b and v for all: label frequencies and feature means agree up to sampling."""
-    iid, own = (synthetic(alpha=1, beta=1, iid=flag, users=12, records=400, seed=3) for flag in (True, False))
+    iid, own = (
+        synthetic(alpha=1, beta=1, iid=flag, users=12, records=400, seed=3)
+        for flag in (True, False)
+    )
     assert spread(iid) < 0.02 < spread(own)
     assert label_spread(iid) < 0.1 < label_spread(own)
     assert not torch.equal(iid.train.of(0)[0], iid.train.of(1)[0])
@@ -95,19 +105,22 @@ def test_rows_have_unit_norm():
     """Every train and test row, so that a logistic gradient is never longer than 2."""
     data = synthetic(alpha=5, beta=5, users=5, records=60)
     for part in (data.train, data.test):
-        torch.testing.assert_close(part.features.norm(dim=1), torch.ones(len(part)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            part.features.norm(dim=1), torch.ones(len(part)), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_features_are_standardised_over_all_users_and_not_per_user():
-    """The pooled mean of the standardised directions is near zero while the users' own means are far
-    from it."""
+    """The pooled mean of the standardised directions is near zero while the users' own means are
+    far from it."""
     data = synthetic(beta=5, users=40, records=100, seed=1)
     x = data.train.features
     pooled = x.mean(0).norm()
     own = torch.stack([data.train.of(i)[0].mean(0).norm() for i in range(40)]).mean()
     assert float(pooled) < 0.25 * float(own)
     assert float(own) > 0.7
-    # Pooled scaling makes all features count alike, although their raw within-user variances fall as j^−1.2.
+    # Pooled scaling makes all features count alike, although their raw within-user variances fall
+    # as j^−1.2.
     spreads = x.std(0)
     assert float(spreads.max() / spreads.min()) < 2
 
@@ -137,7 +150,8 @@ def test_five_per_cent_is_the_default():
 
 
 def test_the_seed_makes_the_data():
-    """The same seed gives the same federation to the bit, another seed another one; users differ."""
+    """The same seed gives the same federation to the bit, another seed another one; users
+    differ."""
     one, two, other = (synthetic(users=4, records=50, seed=s) for s in (7, 7, 8))
     assert one.train.digest() == two.train.digest() and one.test.digest() == two.test.digest()
     assert one.train.digest() != other.train.digest()
@@ -150,7 +164,9 @@ def test_a_user_does_not_depend_on_how_many_others_there_are():
     assert torch.equal(few.train.of(0)[1], many.train.of(0)[1])
 
 
-@pytest.mark.parametrize(("records", "train", "test"), [(5000, 4000, 1000), (50, 40, 10), (2, 1, 1), (3, 2, 1)])
+@pytest.mark.parametrize(
+    ("records", "train", "test"), [(5000, 4000, 1000), (50, 40, 10), (2, 1, 1), (3, 2, 1)]
+)
 def test_four_fifths_train_and_one_fifth_tests(records, train, test):
     """80/20 per user, and never an empty side."""
     data = synthetic(users=2, records=records, dimension=3)
@@ -164,7 +180,9 @@ def test_unequal_sizes_spread_around_the_stated_one():
     assert len(set(sizes.tolist())) > 100
     assert float(sizes.mean()) == pytest.approx(300, rel=0.2)
     assert float(sizes.log().std()) == pytest.approx(0.5, rel=0.25)
-    torch.testing.assert_close(data.test.sizes.double() / sizes, torch.full((200,), 0.2).double(), atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        data.test.sizes.double() / sizes, torch.full((200,), 0.2).double(), atol=0.02, rtol=0
+    )
 
 
 def test_it_says_how_the_features_were_made():

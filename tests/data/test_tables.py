@@ -1,4 +1,5 @@
-"""CSV and Parquet: values, users, labels, categories and missing values, and one sentence for each defect."""
+"""CSV and Parquet: values, users, labels, categories and missing values, and one sentence for each
+defect."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def write(table: pa.Table, path: Path) -> Path:
     if path.suffix == ".parquet":
         pa.parquet.write_table(table, path, row_group_size=100)
     else:
-        columns = [pa.compute.cast(c, pa.int8()) if pa.types.is_boolean(c.type) else c for c in table.columns]
+        columns = [
+            pa.compute.cast(c, pa.int8()) if pa.types.is_boolean(c.type) else c
+            for c in table.columns
+        ]
         pa.csv.write_csv(pa.table(dict(zip(table.column_names, columns, strict=True))), path)
     return path
 
@@ -55,7 +59,9 @@ def write(table: pa.Table, path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_values_labels_users_and_categories(visits: pa.Table, tmp_path: Path, kind: str) -> None:
     path = write(visits, tmp_path / f"visits.{kind}")
-    pool = read_table(Table(path, kind, label="outcome", user="clinic", categories={"colour": None}))  # type: ignore[arg-type]
+    pool = read_table(
+        Table(path, kind, label="outcome", user="clinic", categories={"colour": None})
+    )  # type: ignore[arg-type]
     assert pool.features.shape == (600, 6)
     np.testing.assert_allclose(pool.features[:, 0], np.asarray(visits["age"]))
     np.testing.assert_allclose(pool.features[:, 1], np.asarray(visits["dose"]), atol=1e-6)
@@ -65,7 +71,9 @@ def test_values_labels_users_and_categories(visits: pa.Table, tmp_path: Path, ki
         np.testing.assert_array_equal(pool.features[:, 3 + j], colours == colour)
     np.testing.assert_array_equal(pool.labels, np.asarray(visits["outcome"]) == "well")
     np.testing.assert_array_equal(np.array(pool.names)[pool.users], np.asarray(visits["clinic"]))
-    assert any("ill, well" in note for note in pool.notes) and any("blue, green, red" in note for note in pool.notes)
+    assert any("ill, well" in note for note in pool.notes) and any(
+        "blue, green, red" in note for note in pool.notes
+    )
     assert any("categories of column 'colour'" in caveat for caveat in pool.caveats)
 
 
@@ -96,7 +104,11 @@ def test_streaming_gives_what_loading_gives(
         for a, b in ((loaded.train, stored.train), (loaded.test, stored.test)):
             assert torch.equal(a.labels, b.labels) and torch.equal(a.offsets, b.offsets)
             torch.testing.assert_close(a.features, b.features, atol=1e-5, rtol=1e-5)
-        assert (loaded.names, loaded.classes, loaded.title) == (stored.names, stored.classes, stored.title)
+        assert (loaded.names, loaded.classes, loaded.title) == (
+            stored.names,
+            stored.classes,
+            stored.title,
+        )
         assert loaded.preprocessing == stored.preprocessing
     assert sorted(p.name for p in tmp_path.iterdir()) == ["stored", f"visits.{kind}"]
 
@@ -109,9 +121,16 @@ def test_a_failed_preparation_leaves_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
     (tmp_path / "out").mkdir()
     with pytest.raises(BadInput, match="exists already"):  # said before the table is read
-        prepare({"source": "csv", "path": str(path), "label": "y", "user": "u"}, tmp_path / "out", overwrite=True)
+        prepare(
+            {"source": "csv", "path": str(path), "label": "y", "user": "u"},
+            tmp_path / "out",
+            overwrite=True,
+        )
     with pytest.raises(BadInput, match="cannot be written"):
-        prepare({"source": "csv", "path": str(path), "label": "y", "user": "u"}, path / "below" / "a file")
+        prepare(
+            {"source": "csv", "path": str(path), "label": "y", "user": "u"},
+            path / "below" / "a file",
+        )
 
 
 def test_natural_users(visits: pa.Table, tmp_path: Path) -> None:
@@ -143,7 +162,9 @@ def test_classes_may_be_given(tmp_path: Path) -> None:
     pool = csv(tmp_path, "a,y\n1,no\n2,yes\n", classes=("yes", "no", "maybe"))
     assert pool.labels.tolist() == [1, 0] and pool.classes == 3
     assert not any("labels was read off" in caveat for caveat in pool.caveats)
-    with pytest.raises(BadInput, match=r"label 'yess' is not among classes \(did you mean 'yes'\?\)"):
+    with pytest.raises(
+        BadInput, match=r"label 'yess' is not among classes \(did you mean 'yes'\?\)"
+    ):
         csv(tmp_path, "a,y\n1,yess\n", classes=("yes", "no"))
 
 
@@ -160,7 +181,11 @@ def test_missing_values(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="lacks a value in 1 of 6 records; set missing = 'drop'"):
         csv(tmp_path, text, categories={"c": None})
     dropped = csv(tmp_path, text, categories={"c": None}, missing="drop")
-    assert dropped.features.tolist() == [[1, 0, 1], [5, 1, 0], [6, 0, 1]] and dropped.labels.tolist() == [
+    assert dropped.features.tolist() == [
+        [1, 0, 1],
+        [5, 1, 0],
+        [6, 0, 1],
+    ] and dropped.labels.tolist() == [
         0,
         0,
         1,
@@ -177,12 +202,24 @@ def test_missing_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("a,b,y\n1,2,0\n1,2\n", {}, r"\(line 3\): a row has 2 values, and the header names 3 columns"),
+        (
+            "a,b,y\n1,2,0\n1,2\n",
+            {},
+            r"\(line 3\): a row has 2 values, and the header names 3 columns",
+        ),
         ("a,b,y\n1,2,0\n1,2,3,4\n", {}, "a row has 4 values"),
-        ("a,lable\n1,0\n", {"label": "label"}, r"no label column 'label' \(did you mean 'lable'\?\)"),
+        (
+            "a,lable\n1,0\n",
+            {"label": "label"},
+            r"no label column 'label' \(did you mean 'lable'\?\)",
+        ),
         ("a,y\n1,0\n", {"user": "clinic"}, "no user column 'clinic'; it has a, y"),
         ("a,y\n1,0\n", {"features": ("b",)}, "no feature column 'b'"),
-        ("a,y\n1,0\nseven,1\n", {}, r"\(line 3\): column 'a' holds 'seven', and numbers are expected"),
+        (
+            "a,y\n1,0\nseven,1\n",
+            {},
+            r"\(line 3\): column 'a' holds 'seven', and numbers are expected",
+        ),
         ("a,y\n1,0.5\n2,1.25\n", {}, "holds 0.5, a fraction"),
         ("a,y\n1,0\n2,0\n", {}, "a single class, '0'"),
         ("a,y\n", {}, "has no record"),
@@ -224,9 +261,13 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     content=st.binary(max_size=200)
     | st.text(alphabet='ay,\n"01.x ', max_size=120).map(str.encode)
     | st.text(alphabet="01,\n.", max_size=80).map(lambda text: b"a,y\n" + text.encode())
-    | st.lists(st.integers(0, 3), min_size=1).map(lambda ys: b"a,y\n" + b"".join(b"1,%d\n" % y for y in ys))
+    | st.lists(st.integers(0, 3), min_size=1).map(
+        lambda ys: b"a,y\n" + b"".join(b"1,%d\n" % y for y in ys)
+    )
 )
-def test_any_bytes_give_a_pool_or_a_sentence(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_bytes_give_a_pool_or_a_sentence(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "any.csv"
     path.write_bytes(content)
     try:

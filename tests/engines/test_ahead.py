@@ -16,7 +16,13 @@ def test_draws_made_ahead_are_the_same_even_where_users_decline(sampling):
     """Bit for bit the run without it; a user who declines only makes the draw be made again."""
     federation = synthetic(alpha=1, beta=1, users=12, records=60, size_spread=0.4)
     plan = Plan(rounds=6, local_steps=4, user_ratio=0.5)
-    setting = Setting(federation, Logistic(40, 10), scaffold(), plan, Gaussian(clip=1.0, noise=2.0, sampling=sampling))
+    setting = Setting(
+        federation,
+        Logistic(40, 10),
+        scaffold(),
+        plan,
+        Gaussian(clip=1.0, noise=2.0, sampling=sampling),
+    )
     runs = [Simulator([setting], torch.device("cpu"), ahead=ahead) for ahead in (False, True)]
     for round in range(1, 7):
         drawn = setting.randomness().participants(round, 12, 6)

@@ -19,18 +19,39 @@ PRIVACY = {
 
 def module():
     torch.manual_seed(0)
-    return ModuleTask(torch.nn.Sequential(torch.nn.Linear(40, 6), torch.nn.Tanh(), torch.nn.Linear(6, 10)))
+    return ModuleTask(
+        torch.nn.Sequential(torch.nn.Linear(40, 6), torch.nn.Tanh(), torch.nn.Linear(6, 10))
+    )
 
 
-TASKS = {"logistic": lambda: Logistic(40, 10), "mlp": lambda: Mlp(40, 10, hidden=12), "module": module}
+TASKS = {
+    "logistic": lambda: Logistic(40, 10),
+    "mlp": lambda: Mlp(40, 10, hidden=12),
+    "module": module,
+}
 
 
 def outcome(device, task, algorithm, privacy, chunk=None):
     federation = synthetic(alpha=2, beta=2, users=12, records=80, size_spread=0.4, seed=5)
     steps = 5 if algorithm == "fedsgd" else 4
     weighting = "uniform" if privacy == "user" else "records"
-    plan = Plan(rounds=6, local_steps=steps, user_ratio=0.5, data_ratio=0.2, warm_rounds=2, weighting=weighting)
-    return train(federation, TASKS[task](), ALGORITHMS[algorithm](), plan, PRIVACY[privacy], device=device, chunk=chunk)
+    plan = Plan(
+        rounds=6,
+        local_steps=steps,
+        user_ratio=0.5,
+        data_ratio=0.2,
+        warm_rounds=2,
+        weighting=weighting,
+    )
+    return train(
+        federation,
+        TASKS[task](),
+        ALGORITHMS[algorithm](),
+        plan,
+        PRIVACY[privacy],
+        device=device,
+        chunk=chunk,
+    )
 
 
 @pytest.mark.parametrize("privacy", PRIVACY)

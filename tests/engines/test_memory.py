@@ -41,7 +41,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 @pytest.mark.slow
 def test_ten_thousand_users_of_a_hundred_records_run_in_under_4_gb():
-    """One DP-SCAFFOLD round with 2,000 participants and an evaluation; the peak of the process, in GiB."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    """One DP-SCAFFOLD round with 2,000 participants and an evaluation; the peak of the process, in
+    GiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout) < 4e9 / 2**30

@@ -1,4 +1,5 @@
-"""Experiments: their definitions, the published numbers, and whole reproductions at a tiny scale."""
+"""Experiments: their definitions, the published numbers, and whole reproductions at a tiny
+scale."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def invoke(*arguments: str):
 @pytest.mark.parametrize("name", ["table1", "table2"])
 def test_published_tables_are_complete(name):
     cells = table(name)
-    assert set(cells) == {(s, k) for s in (10.0, 20.0, 40.0, 80.0, 160.0) for k in (1, 5, 10, 20, 40)}
+    assert set(cells) == {
+        (s, k) for s in (10.0, 20.0, 40.0, 80.0, 160.0) for k in (1, 5, 10, 20, 40)
+    }
     assert published()[name]["where"] and published()["source"]
     best = published()[name]["best_local_steps"]
     for noise, steps in zip(published()[name]["noise"], best, strict=True):
@@ -48,7 +51,15 @@ def test_published_tables_are_complete(name):
 
 @pytest.mark.parametrize(("noise", "steps"), [(10, 1), (10, 40), (20, 20), (40, 5), (80, 10)])
 def test_published_rounds_are_the_largest_that_the_published_bound_allows(noise, steps):
-    run = describe(rounds=1, local_steps=steps, users=100, participants=5, records=4000, batches=800, noise=noise)
+    run = describe(
+        rounds=1,
+        local_steps=steps,
+        users=100,
+        participants=5,
+        records=4000,
+        batches=800,
+        noise=noise,
+    )
     assert largest_rounds(run, 3.0, PAPER_THIRD_PARTY) == table("table1")[noise, steps].rounds
     assert table("table1")[noise, steps].rounds == table("table2")[noise, steps].rounds
 
@@ -76,15 +87,22 @@ def test_every_definition_is_a_list_of_valid_runs(name):
     assert cases and all(case.settings.plan.averaging == "tail" for case in cases)
     if chosen.kind == "table":
         assert len({(c.labels["row"], c.labels["column"]) for c in cases}) == 25, name
-        assert {c.settings.plan.rounds for c in cases} <= {cell.rounds for cell in table(name).values()}
+        assert {c.settings.plan.rounds for c in cases} <= {
+            cell.rounds for cell in table(name).values()
+        }
         assert len(chosen.folded()) == 5 * len(chosen.cases(1))
 
 
 def test_figures_of_the_same_runs_share_them():
-    digests = [{case.digest for case in experiment(name).cases()} for name in ("figure1", "accuracy", "dissimilarity")]
+    digests = [
+        {case.digest for case in experiment(name).cases()}
+        for name in ("figure1", "accuracy", "dissimilarity")
+    ]
     assert digests[0] == digests[1] == digests[2]
     femnist = {case.digest for case in experiment("femnist-accuracy").cases()}
-    shared = {c.digest for c in experiment("figure2").cases() if c.labels["row"] == "FEMNIST"} & femnist
+    shared = {
+        c.digest for c in experiment("figure2").cases() if c.labels["row"] == "FEMNIST"
+    } & femnist
     assert len(shared) == 3 * 6 * 3 * 3  # similarities, algorithms, step sizes, seeds
 
 
@@ -117,7 +135,14 @@ def test_a_tiny_table_end_to_end(tmp_path):
     assert result.exit_code == 0, result.output
     folder = tmp_path / "table1"
     files = {path.name for path in folder.iterdir()}
-    assert files == {"runs.jsonl", "results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"}
+    assert files == {
+        "runs.jsonl",
+        "results.csv",
+        "results.parquet",
+        "figure.png",
+        "figure.svg",
+        "RESULT.md",
+    }
     text = (folder / "RESULT.md").read_text()
     for expected in (
         "scaled down to 0.01",
@@ -203,12 +228,19 @@ def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
     files = reproduce(experiment("figure1"), Wish(tmp_path, scale=TINY, rows=("K = 50",)), CPU)
     assert files == ["results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"]
     text = (tmp_path / "figure1" / "RESULT.md").read_text()
-    for expected in ("DP-SCAFFOLD-warm", "epsilon: 13.0", "log₁₀ gap", "(5, 5)", "SCAFFOLD against FedAvg"):
+    for expected in (
+        "DP-SCAFFOLD-warm",
+        "epsilon: 13.0",
+        "log₁₀ gap",
+        "(5, 5)",
+        "SCAFFOLD against FedAvg",
+    ):
         assert expected in text, expected
 
 
 def test_no_choice_is_validated_by_a_part_of_its_folds(tmp_path):
-    """A choice among the folds that happen to be finished would favour the choices that come first."""
+    """A choice among the folds that happen to be finished would favour the choices that come
+    first."""
     chosen = experiment("table1")
     cases = chosen.cases(1, 0.01)[:7]
     folded = [replace(case, fold=(k, 5)) for case in cases for k in range(5)]
@@ -243,13 +275,18 @@ def fill(archive, cases, device="cpu", missing=(), diverged=()):
 
 
 def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, monkeypatch):
-    """Written from a part of the runs, a table loses no line that other rows have, and names what is missing."""
+    """Written from a part of the runs, a table loses no line that other rows have, and names what
+    is missing."""
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("table1")
     wish = Wish(tmp_path, seeds=1)
     cases, folded = chosen_cases(chosen, wish)
     archive = Archive(tmp_path, "table1")
-    first_row = [k for k, case in enumerate(cases) if case.labels["row"] == "10" and case.labels["line"] == "λ = 0"]
+    first_row = [
+        k
+        for k, case in enumerate(cases)
+        if case.labels["row"] == "10" and case.labels["line"] == "λ = 0"
+    ]
     fill(archive, cases, "some GPU", missing=first_row, diverged=[0])
     fill(archive, folded[:3], "cpu")
     reproducing.write(chosen, wish, cases, folded, archive)
@@ -257,7 +294,10 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
     assert f"**{len(first_row)} runs are not finished yet**" in text
     assert f"**{len(folded) - 3} runs of the cross-validation are not finished yet**" in text
     assert "### λ = 0" in text and "nan" not in text
-    assert f"device: some GPU, {len(cases) - len(first_row)} runs" in text and "device: cpu, 3 runs" in text
+    assert (
+        f"device: some GPU, {len(cases) - len(first_row)} runs" in text
+        and "device: cpu, 3 runs" in text
+    )
     assert "some of its runs were made on a GPU" in text
 
 
@@ -266,7 +306,11 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
     chosen = experiment("frontier")
     wish = Wish(tmp_path, seeds=1, rows=("MNIST, γ = 0 %",))
     cases, folded = chosen_cases(chosen, wish)
-    gone = [k for k, c in enumerate(cases) if c.labels["line"] == "SCAFFOLD" and c.labels["column"] == "none"]
+    gone = [
+        k
+        for k, c in enumerate(cases)
+        if c.labels["line"] == "SCAFFOLD" and c.labels["column"] == "none"
+    ]
     archive = Archive(tmp_path, "frontier")
     mlp = Course(cases[0].settings.setting(synthetic(users=60, records=20)))
     mlp.history = [{"round": mlp.setting.plan.rounds, "test_accuracy": 0.25}]
@@ -307,9 +351,14 @@ def test_a_tiny_sweep_shows_every_choice(tmp_path):
     assert result.exit_code == 0, result.output
     text = (tmp_path / "clip" / "RESULT.md").read_text()
     with (tmp_path / "clip" / "results.csv").open() as stream:
-        rows = [row for row in csv.DictReader(stream) if row["output"] == "average of the last half"]
+        rows = [
+            row for row in csv.DictReader(stream) if row["output"] == "average of the last half"
+        ]
     assert len(rows) == 2 * 6 * 7  # K, C, η₀
-    best = max((row for row in rows if row["column"] == "K = 20"), key=lambda row: float(row["test_accuracy"]))
+    best = max(
+        (row for row in rows if row["column"] == "K = 20"),
+        key=lambda row: float(row["test_accuracy"]),
+    )
     panel = text.partition("### λ = 5e-3, K = 20")[2]
     percent = 100 * float(best["test_accuracy"])
     clip, rate = float(best["clip"]), float(best["learning_rate"])
@@ -346,8 +395,12 @@ def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
 
 
 def test_the_list_has_every_experiment_and_a_time(monkeypatch):
-    monkeypatch.setattr("dpscaffold.report.reproduction_list.names", lambda: ("table1", "figure1", "figure2"))
-    result = CliRunner().invoke(app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "80"})
+    monkeypatch.setattr(
+        "dpscaffold.report.reproduction_list.names", lambda: ("table1", "figure1", "figure2")
+    )
+    result = CliRunner().invoke(
+        app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "80"}
+    )
     assert result.exit_code == 0, result.output
     for name in ("table1", "figure1", "figure2", "user-steps", "time", "350+1750"):
         assert name in result.output
@@ -358,13 +411,16 @@ def test_the_whole_list_at_full_size_fits_a_terminal(monkeypatch):
     monkeypatch.setattr("dpscaffold.experiments.probe.Probe.seconds", lambda self, cases: 35_940.0)
     result = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    assert "…" not in result.output and "1050+1750" in result.output and "9 h 59 min" in result.output
+    assert (
+        "…" not in result.output and "1050+1750" in result.output and "9 h 59 min" in result.output
+    )
     assert all(name in result.output for name in names())
     assert max(map(len, result.output.splitlines())) <= 80
 
 
 def test_an_estimate_shares_draws_as_the_runs_do():
-    """Runs of one seed draw once: a probe with a seed of its own for every run would call a sweep far too slow."""
+    """Runs of one seed draw once: a probe with a seed of its own for every run would call a sweep
+    far too slow."""
     [cell, *_] = cells(experiment("clip").cases(2, 0.02), torch.device("cpu"))
     timed = Probe(torch.device("cpu"))._stack(cell)
     assert [s.plan.seed for s in timed] == [case.settings.plan.seed for case in cell.cases]

@@ -31,7 +31,9 @@ def alone(one):
 def test_a_stack_agrees_with_single_runs(algorithm, privacy):
     data = [federation(seed=0), federation(seed=1)]
     runs = [
-        setting(algorithm, privacy=privacy, data=one, seed=seed, learning_rate=rate, averaging="tail")
+        setting(
+            algorithm, privacy=privacy, data=one, seed=seed, learning_rate=rate, averaging="tail"
+        )
         for one in data
         for seed in (0, 1)
         for rate in (0.1, 0.4)
@@ -56,12 +58,17 @@ def test_the_average_is_judged_beside_the_last_iterate(task):
 
 def test_a_diverged_run_leaves_the_others_alone():
     data = federation()
-    calm, wild = setting(data=data, learning_rate=0.1), setting(data=data, learning_rate=1e36, regularisation=1.0)
+    calm, wild = (
+        setting(data=data, learning_rate=0.1),
+        setting(data=data, learning_rate=1e36, regularisation=1.0),
+    )
     (reference,) = train_stack([calm], FULL)
     beside = train_stack([calm, wild], FULL)
     assert beside[1].diverged is not None and math.isnan(beside[1].late("test_accuracy"))
     assert beside[0].diverged is None
-    assert beside[0].history[-1]["train_loss"] == pytest.approx(reference.history[-1]["train_loss"], rel=1e-5)
+    assert beside[0].history[-1]["train_loss"] == pytest.approx(
+        reference.history[-1]["train_loss"], rel=1e-5
+    )
 
 
 def test_stacks_are_split_by_structure_and_size():
@@ -75,13 +82,17 @@ def test_stacks_are_split_by_structure_and_size():
 
 
 def test_runs_of_one_seed_draw_once(monkeypatch):
-    runs = [setting(privacy="fixed", seed=s, learning_rate=r) for s in (0, 1) for r in (0.1, 0.2, 0.4)]
+    runs = [
+        setting(privacy="fixed", seed=s, learning_rate=r) for s in (0, 1) for r in (0.1, 0.2, 0.4)
+    ]
     drawn = shared_draws(runs)
     assert drawn[0] is drawn[1] is drawn[2] and drawn[3] is drawn[5] and drawn[0] is not drawn[3]
     asked = []
     draw = Randomness.noise
     monkeypatch.setattr(
-        Randomness, "noise", lambda self, t, user: asked.append((self.seed, t, user)) or draw(self, t, user)
+        Randomness,
+        "noise",
+        lambda self, t, user: asked.append((self.seed, t, user)) or draw(self, t, user),
     )
     train_stack(runs)
     assert len(asked) == len(set(asked)) == 2 * runs[0].plan.rounds * runs[0].participants
@@ -106,12 +117,17 @@ def test_the_judge_says_what_the_evaluator_says(task):
     data = federation()
     made = setting(task=task, data=data).task
     runs = [setting(task=made, data=data, regularisation=r) for r in (0.0, 0.3)]
-    models = [torch.randn(runs[0].task.parameters, generator=torch.Generator().manual_seed(k)) for k in (0, 1)]
+    models = [
+        torch.randn(runs[0].task.parameters, generator=torch.Generator().manual_seed(k))
+        for k in (0, 1)
+    ]
     optimum = {(id(data), 0.3): 0.1}
     for run, model, row in zip(runs, models, Judge(runs, CPU, True, optimum)(models), strict=True):
         loss = 0.1 if run.plan.regularisation else None
         expected = Evaluator(data, run.task, run.plan.regularisation, CPU, loss)(model)
-        assert {key for key, value in row.items() if value is None} == {k for k, v in expected.items() if v is None}
+        assert {key for key, value in row.items() if value is None} == {
+            k for k, v in expected.items() if v is None
+        }
         for metric, value in row.items():
             assert value is None or value == pytest.approx(expected[metric], rel=1e-6)
 

@@ -1,4 +1,5 @@
-"""Tuning: folds within users, the right choice where it is known, and what is said about its cost."""
+"""Tuning: folds within users, the right choice where it is known, and what is said about its
+cost."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_folds_partition_every_users_training_records():
             seen[user].append(part.test.of(user)[0])
     for user in range(3):
         rows = torch.cat(seen[user])
-        assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, data.train.of(user)[0].tolist()))
+        assert sorted(map(tuple, rows.tolist())) == sorted(
+            map(tuple, data.train.of(user)[0].tolist())
+        )
 
 
 def test_folds_refuse_users_with_too_few_records():
@@ -59,10 +62,18 @@ def test_tuning_finds_what_is_known_to_be_best():
 
 
 def test_a_grid_of_several_keys_and_a_public_set():
-    grid = {"plan": {"learning_rate": [0.001, 0.5], "local_steps": [1, 3]}, "privacy.clip": [0.5, 2.0]}
+    grid = {
+        "plan": {"learning_rate": [0.001, 0.5], "local_steps": [1, 3]},
+        "privacy.clip": [0.5, 2.0],
+    }
     tables = TOY | {
         "privacy": {"noise": 1.0},
-        "tune": {"grid": grid, "folds": 2, "output": "average", "public": {"users": 4, "records": 30}},
+        "tune": {
+            "grid": grid,
+            "folds": 2,
+            "output": "average",
+            "public": {"users": 4, "records": 30},
+        },
     }
     settings, table = parse_tuning(tables)
     tuned = tune(settings, table, CPU)
@@ -72,7 +83,12 @@ def test_a_grid_of_several_keys_and_a_public_set():
 
 
 def test_diverged_points_lose():
-    tables = TOY | {"tune": {"folds": 2, "grid": {"plan.learning_rate": [0.3, 1e38], "plan.regularisation": [1.0]}}}
+    tables = TOY | {
+        "tune": {
+            "folds": 2,
+            "grid": {"plan.learning_rate": [0.3, 1e38], "plan.regularisation": [1.0]},
+        }
+    }
     settings, table = parse_tuning(tables)
     tuned = tune(settings, table, CPU)
     assert tuned.scores[1].diverged == 2 and tuned.best.values["plan.learning_rate"] == 0.3

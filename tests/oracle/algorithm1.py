@@ -1,7 +1,7 @@
 """Algorithms 1 and 2 of the paper in plain numpy, double precision, for softmax regression.
 
-Written from the paper's pseudo-code alone; it shares nothing with the package but the random draws, which
-are handed in as functions.
+Written from the paper's pseudo-code alone; it shares nothing with the package but the random draws,
+which are handed in as functions.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def dp_scaffold(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """x^T, c^T and all c_i^T. ``controls=False`` is Algorithm 2, DP-FedAvg.
 
-    ``size(i)`` is ⌊sR_i⌋, ``batches(t, i)`` the K index sets S_i^k and ``noise(t, i)()`` the next standard
-    normal vector. The ℓ2 term λy joins the noised gradient, as if it were part of it.
+    ``size(i)`` is ⌊sR_i⌋, ``batches(t, i)`` the K index sets S_i^k and ``noise(t, i)()`` the next
+    standard normal vector. The ℓ2 term λy joins the noised gradient, as if it were part of it.
     """
     shape = (classes, data[0][0].shape[1] + 1)
     x, c = np.zeros(shape), np.zeros(shape)

@@ -15,7 +15,8 @@ from dpscaffold.local import Gaussian
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize("algorithm", ["scaffold", "scaffold-warm", "fedavg"])
 def test_the_engines_do_what_the_paper_writes(algorithm, sampling, sizes, engine):
-    """x^T, c^T and every c_i^T of DP-SCAFFOLD, DP-SCAFFOLD-warm and DP-FedAvg equal Algorithms 1 and 2."""
+    """x^T, c^T and every c_i^T of DP-SCAFFOLD, DP-SCAFFOLD-warm and DP-FedAvg equal Algorithms 1
+    and 2."""
     data = federation(sizes, dimension=5, classes=4)
     clip, sigma = 0.9, 0.6
     plan = {"rounds": 6, "local_steps": 4, "data_ratio": 0.5, "server_rate": 0.8, "warm_rounds": 2}
@@ -68,4 +69,6 @@ def test_the_oracle_itself_has_the_right_gradient():
     for p in np.ndindex(weights.shape):
         nudge = np.zeros_like(weights)
         nudge[p] = step
-        assert found[p] == pytest.approx((loss(weights + nudge) - loss(weights - nudge)) / (2 * step), abs=1e-7)
+        assert found[p] == pytest.approx(
+            (loss(weights + nudge) - loss(weights - nudge)) / (2 * step), abs=1e-7
+        )

@@ -15,7 +15,14 @@ SYNTHETIC: dict[str, Any] = {
     "batches": 800,
     "noise": 60.0,
 }
-FEMNIST = {**SYNTHETIC, "users": 40, "participants": 8, "records": 2000, "batches": 400, "noise": 30.0}
+FEMNIST = {
+    **SYNTHETIC,
+    "users": 40,
+    "participants": 8,
+    "records": 2000,
+    "batches": 400,
+    "noise": 30.0,
+}
 MNIST = {
     **SYNTHETIC,
     "users": 60,

@@ -42,7 +42,10 @@ runs = st.builds(
 @settings(max_examples=20, deadline=None)
 def test_loss_distributions_are_below_renyi(run):
     """The same mechanism, accounted twice: PLD ≤ RDP."""
-    assert RANDOM_PARTICIPATION.epsilon(run) <= RANDOM_PARTICIPATION_RDP.epsilon(run) * (1 + 1e-6) + 1e-9
+    assert (
+        RANDOM_PARTICIPATION.epsilon(run)
+        <= RANDOM_PARTICIPATION_RDP.epsilon(run) * (1 + 1e-6) + 1e-9
+    )
 
 
 @given(runs)
@@ -50,7 +53,8 @@ def test_loss_distributions_are_below_renyi(run):
 def test_epsilon_is_monotone_in_everything(run):
     """More rounds, steps, users per round, records per batch, or less noise never cost less.
 
-    Half a per cent is allowed for: the grid, and with it the rounding up, depends on noise and batch.
+    Half a per cent is allowed for: the grid, and with it the rounding up, depends on noise and
+    batch.
     """
     base = RANDOM_PARTICIPATION.epsilon(run) * 0.995
     batch = run.worst.batch
@@ -83,7 +87,9 @@ def test_a_random_draw_never_costs_more_than_every_round(run):
 def test_one_full_step_is_the_gaussian_mechanism():
     """s = l = 1 and K = T = 1: the closed form."""
     run = run_of(SMALL, rounds=1, local_steps=1, participants=10, batches=100, noise=1.3)
-    assert RANDOM_PARTICIPATION.epsilon(run) == pytest.approx(gaussian_epsilon(1e-5, 1 / 1.3), rel=2e-3)
+    assert RANDOM_PARTICIPATION.epsilon(run) == pytest.approx(
+        gaussian_epsilon(1e-5, 1 / 1.3), rel=2e-3
+    )
 
 
 def test_the_published_numbers_stand():
@@ -95,8 +101,13 @@ def test_the_published_numbers_stand():
 def test_the_worst_group_is_the_one_with_the_largest_rate():
     records, batches = [100, 100, 200, 50] * 5, [10, 30, 20, 10] * 5
     mixed = run_of(SMALL, users=20, participants=4, records=records, batches=batches)
-    alone = [run_of(SMALL, users=20, participants=4, records=r, batches=b) for r, b in ((100, 10), (100, 30), (50, 10))]
-    assert RANDOM_PARTICIPATION.epsilon(mixed) == max(RANDOM_PARTICIPATION.epsilon(run) for run in alone)
+    alone = [
+        run_of(SMALL, users=20, participants=4, records=r, batches=b)
+        for r, b in ((100, 10), (100, 30), (50, 10))
+    ]
+    assert RANDOM_PARTICIPATION.epsilon(mixed) == max(
+        RANDOM_PARTICIPATION.epsilon(run) for run in alone
+    )
     assert len(mixed.groups) == 4 and mixed.group_of(1).batch == 30
 
 
@@ -106,10 +117,13 @@ class TestAggregate:
     def test_equal_users_gain_the_root_of_m(self):
         assert worst_steps(self.memoryless) == [(0.2, pytest.approx(2.0 * 2.0))]
         as_if = replace(self.memoryless, noise=4.0)
-        assert AGGREGATE.epsilon(self.memoryless) == pytest.approx(RANDOM_PARTICIPATION.epsilon(as_if), rel=1e-9)
+        assert AGGREGATE.epsilon(self.memoryless) == pytest.approx(
+            RANDOM_PARTICIPATION.epsilon(as_if), rel=1e-9
+        )
 
     def test_unequal_users_are_hidden_by_their_quietest_companions(self):
-        """Uniform weights: a user with a small batch is loud. The reference tries every set of users."""
+        """Uniform weights: a user with a small batch is loud. The reference tries every set of
+        users."""
         from itertools import combinations
 
         batches = [5, 10, 10, 20, 40]
@@ -117,7 +131,9 @@ class TestAggregate:
         worst = {}
         for i, b in enumerate(batches):
             sets = [c for c in combinations(range(5), 3) if i in c]
-            worst[b] = min(math.sqrt(sum(1 / batches[j] ** 2 for j in c)) * b for c in sets) * run.noise
+            worst[b] = (
+                min(math.sqrt(sum(1 / batches[j] ** 2 for j in c)) * b for c in sets) * run.noise
+            )
         front = worst_steps(run)
         assert (0.4, pytest.approx(worst[40])) in front
         for rate, noise in front:
@@ -155,7 +171,9 @@ class TestAggregate:
 class TestUserUnit:
     def test_no_record_sampling_and_k_gaussians(self):
         run = run_of(SMALL, unit="user", participants=10, rounds=1, local_steps=4, noise=3.0)
-        assert RANDOM_PARTICIPATION.epsilon(run) == pytest.approx(gaussian_epsilon(1e-5, 2 / 3.0), rel=2e-3)
+        assert RANDOM_PARTICIPATION.epsilon(run) == pytest.approx(
+            gaussian_epsilon(1e-5, 2 / 3.0), rel=2e-3
+        )
 
     def test_sampling_users_amplifies_for_memoryless_third_parties_only(self):
         run = run_of(SMALL, unit="user", memory=False, users=200, participants=4, noise=3.0)
@@ -171,7 +189,9 @@ class TestUserUnit:
         from dp_accounting import NeighboringRelation, dp_event
         from dp_accounting.rdp import RdpAccountant
 
-        run = run_of(SMALL, unit="user", memory=False, users=200, participants=4, noise=3.0, local_steps=2)
+        run = run_of(
+            SMALL, unit="user", memory=False, users=200, participants=4, noise=3.0, local_steps=2
+        )
         accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
         gaussian = dp_event.GaussianDpEvent(3.0 / math.sqrt(2))
         accountant.compose(dp_event.SampledWithoutReplacementDpEvent(200, 4, gaussian), run.rounds)
@@ -196,16 +216,25 @@ def test_without_noise_epsilon_is_infinite():
 
 def test_a_cap_bounds_what_selection_may_do():
     run = run_of(SMALL, max_participations=2)
-    assert CAP.epsilon(run) == CAP.epsilon(replace(run, rounds=2, max_participations=None)) < CAP.epsilon(run_of(SMALL))
+    assert (
+        CAP.epsilon(run)
+        == CAP.epsilon(replace(run, rounds=2, max_participations=None))
+        < CAP.epsilon(run_of(SMALL))
+    )
 
 
 def test_a_repeated_round_costs_more_than_an_independent_one():
-    """Two runs on one draw: 2K steps with probability l, worse than two rounds drawn independently."""
+    """Two runs on one draw: 2K steps with probability l, worse than two rounds drawn
+    independently."""
     run = run_of(SMALL, users=100, participants=2, noise=1.0)
     repeated = RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[1] * 10)
-    assert repeated == pytest.approx(RANDOM_PARTICIPATION.epsilon(replace(run, local_steps=6), 10), rel=1e-3)
+    assert repeated == pytest.approx(
+        RANDOM_PARTICIPATION.epsilon(replace(run, local_steps=6), 10), rel=1e-3
+    )
     assert repeated > RANDOM_PARTICIPATION.epsilon(run, 20)
-    assert RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[2]) > RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[1])
+    assert RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[2]) > RANDOM_PARTICIPATION.epsilon(
+        run, 10, repeats=[1]
+    )
     with pytest.raises(PrivacyError, match="run again"):
         PAPER_THIRD_PARTY.epsilon(run, 10, repeats=[1])
 
@@ -215,7 +244,9 @@ def test_other_mechanisms_are_composed_exactly():
     run = run_of(SMALL, rounds=1, local_steps=1, participants=10, batches=100, noise=2.0)
     costs = [Cost("mean", noise=4.0), Cost("variance", noise=5.0)]
     mu = math.sqrt(1 / 4 + 1 / 16 + 1 / 25)
-    assert RANDOM_PARTICIPATION.epsilon(run, costs=costs) == pytest.approx(gaussian_epsilon(1e-5, mu), rel=2e-3)
+    assert RANDOM_PARTICIPATION.epsilon(run, costs=costs) == pytest.approx(
+        gaussian_epsilon(1e-5, mu), rel=2e-3
+    )
 
 
 def test_stated_costs_are_at_most_added():
@@ -223,13 +254,20 @@ def test_stated_costs_are_at_most_added():
     alone = RANDOM_PARTICIPATION.epsilon(replace(run, delta=0.9e-5))
     together = RANDOM_PARTICIPATION.epsilon(run, costs=[Cost("vote", epsilon=0.5, delta=1e-6)])
     assert RANDOM_PARTICIPATION.epsilon(run) < together <= alone + 0.51
-    assert RANDOM_PARTICIPATION.epsilon(run, costs=[Cost("vote", epsilon=0.5, delta=1e-4)]) == math.inf
+    assert (
+        RANDOM_PARTICIPATION.epsilon(run, costs=[Cost("vote", epsilon=0.5, delta=1e-4)]) == math.inf
+    )
 
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_every_bound_explains_itself_in_two_sentences(bound):
     assert bound.explain().count(". ") == 1 and bound.explain().endswith(".")
-    assert bound.assumptions and bound.reference and bound.theorem and set(bound.views) <= {"server", "third_party"}
+    assert (
+        bound.assumptions
+        and bound.reference
+        and bound.theorem
+        and set(bound.views) <= {"server", "third_party"}
+    )
 
 
 def test_names_are_looked_up():

@@ -24,7 +24,12 @@ from dpscaffold.privacy import (
 )
 
 
-@given(st.floats(0.02, 30.0), st.integers(1, 80), st.integers(1, 10), st.sampled_from(["fixed", "poisson"]))
+@given(
+    st.floats(0.02, 30.0),
+    st.integers(1, 80),
+    st.integers(1, 10),
+    st.sampled_from(["fixed", "poisson"]),
+)
 @settings(max_examples=15, deadline=None)
 def test_the_noise_is_on_the_budget(epsilon, rounds, steps, sampling):
     run = run_of(SMALL, rounds=rounds, local_steps=steps, sampling=sampling)
@@ -33,10 +38,13 @@ def test_the_noise_is_on_the_budget(epsilon, rounds, steps, sampling):
 
 
 @pytest.mark.parametrize(
-    ("bound", "epsilon"), [(RANDOM_PARTICIPATION_RDP, 2.0), (PAPER_THIRD_PARTY, 14.0), (AGGREGATE, 0.5)]
+    ("bound", "epsilon"),
+    [(RANDOM_PARTICIPATION_RDP, 2.0), (PAPER_THIRD_PARTY, 14.0), (AGGREGATE, 0.5)],
 )
 def test_every_bound_can_be_solved(bound, epsilon):
-    run = run_of(SYNTHETIC, memory=False, local_steps=1) if bound is AGGREGATE else run_of(SYNTHETIC)
+    run = (
+        run_of(SYNTHETIC, memory=False, local_steps=1) if bound is AGGREGATE else run_of(SYNTHETIC)
+    )
     spent = bound.epsilon(replace(run, noise=calibrate_noise(run, epsilon, bound)))
     assert 0.99 * epsilon <= spent <= epsilon
 
@@ -49,7 +57,11 @@ def test_a_larger_budget_needs_less_noise():
 def test_the_rounds_are_the_last_within_the_budget():
     run = run_of(SYNTHETIC)
     rounds = largest_rounds(run, 1.0)
-    assert RANDOM_PARTICIPATION.epsilon(run, rounds) <= 1.0 < RANDOM_PARTICIPATION.epsilon(run, rounds + 1)
+    assert (
+        RANDOM_PARTICIPATION.epsilon(run, rounds)
+        <= 1.0
+        < RANDOM_PARTICIPATION.epsilon(run, rounds + 1)
+    )
     assert largest_rounds(run, 1.0, at_most=50) == 50
 
 
@@ -62,7 +74,12 @@ def test_other_mechanisms_share_the_budget():
 def test_a_table_of_combinations():
     run = run_of(SYNTHETIC)
     table = budget_table(run, 1.0, local_steps=(1, 50), rounds=(100, 400))
-    assert [(row.local_steps, row.rounds) for row in table] == [(1, 100), (1, 400), (50, 100), (50, 400)]
+    assert [(row.local_steps, row.rounds) for row in table] == [
+        (1, 100),
+        (1, 400),
+        (50, 100),
+        (50, 400),
+    ]
     assert all(0.99 <= row.epsilon <= 1.0 for row in table)
     assert table[0].noise < table[1].noise < table[3].noise and table[2].noise < table[3].noise
 
@@ -104,7 +121,9 @@ def test_live_spending_is_never_below_the_bound():
     spending = Spending(run)
     start = time.perf_counter()
     shown = [spending.shown(t) for t in range(1, run.rounds + 1)]
-    assert time.perf_counter() - start < 0.01 * run.rounds * 0.08 * 4  # a hundredth of the run, on a busy machine
+    assert (
+        time.perf_counter() - start < 0.01 * run.rounds * 0.08 * 4
+    )  # a hundredth of the run, on a busy machine
     assert shown == sorted(shown) and shown[-1] == pytest.approx(0.860, rel=0.005)
     for t in (1, 7, 60, 333, 400):
         exact = RANDOM_PARTICIPATION.epsilon(run, t)

@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 from dpscaffold.cli import app
 from dpscaffold.privacy import Ledger, PrivacyError, describe
 
-OPTIONS = "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio 0.2 --noise 60"
+OPTIONS = (
+    "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "
+    "0.2 --noise 60"
+)
 SYNTHETIC = OPTIONS.split()
 
 
@@ -54,12 +57,21 @@ def test_privacy_as_json():
 
 
 def test_privacy_options_reach_the_account():
-    assert answer("privacy", *SYNTHETIC, "--sampling", "poisson")["server"]["epsilon"] == pytest.approx(0.404, rel=0.01)
+    assert answer("privacy", *SYNTHETIC, "--sampling", "poisson")["server"][
+        "epsilon"
+    ] == pytest.approx(0.404, rel=0.01)
     assert answer("privacy", *SYNTHETIC, "--delta", "1e-7")["delta"] == 1e-7
-    assert "whole dataset" in answer("privacy", *SYNTHETIC, "--unit", "user")["server"]["neighbours"]
+    assert (
+        "whole dataset" in answer("privacy", *SYNTHETIC, "--unit", "user")["server"]["neighbours"]
+    )
     one_step = [*without(SYNTHETIC, "--local-steps"), "--local-steps", "1"]
-    assert answer("privacy", *one_step, "--algorithm", "fedavg")["third_party"]["bound"] == "aggregate"
-    assert answer("privacy", *one_step, "--algorithm", "scaffold")["third_party"]["bound"] == "random_participation"
+    assert (
+        answer("privacy", *one_step, "--algorithm", "fedavg")["third_party"]["bound"] == "aggregate"
+    )
+    assert (
+        answer("privacy", *one_step, "--algorithm", "scaffold")["third_party"]["bound"]
+        == "random_participation"
+    )
 
 
 def test_privacy_as_a_table(tmp_path):
@@ -83,7 +95,9 @@ def test_calibrate_noise_rounds_and_table():
     assert 0.99 <= found["epsilon"] <= 1.0 and found["bound"] == "random_participation"
     back = answer("privacy", *plan, "--noise", str(found["noise"]))
     assert back["server"]["epsilon"] == pytest.approx(found["epsilon"])
-    rounds = answer("calibrate", "--epsilon", "1", "--solve", "rounds", *without(SYNTHETIC, "--rounds"))
+    rounds = answer(
+        "calibrate", "--epsilon", "1", "--solve", "rounds", *without(SYNTHETIC, "--rounds")
+    )
     assert rounds["rounds"] > 400 and rounds["epsilon"] <= 1.0
     table = answer("calibrate", "--epsilon", "1", "--solve", "table", *plan)
     assert len(table["combinations"]) == 15
@@ -92,8 +106,18 @@ def test_calibrate_noise_rounds_and_table():
 
 
 def test_calibrate_the_published_rounds():
-    options = [*without(SYNTHETIC, "--rounds"), "--user-ratio", "0.05", "--local-steps", "5", "--noise", "10"]
-    found = answer("calibrate", "--epsilon", "3", "--view", "paper-third-party", "--solve", "rounds", *options)
+    options = [
+        *without(SYNTHETIC, "--rounds"),
+        "--user-ratio",
+        "0.05",
+        "--local-steps",
+        "5",
+        "--noise",
+        "10",
+    ]
+    found = answer(
+        "calibrate", "--epsilon", "3", "--view", "paper-third-party", "--solve", "rounds", *options
+    )
     assert found["rounds"] == 488
 
 
@@ -104,7 +128,10 @@ def test_calibrate_the_published_rounds():
         ([*SYNTHETIC, "--delta", "0"], "delta=0.0"),
         ([*SYNTHETIC, "--delta", "1.5"], "delta=1.5"),
         ([*without(SYNTHETIC, "--user-ratio"), "--user-ratio", "1.5"], "--user-ratio is 1.5"),
-        ([*without(SYNTHETIC, "--user-ratio"), "--user-ratio", "0.001"], "selects none of 100 users"),
+        (
+            [*without(SYNTHETIC, "--user-ratio"), "--user-ratio", "0.001"],
+            "selects none of 100 users",
+        ),
         ([*without(SYNTHETIC, "--data-ratio"), "--data-ratio", "-1"], "--data-ratio is -1.0"),
         ([*without(SYNTHETIC, "--records"), "--records", "2"], "a batch of 0"),
         ([*without(SYNTHETIC, "--rounds"), "--rounds", "0"], "rounds=0"),
@@ -127,7 +154,9 @@ def test_bad_calibrations_are_one_sentence():
     assert "--solve is 'clip'" in refused("calibrate", "--epsilon", "1", "--solve", "clip", *plan)
     assert "view='anyone'" in refused("calibrate", "--epsilon", "1", "--view", "anyone", *plan)
     low = [*plan, "--noise", "0.5"]
-    assert "even at one round" in refused("calibrate", "--epsilon", "0.001", "--solve", "rounds", *low)
+    assert "even at one round" in refused(
+        "calibrate", "--epsilon", "0.001", "--solve", "rounds", *low
+    )
 
 
 def write_ledger(folder, rounds: int = 4) -> Ledger:
@@ -136,7 +165,9 @@ def write_ledger(folder, rounds: int = 4) -> Ledger:
     ledger = Ledger(run_of(SMALL))
     (folder / "ledger.json").write_text(json.dumps(ledger.to_dict()))
     costs = [{"name": "a private mean", "noise": 6.0}]
-    (folder / "preprocessing.json").write_text(json.dumps({"sentences": ["Rows were scaled."], "costs": costs}))
+    (folder / "preprocessing.json").write_text(
+        json.dumps({"sentences": ["Rows were scaled."], "costs": costs})
+    )
     for round in range(1, rounds + 1):
         ledger.record(round, [0, round])
         append_line(folder / "ledger.jsonl", round, [0, round], False)
@@ -148,8 +179,14 @@ def test_a_run_folder(tmp_path):
     said = answer("privacy", str(tmp_path))
     assert said["rounds"] == 4 and said["ledger"]["epsilon"] == ledger.of(0)
     assert said["server"]["ledger"] == ledger.of(0)
-    assert said["server"]["epsilon"] > said["server"]["training_alone"] and "Rows were scaled." in said["outside"]
-    assert answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"] < said["server"]["epsilon"]
+    assert (
+        said["server"]["epsilon"] > said["server"]["training_alone"]
+        and "Rows were scaled." in said["outside"]
+    )
+    assert (
+        answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"]
+        < said["server"]["epsilon"]
+    )
 
 
 def test_a_folder_without_a_ledger_or_with_a_damaged_one(tmp_path):
@@ -175,7 +212,8 @@ def test_a_configuration(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(
         "[data]\nsource = 'synthetic'\nusers = 10\nrecords = 100\n"
-        "[plan]\nrounds = 30\nlocal_steps = 4\nuser_ratio = 0.2\ndata_ratio = 0.25\n[privacy]\nnoise = 5.0\n"
+        "[plan]\nrounds = 30\nlocal_steps = 4\nuser_ratio = 0.2\ndata_ratio = "
+        "0.25\n[privacy]\nnoise = 5.0\n"
     )
     said = answer("privacy", str(config))
     run = describe(

@@ -40,7 +40,9 @@ def test_impossible_descriptions_are_refused(changes, words):
 
 
 def test_delta_defaults_to_one_over_all_records():
-    assert run_of({**SMALL, "delta": None}, records=[50] * 5 + [150] * 5, batches=5).delta == 1 / 1000
+    assert (
+        run_of({**SMALL, "delta": None}, records=[50] * 5 + [150] * 5, batches=5).delta == 1 / 1000
+    )
 
 
 def test_it_describes_its_parts():
@@ -52,7 +54,9 @@ def test_it_describes_its_parts():
         run.group_of(10)
 
 
-@pytest.mark.parametrize("changes", [{}, {"records": list(range(50, 60))}, {"clip": "median", "max_participations": 4}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"records": list(range(50, 60))}, {"clip": "median", "max_participations": 4}]
+)
 def test_it_survives_json(changes):
     run = run_of(SMALL, **changes)
     assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
@@ -75,5 +79,7 @@ def test_privacy_imports_nothing_from_the_rest():
 
     folder = pathlib.Path(dpscaffold.privacy.__file__).parent
     for path in folder.glob("*.py"):
-        for module in re.findall(r"^\s*(?:from|import) (dpscaffold[\w.]*)", path.read_text(), flags=re.M):
+        for module in re.findall(
+            r"^\s*(?:from|import) (dpscaffold[\w.]*)", path.read_text(), flags=re.M
+        ):
             assert module.startswith("dpscaffold.privacy"), f"{path.name} imports {module}"

@@ -61,23 +61,30 @@ def test_published_rounds_at_epsilon_3(noise, printed):
     ],
 )
 def test_random_participation_by_loss_distribution(name, sampling, value):
-    assert RANDOM_PARTICIPATION.epsilon(run_of(ALL[name], sampling=sampling)) == pytest.approx(value, rel=0.005)
+    assert RANDOM_PARTICIPATION.epsilon(run_of(ALL[name], sampling=sampling)) == pytest.approx(
+        value, rel=0.005
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("synthetic", 1.999), ("femnist", 4.002), ("mnist", 1.889), ("table 1", 2.300)]
+    ("name", "value"),
+    [("synthetic", 1.999), ("femnist", 4.002), ("mnist", 1.889), ("table 1", 2.300)],
 )
 def test_random_participation_by_renyi(name, value):
     assert RANDOM_PARTICIPATION_RDP.epsilon(run_of(ALL[name])) == pytest.approx(value, rel=0.001)
 
 
-@pytest.mark.parametrize(("name", "value"), [("synthetic", 4.726), ("femnist", 10.046), ("mnist", 4.317)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("synthetic", 4.726), ("femnist", 10.046), ("mnist", 4.317)]
+)
 def test_every_round_by_renyi(name, value):
     run = run_of(ALL[name], participants=ALL[name]["users"])
     assert RANDOM_PARTICIPATION_RDP.epsilon(run) == pytest.approx(value, rel=0.001)
 
 
-@pytest.mark.parametrize(("name", "value"), [("synthetic", 0.397), ("femnist", 0.757), ("mnist", 0.341)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("synthetic", 0.397), ("femnist", 0.757), ("mnist", 0.341)]
+)
 def test_ledger_at_the_expected_number_of_participations(name, value):
     run = run_of(ALL[name], sampling="poisson")
     ledger = Ledger(run)
@@ -92,14 +99,18 @@ def round_count(run) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("synthetic", 0.855), ("femnist", 1.657), ("mnist", 0.769), ("table 1", 0.956)]
+    ("name", "least"),
+    [("synthetic", 0.855), ("femnist", 1.657), ("mnist", 0.769), ("table 1", 0.956)],
 )
 def test_never_below_explicit_datasets_and_tight(name, least):
-    """Two concrete datasets, by characteristic functions: the bound is above them, and by little."""
+    """Two concrete datasets, by characteristic functions: the bound is above them, and by
+    little."""
     run = run_of(ALL[name])
     claimed = RANDOM_PARTICIPATION.epsilon(run)
     shown = [
-        composed_epsilon(run.delta, *step_pair(0.2, run.noise, kind), run.local_steps, run.user_ratio, run.rounds)
+        composed_epsilon(
+            run.delta, *step_pair(0.2, run.noise, kind), run.local_steps, run.user_ratio, run.rounds
+        )
         for kind in ("opposite", "aligned", "absent")
     ]
     assert max(shown) == pytest.approx(least, abs=0.001)
@@ -108,11 +119,18 @@ def test_never_below_explicit_datasets_and_tight(name, least):
 
 @pytest.mark.parametrize("name", ["synthetic", "table 1"])
 def test_poisson_is_exact_both_ways(name):
-    """For add/remove the aligned datasets are the worst pair, so claimed and shown agree, claimed above."""
+    """For add/remove the aligned datasets are the worst pair, so claimed and shown agree, claimed
+    above."""
     run = run_of(ALL[name], sampling="poisson")
     claimed = RANDOM_PARTICIPATION.epsilon(run)
     shown = max(
-        composed_epsilon(run.delta, *step_pair(0.2, 2 * run.noise, kind), run.local_steps, run.user_ratio, run.rounds)
+        composed_epsilon(
+            run.delta,
+            *step_pair(0.2, 2 * run.noise, kind),
+            run.local_steps,
+            run.user_ratio,
+            run.rounds,
+        )
         for kind in ("aligned", "absent")
     )
     assert shown <= claimed <= 1.002 * shown

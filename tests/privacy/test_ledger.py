@@ -18,7 +18,9 @@ from dpscaffold.privacy.ledger import MOST_RATES
 def filled(run, rounds, seed=0, **options) -> Ledger:
     ledger, rng = Ledger(run, **options), np.random.default_rng(seed)
     for round in range(1, rounds + 1):
-        ledger.record(round, ledger.allowed(rng.choice(run.users, run.participants, replace=False).tolist()))
+        ledger.record(
+            round, ledger.allowed(rng.choice(run.users, run.participants, replace=False).tolist())
+        )
     return ledger
 
 
@@ -46,7 +48,9 @@ def test_recording_again_changes_nothing():
 
 @pytest.mark.parametrize("round", [0, -1, 7, 12])
 def test_it_neither_skips_nor_goes_back(round):
-    with pytest.raises(PrivacyError, match=r"round=-?\d+ does not follow the 5 recorded rounds; record 6"):
+    with pytest.raises(
+        PrivacyError, match=r"round=-?\d+ does not follow the 5 recorded rounds; record 6"
+    ):
         filled(run_of(SMALL), 5).record(round, [0, 1])
 
 
@@ -83,7 +87,11 @@ def test_impossible_participants_are_refused(users, message):
 def test_it_reads_back_what_it_wrote(rounds, seed):
     ledger = filled(run_of(SMALL, rounds=30), rounds, seed, user_budget=40.0)
     back = Ledger.from_dict(json.loads(json.dumps(ledger.to_dict())))
-    assert back.to_dict() == ledger.to_dict() and back.run == ledger.run and back.largest() == ledger.largest()
+    assert (
+        back.to_dict() == ledger.to_dict()
+        and back.run == ledger.run
+        and back.largest() == ledger.largest()
+    )
 
 
 def test_damage_is_noticed():
@@ -112,7 +120,8 @@ def test_a_capped_user_declines_and_nobody_else_does():
 
 
 def test_a_budget_per_user_is_never_exceeded_and_used_up():
-    """The cap is the largest n with ε(n) ≤ budget: the user's ε stays below, and one more would not."""
+    """The cap is the largest n with ε(n) ≤ budget: the user's ε stays below, and one more would
+    not."""
     run = run_of(SMALL, rounds=200, noise=4.0)
     ledger = filled(run, 200, user_budget=2.0)
     assert ledger.largest() <= 2.0
@@ -127,7 +136,9 @@ def test_a_budget_too_small_for_one_round_keeps_everyone_away():
 
 
 def test_unequal_users_pay_by_their_own_rate():
-    run = run_of(SMALL, users=4, participants=4, records=[100, 100, 100, 50], batches=[10, 20, 40, 10])
+    run = run_of(
+        SMALL, users=4, participants=4, records=[100, 100, 100, 50], batches=[10, 20, 40, 10]
+    )
     ledger = Ledger(run)
     ledger.record(1, [0, 1, 2, 3])
     ledger.record(2, [0, 1])

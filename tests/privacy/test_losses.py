@@ -36,17 +36,22 @@ def test_a_step_never_promises_more_than_the_tight_profile(rate, noise, position
     exact = fixed_size_profile(position * spread, rate, noise)
     assert law.delta(position * spread) >= exact * (1 - 1e-9) - 1e-14
     on_grid = law.interval * round(position * spread / law.interval)
-    assert law.delta(on_grid) == pytest.approx(fixed_size_profile(on_grid, rate, noise), rel=1e-6, abs=1e-13)
+    assert law.delta(on_grid) == pytest.approx(
+        fixed_size_profile(on_grid, rate, noise), rel=1e-6, abs=1e-13
+    )
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.2, 60.0), (0.2, 1.0), (0.01, 0.7)])
 def test_the_same_atoms_as_the_library_that_connects_dots(rate, noise):
-    """Handed the profile on our grid, dp_accounting's own constructor puts the same mass on each point."""
+    """Handed the profile on our grid, dp_accounting's own constructor puts the same mass on each
+    point."""
     (law,) = step_losses(rate, noise, "fixed")
     middle = np.abs(law.losses) < 30 * law.interval
     deltas = [fixed_size_profile(loss, rate, noise) for loss in law.losses[middle]]
     first, last = np.flatnonzero(middle)[[0, -1]] + law.lowest
-    theirs = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(law.interval, first, last, deltas).to_dense_pmf()
+    theirs = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        law.interval, first, last, deltas
+    ).to_dense_pmf()
     assert law.probs[middle][1:-1] == pytest.approx(theirs._probs[1:-1], rel=1e-5, abs=1e-10)
 
 
@@ -54,14 +59,17 @@ def test_the_same_atoms_as_the_library_that_connects_dots(rate, noise):
 @pytest.mark.parametrize("times", [1, 37])
 def test_poisson_agrees_with_dp_accounting(rate, noise, times):
     theirs = (
-        library.from_gaussian_mechanism(2 * noise, sampling_prob=rate).self_compose(times).get_epsilon_for_delta(1e-6)
+        library.from_gaussian_mechanism(2 * noise, sampling_prob=rate)
+        .self_compose(times)
+        .get_epsilon_for_delta(1e-6)
     )
     ours = max(law.power(times).epsilon(1e-6) for law in step_losses(rate, noise, "poisson"))
     assert theirs * (1 - 1e-4) <= ours <= theirs * 1.003
 
 
 def test_composition_agrees_with_dp_accounting_events():
-    """Their multiplier is relative to adding a record, half of what replacing one moves: 6 for our 3."""
+    """Their multiplier is relative to adding a record, half of what replacing one moves: 6 for our
+    3."""
     accountant = PLDAccountant(NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp_event.GaussianDpEvent(6.0), 12)
     ours = step_losses(1.0, 3.0, "fixed")[0].power(12).epsilon(1e-5)
@@ -71,7 +79,8 @@ def test_composition_agrees_with_dp_accounting_events():
 @given(st.floats(0.5, 50.0), st.sampled_from([1, 2, 10, 300]), st.sampled_from([1e-3, 1e-5, 1e-7]))
 @settings(max_examples=40, deadline=None)
 def test_plain_gaussians_reach_their_closed_form(noise, times, delta):
-    """n Gaussians are one with √n times the shift: never below its ε, and within a fraction of a per cent."""
+    """n Gaussians are one with √n times the shift: never below its ε, and within a fraction of a
+    per cent."""
     exact = 0.0
     if gaussian_delta(0.0, math.sqrt(times) / noise) > delta:
         exact = gaussian_epsilon(delta, math.sqrt(times) / noise)
@@ -96,8 +105,9 @@ def test_never_below_explicit_datasets(rate, noise, steps, kind):
 def test_the_mixture_agrees_with_simulation():
     """δ(ε) of T rounds with random participation, by drawing outputs of the worst Poisson pair.
 
-    100 000 draws of the total loss; δ is a mean of terms in [0, 1], so by Hoeffding its 99.9 % half-width is
-    0.0059. The claimed δ must lie inside; leaving the users' draw out of the account would not.
+    100 000 draws of the total loss; δ is a mean of terms in [0, 1], so by Hoeffding its 99.9 %
+    half-width is 0.0059. The claimed δ must lie inside; leaving the users' draw out of the account
+    would not.
     """
     rng = np.random.default_rng(5)
     rate, sigma, steps, chance, rounds, epsilon, draws = 0.3, 1.0, 2, 0.25, 6, 1.0, 100_000
@@ -124,7 +134,9 @@ def test_power_is_repeated_composition(times, chance):
     fast = law.power(times)
     for epsilon in (0.0, 0.3, 1.5):
         assert fast.delta(epsilon) == pytest.approx(slow.delta(epsilon), rel=1e-6, abs=1e-11)
-        assert fast.delta(epsilon) >= slow.delta(epsilon) - slow.infinite  # slow has its own reserve for rounding
+        assert (
+            fast.delta(epsilon) >= slow.delta(epsilon) - slow.infinite
+        )  # slow has its own reserve for rounding
 
 
 def test_mass_is_never_lost():
@@ -163,7 +175,9 @@ def test_epsilon_inverts_delta(rate, noise, delta):
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 1e-6)])
 def test_stated_parameters_become_a_dominating_pair(epsilon, delta):
     law = privacy_parameters(epsilon, delta, 0.01)
-    theirs = library.from_privacy_parameters(library.common.DifferentialPrivacyParameters(epsilon, delta))
+    theirs = library.from_privacy_parameters(
+        library.common.DifferentialPrivacyParameters(epsilon, delta)
+    )
     for e in (0.0, 0.2, 1.0):
         assert law.delta(e) == pytest.approx(theirs.get_delta_for_epsilon(e), rel=1e-3, abs=1e-9)
     assert law.compose(law).epsilon(3 * delta + 1e-9) <= 2 * epsilon + 0.02

@@ -43,7 +43,12 @@ def test_a_run_shows_both_numbers_with_their_labels():
     said = statement(ledger.run, ledger)
     assert said["rounds"] == 7
     assert said["server"]["epsilon"] == RANDOM_PARTICIPATION.epsilon(ledger.run, 7)
-    assert said["server"]["ledger"] == said["ledger"]["epsilon"] == ledger.of(0) > said["server"]["epsilon"]
+    assert (
+        said["server"]["ledger"]
+        == said["ledger"]["epsilon"]
+        == ledger.of(0)
+        > said["server"]["epsilon"]
+    )
     assert said["planned"] == {"rounds": 20, "epsilon": RANDOM_PARTICIPATION.epsilon(ledger.run)}
     assert "given who took part" in said["quote"].lower()
     assert any("Stopping" in sentence for sentence in said["outside"])
@@ -76,7 +81,10 @@ def test_no_guarantee_is_said_and_epsilon_is_null(changes, words):
     for said in (statement(run), statement(run, ledger)):
         assert not said["guarantee"] and words in said["reason"]
         assert (
-            said["server"]["epsilon"] is said["third_party"]["epsilon"] is said["paper_third_party"]["epsilon"] is None
+            said["server"]["epsilon"]
+            is said["third_party"]["epsilon"]
+            is said["paper_third_party"]["epsilon"]
+            is None
         )
         assert all(row["epsilon"] is None for row in said["bounds"])
         assert words in render(said)
@@ -85,18 +93,30 @@ def test_no_guarantee_is_said_and_epsilon_is_null(changes, words):
 
 def test_a_run_without_privacy():
     said = statement(None, preprocessing=["Features were scaled with private means."])
-    assert not said["guarantee"] and said["server"]["epsilon"] is None and "not private" in said["quote"]
+    assert (
+        not said["guarantee"]
+        and said["server"]["epsilon"] is None
+        and "not private" in said["quote"]
+    )
     assert "Features were scaled with private means." in render(said)
 
 
 def test_what_is_outside_is_named():
     said = statement(
         run_of(SMALL),
-        preprocessing=["Principal components were fitted on private records.", "Rows have unit norm (no fit)."],
+        preprocessing=[
+            "Principal components were fitted on private records.",
+            "Rows have unit norm (no fit).",
+        ],
         seed_public=True,
     )
     text = " ".join(said["outside"])
-    for words in ("Metrics", "tuned", "Principal components", "anyone holding the seed can remove the noise"):
+    for words in (
+        "Metrics",
+        "tuned",
+        "Principal components",
+        "anyone holding the seed can remove the noise",
+    ):
         assert words in text
     assert "unit norm" not in text and len(said["preprocessing"]) == 2
     assert "seed" not in " ".join(statement(run_of(SMALL))["outside"])
@@ -114,8 +134,15 @@ def test_other_mechanisms_are_in_the_quoted_number():
     run = run_of(SMALL)
     costs = (Cost("a private mean", noise=3.0), Cost("a private vote", epsilon=0.1))
     said = statement(run, extra_costs=costs)
-    assert said["server"]["training_alone"] == RANDOM_PARTICIPATION.epsilon(run) < said["server"]["epsilon"]
-    assert "a private mean, a private vote" in said["quote"] and "composed" in said["server"]["composition"]
+    assert (
+        said["server"]["training_alone"]
+        == RANDOM_PARTICIPATION.epsilon(run)
+        < said["server"]["epsilon"]
+    )
+    assert (
+        "a private mean, a private vote" in said["quote"]
+        and "composed" in said["server"]["composition"]
+    )
     assert "a private vote: epsilon 0.1" in render(said)
 
 
@@ -134,7 +161,11 @@ def test_the_page_fits_and_has_every_part():
 
 
 def test_epsilon_is_rounded_up_for_reading():
-    assert round_up(0.8601) == "0.861" and round_up(0.86) == "0.860" and round_up(float("inf")) == "infinite"
+    assert (
+        round_up(0.8601) == "0.861"
+        and round_up(0.86) == "0.860"
+        and round_up(float("inf")) == "infinite"
+    )
 
 
 def test_the_plot_is_drawn(tmp_path):

@@ -1,6 +1,8 @@
-"""The noise that is really added: its scale, its shape and its independence, measured on both engines.
+"""The noise that is really added: its scale, its shape and its independence, measured on both
+engines.
 
-Every interval has a false-alarm chance of 10⁻⁶ and is narrow enough to reject a scale wrong by 10 %.
+Every interval has a false-alarm chance of 10⁻⁶ and is narrow enough to reject a scale wrong by 10
+%.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
 def scale_is(values: np.ndarray, scale: float) -> bool:
-    """Whether independent zero-mean normals ``values`` have this standard deviation, by the chi-square
-    interval."""
+    """Whether independent zero-mean normals ``values`` have this standard deviation, by the
+    chi-square interval."""
     n = values.size
     statistic = float(np.square(values, dtype=np.float64).sum()) / scale**2
     return bool(chi2.ppf(ALARM / 2, n) < statistic < chi2.isf(ALARM / 2, n))
@@ -39,8 +41,11 @@ def uncorrelated(one: np.ndarray, two: np.ndarray) -> bool:
     return bool(abs(np.arctanh(r)) < norm.isf(ALARM / 2) / np.sqrt(one.size - 3))
 
 
-def queries(engine: str, algorithm: str, privacy: Gaussian, sizes: tuple[int, ...], **plan: object) -> np.ndarray:
-    """The noised gradients H̃ of records whose gradient is zero: (rounds, K, users, P) of pure noise."""
+def queries(
+    engine: str, algorithm: str, privacy: Gaussian, sizes: tuple[int, ...], **plan: object
+) -> np.ndarray:
+    """The noised gradients H̃ of records whose gradient is zero: (rounds, K, users, P) of pure
+    noise."""
     data = vectors([torch.zeros(n, SIZE) for n in sizes])
     plan = {"rounds": 3, "user_ratio": 1.0, "regularisation": 0.0, "warm_rounds": 1} | plan
     run = setting(algorithm, Linear(SIZE), privacy, data, **plan)
@@ -108,7 +113,8 @@ def test_the_noise_is_normal(engine):
 
 @each_engine
 def test_every_tensor_gets_the_same_noise(engine):
-    """A network of four tensors: the noise of each has scale 2Cσ_g/b, whatever the tensor's size."""
+    """A network of four tensors: the noise of each has scale 2Cσ_g/b, whatever the tensor's
+    size."""
     task = ModuleTask(nn.Sequential(nn.Linear(60, 90), nn.ReLU(), nn.Linear(90, 60)))
     sizes = [value.numel() for value in task.module.parameters()]
     privacy, users = Gaussian(clip=1e-4, noise=1000.0), 30
@@ -128,9 +134,12 @@ def test_every_tensor_gets_the_same_noise(engine):
 
 @each_engine
 def test_a_round_averages_the_noise_of_its_users(engine):
-    """With m users the noise of x is that of one user divided by √m: it is independent, not shared."""
+    """With m users the noise of x is that of one user divided by √m: it is independent, not
+    shared."""
     data = vectors([torch.zeros(6, SIZE) for _ in range(10)])
-    run = setting("fedavg", Linear(SIZE), Gaussian(1.0, 1.0), data, local_steps=1, rounds=5, user_ratio=1.0)
+    run = setting(
+        "fedavg", Linear(SIZE), Gaussian(1.0, 1.0), data, local_steps=1, rounds=5, user_ratio=1.0
+    )
     moved = final(engine, run, rounds=1).params.numpy() / run.plan.step_size
     alone = 2 * 1.0 * 1.0 / 2
     assert scale_is(moved, alone / 10**0.5)

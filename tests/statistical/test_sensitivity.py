@@ -1,7 +1,8 @@
 """How far one record, or one user, can move a step: never further than the noise is scaled to.
 
-The noise of a step has standard deviation σ_g times a *stated* sensitivity. These tests measure the real one
-over neighbouring datasets of hypothesis' choosing, through the very query that is released.
+The noise of a step has standard deviation σ_g times a *stated* sensitivity. These tests measure the
+real one over neighbouring datasets of hypothesis' choosing, through the very query that is
+released.
 """
 
 from __future__ import annotations
@@ -51,7 +52,13 @@ def query(
     draws = torch.full((made.parameters,), noise)
     if engine == "loop":
         table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
-        run = setting("fedavg", made, privacy, Federation.from_arrays(table, table, classes=CLASSES), user_ratio=1.0)
+        run = setting(
+            "fedavg",
+            made,
+            privacy,
+            Federation.from_arrays(table, table, classes=CLASSES),
+            user_ratio=1.0,
+        )
         loop = Loop(run, CPU)
         return loop.noised(loop.gradients(params, made.prepare(x), y), divisor, draws)
     column = torch.ones(1, 1)
@@ -61,7 +68,11 @@ def query(
         sampling=privacy.sampling, unit=privacy.unit,
     )  # fmt: skip
     if len(y) == 0:  # an empty Poisson batch is padded with weight 0
-        x, y, weight = torch.ones(1, DIMENSION), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)
+        x, y, weight = (
+            torch.ones(1, DIMENSION),
+            torch.zeros(1, dtype=torch.int64),
+            torch.zeros(1, 1),
+        )
     else:
         weight = torch.ones(1, len(y))
     batch = Batch(made.prepare(x)[None], y[None], weight)
@@ -89,7 +100,9 @@ each_task = pytest.mark.parametrize("task", TASKS)
 @each_path
 @each_task
 @given(clip=clips, batch=st.integers(1, 9), stretch=stretches, seed=seeds, where=st.integers(0, 8))
-def test_replacing_one_record_moves_a_fixed_batch_by_at_most_2c_over_b(engine, task, clip, batch, stretch, seed, where):
+def test_replacing_one_record_moves_a_fixed_batch_by_at_most_2c_over_b(
+    engine, task, clip, batch, stretch, seed, where
+):
     """Replace-one neighbours: the mean of b clipped gradients moves by at most 2C/b."""
     x, y = table(seed, batch, stretch)
     other, label = table(seed + 7, 1, -stretch)
@@ -102,24 +115,38 @@ def test_replacing_one_record_moves_a_fixed_batch_by_at_most_2c_over_b(engine, t
 
 @each_path
 @each_task
-@given(clip=clips, drawn=st.integers(0, 6), divisor=st.integers(1, 6), stretch=stretches, seed=seeds)
-def test_adding_one_record_moves_a_poisson_batch_by_at_most_c_over_b(engine, task, clip, drawn, divisor, stretch, seed):
+@given(
+    clip=clips, drawn=st.integers(0, 6), divisor=st.integers(1, 6), stretch=stretches, seed=seeds
+)
+def test_adding_one_record_moves_a_poisson_batch_by_at_most_c_over_b(
+    engine, task, clip, drawn, divisor, stretch, seed
+):
     """Add/remove neighbours: the sum moves by at most C, half of what the noise is scaled to.
 
     Empty batches too.
     """
     x, y = table(seed, drawn + 1, stretch)
     privacy, params = Gaussian(clip, 50.0, "poisson"), parameters(task, seed)
-    moved, stated = check(engine, task, privacy, params, (x, y), (x[1:], y[1:]), divisor, 2 * clip / divisor)
+    moved, stated = check(
+        engine, task, privacy, params, (x, y), (x[1:], y[1:]), divisor, 2 * clip / divisor
+    )
     assert moved <= SLACK * stated / 2 + 1e-6
 
 
 @each_path
 @each_task
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-@given(clip=clips, counts=st.tuples(st.integers(0, 9), st.integers(0, 9)), stretch=stretches, seed=seeds)
-def test_replacing_a_whole_user_moves_a_step_by_at_most_2c(engine, task, sampling, clip, counts, stretch, seed):
-    """unit = "user": other records, other batch: at most 2C. A Poisson batch may far exceed its divisor."""
+@given(
+    clip=clips,
+    counts=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    stretch=stretches,
+    seed=seeds,
+)
+def test_replacing_a_whole_user_moves_a_step_by_at_most_2c(
+    engine, task, sampling, clip, counts, stretch, seed
+):
+    """unit = "user": other records, other batch: at most 2C. A Poisson batch may far exceed its
+    divisor."""
     divisor = 2 if sampling == "poisson" else 4
     sizes = counts if sampling == "poisson" else (divisor, divisor)
     one, two = table(seed, sizes[0], stretch), table(seed + 3, sizes[1], -stretch)
@@ -130,13 +157,16 @@ def test_replacing_a_whole_user_moves_a_step_by_at_most_2c(engine, task, samplin
 
 @each_path
 def test_the_bounds_are_reached(engine):
-    """Opposite records reach 2C/b and 2C (user, Poisson): the noise is scaled to no more than is needed."""
+    """Opposite records reach 2C/b and 2C (user, Poisson): the noise is scaled to no more than is
+    needed."""
     x = torch.tensor([[100.0, 0.0, 0.0]]).expand(6, -1).clone()
     y = torch.zeros(6, dtype=torch.int64)
     params = torch.zeros(12)
     flipped = x.clone()
     flipped[0] *= -1
-    moved, stated = check(engine, "logistic", Gaussian(1.0, 50.0), params, (x, y), (flipped, y), 6, 2 / 6)
+    moved, stated = check(
+        engine, "logistic", Gaussian(1.0, 50.0), params, (x, y), (flipped, y), 6, 2 / 6
+    )
     assert moved == pytest.approx(stated, rel=0.02)
     for sampling in ("fixed", "poisson"):
         privacy = Gaussian(1.0, 50.0, sampling, "user")
@@ -149,13 +179,21 @@ def test_the_bounds_are_reached(engine):
 @pytest.mark.parametrize("task", ["logistic", "mlp"])
 @settings(max_examples=15)
 @given(
-    sizes=st.lists(st.integers(2, 9), min_size=1, max_size=4), share=st.sampled_from([0.5, 0.75, 1.0]),
-    clip=clips, stretch=stretches, seed=seeds, sampling=st.sampled_from(["fixed", "poisson"]),
-)  # fmt: skip
-def test_a_whole_round_moves_by_no_more_than_stated(engine, task, sizes, share, clip, stretch, seed, sampling):
-    """One record of one user replaced (fixed) or blanked out of a round of unequal users, one step each.
+    sizes=st.lists(st.integers(2, 9), min_size=1, max_size=4),
+    share=st.sampled_from([0.5, 0.75, 1.0]),
+    clip=clips,
+    stretch=stretches,
+    seed=seeds,
+    sampling=st.sampled_from(["fixed", "poisson"]),
+)
+def test_a_whole_round_moves_by_no_more_than_stated(
+    engine, task, sizes, share, clip, stretch, seed, sampling
+):
+    """One record of one user replaced (fixed) or blanked out of a round of unequal users, one step
+    each.
 
-    x moves by at most η_l·(2C/b_i)/m. For Poisson batches a replaced record is one removed and one added.
+    x moves by at most η_l·(2C/b_i)/m. For Poisson batches a replaced record is one removed and one
+    added.
     """
     users = [table(seed + 11 * i, n, stretch) for i, n in enumerate(sizes)]
     user = seed % len(sizes)
@@ -166,7 +204,9 @@ def test_a_whole_round_moves_by_no_more_than_stated(engine, task, sizes, share, 
     for tables in (users, replaced):
         data = Federation.from_arrays(tables, tables, classes=CLASSES)
         privacy = Gaussian(clip, 1.0, sampling)
-        run = setting("scaffold", task, privacy, data, local_steps=1, data_ratio=share, user_ratio=1.0)
+        run = setting(
+            "scaffold", task, privacy, data, local_steps=1, data_ratio=share, user_ratio=1.0
+        )
         still = Scripted(seed, lambda *key: 0.0)
         made = Loop(run, CPU, still) if engine == "loop" else Simulator([run], CPU, [still])
         everyone = np.arange(len(sizes))

@@ -21,7 +21,8 @@ from dpscaffold.tasks.base import clip_factors
 
 
 def per_example(task: Task, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-    """∇f of each record at its user's parameters, (U, B, P), by automatic differentiation of ``losses``."""
+    """∇f of each record at its user's parameters, (U, B, P), by automatic differentiation of
+    ``losses``."""
     one = grad(lambda p, x, y: task.losses(p, x[None], y[None])[0])
     return vmap(vmap(one, in_dims=(None, 0, 0)))(params, features, labels)
 
@@ -64,7 +65,8 @@ def weights(kind: str, lead: tuple[int, int], generator: torch.Generator) -> Ten
 @pytest.mark.parametrize("task", TASKS)
 @given(shape=shapes, clip=kinds, weighting=weightings, with_squares=st.booleans())
 def test_clipped_sums_equal_those_of_explicit_gradients(task, shape, clip, weighting, with_squares):
-    """Σ w_j·g_j/max(1, ‖g_j‖/C) for any shape, weights and clip, and the very bound that was used."""
+    """Σ w_j·g_j/max(1, ‖g_j‖/C) for any shape, weights and clip, and the very bound that was
+    used."""
     task, params, x, y, generator = some(task, shape)
     weight = weights(weighting, (shape["users"], shape["records"]), generator)
     bound = 2 * torch.rand(shape["users"], generator=generator) + 0.01
@@ -79,7 +81,12 @@ def test_clipped_sums_equal_those_of_explicit_gradients(task, shape, clip, weigh
         torch.testing.assert_close(found.bound, expected.bound, rtol=1e-4, atol=1e-5)
 
 
-@given(shape=shapes, clip=st.sampled_from(["fixed", "median"]), held=st.integers(1, 400), weighting=weightings)
+@given(
+    shape=shapes,
+    clip=st.sampled_from(["fixed", "median"]),
+    held=st.integers(1, 400),
+    weighting=weightings,
+)
 def test_chunks_of_a_module_change_nothing(shape, clip, held, weighting):
     """However few per-example gradients are held at a time, sums and bounds are the same."""
     task, params, x, y, generator = some("module", shape)
@@ -98,8 +105,11 @@ def test_chunks_of_a_module_change_nothing(shape, clip, held, weighting):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_clipping_does_not_touch_its_inputs(task):
-    """Parameters, records and weights are the same after the call: they are read again at the next step."""
-    task, params, x, y, _ = some(task, {"users": 2, "records": 3, "dimension": 4, "classes": 3, "seed": 0})
+    """Parameters, records and weights are the same after the call: they are read again at the next
+    step."""
+    task, params, x, y, _ = some(
+        task, {"users": 2, "records": 3, "dimension": 4, "classes": 3, "seed": 0}
+    )
     weight = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
     squares = (x * x).sum(-1)
     before = [value.clone() for value in (params, x, y, weight, squares)]
@@ -112,11 +122,15 @@ def test_clipping_does_not_touch_its_inputs(task):
 @pytest.mark.parametrize("task", TASKS)
 def test_each_user_has_its_own_parameters_and_records(task):
     """A stack of users gives each the sum it gets alone."""
-    task, params, x, y, _ = some(task, {"users": 4, "records": 3, "dimension": 4, "classes": 3, "seed": 1})
+    task, params, x, y, _ = some(
+        task, {"users": 4, "records": 3, "dimension": 4, "classes": 3, "seed": 1}
+    )
     clip = torch.tensor([0.1, 0.5, 1.0, 9.0])
     stacked = task.clipped_sum(params, Batch(x, y), clip).total
     for u in range(4):
-        alone = task.clipped_sum(params[u : u + 1], Batch(x[u : u + 1], y[u : u + 1]), clip[u : u + 1]).total
+        alone = task.clipped_sum(
+            params[u : u + 1], Batch(x[u : u + 1], y[u : u + 1]), clip[u : u + 1]
+        ).total
         torch.testing.assert_close(stacked[u], alone[0], rtol=1e-5, atol=1e-6)
 
 
@@ -190,7 +204,9 @@ def test_a_module_sees_the_shape_it_wants():
     torch.testing.assert_close(task.scores(task.initial(0), x[0]), net(x[0].view(5, 1, 4, 4)))
     params = task.initial(0).expand(2, -1) + 0.1 * torch.randn(2, task.parameters)
     found = task.clipped_sum(params, Batch(x, y), torch.tensor([0.2, 0.2])).total
-    expected = explicit_clipped_sum(per_example(task, params, x, y), None, torch.tensor([0.2, 0.2])).total
+    expected = explicit_clipped_sum(
+        per_example(task, params, x, y), None, torch.tensor([0.2, 0.2])
+    ).total
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -199,13 +215,17 @@ def test_dropout_is_off_and_buffers_are_constants():
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     task = ModuleTask(net)
     x, y = torch.randn(1, 6, 4), torch.zeros(1, 6, dtype=torch.int64)
-    sums = [task.clipped_sum(task.initial(0)[None], Batch(x, y), torch.tensor([1.0])).total for _ in range(2)]
+    sums = [
+        task.clipped_sum(task.initial(0)[None], Batch(x, y), torch.tensor([1.0])).total
+        for _ in range(2)
+    ]
     assert torch.equal(*sums)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.SyncBatchNorm(5)])
 def test_layers_that_mix_examples_are_refused(layer):
-    """An example has no gradient of its own behind a batch normalisation; the message says what to use."""
+    """An example has no gradient of its own behind a batch normalisation; the message says what to
+    use."""
     with pytest.raises(BadInput, match=rf"{type(layer).__name__}.*GroupNorm"):
         ModuleTask(nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3)))
 
@@ -218,7 +238,9 @@ def test_a_module_without_parameters_is_refused():
 
 def test_the_median_is_the_lower_one_of_the_real_records():
     """Padding does not count, an empty batch has bound 0, and zero gradients stay zero."""
-    norms = torch.tensor([[4.0, 1.0, 3.0, 2.0], [9.0, 5.0, 7.0, 1.0], [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 5.0]])
+    norms = torch.tensor(
+        [[4.0, 1.0, 3.0, 2.0], [9.0, 5.0, 7.0, 1.0], [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 5.0]]
+    )
     weight = torch.tensor([[1.0, 1, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     factor, bound = clip_factors(norms, weight, "median")
     assert bound.tolist() == [2.0, 5.0, 0.0, 0.0]

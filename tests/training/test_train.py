@@ -37,7 +37,16 @@ def federation():
 
 def plan(**changes):
     return Plan(
-        **({"rounds": 9, "local_steps": 4, "user_ratio": 0.25, "evaluate_every": 2, "checkpoint_every": 3} | changes)
+        **(
+            {
+                "rounds": 9,
+                "local_steps": 4,
+                "user_ratio": 0.25,
+                "evaluate_every": 2,
+                "checkpoint_every": 3,
+            }
+            | changes
+        )
     )
 
 
@@ -47,7 +56,9 @@ def lines(folder):
 
 def test_the_result_holds_what_was_written(federation, tmp_path):
     """History, model and summary on disk are those of the returned result."""
-    result = train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, optimum=True, out=tmp_path / "run")
+    result = train(
+        federation, Logistic(40, 10), scaffold(), plan(), NOISY, optimum=True, out=tmp_path / "run"
+    )
     assert result.ended == "completed" and result.rounds == 9
     assert [row["round"] for row in result.history] == [2, 4, 6, 8, 9]
     assert lines(tmp_path / "run") == result.history
@@ -68,7 +79,14 @@ def test_the_result_holds_what_was_written(federation, tmp_path):
     ):
         assert key in result.final
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"config.toml", "versions.json", "checkpoint.pt", "ledger.json", "privacy.json", "privacy.md"} <= names
+    assert {
+        "config.toml",
+        "versions.json",
+        "checkpoint.pt",
+        "ledger.json",
+        "privacy.json",
+        "privacy.md",
+    } <= names
     assert not any(name.endswith(".partial") for name in names)
 
 
@@ -85,7 +103,8 @@ def test_predictions_of_the_result_have_the_reported_accuracy(federation):
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
 @pytest.mark.parametrize(("algorithm", "privacy"), [(scaffold_warm, NOISY), (fedavg, None)])
 def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm, privacy):
-    """A run cut after its last checkpoint and resumed ends with the very same metrics, model and ledger."""
+    """A run cut after its last checkpoint and resumed ends with the very same metrics, model and
+    ledger."""
 
     def go(folder, observer=None, resume=False):
         return train(
@@ -120,7 +139,9 @@ def test_resuming_equals_never_stopping(federation, tmp_path, engine, algorithm,
 
 def test_a_finished_run_resumes_to_itself(federation, tmp_path):
     first = train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, out=tmp_path / "run")
-    again = train(federation, Logistic(40, 10), scaffold(), plan(), NOISY, out=tmp_path / "run", resume=True)
+    again = train(
+        federation, Logistic(40, 10), scaffold(), plan(), NOISY, out=tmp_path / "run", resume=True
+    )
     assert again.history == first.history and again.privacy["server"] == first.privacy["server"]
 
 
@@ -130,7 +151,14 @@ def test_secret_noise_differs_from_run_to_run_and_a_replay_is_counted(federation
 
     def go(folder, observer=None, resume=False):
         return train(
-            federation, Logistic(40, 10), fedavg(), plan(), secret, out=folder, observer=observer, resume=resume
+            federation,
+            Logistic(40, 10),
+            fedavg(),
+            plan(),
+            secret,
+            out=folder,
+            observer=observer,
+            resume=resume,
         )
 
     one, two = go(tmp_path / "one"), go(tmp_path / "two")
@@ -217,7 +245,9 @@ def test_training_halts_before_a_target_is_exceeded(federation):
     """The round that would exceed the target is not run, and the reason is given."""
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
     target = 0.7 * free.privacy["server"]["epsilon"]
-    result = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, budget=Budget(target_epsilon=target))
+    result = train(
+        federation, Logistic(40, 10), fedavg(), plan(), NOISY, budget=Budget(target_epsilon=target)
+    )
     assert result.ended == "budget" and 0 < result.rounds < 9
     assert result.privacy["server"]["epsilon"] <= target
     run = result.setting.describe()
@@ -226,7 +256,9 @@ def test_training_halts_before_a_target_is_exceeded(federation):
 
 
 def test_median_clip_and_no_privacy_state_that_there_is_no_guarantee(federation):
-    median = train(federation, Logistic(40, 10), fedavg(), plan(), Gaussian(clip="median", noise=3.0))
+    median = train(
+        federation, Logistic(40, 10), fedavg(), plan(), Gaussian(clip="median", noise=3.0)
+    )
     assert median.privacy["server"]["epsilon"] is None and "median" in median.privacy["quote"]
     assert median.final["epsilon_server"] is None
     bare = train(federation, Logistic(40, 10), fedavg(), plan())
@@ -234,7 +266,8 @@ def test_median_clip_and_no_privacy_state_that_there_is_no_guarantee(federation)
 
 
 def test_no_guarantee_for_users_weighted_by_their_records(federation):
-    """The weights tell how many records a user has: the run trains, and says that it promises nothing."""
+    """The weights tell how many records a user has: the run trains, and says that it promises
+    nothing."""
     private = Gaussian(clip=1.0, noise=1.0, unit="user")
     result = train(federation, Logistic(40, 10), fedavg(), plan(weighting="records"), private)
     assert result.privacy["server"]["epsilon"] is None and "weighting" in result.privacy["quote"]
@@ -256,7 +289,9 @@ def test_the_live_epsilon_includes_private_preprocessing(federation):
     from dpscaffold.federation import PreprocessingCost
 
     cost = PreprocessingCost("private mean", noise_multiplier=2.0, add_remove_multiplier=4.0)
-    paid = train(replace(federation, preprocessing_costs=(cost,)), Logistic(40, 10), fedavg(), plan(), NOISY)
+    paid = train(
+        replace(federation, preprocessing_costs=(cost,)), Logistic(40, 10), fedavg(), plan(), NOISY
+    )
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
     assert paid.final["epsilon_server"] >= paid.privacy["server"]["epsilon"] * (1 - 1e-9)
     assert paid.privacy["server"]["epsilon"] > 1.2 * free.privacy["server"]["epsilon"]
@@ -268,14 +303,26 @@ def test_a_deleted_journal_cannot_reset_what_was_spent(federation, tmp_path):
             raise RuntimeError("cut")
 
     with pytest.raises(RuntimeError):
-        train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run", observer=cut)
+        train(
+            federation,
+            Logistic(40, 10),
+            fedavg(),
+            plan(),
+            NOISY,
+            out=tmp_path / "run",
+            observer=cut,
+        )
     (tmp_path / "run" / "ledger.jsonl").unlink()
     with pytest.raises(BadInput, match="records 0 of 6 completed rounds"):
-        train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run", resume=True)
+        train(
+            federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run", resume=True
+        )
 
 
 def test_frozen_parameters_stay_and_the_module_is_left_alone(federation):
-    module = torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.Dropout(), torch.nn.Linear(8, 10)).train()
+    module = torch.nn.Sequential(
+        torch.nn.Linear(40, 8), torch.nn.Dropout(), torch.nn.Linear(8, 10)
+    ).train()
     module[0].weight.requires_grad_(False)
     task = ModuleTask(module)
     assert task.parameters == 8 + 8 * 10 + 10
@@ -294,15 +341,23 @@ def test_averages_are_the_mean_of_the_iterates(federation):
     """Uniform and tail averaging equal the mean of separately recorded iterates."""
     iterates = []
     for rounds in range(1, 7):
-        iterates.append(train(federation, Logistic(40, 10), fedavg(), plan(rounds=rounds), NOISY).params)
-    uniform = train(federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="uniform"), NOISY).params
-    tail = train(federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="tail", tail=0.5), NOISY).params
+        iterates.append(
+            train(federation, Logistic(40, 10), fedavg(), plan(rounds=rounds), NOISY).params
+        )
+    uniform = train(
+        federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="uniform"), NOISY
+    ).params
+    tail = train(
+        federation, Logistic(40, 10), fedavg(), plan(rounds=6, averaging="tail", tail=0.5), NOISY
+    ).params
     torch.testing.assert_close(uniform, torch.stack(iterates).mean(0), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(tail, torch.stack(iterates[3:]).mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_networks_and_modules_train(federation):
-    module = ModuleTask(torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)))
+    module = ModuleTask(
+        torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+    )
     for task in (Mlp(40, 10, hidden=8), module):
         result = train(federation, task, scaffold(), plan(rounds=3), NOISY)
         assert result.final["log10_gap"] is None and 0 <= result.final["test_accuracy"] <= 1
@@ -316,7 +371,14 @@ class TestRefusals:
         with pytest.raises(BadInput, match="already holds a run"):
             train(federation, Logistic(40, 10), fedavg(), plan(), out=tmp_path / "run")
         with pytest.raises(BadInput, match=r"plan.rounds = 9, not 8"):
-            train(federation, Logistic(40, 10), fedavg(), plan(rounds=8), out=tmp_path / "run", resume=True)
+            train(
+                federation,
+                Logistic(40, 10),
+                fedavg(),
+                plan(rounds=8),
+                out=tmp_path / "run",
+                resume=True,
+            )
 
     def test_a_folder_with_something_else_in_it(self, federation, tmp_path):
         (tmp_path / "letters.txt").write_text("mine")
@@ -361,7 +423,9 @@ class TestRefusals:
 
     def test_a_budget_without_privacy(self, federation):
         with pytest.raises(BadInput, match="without privacy"):
-            train(federation, Logistic(40, 10), fedavg(), plan(), budget=Budget(max_participations=3))
+            train(
+                federation, Logistic(40, 10), fedavg(), plan(), budget=Budget(max_participations=3)
+            )
 
     @pytest.mark.parametrize(
         "bad",

@@ -9,7 +9,8 @@ from dpscaffold.algorithms.fedavg import fedavg, fedsgd
 from dpscaffold.algorithms.fedprox import fedprox
 from dpscaffold.algorithms.scaffold import scaffold, scaffold_warm
 
-#: Every algorithm, by the name it has in a configuration. The conformance tests run over this table.
+#: Every algorithm, by the name it has in a configuration. The conformance tests run over this
+#: table.
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,
     "fedsgd": fedsgd,

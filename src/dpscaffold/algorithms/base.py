@@ -38,8 +38,8 @@ class Upload:
 
 @dataclass(frozen=True)
 class Local:
-    """What K local steps leave behind: the last y_i^K, the mean of the K noised and regularised gradients
-    H + λy, and Kη_l (a float, or (U, 1) for a stack)."""
+    """What K local steps leave behind: the last y_i^K, the mean of the K noised and regularised
+    gradients H + λy, and Kη_l (a float, or (U, 1) for a stack)."""
 
     params: Tensor
     mean_gradient: Tensor
@@ -63,18 +63,21 @@ Update = Callable[[Server, Upload, float], Server]
 class Algorithm:
     """A federated algorithm as three pure functions.
 
-    - ``direction(gradient, y, broadcast, memory)``: where a local step goes, given the *noised* gradient
-      H + λy at y. Whatever is added here stands outside clipping and noise.
+    - ``direction(gradient, y, broadcast, memory)``: where a local step goes, given the *noised*
+      gradient H + λy at y. Whatever is added here stands outside clipping and noise.
     - ``finish(local, broadcast, memory)``: the upload and the new memory after K steps.
     - ``update(server, mean, rate)``: the server's move, given ``mean``: the mean of Δy_i over the
       participants and (1/M)ΣΔc_i.
 
-    ``memory`` says that users keep a control variate; ``warm_up`` is the algorithm of the warm-start
-    rounds, itself an ordinary :class:`Algorithm`. A variant is the base with one function replaced:
+    ``memory`` says that users keep a control variate; ``warm_up`` is the algorithm of the
+    warm-start rounds, itself an ordinary :class:`Algorithm`. A variant is the base with one
+    function replaced:
 
     >>> import torch
     >>> from dpscaffold import fedavg
-    >>> signed = fedavg().replace(name="signed", direction=lambda gradient, y, broadcast, memory: gradient.sign())
+    >>> def signs(gradient, y, broadcast, memory):
+    ...     return gradient.sign()
+    >>> signed = fedavg().replace(name="signed", direction=signs)
     >>> signed.direction(torch.tensor([-3.0, 2.0]), None, None, None).tolist()
     [-1.0, 1.0]
     """
@@ -92,5 +95,6 @@ class Algorithm:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def phase(self, round: int, warm_rounds: int) -> Algorithm:
-        """The algorithm of this round (rounds count from 1): the warm-up first, then the real one."""
+        """The algorithm of this round (rounds count from 1): the warm-up first, then the real
+        one."""
         return self.warm_up if self.warm_up is not None and round <= warm_rounds else self

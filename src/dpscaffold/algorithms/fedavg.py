@@ -23,10 +23,12 @@ def add_mean_move(server: Server, mean: Upload, rate: float) -> Server:
 
 
 def fedavg() -> Algorithm:
-    """Federated averaging (McMahan et al. 2017); with :class:`~dpscaffold.Gaussian` it is DP-FedAvg."""
+    """Federated averaging (McMahan et al. 2017); with :class:`~dpscaffold.Gaussian` it is
+    DP-FedAvg."""
     return Algorithm("fedavg", along_gradient, send_move, add_mean_move)
 
 
 def fedsgd() -> Algorithm:
-    """FedAvg whose K batches together are one pass over the user's data: K = round(1/s), else an error."""
+    """FedAvg whose K batches together are one pass over the user's data: K = round(1/s), else an
+    error."""
     return fedavg().replace(name="fedsgd", full_pass=True)

@@ -14,7 +14,8 @@ from dpscaffold.plan import number
 
 @dataclass(frozen=True)
 class Pulled:
-    """y_i^k ← y_i^{k−1} − η_l(H̃_i^k + μ(y_i^{k−1} − x^{t−1})), as a value: two runs can be seen to share μ."""
+    """y_i^k ← y_i^{k−1} − η_l(H̃_i^k + μ(y_i^{k−1} − x^{t−1})), as a value: two runs can be seen to
+    share μ."""
 
     mu: float
 
@@ -24,7 +25,8 @@ class Pulled:
 
 
 def fedprox(mu: float = 0.1) -> Algorithm:
-    """FedAvg whose steps go along H + λy + μ(y − x); the proximal term stands outside clipping and noise.
+    """FedAvg whose steps go along H + λy + μ(y − x); the proximal term stands outside clipping and
+    noise.
 
     >>> fedprox(mu=0.0).name
     'fedprox'

@@ -1,7 +1,8 @@
 """SCAFFOLD (Karimireddy et al. 2020) and its warm start; with noise they are DP-SCAFFOLD(-warm).
 
-Algorithm 1 of the paper, line by line: the drift correction c − c_i joins the step *after* the noise, so
-everything that leaves a user is a function of noised gradients and of what the server sent.
+Algorithm 1 of the paper, line by line: the drift correction c − c_i joins the step *after* the
+noise, so everything that leaves a user is a function of noised gradients and of what the server
+sent.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ def along_corrected(gradient: Tensor, y: Tensor, broadcast: Broadcast, memory: M
     return gradient - own + common
 
 
-def send_move_and_control(local: Local, broadcast: Broadcast, memory: Memory) -> tuple[Upload, Memory]:
-    """c̃_i ← c_i − c + (x − y_i^K)/(Kη_l), which is the mean of the K noised gradients; upload both differences."""
+def send_move_and_control(
+    local: Local, broadcast: Broadcast, memory: Memory
+) -> tuple[Upload, Memory]:
+    """c̃_i ← c_i − c + (x − y_i^K)/(Kη_l), which is the mean of the K noised gradients; upload both
+    differences."""
     own, common = _controls(memory, broadcast)
     control = own - common + (broadcast.params - local.params) / local.travelled
     return Upload(local.params - broadcast.params, control - own), Memory(control)
@@ -36,10 +40,14 @@ def stay(gradient: Tensor, y: Tensor, broadcast: Broadcast, memory: Memory) -> T
     return torch.zeros_like(y)
 
 
-def send_measured_control(local: Local, broadcast: Broadcast, memory: Memory) -> tuple[Upload, Memory]:
+def send_measured_control(
+    local: Local, broadcast: Broadcast, memory: Memory
+) -> tuple[Upload, Memory]:
     """c_i ← (1/K)Σ H̃_i^k(x⁰): the model does not move, the control becomes the measured mean."""
     own, _ = _controls(memory, broadcast)
-    return Upload(torch.zeros_like(local.params), local.mean_gradient - own), Memory(local.mean_gradient)
+    return Upload(torch.zeros_like(local.params), local.mean_gradient - own), Memory(
+        local.mean_gradient
+    )
 
 
 def _controls(memory: Memory, broadcast: Broadcast) -> tuple[Tensor, Tensor]:
@@ -54,6 +62,7 @@ def scaffold() -> Algorithm:
 
 
 def scaffold_warm() -> Algorithm:
-    """SCAFFOLD whose first round(4/l) rounds only measure control variates (the paper's DP-SCAFFOLD-warm)."""
+    """SCAFFOLD whose first round(4/l) rounds only measure control variates (the paper's
+    DP-SCAFFOLD-warm)."""
     warm_up = scaffold().replace(name="warm-up", direction=stay, finish=send_measured_control)
     return scaffold().replace(name="scaffold-warm", warm_up=warm_up)

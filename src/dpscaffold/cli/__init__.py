@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 
 from dpscaffold.errors import Diverged
 
-#: Each command's file and the function or sub-application in it. A file is imported when its command is used,
-#: so that accounting answers without loading PyTorch.
+#: Each command's file and the function or sub-application in it. A file is imported when its
+#: command is used, so that accounting answers without loading PyTorch.
 COMMANDS = {
     "demo": "demo_command",
     "train": "train_command",
@@ -80,5 +80,6 @@ def main() -> None:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """User errors are raised by this package; a ValueError from elsewhere is a bug and keeps its traceback."""
+    """User errors are raised by this package; a ValueError from elsewhere is a bug and keeps its
+    traceback."""
     return type(error).__module__.startswith("dpscaffold") or isinstance(error, OSError)

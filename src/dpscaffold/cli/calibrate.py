@@ -28,7 +28,14 @@ from dpscaffold.cli.privacy import (
     from_numbers,
     from_source,
 )
-from dpscaffold.privacy import PrivacyError, Run, bound_for, budget_table, calibrate_noise, largest_rounds
+from dpscaffold.privacy import (
+    PrivacyError,
+    Run,
+    bound_for,
+    budget_table,
+    calibrate_noise,
+    largest_rounds,
+)
 from dpscaffold.privacy.statement import round_up
 
 SOLVE = ("noise", "rounds", "table")
@@ -37,8 +44,12 @@ SOLVE = ("noise", "rounds", "table")
 def calibrate(
     source: Source = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="the budget")] = None,
-    view: Annotated[str, typer.Option("--view", help="server, third-party or paper-third-party")] = "server",
-    solve: Annotated[str, typer.Option("--solve", help="noise, rounds, or table: (K, T, σ_g) on the budget")] = "noise",
+    view: Annotated[
+        str, typer.Option("--view", help="server, third-party or paper-third-party")
+    ] = "server",
+    solve: Annotated[
+        str, typer.Option("--solve", help="noise, rounds, or table: (K, T, σ_g) on the budget")
+    ] = "noise",
     users: Users = None,
     records: Records = None,
     rounds: Rounds = None,
@@ -72,7 +83,9 @@ def calibrate(
         "max_participations": max_participations,
     }
     run, costs = _run(source, numbers, delta, solve)
-    bound = bound_for(run, view, draw_hidden=source is None)  # a configuration holds the seed of the draw
+    bound = bound_for(
+        run, view, draw_hidden=source is None
+    )  # a configuration holds the seed of the draw
     answer: dict[str, Any] = {
         "solve": solve,
         "view": view.replace("-", "_"),
@@ -106,8 +119,11 @@ def calibrate(
         _show(answer, Console())
 
 
-def _run(source: Any, numbers: dict[str, Any], delta: float | None, solve: str) -> tuple[Run, tuple[Any, ...]]:
-    """The run to solve for, and what its data cost already; what is solved for needs no value of its own."""
+def _run(
+    source: Any, numbers: dict[str, Any], delta: float | None, solve: str
+) -> tuple[Run, tuple[Any, ...]]:
+    """The run to solve for, and what its data cost already; what is solved for needs no value of
+    its own."""
     if source is not None:
         about = from_source(source, numbers, delta)
         if about.run is None:
@@ -124,12 +140,24 @@ def _show(answer: dict[str, Any], console: Console) -> None:
     if "combinations" in answer:
         table = Table("K", "T", "σ_g", "epsilon", box=box.SIMPLE_HEAD, pad_edge=False)
         for row in answer["combinations"]:
-            table.add_row(str(row["local_steps"]), str(row["rounds"]), f"{row['noise']:g}", round_up(row["epsilon"]))
+            table.add_row(
+                str(row["local_steps"]),
+                str(row["rounds"]),
+                f"{row['noise']:g}",
+                round_up(row["epsilon"]),
+            )
         console.print(table)
     else:
         key = answer["solve"]
-        console.print(f"{key} = {answer[key]:g}" if key == "noise" else f"{key} = {answer[key]}", highlight=False)
-    reached = f"epsilon = {round_up(answer['epsilon'])} of {answer['target']:g}, " if "epsilon" in answer else ""
+        console.print(
+            f"{key} = {answer[key]:g}" if key == "noise" else f"{key} = {answer[key]}",
+            highlight=False,
+        )
+    reached = (
+        f"epsilon = {round_up(answer['epsilon'])} of {answer['target']:g}, "
+        if "epsilon" in answer
+        else ""
+    )
     console.print(
         f"{reached}delta = {answer['delta']:.3g}, view {answer['view']}, bound {answer['bound']}",
         highlight=False,

@@ -14,7 +14,9 @@ from dpscaffold.report.runs import comparison_table, draw_comparison, epsilon_no
 
 def compare_command(
     runs: Annotated[list[Path], typer.Argument(help="run folders")],
-    out: Annotated[Path, typer.Option(help="where to write the figure (.png, .svg or .pdf)")] = Path("comparison.png"),
+    out: Annotated[
+        Path, typer.Option(help="where to write the figure (.png, .svg or .pdf)")
+    ] = Path("comparison.png"),
     as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
 ) -> None:
     """Compare runs: a table of their final metrics, and a figure of their course."""
@@ -26,7 +28,9 @@ def show(folders: list[Path], figure: Path, as_json: bool = False) -> None:
     runs = [read_run(folder) for folder in folders]
     draw_comparison(runs, figure)
     if as_json:
-        typer.echo(json.dumps({"runs": [run.row() for run in runs], "figure": str(figure)}, indent=2))
+        typer.echo(
+            json.dumps({"runs": [run.row() for run in runs], "figure": str(figure)}, indent=2)
+        )
         return
     console = Console()
     console.print(comparison_table(runs))

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -25,10 +32,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[Path | None, typer.Argument(help="A configuration; its [data] table is used.", show_default=False)]
-Source = Annotated[str | None, typer.Option("--source", help="A source by name, such as digits or mnist.")]
-Changes = Annotated[list[str] | None, typer.Option("--set", help="data.key=value, as often as needed.")]
-Folder = Annotated[Path | None, typer.Option("--data-dir", help="Where datasets live (else $DPSCAFFOLD_DATA).")]
+Config = Annotated[
+    Path | None,
+    typer.Argument(help="A configuration; its [data] table is used.", show_default=False),
+]
+Source = Annotated[
+    str | None, typer.Option("--source", help="A source by name, such as digits or mnist.")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="data.key=value, as often as needed.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where datasets live (else $DPSCAFFOLD_DATA).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 _SHADES = " ░▒▓█"
@@ -42,7 +58,9 @@ def describe_command(
     source: Source = None,
     change: Changes = None,
     data_dir: Folder = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write a figure here (.png, .svg or .pdf).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write a figure here (.png, .svg or .pdf).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Users, records, classes, labels by user, sizes and heterogeneity, as a table and a figure.
@@ -52,7 +70,9 @@ def describe_command(
     if out is not None and out.suffix.lower() not in _FIGURES:
         raise BadInput(f"--out is {out}; a figure ends in {', '.join(_FIGURES)}")
     notes: list[str] = []
-    description = describe(load_federation(_settings(config, source, change, data_dir), notes.append))
+    description = describe(
+        load_federation(_settings(config, source, change, data_dir), notes.append)
+    )
     if out is not None:
         from dpscaffold.report.data_figures import save_description
 
@@ -76,9 +96,12 @@ def prepare_command(
     source: Source = None,
     change: Changes = None,
     data_dir: Folder = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a federation prepared before.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a federation prepared before.")
+    ] = False,
 ) -> None:
-    """Build a federation once and store it in a folder, to be loaded or mapped with source = "saved"."""
+    """Build a federation once and store it in a folder, to be loaded or mapped with source =
+    "saved"."""
     if out is None:
         raise BadInput("--out is missing; name the folder to write")
     console = Console()
@@ -90,18 +113,28 @@ def prepare_command(
     )
     federation = load_federation({"source": "saved", "path": str(folder)})
     console.print(f"{federation}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f'use it with [data] source = "saved", path = "{folder}"', markup=False, soft_wrap=True)
+    console.print(
+        f'use it with [data] source = "saved", path = "{folder}"', markup=False, soft_wrap=True
+    )
 
 
 @app.command("download")
 def download_command(
     name: Annotated[str, typer.Argument(help="One of the datasets that 'data list' shows.")],
     data_dir: Folder = None,
-    mirror: Annotated[str | None, typer.Option("--mirror", help="Fetch from this address instead.")] = None,
+    mirror: Annotated[
+        str | None, typer.Option("--mirror", help="Fetch from this address instead.")
+    ] = None,
 ) -> None:
-    """Fetch a dataset's published files, resuming where an earlier transfer stopped, and verify them."""
+    """Fetch a dataset's published files, resuming where an earlier transfer stopped, and verify
+    them."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
@@ -130,13 +163,22 @@ def list_command(data_dir: Folder = None, as_json: Json = False) -> None:
     ]
     others = [name for name in SOURCES if name not in CATALOGUE]
     if as_json:
-        typer.echo(json.dumps({"data_dir": str(folder), "datasets": rows, "other_sources": others}, ensure_ascii=False))
+        typer.echo(
+            json.dumps(
+                {"data_dir": str(folder), "datasets": rows, "other_sources": others},
+                ensure_ascii=False,
+            )
+        )
         return
     table = Table(title="Datasets", title_justify="left")
     for heading in ("name", "what it is", "here", "download"):
         table.add_column(heading)
     for row in rows:
-        table.add_row(row["name"], row["about"], *("yes" if row[key] else "no" for key in ("here", "downloadable")))
+        table.add_row(
+            row["name"],
+            row["about"],
+            *("yes" if row[key] else "no" for key in ("here", "downloadable")),
+        )
     console = Console()
     console.print(table)
     console.print(f"looked for in {folder}", markup=False, highlight=False, soft_wrap=True)
@@ -146,10 +188,14 @@ def list_command(data_dir: Folder = None, as_json: Json = False) -> None:
 def _is_here(folder: Path) -> bool:
     """Whether a dataset's folder holds data files: IDX, archives or batches."""
     wanted = ("*ubyte*", "*.tar.gz", "cifar-10-batches-*", "gzip/*ubyte*")
-    return any(path for pattern in wanted for path in folder.glob(pattern) if path.suffix != ".part")
+    return any(
+        path for pattern in wanted for path in folder.glob(pattern) if path.suffix != ".part"
+    )
 
 
-def _settings(config: Path | None, source: str | None, change: list[str] | None, data_dir: Path | None) -> Any:
+def _settings(
+    config: Path | None, source: str | None, change: list[str] | None, data_dir: Path | None
+) -> Any:
     """The [data] settings that a configuration and options come to."""
     from dpscaffold.config import load
 
@@ -158,10 +204,14 @@ def _settings(config: Path | None, source: str | None, change: list[str] | None,
     changes = [] if source is None else [f"data.source={source}"]
     for item in change or []:
         if not item.startswith("data."):
-            raise BadInput(f"--set is {item!r}; only keys of [data] matter here, such as data.users=10")
+            raise BadInput(
+                f"--set is {item!r}; only keys of [data] matter here, such as data.users=10"
+            )
         changes.append(item)
     if source is not None and source not in SOURCES:
-        raise BadInput(f"--source is '{source}'{nearest(source, SOURCES)}; there are {', '.join(SOURCES)}")
+        raise BadInput(
+            f"--source is '{source}'{nearest(source, SOURCES)}; there are {', '.join(SOURCES)}"
+        )
     if data_dir is not None:
         changes.append(f"data.data_dir={json.dumps(str(data_dir))}")
     return load(config, changes).data
@@ -178,7 +228,10 @@ def summary_table(description: Description) -> Table:
         ("test records", f"{description.test_records:,}"),
         ("features", f"{description.dimension:,}"),
         ("classes", f"{description.classes}"),
-        ("train records per user", f"{sizes['min']:g} to {sizes['max']:g}, median {sizes['median']:g}"),
+        (
+            "train records per user",
+            f"{sizes['min']:g} to {sizes['max']:g}, median {sizes['median']:g}",
+        ),
         ("classes per user", f"{description.classes_per_user:.1f} on average"),
         ("users with a single class", f"{description.single_class_users:,}"),
         (
@@ -195,14 +248,19 @@ def summary_table(description: Description) -> Table:
 
 
 def label_table(description: Description) -> Table:
-    """Some users, evenly chosen, with their sizes and a shade for each label's share of their records."""
+    """Some users, evenly chosen, with their sizes and a shade for each label's share of their
+    records."""
     chosen = shown_users(description.users, _MOST_USERS).tolist()
-    title = "labels by user" + (f" ({len(chosen)} of {description.users:,})" if len(chosen) < description.users else "")
+    title = "labels by user" + (
+        f" ({len(chosen)} of {description.users:,})" if len(chosen) < description.users else ""
+    )
     table = Table(title=title, title_justify="left")
     table.add_column("user")
     table.add_column("train", justify="right")
     classes = min(description.classes, _MOST_CLASSES)
-    table.add_column(f"labels 0 to {classes - 1} (darkest: all of the user's records)", no_wrap=True)
+    table.add_column(
+        f"labels 0 to {classes - 1} (darkest: all of the user's records)", no_wrap=True
+    )
     for user in chosen:
         counts = description.counts[user]
         shares = counts[:classes] / counts.sum()

@@ -8,13 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-#: The demo's federation and plan: the paper's synthetic data at its highest heterogeneity, with half the
-#: records and half the noise multiplier, so the noise on a gradient is the paper's.
+#: The demo's federation and plan: the paper's synthetic data at its highest heterogeneity, with
+#: half the records and half the noise multiplier, so the noise on a gradient is the paper's.
 DEMO: dict[str, Any] = {
     "data": {"source": "synthetic", "alpha": 5.0, "beta": 5.0, "users": 100, "records": 2500},
     "task": {"kind": "logistic", "optimum": True},
     "algorithm": {"name": "scaffold"},
-    "plan": {"rounds": 300, "local_steps": 50, "user_ratio": 0.2, "data_ratio": 0.2, "learning_rate": 0.5},
+    "plan": {
+        "rounds": 300,
+        "local_steps": 50,
+        "user_ratio": 0.2,
+        "data_ratio": 0.2,
+        "learning_rate": 0.5,
+    },
     "privacy": {"clip": 1.5, "noise": 30.0},
 }
 
@@ -28,7 +34,9 @@ CAST = (
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option(help="folder for the runs and the figure")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="folder for the runs and the figure")] = Path(
+        "runs/demo"
+    ),
     rounds: Annotated[int | None, typer.Option(help="fewer rounds for a quicker look")] = None,
 ) -> None:
     """Train DP-SCAFFOLD, DP-FedAvg and DP-FedSGD side by side with non-private SCAFFOLD."""
@@ -38,8 +46,12 @@ def demo_command(
     from dpscaffold.data.loading import load_federation
 
     console = Console()
-    console.print("Four federated runs on one federation: 100 users whose data differ a lot, (α, β) = (5, 5).")
-    console.print("The private ones add the same noise to every gradient; only the algorithm differs.\n")
+    console.print(
+        "Four federated runs on one federation: 100 users whose data differ a lot, (α, β) = (5, 5)."
+    )
+    console.print(
+        "The private ones add the same noise to every gradient; only the algorithm differs.\n"
+    )
     federation = None
     for name, algorithm, private in CAST:
         changes = [f"algorithm.name={algorithm}"]
@@ -57,6 +69,7 @@ def demo_command(
             raise typer.Exit(130)
     show([out / name for name, _, _ in CAST], out / "comparison.png")
     console.print(
-        "\nDP-SCAFFOLD corrects each user's drift with control variates that are computed from noised gradients "
-        "only,\nso the correction costs no privacy. `dpscaffold privacy --help` explains the epsilon column."
+        "\nDP-SCAFFOLD corrects each user's drift with control variates that are computed from "
+        "noised gradients only,\nso the correction costs no privacy. `dpscaffold privacy --help` "
+        "explains the epsilon column."
     )

@@ -18,23 +18,39 @@ from dpscaffold.privacy import Ledger, PrivacyError, Run, describe, statement
 from dpscaffold.privacy.statement import NO_NOISE, round_up
 
 #: Whether an algorithm's users keep something between rounds.
-MEMORY = {"fedavg": False, "fedsgd": False, "fedprox": False, "scaffold": True, "scaffold-warm": True}
+MEMORY = {
+    "fedavg": False,
+    "fedsgd": False,
+    "fedprox": False,
+    "scaffold": True,
+    "scaffold-warm": True,
+}
 
-Source = Annotated[Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")]
+Source = Annotated[
+    Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")
+]
 Users = Annotated[int | None, typer.Option("--users", help="M, the number of users")]
 Records = Annotated[int | None, typer.Option("--records", help="R, training records per user")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="T, warm-start rounds included")]
 LocalSteps = Annotated[int | None, typer.Option("--local-steps", help="K")]
-UserRatio = Annotated[float | None, typer.Option("--user-ratio", help="l: ⌊lM⌋ users take part in a round")]
-DataRatio = Annotated[float | None, typer.Option("--data-ratio", help="s: a batch holds ⌊sR⌋ records")]
-Noise = Annotated[float | None, typer.Option("--noise", help="σ_g, in units of the sensitivity 2C/b")]
+UserRatio = Annotated[
+    float | None, typer.Option("--user-ratio", help="l: ⌊lM⌋ users take part in a round")
+]
+DataRatio = Annotated[
+    float | None, typer.Option("--data-ratio", help="s: a batch holds ⌊sR⌋ records")
+]
+Noise = Annotated[
+    float | None, typer.Option("--noise", help="σ_g, in units of the sensitivity 2C/b")
+]
 Sampling = Annotated[str | None, typer.Option("--sampling", help="fixed (default) or poisson")]
 AlgorithmName = Annotated[
     str | None, typer.Option("--algorithm", help=f"one of {', '.join(MEMORY)}; scaffold by default")
 ]
 Unit = Annotated[str | None, typer.Option("--unit", help="record (default) or user")]
 Delta = Annotated[float | None, typer.Option("--delta", help="δ; 1 over all records by default")]
-Cap = Annotated[int | None, typer.Option("--max-participations", help="after so many, a user declines")]
+Cap = Annotated[
+    int | None, typer.Option("--max-participations", help="after so many, a user declines")
+]
 
 
 @dataclass(frozen=True)
@@ -63,9 +79,12 @@ def privacy(
     delta: Delta = None,
     max_participations: Cap = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the statement as JSON")] = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="draw ε against rounds to this file")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="draw ε against rounds to this file")
+    ] = None,
 ) -> None:
-    """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and what to quote."""
+    """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and what to
+    quote."""
     numbers = {
         "users": users,
         "records": records,
@@ -87,7 +106,8 @@ def privacy(
         about.ledger,
         about.preprocessing,
         about.seed_public,
-        draw_public=source is not None,  # a configuration and a run folder hold the seed of the draw
+        draw_public=source
+        is not None,  # a configuration and a run folder hold the seed of the draw
         extra_costs=about.extra_costs,
     )
     if plot is not None:
@@ -116,16 +136,24 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
     needed = ("users", "records", "rounds", "local_steps", "user_ratio", "data_ratio", "noise")
     missing = [f"--{name.replace('_', '-')}" for name in needed if numbers.get(name) is None]
     if missing:
-        raise PrivacyError(f"missing {', '.join(missing)}; give them all, or a configuration or a run folder")
+        raise PrivacyError(
+            f"missing {', '.join(missing)}; give them all, or a configuration or a run folder"
+        )
     for name in ("user_ratio", "data_ratio"):
         if not 0.0 < numbers[name] <= 1.0:
-            raise PrivacyError(f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at most 1")
+            raise PrivacyError(
+                f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at "
+                f"most 1"
+            )
     name = numbers.get("algorithm") or "scaffold"
     if name not in MEMORY:
         raise PrivacyError(f"--algorithm is {name!r}; give one of {', '.join(MEMORY)}")
     participants = share(numbers["user_ratio"], numbers["users"])
     if participants < 1:
-        raise PrivacyError(f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} users")
+        raise PrivacyError(
+            f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "
+            f"users"
+        )
     return describe(
         rounds=numbers["rounds"],
         local_steps=numbers["local_steps"],
@@ -151,7 +179,9 @@ def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> S
     """What a run folder or a configuration describes."""
     given = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None]
     if given:
-        raise PrivacyError(f"{given[0]} is given beside {source}, which already says it; give one or the other")
+        raise PrivacyError(
+            f"{given[0]} is given beside {source}, which already says it; give one or the other"
+        )
     about = from_folder(source) if source.is_dir() else from_config(source)
     if delta is not None and about.run is not None:
         run = Run.from_dict({**about.run.to_dict(), "delta": delta})
@@ -181,12 +211,16 @@ def from_config(path: Path) -> Subject:
     from dpscaffold.data.loading import load_federation
 
     if not path.exists():
-        raise PrivacyError(f"{path} does not exist; give a configuration (TOML), a run folder, or numbers")
+        raise PrivacyError(
+            f"{path} does not exist; give a configuration (TOML), a run folder, or numbers"
+        )
     settings = load(path)
     federation = load_federation(settings.data)
     limits = settings.privacy
     setting = settings.setting(federation)
-    run = setting.describe(limits.delta if limits else None, limits.max_participations if limits else None)
+    run = setting.describe(
+        limits.delta if limits else None, limits.max_participations if limits else None
+    )
     if run is None:
         return Subject(None, None, federation.preprocessing)
     costs, unprotected = preprocessing_costs(federation, run)
@@ -207,7 +241,13 @@ def show(said: dict[str, Any], console: Console) -> None:
                     quoted = said[view].get("bound") == row["name"]
                     mark = " ← quote" if quoted else ""
                     style = "bold" if quoted else ""
-                    table.add_row(view, round_up(row["epsilon"]), row["name"] + mark, row["theorem"], style=style)
+                    table.add_row(
+                        view,
+                        round_up(row["epsilon"]),
+                        row["name"] + mark,
+                        row["theorem"],
+                        style=style,
+                    )
         if table.row_count:
             console.print(table)
         console.print(f"delta: {said['delta']:.4g}", highlight=False)
@@ -215,6 +255,8 @@ def show(said: dict[str, Any], console: Console) -> None:
     console.print(f"quote: {said['quote']}", highlight=False)
     for row in said["bounds"] if said["guarantee"] else []:
         if not row["applies"]:
-            console.print(f"{row['name']} does not apply: {row['reason']}", style="dim", highlight=False)
+            console.print(
+                f"{row['name']} does not apply: {row['reason']}", style="dim", highlight=False
+            )
     for sentence in said["outside"]:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)

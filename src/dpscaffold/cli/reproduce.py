@@ -21,16 +21,26 @@ if TYPE_CHECKING:
 
 def reproduce_command(
     name: Annotated[str | None, typer.Argument(help="an experiment (see --list), or all")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="list experiments, their size and time here")] = False,
-    seeds: Annotated[int | None, typer.Option(help="runs of each setting [default: the paper's 3]")] = None,
-    scale: Annotated[float, typer.Option(help="a smaller version: share of users and rounds")] = 1.0,
+    list_: Annotated[
+        bool, typer.Option("--list", help="list experiments, their size and time here")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="runs of each setting [default: the paper's 3]")
+    ] = None,
+    scale: Annotated[
+        float, typer.Option(help="a smaller version: share of users and rounds")
+    ] = 1.0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
-    out: Annotated[Path, typer.Option(help="folder of the results, one folder inside per experiment")] = Path(
-        "reproduction"
-    ),
-    row: Annotated[list[str] | None, typer.Option(help="only this row of the figure or table")] = None,
+    out: Annotated[
+        Path, typer.Option(help="folder of the results, one folder inside per experiment")
+    ] = Path("reproduction"),
+    row: Annotated[
+        list[str] | None, typer.Option(help="only this row of the figure or table")
+    ] = None,
     folds: Annotated[bool, typer.Option(help="run the cross-validation beside the tables")] = True,
-    only_runs: Annotated[bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")] = False,
+    only_runs: Annotated[
+        bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
@@ -41,7 +51,10 @@ def reproduce_command(
     wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs)
     chosen = pick_device(device)
     if row and (list_ or name == "all"):
-        raise BadInput(f"--row is {row[0]!r}, a row of one experiment; name that experiment instead of all or --list")
+        raise BadInput(
+            f"--row is {row[0]!r}, a row of one experiment; name that experiment instead of all "
+            f"or --list"
+        )
     if list_:
         from dpscaffold.report.reproduction_list import listing
 
@@ -73,7 +86,8 @@ def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool
             files = reproduce(chosen, wish, device, show)
         except Stopped as stopped:
             console.print(
-                f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command goes on with it"
+                f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command "
+                f"goes on with it"
             )
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
     console.print(f"{chosen.name}: {wish.out / chosen.name} holds {', '.join(files)}")

@@ -19,12 +19,18 @@ from dpscaffold.training import Result, summarise, train
 
 
 def train_command(
-    config: Annotated[Path | None, typer.Argument(help="TOML configuration; without one the demo is trained")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="override, e.g. plan.rounds=100")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML configuration; without one the demo is trained")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override, e.g. plan.rounds=100")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="run folder; default: runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
-    engine: Annotated[str, typer.Option(help="simulator (fast) or loop (the readable oracle)")] = "simulator",
+    engine: Annotated[
+        str, typer.Option(help="simulator (fast) or loop (the readable oracle)")
+    ] = "simulator",
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
 ) -> None:
     """Train a model and write a run folder."""
@@ -32,7 +38,12 @@ def train_command(
     folder = out or Path("runs") / (config.stem if config else "train")
     result = run_settings(settings, folder, resume, device, engine, quiet=as_json)
     if as_json:
-        typer.echo(json.dumps(plain(summarise(result) | {"folder": str(folder), "privacy": result.privacy}), indent=2))
+        typer.echo(
+            json.dumps(
+                plain(summarise(result) | {"folder": str(folder), "privacy": result.privacy}),
+                indent=2,
+            )
+        )
     else:
         Console().print("\n".join(summary_lines(result)), highlight=False)
     if result.ended == "interrupted":

@@ -13,12 +13,17 @@ from rich.console import Console
 
 def tune_command(
     config: Annotated[Path, typer.Argument(help="TOML configuration with a [tune] table")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="override, e.g. tune.folds=3")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder of the result; default: tuning/NAME")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override, e.g. tune.folds=3")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the result; default: tuning/NAME")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON")] = False,
 ) -> None:
-    """Tune by cross-validation within each user's training records; write the best configuration."""
+    """Tune by cross-validation within each user's training records; write the best
+    configuration."""
     from dpscaffold.errors import BadInput
     from dpscaffold.experiments.runner import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
@@ -41,11 +46,18 @@ def tune_command(
     files = write_tuning(tuned, folder, " ".join(["dpscaffold", *sys.argv[1:]]))
     if as_json:
         scores = [vars(score) | {"mean": score.mean} for score in tuned.scores]
-        found = {"best": tuned.best.values, "scores": scores, "privacy": tuned.privacy_note, "folder": str(folder)}
+        found = {
+            "best": tuned.best.values,
+            "scores": scores,
+            "privacy": tuned.privacy_note,
+            "folder": str(folder),
+        }
         typer.echo(json.dumps(plain(found), indent=2))
         return
     console.print(tuning_table(tuned))
     for key in tuned.at_edge:
         console.print(f"the best value of {key} is at the edge of the grid; widen it to be sure")
     console.print(tuned.privacy_note, markup=False)
-    console.print(f"{folder} holds {', '.join(files)}; train with dpscaffold train {folder / 'best.toml'}")
+    console.print(
+        f"{folder} holds {', '.join(files)}; train with dpscaffold train {folder / 'best.toml'}"
+    )

@@ -1,4 +1,5 @@
-"""Where federations come from: synthetic data, images, tables, arrays, and what was prepared before."""
+"""Where federations come from: synthetic data, images, tables, arrays, and what was prepared
+before."""
 
 from dpscaffold.data.arrays import from_huggingface, from_pooled, from_users, read_npz
 from dpscaffold.data.catalogue import data_folder

@@ -1,4 +1,5 @@
-"""Your own arrays: one pair per user, one pooled table, a ``.npz`` file, or a Hugging Face dataset."""
+"""Your own arrays: one pair per user, one pooled table, a ``.npz`` file, or a Hugging Face
+dataset."""
 
 from __future__ import annotations
 
@@ -29,21 +30,28 @@ def from_users(
 ) -> Federation:
     """A federation from one (features, labels) pair per user.
 
-    Each user's records are split into train and test. Features of any shape (n, …) are flattened to (n, d).
-    Arrays are NumPy or torch.
+    Each user's records are split into train and test. Features of any shape (n, …) are flattened to
+    (n, d). Arrays are NumPy or torch.
 
     >>> rng = np.random.default_rng(0)
-    >>> hospitals = {name: (rng.normal(size=(10, 3)), np.arange(10) % 2) for name in ("north", "south")}
+    >>> sites = ("north", "south")
+    >>> hospitals = {site: (rng.normal(size=(10, 3)), np.arange(10) % 2) for site in sites}
     >>> from_users(hospitals, preprocess=["standardise", "unit-norm"])
     Federation(your arrays: 2 users, 8 train records each, 3 features, 2 classes)
     """
-    named = dict(users) if isinstance(users, Mapping) else {str(i): pair for i, pair in enumerate(users)}
+    named = (
+        dict(users)
+        if isinstance(users, Mapping)
+        else {str(i): pair for i, pair in enumerate(users)}
+    )
     if not named:
         raise BadInput("a federation needs at least one user, and none was given")
     pairs = {name: _pair(name, x, y) for name, (x, y) in named.items()}
     widths = {x.shape[1] for x, _ in pairs.values()}
     if len(widths) > 1:
-        raise BadInput(f"users have {min(widths)} to {max(widths)} features; all must have the same number")
+        raise BadInput(
+            f"users have {min(widths)} to {max(widths)} features; all must have the same number"
+        )
     sizes = [len(y) for _, y in pairs.values()]
     pool = from_pooled(
         np.concatenate([x for x, _ in pairs.values()]),
@@ -63,19 +71,25 @@ def from_pooled(
     classes: int | None = None,
     title: str = "your arrays",
 ) -> Pool:
-    """A pool from one table, to be dealt out by a partition or by its ``users`` (one name a record)."""
+    """A pool from one table, to be dealt out by a partition or by its ``users`` (one name a
+    record)."""
     x, y = _pair("pool", features, labels)
     classes = max(2, int(y.max(initial=0)) + 1) if classes is None else classes
     if users is None:
         return Pool(x, y, classes, title)
     names, codes = np.unique(np.asarray(users), return_inverse=True)
     if len(codes) != len(y):
-        raise BadInput(f"users are given for {len(codes)} records, and there are {len(y)}; give one each")
-    return Pool(x, y, classes, title, users=codes.astype(np.int64), names=tuple(str(name) for name in names))
+        raise BadInput(
+            f"users are given for {len(codes)} records, and there are {len(y)}; give one each"
+        )
+    return Pool(
+        x, y, classes, title, users=codes.astype(np.int64), names=tuple(str(name) for name in names)
+    )
 
 
 def read_npz(path: str | Path) -> Pool:
-    """A pool from a ``.npz`` file with ``features``, ``labels`` and, where there is one, ``users``."""
+    """A pool from a ``.npz`` file with ``features``, ``labels`` and, where there is one,
+    ``users``."""
     path = Path(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -84,24 +98,37 @@ def read_npz(path: str | Path) -> Pool:
         raise BadInput(f"{path} cannot be read as a NumPy .npz file ({problem})") from None
     for name in ("features", "labels"):
         if name not in arrays:
-            raise BadInput(f"{path} has no array '{name}'{nearest(name, arrays)}; it has {', '.join(arrays) or 'none'}")
+            raise BadInput(
+                f"{path} has no array '{name}'{nearest(name, arrays)}; it has "
+                f"{', '.join(arrays) or 'none'}"
+            )
     return from_pooled(arrays["features"], arrays["labels"], arrays.get("users"), title=path.stem)
 
 
 def from_huggingface(
-    dataset: Any, label: str, features: Sequence[str] = (), user: str | None = None, title: str | None = None
+    dataset: Any,
+    label: str,
+    features: Sequence[str] = (),
+    user: str | None = None,
+    title: str | None = None,
 ) -> Pool:
     """A pool from a ``datasets.Dataset``: number, vector or image columns side by side, flattened.
 
-    Images come as bytes and are brought to [0, 1]; other columns stay as they are. The library itself is
-    not imported: whatever has ``column_names`` and gives columns by name will do.
+    Images come as bytes and are brought to [0, 1]; other columns stay as they are. The library
+    itself is not imported: whatever has ``column_names`` and gives columns by name will do.
     """
     names = list(getattr(dataset, "column_names", None) or [])
     if not names or isinstance(dataset, Mapping):
-        raise BadInput("a Hugging Face dataset with columns is expected; choose one split, such as dataset['train']")
+        raise BadInput(
+            "a Hugging Face dataset with columns is expected; choose one split, such as "
+            "dataset['train']"
+        )
     for wanted in (label, *features, *([user] if user else [])):
         if wanted not in names:
-            raise BadInput(f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has {', '.join(names)}")
+            raise BadInput(
+                f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has "
+                f"{', '.join(names)}"
+            )
     chosen = tuple(features) or tuple(name for name in names if name not in (label, user))
     columns = [_flat_column(dataset, name) for name in chosen]
     users = np.asarray(dataset[user]) if user else None
@@ -121,7 +148,9 @@ def _flat_column(dataset: Any, name: str) -> np.ndarray:
         scale = 1 / 255 if column.dtype == np.uint8 else 1.0
         return column.astype(np.float32) * np.float32(scale)
     except (ValueError, TypeError):
-        raise BadInput(f"column '{name}' cannot be made numbers of one shape; choose other features") from None
+        raise BadInput(
+            f"column '{name}' cannot be made numbers of one shape; choose other features"
+        ) from None
 
 
 def _pair(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +162,8 @@ def _pair(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.nda
         raise BadInput(f"{name}: features and labels must be numbers") from None
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise BadInput(
-            f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) and (n,), n at least 1"
+            f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) "
+            f"and (n,), n at least 1"
         )
     if not (np.isfinite(y).all() and (y == np.floor(y)).all() and (y >= 0).all()):
         raise BadInput(f"{name}: labels must be whole numbers from 0 up")

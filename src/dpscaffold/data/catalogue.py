@@ -1,7 +1,7 @@
 """Which published files a dataset consists of, where they are had, and how they are recognised.
 
-A dataset lives in ``<data folder>/<dataset>/``. Checksums are MD5, as their publishers give them: they
-guard against damage and mix-ups, not against forgery.
+A dataset lives in ``<data folder>/<dataset>/``. Checksums are MD5, as their publishers give them:
+they guard against damage and mix-ups, not against forgery.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ VARIABLE = "DPSCAFFOLD_DATA"
 
 @dataclass(frozen=True)
 class Published:
-    """One file: its name, its size in bytes and its MD5, each None where the publisher gives none."""
+    """One file: its name, its size in bytes and its MD5, each None where the publisher gives
+    none."""
 
     name: str
     size: int | None = None
@@ -29,7 +30,8 @@ class Published:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset: its files, the places they are published at (tried in order), and one line about it.
+    """A dataset: its files, the places they are published at (tried in order), and one line about
+    it.
 
     ``unpack`` says that the one file is an archive whose ``.gz`` members are put beside it.
     """
@@ -48,7 +50,9 @@ CATALOGUE = {
             "mnist",
             "MNIST: 60,000 + 10,000 handwritten digits, 28 × 28, 10 classes",
             (
-                Published("train-images-idx3-ubyte.gz", 9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+                Published(
+                    "train-images-idx3-ubyte.gz", 9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"
+                ),
                 Published("train-labels-idx1-ubyte.gz", 28881, "d53e105ee54ea40749a09fcbcd1e9432"),
                 Published("t10k-images-idx3-ubyte.gz", 1648877, "9fb629c4189551a2d022fa330f9573f3"),
                 Published("t10k-labels-idx1-ubyte.gz", 4542, "ec29112dd5afa0611ce80d1b7f02629c"),
@@ -80,7 +84,9 @@ CATALOGUE = {
             "emnist47",
             "EMNIST-47 subset: 94,874 + 15,803 upright letters and digits, 28 × 28, 47 classes",
             (
-                Published("train-images-idx3-ubyte.gz", 23621971, "e8c2e612c3d4c0d1fcdf1034105eb631"),
+                Published(
+                    "train-images-idx3-ubyte.gz", 23621971, "e8c2e612c3d4c0d1fcdf1034105eb631"
+                ),
                 Published("train-labels-idx1-ubyte.gz", 67229, "1d2600af043e23718350f1f3fe7e4cfa"),
                 Published("test-images-idx3-ubyte.gz", 3942487, "e4897e850fdc37057e8ef0174882aa55"),
                 Published("test-labels-idx1-ubyte.gz", 11194, "b7be9c33f6cc1a66831240070391b91b"),
@@ -103,12 +109,16 @@ def dataset(name: str) -> Dataset:
     'train-images-idx3-ubyte.gz'
     """
     if name not in CATALOGUE:
-        raise BadInput(f"no dataset is called '{name}'{nearest(name, CATALOGUE)}; there are {', '.join(CATALOGUE)}")
+        raise BadInput(
+            f"no dataset is called '{name}'{nearest(name, CATALOGUE)}; there are "
+            f"{', '.join(CATALOGUE)}"
+        )
     return CATALOGUE[name]
 
 
 def data_folder(chosen: str | Path | None = None) -> Path:
-    """Where datasets live: ``chosen``, else $DPSCAFFOLD_DATA, else the platform's folder for user data.
+    """Where datasets live: ``chosen``, else $DPSCAFFOLD_DATA, else the platform's folder for user
+    data.
 
     >>> data_folder("somewhere").name
     'somewhere'

@@ -30,11 +30,12 @@ _ARCHIVES = {
 
 
 def cifar10(data_dir: str | Path | None = None, part: Part = "train", verify: bool = True) -> Pool:
-    """CIFAR-10: 50,000 train and 10,000 test photographs, rows of 3,072 bytes (red, green, blue planes).
+    """CIFAR-10: 50,000 train and 10,000 test photographs, rows of 3,072 bytes (red, green, blue
+    planes).
 
-    Looks in ``<data folder>/cifar10`` for ``cifar-10-batches-bin/``, ``cifar-10-batches-py/`` and the two
-    archives, in this order, and reads archives without unpacking them. Python batches are read with an
-    unpickler that builds arrays and nothing else.
+    Looks in ``<data folder>/cifar10`` for ``cifar-10-batches-bin/``, ``cifar-10-batches-py/`` and
+    the two archives, in this order, and reads archives without unpacking them. Python batches are
+    read with an unpickler that builds arrays and nothing else.
     """
     folder = data_folder(data_dir) / "cifar10"
     if part not in ("train", "test", "both"):
@@ -54,11 +55,14 @@ def _contents(folder: Path, names: tuple[str, ...], verify: bool) -> list[tuple[
     for archive, md5 in _ARCHIVES.items():
         if (folder / archive).is_file():
             if verify and md5_of(folder / archive) != md5:
-                raise BadInput(f"{folder / archive} is not the published file: its MD5 is not {md5}; fetch it again")
+                raise BadInput(
+                    f"{folder / archive} is not the published file: its MD5 is not {md5}; fetch "
+                    f"it again"
+                )
             return _unpacked(folder / archive, names)
     raise BadInput(
-        f"CIFAR-10 is not in {folder}; run 'dpscaffold data download cifar10', or say where it is with "
-        "--data-dir or DPSCAFFOLD_DATA"
+        f"CIFAR-10 is not in {folder}; run 'dpscaffold data download cifar10', or say where it is "
+        f"with --data-dir or DPSCAFFOLD_DATA"
     )
 
 
@@ -85,7 +89,8 @@ def _batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         return _python_batch(content, where)
     if not content or len(content) % (PIXELS + 1):
         raise BadInput(
-            f"{where} has {len(content)} bytes, not a multiple of {PIXELS + 1}; it is truncated or not CIFAR-10"
+            f"{where} has {len(content)} bytes, not a multiple of {PIXELS + 1}; it is truncated "
+            f"or not CIFAR-10"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, PIXELS + 1)
     return rows[:, 1:], rows[:, 0].astype(np.int64)
@@ -101,8 +106,8 @@ def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         raise BadInput(f"{where} is not a CIFAR-10 batch or is damaged; fetch it again") from None
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.ndim != 1:
         raise BadInput(
-            f"{where} has pixels of shape {pixels.shape} and {len(labels)} labels; expected (n, {PIXELS}) "
-            "bytes and n labels"
+            f"{where} has pixels of shape {pixels.shape} and {len(labels)} labels; expected (n, "
+            f"{PIXELS}) bytes and n labels"
         )
     return pixels, labels
 
@@ -111,7 +116,12 @@ class _ArraysOnly(pickle.Unpickler):
     """An unpickler that can build NumPy arrays and nothing that runs code."""
 
     _ALLOWED = frozenset(
-        {("ndarray", "numpy"), ("dtype", "numpy"), ("_reconstruct", "multiarray"), ("encode", "_codecs")}
+        {
+            ("ndarray", "numpy"),
+            ("dtype", "numpy"),
+            ("_reconstruct", "multiarray"),
+            ("encode", "_codecs"),
+        }
     )
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
@@ -120,7 +130,8 @@ class _ArraysOnly(pickle.Unpickler):
             "_codecs",
         ):
             raise BadInput(
-                f"a CIFAR-10 batch asks for {module}.{name}, which no published batch does; it is not loaded"
+                f"a CIFAR-10 batch asks for {module}.{name}, which no published batch does; it is "
+                f"not loaded"
             )
         if name == "_reconstruct":
             from numpy._core import multiarray

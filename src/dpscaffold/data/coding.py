@@ -20,11 +20,13 @@ MOST_CLASSES = 10_000
 class Table:
     """A file and what its columns mean.
 
-    ``features`` are the columns to learn from (all but label and user when empty). ``categories`` are those
-    to be one-hot encoded: with their values, which are then public, or without, and then the values are
-    read off the data. ``missing`` says what to do with a record that lacks a value: ``"refuse"`` the file,
-    ``"drop"`` the record, or put a number there (a missing label or user cannot be filled, and missing
-    categories get zeros everywhere). ``classes`` are the labels in order, where they are known beforehand.
+    ``features`` are the columns to learn from (all but label and user when empty). ``categories``
+    are those to be one-hot encoded: with their values, which are then public, or without, and then
+    the values are read off the data. ``missing`` says what to do with a record that lacks a value:
+    ``"refuse"`` the file,
+    ``"drop"`` the record, or put a number there (a missing label or user cannot be filled, and
+    missing categories get zeros everywhere). ``classes`` are the labels in order, where they are
+    known beforehand.
     """
 
     path: Path
@@ -47,7 +49,10 @@ class Codes:
 
     def add(self, column: pa.Array) -> None:
         encoded = column.dictionary_encode()
-        known = [self.numbers.setdefault(value, len(self.numbers)) for value in encoded.dictionary.to_pylist()]
+        known = [
+            self.numbers.setdefault(value, len(self.numbers))
+            for value in encoded.dictionary.to_pylist()
+        ]
         lookup = np.array([*known, -1], dtype=np.int32)
         self.parts.append(lookup[np.asarray(encoded.indices.fill_null(len(known)))])
 
@@ -55,7 +60,9 @@ class Codes:
         return np.concatenate(self.parts) if self.parts else np.empty(0, dtype=np.int32)
 
 
-def code_labels(table: Table, numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def code_labels(
+    table: Table, numbers: dict[str, int], codes: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """(N,) labels counted from 0, and what they stand for."""
     texts = list(numbers)
     present = [texts[i] for i in np.unique(codes)]
@@ -64,18 +71,20 @@ def code_labels(table: Table, numbers: dict[str, int], codes: np.ndarray) -> tup
         fraction = next((text for text in present if _is_fraction(text)), None)
         if fraction is not None:
             raise BadInput(
-                f"{table.path}: label column '{table.label}' holds {fraction}, a fraction; a classifier needs classes"
+                f"{table.path}: label column '{table.label}' holds {fraction}, a fraction; a "
+                f"classifier needs classes"
             )
         if len(classes) > MOST_CLASSES:
             raise BadInput(
-                f"{table.path}: label column '{table.label}' has {len(classes)} different values; is it the label?"
+                f"{table.path}: label column '{table.label}' has {len(classes)} different values; "
+                f"is it the label?"
             )
     index = {text: i for i, text in enumerate(classes)}
     strange = next((text for text in present if text not in index), None)
     if strange is not None:
         raise BadInput(
-            f"{table.path}: label '{strange}' is not among classes{nearest(strange, classes)}; they are "
-            f"{', '.join(classes[:10])}"
+            f"{table.path}: label '{strange}' is not among classes{nearest(strange, classes)}; "
+            f"they are {', '.join(classes[:10])}"
         )
     if len(classes) < 2:
         raise BadInput(
@@ -102,8 +111,8 @@ def category_values(table: Table, name: str, numbers: dict[str, int]) -> tuple[s
     strange = next((text for text in numbers if text not in given), None)
     if strange is not None:
         raise BadInput(
-            f"{table.path}: column '{name}' holds '{strange}'{nearest(strange, given)}; its categories are "
-            f"{', '.join(given)}"
+            f"{table.path}: column '{name}' holds '{strange}'{nearest(strange, given)}; its "
+            f"categories are {', '.join(given)}"
         )
     return tuple(given)
 
@@ -114,11 +123,18 @@ def remarks(
     """Notes for whoever reads the file, and caveats for the privacy statement."""
     notes, caveats = [], []
     shown = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
-    notes.append(f"column '{table.label}' has {len(classes)} classes, numbered in this order: {shown}")
+    notes.append(
+        f"column '{table.label}' has {len(classes)} classes, numbered in this order: {shown}"
+    )
     for name, values in categories.items():
-        notes.append(f"column '{name}' is one-hot: {', '.join(values[:12])}{', …' if len(values) > 12 else ''}")
+        notes.append(
+            f"column '{name}' is one-hot: "
+            f"{', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
+        )
         if not table.categories[name]:
-            caveats.append(f"The categories of column '{name}' were read off the data: outside the guarantee.")
+            caveats.append(
+                f"The categories of column '{name}' were read off the data: outside the guarantee."
+            )
     if not table.classes:
         caveats.append("The list of labels was read off the data: outside the guarantee.")
     if dropped:

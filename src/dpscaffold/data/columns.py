@@ -1,4 +1,5 @@
-"""The columns of a CSV or Parquet file, read in batches, with every complaint turned into one sentence."""
+"""The columns of a CSV or Parquet file, read in batches, with every complaint turned into one
+sentence."""
 
 from __future__ import annotations
 
@@ -18,13 +19,16 @@ _BATCH_ROWS = 1 << 15
 
 
 def column_names(path: Path, kind: str, delimiter: str = ",") -> list[str]:
-    """The file's columns, in order; a file that is missing, empty or names a column twice is refused."""
+    """The file's columns, in order; a file that is missing, empty or names a column twice is
+    refused."""
     try:
         if kind == "parquet":
             names = list(pa.parquet.read_schema(path).names)
         else:
             with pa.csv.open_csv(
-                path, pa.csv.ReadOptions(use_threads=False), pa.csv.ParseOptions(delimiter=delimiter)
+                path,
+                pa.csv.ReadOptions(use_threads=False),
+                pa.csv.ParseOptions(delimiter=delimiter),
             ) as reader:
                 names = list(reader.schema.names)
     except UnicodeDecodeError:
@@ -32,7 +36,9 @@ def column_names(path: Path, kind: str, delimiter: str = ",") -> list[str]:
     except pa.ArrowInvalid as problem:
         raise BadInput(_explained(path, problem, [])) from None
     except OSError as problem:
-        raise BadInput(f"{path} cannot be read: {problem.strerror or _first_line(problem)}") from None
+        raise BadInput(
+            f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
+        ) from None
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise BadInput(f"{path} has two columns called '{twice[0]}'; give each its own name")
@@ -42,7 +48,10 @@ def column_names(path: Path, kind: str, delimiter: str = ",") -> list[str]:
 def require_column(path: Path, wanted: str, names: Sequence[str], role: str) -> None:
     """Refuse a column that is not there, with the nearest name that is."""
     if wanted not in names:
-        raise BadInput(f"{path} has no {role} column '{wanted}'{nearest(wanted, names)}; it has {_listed(names)}")
+        raise BadInput(
+            f"{path} has no {role} column '{wanted}'{nearest(wanted, names)}; it has "
+            f"{_listed(names)}"
+        )
 
 
 def read_batches(
@@ -53,7 +62,8 @@ def read_batches(
     names: Sequence[str],
     delimiter: str = ",",
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of some columns: ``numbers`` as float32, ``texts`` as strings, missing values as nulls.
+    """Batches of some columns: ``numbers`` as float32, ``texts`` as strings, missing values as
+    nulls.
 
     Memory is bounded by the batch, whatever the size of the file.
     """
@@ -68,7 +78,9 @@ def read_batches(
                 path,
                 pa.csv.ReadOptions(use_threads=False, block_size=_BATCH_BYTES),
                 pa.csv.ParseOptions(delimiter=delimiter),
-                pa.csv.ConvertOptions(column_types=types, include_columns=[*numbers, *texts], strings_can_be_null=True),
+                pa.csv.ConvertOptions(
+                    column_types=types, include_columns=[*numbers, *texts], strings_can_be_null=True
+                ),
             ) as reader:
                 yield from reader
     except UnicodeDecodeError:
@@ -76,10 +88,14 @@ def read_batches(
     except pa.ArrowInvalid as problem:
         raise BadInput(_explained(path, problem, names)) from None
     except OSError as problem:
-        raise BadInput(f"{path} cannot be read: {problem.strerror or _first_line(problem)}") from None
+        raise BadInput(
+            f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
+        ) from None
 
 
-def _cast(path: Path, batch: pa.RecordBatch, numbers: Sequence[str], texts: Sequence[str]) -> pa.RecordBatch:
+def _cast(
+    path: Path, batch: pa.RecordBatch, numbers: Sequence[str], texts: Sequence[str]
+) -> pa.RecordBatch:
     columns: list[Any] = []
     for name in numbers:
         column = batch.column(name)
@@ -93,7 +109,8 @@ def _cast(path: Path, batch: pa.RecordBatch, numbers: Sequence[str], texts: Sequ
             or pa.types.is_null(kind)
         ):
             raise BadInput(
-                f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in categories or leave it out"
+                f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in "
+                f"categories or leave it out"
             )
         columns.append(column.cast(pa.float32(), safe=False))
     for name in texts:
@@ -110,9 +127,13 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
     row = re.search(r"Row #(\d+)", text)
     where = f" (line {row[1]})" if row else ""
     if ragged := re.search(r"Expected (\d+) columns, got (\d+)", text):
-        return f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} columns"
+        return (
+            f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} columns"
+        )
     if wrong := re.search(r"column #(\d+):.*invalid value '(.*)'", text):
-        column = names[int(wrong[1])] if int(wrong[1]) < len(names) else f"number {int(wrong[1]) + 1}"
+        column = (
+            names[int(wrong[1])] if int(wrong[1]) < len(names) else f"number {int(wrong[1]) + 1}"
+        )
         return (
             f"{path}{where}: column '{column}' holds '{wrong[2]}', and numbers are expected; "
             "list it in categories or leave it out"

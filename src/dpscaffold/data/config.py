@@ -1,7 +1,7 @@
 """The ``[data]`` table of a configuration: one model per source, told apart by ``source``.
 
-A table without ``source`` is the paper's synthetic federation. Unknown keys, unknown sources and options that
-the chosen partition does not use are refused with one sentence.
+A table without ``source`` is the paper's synthetic federation. Unknown keys, unknown sources and
+options that the chosen partition does not use are refused with one sentence.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class Synthetic(_Data):
 class Pooled(_Data):
     """What all pooled sources share: how records are dealt out and preprocessed.
 
-    ``users`` is M and ``records`` is R, train and test together (as many as there are when not given).
-    A user with fewer than ``minimum_records`` records is left out by the natural partition and refused by
-    the others; one with fewer than ``minimum_classes`` labels among its training records is refused.
+    ``users`` is M and ``records`` is R, train and test together (as many as there are when not
+    given). A user with fewer than ``minimum_records`` records is left out by the natural partition
+    and refused by the others; one with fewer than ``minimum_classes`` labels among its training
+    records is refused.
     """
 
     users: int | None = Field(default=None, ge=1)
@@ -87,18 +88,26 @@ class Pooled(_Data):
     @model_validator(mode="after")
     def _consistent(self) -> Pooled:
         chosen = self.chosen_partition
-        # Only options that differ from their defaults: a resolved configuration spells out all of them.
+        # Only options that differ from their defaults: a resolved configuration spells out all of
+        # them.
         options = set().union(*OPTIONS.values()) - OPTIONS[chosen]
-        stray = sorted(name for name in options if getattr(self, name) != type(self).model_fields[name].default)
+        stray = sorted(
+            name for name in options if getattr(self, name) != type(self).model_fields[name].default
+        )
         if stray:
             owners = [name for name, options in OPTIONS.items() if stray[0] in options]
-            raise ValueError(f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'")
+            raise ValueError(
+                f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'"
+            )
         if chosen == "natural" and not self.has_users:
             raise ValueError(
-                "partition = 'natural' needs data that say whose each record is; name the user column or choose another"
+                "partition = 'natural' needs data that say whose each record is; name the user "
+                "column or choose another"
             )
         if chosen != "natural" and self.users is None:
-            raise ValueError(f"users is missing: partition = '{chosen}' needs to know how many there are to be")
+            raise ValueError(
+                f"users is missing: partition = '{chosen}' needs to know how many there are to be"
+            )
         check_order(self.preprocess)
         return self
 
@@ -186,7 +195,8 @@ class Parquet(_TableFile):
 
 
 class Npz(Pooled):
-    """A ``.npz`` file with ``features``, ``labels`` and perhaps ``users`` (for partition ``natural``)."""
+    """A ``.npz`` file with ``features``, ``labels`` and perhaps ``users`` (for partition
+    ``natural``)."""
 
     source: Literal["npz"]
     path: str
@@ -208,7 +218,8 @@ class Leaf(Pooled):
 
 
 class Saved(BaseModel):
-    """A federation prepared with ``dpscaffold data prepare`` (its split and preprocessing come with it)."""
+    """A federation prepared with ``dpscaffold data prepare`` (its split and preprocessing come with
+    it)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Literal["saved"]
@@ -217,7 +228,20 @@ class Saved(BaseModel):
     verify: bool = False
 
 
-_Any = Synthetic | Mnist | FashionMnist | Emnist | Emnist47 | Cifar10 | Digits | Csv | Parquet | Npz | Leaf | Saved
+_Any = (
+    Synthetic
+    | Mnist
+    | FashionMnist
+    | Emnist
+    | Emnist47
+    | Cifar10
+    | Digits
+    | Csv
+    | Parquet
+    | Npz
+    | Leaf
+    | Saved
+)
 SOURCES: dict[str, type[BaseModel]] = {
     "synthetic": Synthetic,
     "mnist": Mnist,
@@ -235,7 +259,8 @@ SOURCES: dict[str, type[BaseModel]] = {
 
 
 def _named(value: Any) -> Any:
-    """Put in the default source; refuse a source or a key that does not exist, suggesting one that does."""
+    """Put in the default source; refuse a source or a key that does not exist, suggesting one that
+    does."""
     if not isinstance(value, dict):
         return value
     source = value.get("source", "synthetic")
@@ -246,7 +271,8 @@ def _named(value: Any) -> Any:
     for key in value:
         if key not in known:
             raise ValueError(
-                f"source '{source}' has no option '{key}'{nearest(str(key), known)}; it has {', '.join(known)}"
+                f"source '{source}' has no option '{key}'{nearest(str(key), known)}; it has "
+                f"{', '.join(known)}"
             )
     return {"source": source, **value}
 

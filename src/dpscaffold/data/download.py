@@ -1,7 +1,9 @@
-"""Fetch published files: progress, resumption, checksums, and nothing half-written under a final name.
+"""Fetch published files: progress, resumption, checksums, and nothing half-written under a final
+name.
 
-A transfer goes to ``NAME.part``; when all of it is there and its checksum is right it is renamed to NAME.
-An interrupted transfer leaves the ``.part``, and the next call asks the server for the rest only.
+A transfer goes to ``NAME.part``; when all of it is there and its checksum is right it is renamed to
+NAME. An interrupted transfer leaves the ``.part``, and the next call asks the server for the rest
+only.
 """
 
 from __future__ import annotations
@@ -27,24 +29,30 @@ _TIMEOUT = 30.0
 
 
 def download(
-    name: str, data_dir: str | Path | None = None, mirror: str | None = None, progress: Progress | None = None
+    name: str,
+    data_dir: str | Path | None = None,
+    mirror: str | None = None,
+    progress: Progress | None = None,
 ) -> list[Path]:
     """Fetch all files of a dataset into ``<data folder>/<name>`` and return their paths.
 
-    Files that are there already, with the right size and checksum, are not fetched again. ``mirror`` is a
-    place to fetch from instead of the published ones; checksums hold for it too.
+    Files that are there already, with the right size and checksum, are not fetched again.
+    ``mirror`` is a place to fetch from instead of the published ones; checksums hold for it too.
     """
     entry = dataset(name)
     places = (mirror.rstrip("/") + "/",) if mirror else entry.places
     if not places:
         raise BadInput(
-            f"{name} is not published anywhere for download; put its files into {data_folder(data_dir) / name}"
+            f"{name} is not published anywhere for download; put its files into "
+            f"{data_folder(data_dir) / name}"
         )
     folder = data_folder(data_dir) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise BadInput(f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir") from None
+        raise BadInput(
+            f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir"
+        ) from None
     if entry.unpack and _is_unpacked(folder, entry):
         return sorted(folder.glob("*.gz"))
     paths = [_from_places(places, file, folder, progress) for file in entry.files]
@@ -56,7 +64,9 @@ def _is_unpacked(folder: Path, entry: Dataset) -> bool:
     return (folder / f"{entry.files[0].name}.unpacked").is_file()
 
 
-def _from_places(places: tuple[str, ...], file: Published, folder: Path, progress: Progress | None) -> Path:
+def _from_places(
+    places: tuple[str, ...], file: Published, folder: Path, progress: Progress | None
+) -> Path:
     """Try one place after the other; the last one's failure is reported."""
     for place in places[:-1]:
         try:
@@ -77,9 +87,9 @@ def fetch(
 ) -> Path:
     """Fetch one URL to ``target``, resuming and retrying, and verify what came.
 
-    A transfer that breaks off is resumed up to ``attempts`` times, waiting ``pause`` seconds in between; if
-    it still is not whole, what came stays in ``target.part`` for the next call. A file with the wrong size
-    or checksum is removed.
+    A transfer that breaks off is resumed up to ``attempts`` times, waiting ``pause`` seconds in
+    between; if it still is not whole, what came stays in ``target.part`` for the next call. A file
+    with the wrong size or checksum is removed.
     """
     target = Path(target)
     if target.is_file() and _defect(target, size, md5) is None:
@@ -90,7 +100,9 @@ def fetch(
             _transfer(url, part, progress, target.name)
             break
         except urllib.error.HTTPError as problem:
-            raise BadInput(f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}") from None
+            raise BadInput(
+                f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}"
+            ) from None
         except ValueError:
             raise BadInput(f"{url} is not an address that can be fetched") from None
         except (OSError, http.client.HTTPException) as problem:
@@ -100,16 +112,21 @@ def fetch(
     defect = _defect(part, size, md5)
     if defect is not None:
         part.unlink()
-        raise BadInput(f"what came from {url} {defect}; it was removed, try again or use another --mirror")
+        raise BadInput(
+            f"what came from {url} {defect}; it was removed, try again or use another --mirror"
+        )
     _mark(part).unlink(missing_ok=True)
     os.replace(part, target)
     return target
 
 
 def _transfer(url: str, part: Path, progress: Progress | None, name: str) -> None:
-    """Append to ``part`` what it lacks; raises OSError or HTTPException when the transfer breaks off."""
+    """Append to ``part`` what it lacks; raises OSError or HTTPException when the transfer breaks
+    off."""
     have = part.stat().st_size if part.is_file() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "dpscaffold", "Accept-Encoding": "identity"})
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "dpscaffold", "Accept-Encoding": "identity"}
+    )
     if have:
         request.add_header("Range", f"bytes={have}-")
         if _mark(part).is_file():  # the rest of another edition of the file must not be appended
@@ -119,7 +136,7 @@ def _transfer(url: str, part: Path, progress: Progress | None, name: str) -> Non
     except urllib.error.HTTPError as problem:
         if problem.code != 416:
             raise
-        return  # nothing lies beyond what is there: it is whole or stale, which size and checksum tell
+        return  # nothing lies beyond: it is whole or stale, which size and checksum tell
     with answer:
         resumed = answer.status == 206
         length = answer.headers.get("Content-Length")
@@ -157,7 +174,9 @@ def _broken(url: str, part: Path, problem: Exception) -> str:
     if not part.is_file() or not part.stat().st_size:
         return f"{url} cannot be reached ({reason})"
     kept = part.stat().st_size
-    return f"the transfer of {url} broke off ({reason}); {kept} bytes are kept, run it again to resume"
+    return (
+        f"the transfer of {url} broke off ({reason}); {kept} bytes are kept, run it again to resume"
+    )
 
 
 def _defect(path: Path, size: int | None, md5: str | None) -> str | None:
@@ -170,7 +189,8 @@ def _defect(path: Path, size: int | None, md5: str | None) -> str | None:
 
 
 def unpack(archive: Path) -> list[Path]:
-    """Put the ``.gz`` members of a zip archive beside it, whole or not at all, and remove the archive.
+    """Put the ``.gz`` members of a zip archive beside it, whole or not at all, and remove the
+    archive.
 
     Only the last part of a member's name is used, so that an archive cannot write elsewhere.
     """
@@ -187,7 +207,9 @@ def unpack(archive: Path) -> list[Path]:
                 os.replace(part, path)
                 paths.append(path)
     except (zipfile.BadZipFile, EOFError, OSError) as problem:
-        raise BadInput(f"{archive} cannot be unpacked ({problem}); remove it and fetch it again") from None
+        raise BadInput(
+            f"{archive} cannot be unpacked ({problem}); remove it and fetch it again"
+        ) from None
     archive.with_name(archive.name + ".unpacked").write_text("\n".join(path.name for path in paths))
     archive.unlink()
     return sorted(paths)

@@ -1,10 +1,11 @@
 """How much users differ: what ``dpscaffold data describe`` says about a federation.
 
-Two scores, both in [0, 1]. *Label heterogeneity* is the mean over users of the total-variation distance
-between the user's label frequencies and the pooled ones, ½ Σ_c |p_i(c) − p̄(c)|: the share of its records that
-a user would have to swap to look like the whole. Small samples differ even when nothing else does, so what
-i.i.d. users of the same sizes would score is given beside it. *Feature heterogeneity* is the share of the
-features' variance that lies between users, Σ R_i‖μ_i − μ‖² / Σ‖x − μ‖², and sees shifts that labels do not.
+Two scores, both in [0, 1]. *Label heterogeneity* is the mean over users of the total-variation
+distance between the user's label frequencies and the pooled ones, ½ Σ_c |p_i(c) − p̄(c)|: the share
+of its records that a user would have to swap to look like the whole. Small samples differ even when
+nothing else does, so what i.i.d. users of the same sizes would score is given beside it. *Feature
+heterogeneity* is the share of the features' variance that lies between users, Σ R_i‖μ_i − μ‖² / Σ‖x
+− μ‖², and sees shifts that labels do not.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def describe(federation: Federation) -> Description:
     """Look through a federation once, block by block: a mapped one is not loaded.
 
     >>> x, y = torch.eye(4), torch.tensor([0, 0, 1, 1])
-    >>> apart = Federation.from_arrays([(x[:2], y[:2]), (x[2:], y[2:])], [(x[:2], y[:2]), (x[2:], y[2:])])
+    >>> halves = [(x[:2], y[:2]), (x[2:], y[2:])]
+    >>> apart = Federation.from_arrays(halves, halves)
     >>> describe(apart).label_heterogeneity
     0.5
     """
@@ -93,7 +95,8 @@ def label_counts(federation: Federation) -> np.ndarray:
 
 
 def label_heterogeneity(counts: np.ndarray) -> tuple[float, float]:
-    """The score of an (M, C) table of counts, and about what i.i.d. users of the same sizes would score.
+    """The score of an (M, C) table of counts, and about what i.i.d. users of the same sizes would
+    score.
 
     A frequency estimated from n records of a label with pooled share p is off by √(2p(1−p)/(πn)) on
     average (normal approximation).
@@ -110,7 +113,8 @@ def label_heterogeneity(counts: np.ndarray) -> tuple[float, float]:
 
 
 def feature_heterogeneity(federation: Federation) -> float:
-    """The share of the features' variance that lies between users; 0 when features do not vary at all."""
+    """The share of the features' variance that lies between users; 0 when features do not vary at
+    all."""
     table = federation.train
     bounds = table.offsets.numpy()
     sums = np.zeros((federation.users, federation.dimension))
@@ -124,9 +128,13 @@ def feature_heterogeneity(federation: Federation) -> float:
         cuts = np.maximum(bounds[first:last] - block.start, 0)
         sums[first:last] += np.add.reduceat(rows, cuts, axis=0)
     mean = sums.sum(axis=0) / len(table)
-    between = float((sums**2 / table.sizes.numpy()[:, None]).sum()) - len(table) * float(mean @ mean)
+    between = float((sums**2 / table.sizes.numpy()[:, None]).sum()) - len(table) * float(
+        mean @ mean
+    )
     total = squares - len(table) * float(mean @ mean)
-    return float(np.clip(between / total, 0.0, 1.0)) if total > 1e-12 * max(squares, 1e-300) else 0.0
+    return (
+        float(np.clip(between / total, 0.0, 1.0)) if total > 1e-12 * max(squares, 1e-300) else 0.0
+    )
 
 
 def shown_users(users: int, most: int) -> torch.Tensor:

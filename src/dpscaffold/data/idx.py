@@ -1,9 +1,10 @@
 """IDX files, the format of MNIST and its relatives: read and write, gzip or not.
 
-An IDX file is a magic number ``00 00 type rank``, ``rank`` big-endian 32-bit sizes, then the values in
-row-major order. Every defect of a file is refused with one sentence that names the file.
+An IDX file is a magic number ``00 00 type rank``, ``rank`` big-endian 32-bit sizes, then the values
+in row-major order. Every defect of a file is refused with one sentence that names the file.
 
-Reference: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section "File formats".
+Reference: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section "File
+formats".
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
         raise BadInput(
-            f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not 00 00, a type and a rank"
+            f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not 00 00, "
+            f"a type and a rank"
         )
     sizes = stream.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
@@ -69,14 +71,17 @@ def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
     expected = math.prod(shape) * kind.itemsize
     if expected > most:
         raise BadInput(
-            f"{path} is truncated: its header promises {shape_text(shape)} values, more than the file can hold"
+            f"{path} is truncated: its header promises {shape_text(shape)} values, more than the "
+            f"file can hold"
         )
     values = bytearray(expected)
     found = _fill(stream, memoryview(values))
     if found < expected:
         raise BadInput(f"{path} is truncated: {found} of {expected} bytes of values are there")
     if stream.read(1):
-        raise BadInput(f"{path} holds more bytes than the {shape_text(shape)} values its header promises")
+        raise BadInput(
+            f"{path} holds more bytes than the {shape_text(shape)} values its header promises"
+        )
     array = np.frombuffer(values, dtype=kind).reshape(shape)
     return array.astype(kind.newbyteorder("="), copy=False)
 
@@ -102,13 +107,15 @@ def write_idx(path: str | Path, array: np.ndarray) -> None:
     code = kinds.get(array.dtype.newbyteorder("="))
     if code is None or not 0 < array.ndim < 256:
         raise BadInput(
-            f"an array of type {array.dtype} and rank {array.ndim} cannot be written as IDX; use uint8, "
-            "int32 or float32"
+            f"an array of type {array.dtype} and rank {array.ndim} cannot be written as IDX; use "
+            f"uint8, int32 or float32"
         )
     header = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     content = header + array.astype(TYPES[code]).tobytes()
     path = Path(path)
-    path.write_bytes(gzip.compress(content, compresslevel=6, mtime=0) if path.suffix == ".gz" else content)
+    path.write_bytes(
+        gzip.compress(content, compresslevel=6, mtime=0) if path.suffix == ".gz" else content
+    )
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -1,6 +1,8 @@
-"""Images in IDX files (MNIST and its relatives) and the digits that come with scikit-learn, as pools.
+"""Images in IDX files (MNIST and its relatives) and the digits that come with scikit-learn, as
+pools.
 
-Pixels stay bytes until they are dealt out to users; then they are float32 in [0, 1], one flat row per image.
+Pixels stay bytes until they are dealt out to users; then they are float32 in [0, 1], one flat row
+per image.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from dpscaffold.errors import BadInput, nearest
 
 Part = Literal["train", "test", "both"]
 
-#: The splits of EMNIST: classes, first label, and images in train and test (None where editions differ).
+#: The splits of EMNIST: classes, first label, and images in train and test (None where editions
+#: differ).
 EMNIST_SPLITS: dict[str, tuple[int, int, tuple[int, int] | None]] = {
     "balanced": (47, 0, (112800, 18800)),
     "byclass": (62, 0, (697932, 116323)),
@@ -34,7 +37,9 @@ def mnist(data_dir: str | Path | None = None, part: Part = "train", verify: bool
     return _published("mnist", "MNIST", data_dir, part, verify, classes=10)
 
 
-def fashion_mnist(data_dir: str | Path | None = None, part: Part = "train", verify: bool = True) -> Pool:
+def fashion_mnist(
+    data_dir: str | Path | None = None, part: Part = "train", verify: bool = True
+) -> Pool:
     """Fashion-MNIST: 60,000 train and 10,000 test pictures of clothes."""
     return _published("fashion-mnist", "Fashion-MNIST", data_dir, part, verify, classes=10)
 
@@ -48,7 +53,10 @@ def emnist47(data_dir: str | Path | None = None, part: Part = "both", verify: bo
 
 
 def emnist(
-    split: str = "balanced", data_dir: str | Path | None = None, part: Part = "both", verify: bool = True
+    split: str = "balanced",
+    data_dir: str | Path | None = None,
+    part: Part = "both",
+    verify: bool = True,
 ) -> Pool:
     """One of the six splits of EMNIST, its images (published transposed) put upright.
 
@@ -57,7 +65,8 @@ def emnist(
     """
     if split not in EMNIST_SPLITS:
         raise BadInput(
-            f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are {', '.join(EMNIST_SPLITS)}"
+            f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are "
+            f"{', '.join(EMNIST_SPLITS)}"
         )
     classes, first, counts = EMNIST_SPLITS[split]
     folder = data_folder(data_dir) / "emnist"
@@ -77,21 +86,27 @@ def emnist(
 
 
 def digits() -> Pool:
-    """1,797 handwritten digits of 8 × 8 pixels, bundled with scikit-learn: real images with no download.
+    """1,797 handwritten digits of 8 × 8 pixels, bundled with scikit-learn: real images with no
+    download.
 
     >>> pool = digits()
     >>> len(pool), pool.features.shape[1], pool.classes
     (1797, 64, 10)
 
-    Reference: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
+    Reference: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository,
+    1998.
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    return Pool(bunch.data.astype(np.uint8), bunch.target.astype(np.int64), 10, "digits", scale=1 / 16)
+    return Pool(
+        bunch.data.astype(np.uint8), bunch.target.astype(np.int64), 10, "digits", scale=1 / 16
+    )
 
 
-def _published(name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int) -> Pool:
+def _published(
+    name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int
+) -> Pool:
     """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``."""
     stems = [CATALOGUE[name].files[i].name.split("-")[0] for i in (0, 2)]
     chosen = {"train": stems[:1], "test": stems[1:], "both": stems}.get(part)
@@ -114,24 +129,26 @@ def _pair(folder: Path, stem: str, name: str, verify: bool) -> tuple[np.ndarray,
     for array, rank, path in ((images, 3, paths[0]), (labels, 1, paths[1])):
         if array.ndim != rank or array.dtype != np.uint8:
             raise BadInput(
-                f"{path} has {shape_text(array.shape)} values of type {array.dtype}; expected {rank} "
-                "dimensions of bytes"
+                f"{path} has {shape_text(array.shape)} values of type {array.dtype}; expected "
+                f"{rank} dimensions of bytes"
             )
     if len(images) != len(labels):
         raise BadInput(
-            f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the counts must agree"
+            f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the "
+            f"counts must agree"
         )
     return images, labels
 
 
 def _find(folder: Path, stem: str, name: str) -> Path:
-    """The file, gzip or not, in the folder or its ``gzip`` subfolder (as EMNIST's archive unpacks)."""
+    """The file, gzip or not, in the folder or its ``gzip`` subfolder (as EMNIST's archive
+    unpacks)."""
     for path in (folder / f"{stem}.gz", folder / stem, folder / "gzip" / f"{stem}.gz"):
         if path.is_file():
             return path
     raise BadInput(
-        f"{stem}.gz is not in {folder}; run 'dpscaffold data download {name}', or say where it is with "
-        "--data-dir or DPSCAFFOLD_DATA"
+        f"{stem}.gz is not in {folder}; run 'dpscaffold data download {name}', or say where it is "
+        f"with --data-dir or DPSCAFFOLD_DATA"
     )
 
 
@@ -141,11 +158,13 @@ def _verify(path: Path, name: str) -> None:
         if published.name == path.name:
             if published.size is not None and path.stat().st_size != published.size:
                 raise BadInput(
-                    f"{path} has {path.stat().st_size} bytes and should have {published.size}; fetch it again"
+                    f"{path} has {path.stat().st_size} bytes and should have {published.size}; "
+                    f"fetch it again"
                 )
             if published.md5 is not None and md5_of(path) != published.md5:
                 raise BadInput(
-                    f"{path} is not the published file: its MD5 is {md5_of(path)}, not {published.md5}; fetch it again"
+                    f"{path} is not the published file: its MD5 is {md5_of(path)}, not "
+                    f"{published.md5}; fetch it again"
                 )
 
 
@@ -159,7 +178,8 @@ def _pool(images: list[np.ndarray], labels: list[np.ndarray], classes: int, titl
     shapes = {x.shape[1:] for x in images}
     if len(shapes) > 1:
         raise BadInput(
-            f"{title}: train and test images differ in size: {' and '.join(map(shape_text, sorted(shapes)))}"
+            f"{title}: train and test images differ in size: "
+            f"{' and '.join(map(shape_text, sorted(shapes)))}"
         )
     flat = [x.reshape(len(x), -1) for x in images]
     pixels = flat[0] if len(flat) == 1 else np.concatenate(flat)

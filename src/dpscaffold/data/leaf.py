@@ -1,4 +1,5 @@
-"""LEAF-style JSON: ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``.
+"""LEAF-style JSON: ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y":
+[...]}}}``.
 
 Reference: Caldas et al., "LEAF: a benchmark for federated settings", 2018.
 """
@@ -22,15 +23,17 @@ Users = dict[str, tuple[np.ndarray, np.ndarray]]
 def read_leaf(path: str | Path) -> Pool | Federation:
     """A JSON file or a folder of them as a pool with natural users.
 
-    A folder with ``train`` and ``test`` subfolders has its split already and comes back as a federation, of
-    the users that are in both. A user may be spread over several files of a folder.
+    A folder with ``train`` and ``test`` subfolders has its split already and comes back as a
+    federation, of the users that are in both. A user may be spread over several files of a folder.
     """
     path = Path(path)
     if (path / "train").is_dir() and (path / "test").is_dir():
         train, test = _read_folder(path / "train"), _read_folder(path / "test")
         both = [user for user in train if user in test]
         if not both:
-            raise BadInput(f"{path}: no user of train/ is in test/; expected the same users in both")
+            raise BadInput(
+                f"{path}: no user of train/ is in test/; expected the same users in both"
+            )
         return Federation.from_arrays(
             [train[user] for user in both],
             [test[user] for user in both],
@@ -56,7 +59,10 @@ def read_leaf(path: str | Path) -> Pool | Federation:
 def _stacked(path: Path, users: Users) -> np.ndarray:
     widths = {x.shape[1] for x, _ in users.values()}
     if len(widths) > 1:
-        raise BadInput(f"{path}: users have {min(widths)} to {max(widths)} features; all must have the same number")
+        raise BadInput(
+            f"{path}: users have {min(widths)} to {max(widths)} features; all must have the same "
+            f"number"
+        )
     return np.concatenate([x for x, _ in users.values()])
 
 
@@ -82,7 +88,9 @@ def _read_file(path: Path) -> Users:
         raise BadInput(f"{path} is not valid JSON ({problem})") from None
     data = content.get("user_data") if isinstance(content, dict) else None
     if not isinstance(data, dict):
-        raise BadInput(f"{path} has no 'user_data' table; expected LEAF's users, num_samples and user_data")
+        raise BadInput(
+            f"{path} has no 'user_data' table; expected LEAF's users, num_samples and user_data"
+        )
     return {str(name): _arrays(path, str(name), entry) for name, entry in data.items()}
 
 
@@ -93,21 +101,28 @@ def _arrays(path: Path, name: str, entry: Any) -> tuple[np.ndarray, np.ndarray]:
         x = np.array(entry["x"], dtype=np.float32)
         y = np.array(entry["y"], dtype=np.float64)
     except (ValueError, TypeError):
-        raise BadInput(f"{path}: user {name} holds text or rows of unequal length where numbers are expected") from None
+        raise BadInput(
+            f"{path}: user {name} holds text or rows of unequal length where numbers are expected"
+        ) from None
     x = x.reshape(len(x), -1) if x.ndim > 1 else x
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise BadInput(
-            f"{path}: user {name} has x of shape {x.shape} and y of shape {y.shape}; expected (n, d) and "
-            "(n,), n at least 1"
+            f"{path}: user {name} has x of shape {x.shape} and y of shape {y.shape}; expected (n, "
+            f"d) and (n,), n at least 1"
         )
     if not (np.isfinite(y).all() and (y >= 0).all() and (y == np.floor(y)).all()):
         raise BadInput(f"{path}: user {name} has labels that are not whole numbers from 0 up")
     return x, y.astype(np.int64)
 
 
-def write_leaf(path: str | Path, users: dict[str, tuple[torch.Tensor | np.ndarray, torch.Tensor | np.ndarray]]) -> None:
+def write_leaf(
+    path: str | Path, users: dict[str, tuple[torch.Tensor | np.ndarray, torch.Tensor | np.ndarray]]
+) -> None:
     """Write users' arrays as one LEAF-style file."""
-    data = {name: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for name, (x, y) in users.items()}
+    data = {
+        name: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()}
+        for name, (x, y) in users.items()
+    }
     content = {
         "users": list(data),
         "num_samples": [len(entry["y"]) for entry in data.values()],

@@ -1,4 +1,5 @@
-"""From settings to a federation: read a pool, deal it out, preprocess it; or do so from file to file."""
+"""From settings to a federation: read a pool, deal it out, preprocess it; or do so from file to
+file."""
 
 from __future__ import annotations
 
@@ -48,13 +49,15 @@ Notify = Callable[[str], None]
 def load_federation(settings: Any = None, notify: Notify | None = None) -> Federation:
     """The federation that a ``[data]`` table (a dict or its parsed settings) describes.
 
-    ``notify`` is called with what a reader had to decide: how labels are numbered, which records were left
-    out.
+    ``notify`` is called with what a reader had to decide: how labels are numbered, which records
+    were left out.
 
     >>> load_federation({"source": "digits", "users": 5, "similarity": 0})
     Federation(digits, 0 % similar: 5 users, 287 train records each, 64 features, 10 classes)
     """
-    settings = parse_data(settings or {}) if settings is None or isinstance(settings, dict) else settings
+    settings = (
+        parse_data(settings or {}) if settings is None or isinstance(settings, dict) else settings
+    )
     if isinstance(settings, Synthetic):
         return synthetic(**settings.model_dump(exclude={"source"}))
     if isinstance(settings, Saved):
@@ -63,7 +66,8 @@ def load_federation(settings: Any = None, notify: Notify | None = None) -> Feder
     if isinstance(pool, Federation):  # LEAF data that are split already
         if settings.users or settings.records or settings.chosen_partition != "natural":
             raise BadInput(
-                f"{pool.title} is divided into users, train and test already; leave out users, records and partition"
+                f"{pool.title} is divided into users, train and test already; leave out users, "
+                f"records and partition"
             )
         return _checked(preprocess(pool, settings.preprocess, settings.seed), settings)
     for note in pool.notes if notify else ():
@@ -75,7 +79,8 @@ def load_federation(settings: Any = None, notify: Notify | None = None) -> Feder
 
 
 def read_pool(settings: Pooled) -> Pool | Federation:
-    """The records of a source before they belong to users (or after, for LEAF data that are split)."""
+    """The records of a source before they belong to users (or after, for LEAF data that are
+    split)."""
     match settings:
         case Mnist():
             return images.mnist(settings.data_dir, settings.part, settings.verify)
@@ -122,9 +127,16 @@ def deal(
     chosen = settings.chosen_partition
     if chosen == "natural":
         if users is None:
-            raise BadInput("partition = 'natural' needs data that say whose each record is, and these do not")
+            raise BadInput(
+                "partition = 'natural' needs data that say whose each record is, and these do not"
+            )
         parts, kept = partition.natural(
-            users, len(names), settings.users, settings.minimum_records, settings.records, settings.seed
+            users,
+            len(names),
+            settings.users,
+            settings.minimum_records,
+            settings.records,
+            settings.seed,
         )
         return parts, tuple(names[i] for i in kept)
     count = settings.users
@@ -136,8 +148,8 @@ def deal(
         )
     if sizes.min() < settings.minimum_records:
         raise BadInput(
-            f"users get {sizes.min()} records each, and minimum_records is {settings.minimum_records}; ask "
-            "for fewer users"
+            f"users get {sizes.min()} records each, and minimum_records is "
+            f"{settings.minimum_records}; ask for fewer users"
         )
     if chosen == "dirichlet":
         return partition.dirichlet(labels, sizes, settings.alpha, settings.seed), ()
@@ -151,8 +163,11 @@ def deal(
     return partition.similarity(labels, sizes, settings.similarity, settings.seed), ()
 
 
-def prepare(settings: Any, folder: str | Path, overwrite: bool = False, notify: Notify | None = None) -> Path:
-    """Store the federation that settings describe in a folder, to be loaded (or mapped) at once later.
+def prepare(
+    settings: Any, folder: str | Path, overwrite: bool = False, notify: Notify | None = None
+) -> Path:
+    """Store the federation that settings describe in a folder, to be loaded (or mapped) at once
+    later.
 
     Tables are streamed from file to file and may exceed memory; so may a stored federation.
     """
@@ -174,15 +189,23 @@ def prepare(settings: Any, folder: str | Path, overwrite: bool = False, notify: 
 
 
 def preprocess_to(
-    federation: Federation, steps: Iterable[Any], folder: str | Path, seed: int = 0, overwrite: bool = False
+    federation: Federation,
+    steps: Iterable[Any],
+    folder: str | Path,
+    seed: int = 0,
+    overwrite: bool = False,
 ) -> Path:
     """Preprocess a federation into a folder, block by block, without loading it."""
     fitted = fit(federation, steps, seed)
     sentences = federation.preprocessing + tuple(step.sentence for step in fitted)
     costs = federation.preprocessing_costs + tuple(cost for step in fitted for cost in step.costs)
-    with FederationWriter(folder, federation.classes, federation.title, sentences, costs, overwrite) as writer:
+    with FederationWriter(
+        folder, federation.classes, federation.title, sentences, costs, overwrite
+    ) as writer:
         for part, table in (("train", federation.train), ("test", federation.test)):
-            writer.append_table(part, transformed(table.features, fitted), table.labels, table.sizes)
+            writer.append_table(
+                part, transformed(table.features, fitted), table.labels, table.sizes
+            )
         writer.names = list(federation.names)
     return Path(folder)
 
@@ -201,16 +224,26 @@ def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federa
         joined = np.concatenate(rows)
         place[which, joined] = np.arange(len(joined))
         shape = (len(joined), scan.dimension)
-        mapped = np.lib.format.open_memmap(folder / f"{which}.npy", mode="w+", dtype=np.float32, shape=shape)
+        mapped = np.lib.format.open_memmap(
+            folder / f"{which}.npy", mode="w+", dtype=np.float32, shape=shape
+        )
         labels = torch.from_numpy(scan.labels[joined])
-        tables.append(Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows])))
+        tables.append(
+            Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows]))
+        )
     for start, block in feature_blocks(scan):
         for which, table in enumerate(tables):
             target = place[which, start : start + len(block)]
             table.features.numpy()[target[target >= 0]] = block[target >= 0]
     title = _title(settings.path.rsplit("/", 1)[-1], settings)
     federation = Federation(
-        tables[0], tables[1], len(scan.classes), names, title, preprocessing=scan.caveats, mapped=True
+        tables[0],
+        tables[1],
+        len(scan.classes),
+        names,
+        title,
+        preprocessing=scan.caveats,
+        mapped=True,
     )
     return _checked(federation.validated(), settings)
 
@@ -220,16 +253,16 @@ def _checked(federation: Federation, settings: Pooled) -> Federation:
     seen = torch.unique(federation.train.labels)
     if len(seen) < 2:
         raise BadInput(
-            f"{federation.title}: all training records have the label {int(seen[0])}; a classifier needs "
-            "at least 2 classes"
+            f"{federation.title}: all training records have the label {int(seen[0])}; a "
+            f"classifier needs at least 2 classes"
         )
     if settings.minimum_classes > 1:
         for user, name in enumerate(federation.names):
             found = len(torch.unique(federation.train.of(user)[1]))
             if found < settings.minimum_classes:
                 raise BadInput(
-                    f"user {name} has {found} class{'' if found == 1 else 'es'} in its training records, "
-                    "and minimum_classes "
+                    f"user {name} has {found} class{'' if found == 1 else 'es'} in its training "
+                    f"records, and minimum_classes "
                     f"is {settings.minimum_classes}; choose a more even partition or other users"
                 )
     return federation

@@ -1,8 +1,8 @@
 """Who gets which rows of a pooled dataset.
 
-Every function takes the (N,) labels, the users' ``sizes`` and a seed, and returns one array of row numbers
-per user: no row goes to two users, user i gets exactly ``sizes[i]`` rows, and the same seed gives the same
-rows. :func:`equal_sizes` and :func:`uneven_sizes` make the sizes.
+Every function takes the (N,) labels, the users' ``sizes`` and a seed, and returns one array of row
+numbers per user: no row goes to two users, user i gets exactly ``sizes[i]`` rows, and the same seed
+gives the same rows. :func:`equal_sizes` and :func:`uneven_sizes` make the sizes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ def equal_sizes(available: int, users: int, records: int | None = None) -> np.nd
         raise BadInput(f"{users} users cannot each have a record: there are {available} records")
     if users * each > available:
         raise BadInput(
-            f"{users} users × {each} records are {users * each} records, and there are {available}; "
-            f"ask for at most {available // each} users or {available // users} records each"
+            f"{users} users × {each} records are {users * each} records, and there are "
+            f"{available}; ask for at most {available // each} users or {available // users} "
+            f"records each"
         )
     return np.full(users, each, dtype=np.int64)
 
 
 def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) -> np.ndarray:
-    """``total`` records shared in proportion to positive ``weights``, at least ``minimum`` each, exactly.
+    """``total`` records shared in proportion to positive ``weights``, at least ``minimum`` each,
+    exactly.
 
     What is left after the minimum is shared by largest remainders.
 
@@ -47,7 +49,8 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
     spare = total - minimum * users
     if spare < 0:
         raise BadInput(
-            f"{users} users with at least {minimum} records each need {minimum * users} records, and there are {total}"
+            f"{users} users with at least {minimum} records each need {minimum * users} records, "
+            f"and there are {total}"
         )
     exact = spare * (weights / weights.sum())
     sizes = np.floor(exact).astype(np.int64)
@@ -56,16 +59,22 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
     return sizes + minimum
 
 
-def lognormal_sizes(total: int, users: int, spread: float, seed: int = 0, minimum: int = 2) -> np.ndarray:
-    """Sizes in proportion to exp(spread · N(0, 1)); ``spread`` = 0 is as equal as whole numbers allow."""
+def lognormal_sizes(
+    total: int, users: int, spread: float, seed: int = 0, minimum: int = 2
+) -> np.ndarray:
+    """Sizes in proportion to exp(spread · N(0, 1)); ``spread`` = 0 is as equal as whole numbers
+    allow."""
     if not (np.isfinite(spread) and spread >= 0):
         raise BadInput(f"size_spread is {spread}; it must be a finite number, at least 0")
     weights = np.exp(spread * stream(seed, "sizes").standard_normal(users))
     return uneven_sizes(total, users, weights, minimum)
 
 
-def quantity_sizes(total: int, users: int, alpha: float, seed: int = 0, minimum: int = 2) -> np.ndarray:
-    """Quantity skew: sizes in proportion to a Dirichlet(α, …, α) draw; the smaller α, the more uneven."""
+def quantity_sizes(
+    total: int, users: int, alpha: float, seed: int = 0, minimum: int = 2
+) -> np.ndarray:
+    """Quantity skew: sizes in proportion to a Dirichlet(α, …, α) draw; the smaller α, the more
+    uneven."""
     _require_positive("alpha", alpha)
     weights = stream(seed, "sizes").gamma(alpha, size=users) + 1e-12
     return uneven_sizes(total, users, weights, minimum)
@@ -76,12 +85,15 @@ def iid(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, seed: int = 0) ->
     return similarity(labels, sizes, 100.0, seed)
 
 
-def similarity(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, percent: float, seed: int = 0) -> Parts:
+def similarity(
+    labels: np.ndarray, sizes: Sequence[int] | np.ndarray, percent: float, seed: int = 0
+) -> Parts:
     """γ-similar data, as in the paper: γ % of a user's rows i.i.d., the rest sorted by label.
 
-    ΣR_i rows are drawn from the pool. User i first takes round(γR_i/100) of them at random; what remains is
-    sorted by label (rows of one label in random order) and cut into consecutive runs, one per user. With
-    γ = 0 a user therefore sees the fewest labels possible, and with γ = 100 an i.i.d. sample.
+    ΣR_i rows are drawn from the pool. User i first takes round(γR_i/100) of them at random; what
+    remains is sorted by label (rows of one label in random order) and cut into consecutive runs,
+    one per user. With γ = 0 a user therefore sees the fewest labels possible, and with γ = 100 an
+    i.i.d. sample.
 
     >>> labels = np.repeat([0, 1, 2, 3], 25)
     >>> [sorted(set(labels[rows].tolist())) for rows in similarity(labels, [25] * 4, 0)]
@@ -89,20 +101,27 @@ def similarity(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, percent: f
     >>> len(set(np.concatenate(similarity(labels, [20, 30], 50)).tolist()))
     50
 
-    Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; the
-    allocation is that of the DP-SCAFFOLD paper, section Experiments.
+    Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019;
+    the allocation is that of the DP-SCAFFOLD paper, section Experiments.
     """
     if not 0 <= percent <= 100:
-        raise BadInput(f"similarity is {percent}; it is a percentage, 0 (sorted by label) to 100 (i.i.d.)")
+        raise BadInput(
+            f"similarity is {percent}; it is a percentage, 0 (sorted by label) to 100 (i.i.d.)"
+        )
     sizes = _checked(labels, sizes)
     rows = stream(seed, "partition").permutation(len(labels))[: sizes.sum()]
     mixed = np.rint(percent * sizes / 100).astype(np.int64)
     shared, rest = rows[: mixed.sum()], rows[mixed.sum() :]
     rest = rest[np.argsort(labels[rest], kind="stable")]
-    return [np.concatenate(pair) for pair in zip(_cut(shared, mixed), _cut(rest, sizes - mixed), strict=True)]
+    return [
+        np.concatenate(pair)
+        for pair in zip(_cut(shared, mixed), _cut(rest, sizes - mixed), strict=True)
+    ]
 
 
-def shards(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int, seed: int = 0) -> Parts:
+def shards(
+    labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int, seed: int = 0
+) -> Parts:
     """Rows sorted by label, cut into shards, ``per_user`` shards for each user, in random order.
 
     A user's shards differ in size by at most one record, so user i gets exactly ``sizes[i]`` rows.
@@ -117,7 +136,10 @@ def shards(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int,
         raise BadInput(f"shards is {per_user}; every user needs at least 1")
     sizes = _checked(labels, sizes)
     if per_user > sizes.min():
-        raise BadInput(f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that many shards")
+        raise BadInput(
+            f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that "
+            f"many shards"
+        )
     rng = stream(seed, "partition")
     rows = rng.permutation(len(labels))[: sizes.sum()]
     rows = rows[np.argsort(labels[rows], kind="stable")]
@@ -127,16 +149,22 @@ def shards(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, per_user: int,
     lengths = sizes[owners] // per_user + (turn < sizes[owners] % per_user)
     pieces = _cut(rows, lengths)
     order = np.argsort(owners, kind="stable")
-    return [np.concatenate([pieces[j] for j in order[i * per_user : (i + 1) * per_user]]) for i in range(len(sizes))]
+    return [
+        np.concatenate([pieces[j] for j in order[i * per_user : (i + 1) * per_user]])
+        for i in range(len(sizes))
+    ]
 
 
-def dirichlet(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: float, seed: int = 0) -> Parts:
-    """Label skew: user i draws q_i ~ Dirichlet(α·C·p), then its rows; p are the C labels' pooled frequencies.
+def dirichlet(
+    labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: float, seed: int = 0
+) -> Parts:
+    """Label skew: user i draws q_i ~ Dirichlet(α·C·p), then its rows; p are the C labels' pooled
+    frequencies.
 
-    For balanced labels that is Dirichlet(α, …, α). Labels are drawn from q_i and rows of that label without
-    replacement; a label whose rows have run out leaves q_i, which is renormalised over those that remain.
-    Users draw in random order, so that running out is nobody's in particular. α → ∞ is i.i.d., α → 0 one
-    label per user.
+    For balanced labels that is Dirichlet(α, …, α). Labels are drawn from q_i and rows of that label
+    without replacement; a label whose rows have run out leaves q_i, which is renormalised over
+    those that remain. Users draw in random order, so that running out is nobody's in particular. α
+    → ∞ is i.i.d., α → 0 one label per user.
 
     >>> labels = np.repeat(np.arange(5), 40)
     >>> [len(rows) for rows in dirichlet(labels, [40] * 5, alpha=0.1)]
@@ -156,12 +184,16 @@ def dirichlet(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: floa
     for user in rng.permutation(len(sizes)):
         wish = rng.gamma(alpha * len(kinds) * supply / len(labels))
         counts = _draw_counts(rng, wish, supply - used, int(sizes[user]))
-        parts[user] = np.concatenate([pile[u : u + n] for pile, u, n in zip(piles, used, counts, strict=True)])
+        parts[user] = np.concatenate(
+            [pile[u : u + n] for pile, u, n in zip(piles, used, counts, strict=True)]
+        )
         used += counts
     return parts
 
 
-def _draw_counts(rng: np.random.Generator, wish: np.ndarray, left: np.ndarray, size: int) -> np.ndarray:
+def _draw_counts(
+    rng: np.random.Generator, wish: np.ndarray, left: np.ndarray, size: int
+) -> np.ndarray:
     """How many rows of each label a user takes: multinomial(size, wish), capped by what is left."""
     counts = np.zeros_like(left)
     while (missing := size - int(counts.sum())) > 0:
@@ -184,9 +216,9 @@ def natural(
 ) -> tuple[Parts, np.ndarray]:
     """Rows by the user they came with: the parts, and the numbers of the users that were kept.
 
-    ``users`` is (N,), the number of each record's user out of ``count``. Users with fewer than ``minimum``
-    records are left out; ``keep`` of the others are drawn (all when None), and each keeps at most ``most``
-    of its records, drawn at random.
+    ``users`` is (N,), the number of each record's user out of ``count``. Users with fewer than
+    ``minimum`` records are left out; ``keep`` of the others are drawn (all when None), and each
+    keeps at most ``most`` of its records, drawn at random.
 
     >>> natural(np.array([0, 1, 0, 2, 1, 0]), 3, keep=None, minimum=2, most=2)[1].tolist()
     [0, 1]
@@ -194,11 +226,13 @@ def natural(
     sizes = np.bincount(users, minlength=count)
     able = np.flatnonzero(sizes >= max(minimum, 1))
     if not len(able):
-        raise BadInput(f"no user has {minimum} records or more; the largest has {sizes.max(initial=0)}")
+        raise BadInput(
+            f"no user has {minimum} records or more; the largest has {sizes.max(initial=0)}"
+        )
     if keep is not None and keep > len(able):
         raise BadInput(
-            f"{keep} users were asked for, and {len(able)} of {count} have {minimum} records or more; "
-            f"ask for at most {len(able)}"
+            f"{keep} users were asked for, and {len(able)} of {count} have {minimum} records or "
+            f"more; ask for at most {len(able)}"
         )
     rng = stream(seed, "partition")
     kept = able if keep is None else np.sort(rng.choice(able, keep, replace=False))
@@ -217,10 +251,14 @@ def _checked(labels: np.ndarray, sizes: Sequence[int] | np.ndarray) -> np.ndarra
     sizes = np.asarray(sizes, dtype=np.int64)
     _require_users(len(sizes))
     if sizes.min() < 1:
-        raise BadInput(f"user {int(sizes.argmin())} is to have {sizes.min()} records; every user needs at least one")
+        raise BadInput(
+            f"user {int(sizes.argmin())} is to have {sizes.min()} records; every user needs at "
+            f"least one"
+        )
     if sizes.sum() > len(labels):
         raise BadInput(
-            f"{len(sizes)} users are to have {sizes.sum()} records, and there are {len(labels)}; ask for fewer"
+            f"{len(sizes)} users are to have {sizes.sum()} records, and there are {len(labels)}; "
+            f"ask for fewer"
         )
     return sizes
 

@@ -1,7 +1,7 @@
 """A pooled dataset that no user holds yet, and how it is dealt out.
 
-Readers (images, tables, arrays) produce a :class:`Pool`; partitions say which rows go to which user; and
-:func:`assemble` splits every user's rows into train and test and builds the federation.
+Readers (images, tables, arrays) produce a :class:`Pool`; partitions say which rows go to which
+user; and :func:`assemble` splits every user's rows into train and test and builds the federation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ BLOCK_BYTES = 1 << 24
 class Pool:
     """Records before they belong to users.
 
-    ``features`` is (N, d), either float32 or, for images, uint8 that ``scale`` brings to [0, 1] when the
-    rows are dealt out (so that a pool of images costs a quarter of the memory). ``labels`` is (N,) int64 in
-    0 to ``classes`` − 1. ``users`` holds, where the data have a natural user, its number per record, and
-    ``names`` the names of these users. ``notes`` say what a reader had to decide (categories, missing
-    values); ``caveats`` are the sentences a privacy statement must repeat.
+    ``features`` is (N, d), either float32 or, for images, uint8 that ``scale`` brings to [0, 1]
+    when the rows are dealt out (so that a pool of images costs a quarter of the memory). ``labels``
+    is (N,) int64 in 0 to ``classes`` − 1. ``users`` holds, where the data have a natural user, its
+    number per record, and
+    ``names`` the names of these users. ``notes`` say what a reader had to decide (categories,
+    missing values); ``caveats`` are the sentences a privacy statement must repeat.
     """
 
     features: np.ndarray
@@ -43,8 +44,8 @@ class Pool:
     def __post_init__(self) -> None:
         if self.features.ndim != 2 or len(self.features) != len(self.labels):
             raise BadInput(
-                f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} labels do "
-                "not fit; "
+                f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} "
+                f"labels do not fit; "
                 "expected (records, features) and one label per record"
             )
         if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= self.classes):
@@ -60,7 +61,9 @@ class Pool:
         """Some rows as float32 features, scaled, (len(rows), d)."""
         out = np.empty((len(rows), self.features.shape[1]), dtype=np.float32)
         for block in blocks(len(rows), self.features.shape[1]):
-            np.multiply(self.features[rows[block]], np.float32(self.scale), out=out[block], casting="unsafe")
+            np.multiply(
+                self.features[rows[block]], np.float32(self.scale), out=out[block], casting="unsafe"
+            )
         return torch.from_numpy(out)
 
 
@@ -76,7 +79,8 @@ def blocks(rows: int, dimension: int) -> Iterator[slice]:
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
-    """The generator of one purpose, so that, say, another test ratio does not move records between users.
+    """The generator of one purpose, so that, say, another test ratio does not move records between
+    users.
 
     >>> a, b = stream(0, "partition"), stream(0, "split")
     >>> bool(a.integers(1 << 60) == b.integers(1 << 60))
@@ -86,7 +90,8 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
 
 
 def held_out_size(records: int, test_ratio: float) -> int:
-    """How many of a user's records are for testing: the nearest whole number, at least one on either side.
+    """How many of a user's records are for testing: the nearest whole number, at least one on
+    either side.
 
     >>> held_out_size(2500, 0.2), held_out_size(3, 0.2)
     (500, 1)
@@ -97,7 +102,8 @@ def held_out_size(records: int, test_ratio: float) -> int:
 def split_rows(
     parts: Sequence[np.ndarray], names: Sequence[str], test_ratio: float, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each user's rows shuffled and cut into (train, test), a fraction ``test_ratio`` of them for testing.
+    """Each user's rows shuffled and cut into (train, test), a fraction ``test_ratio`` of them for
+    testing.
 
     >>> train, test = split_rows([np.arange(5), np.arange(5, 15)], ["a", "b"], 0.2, seed=0)
     >>> [len(rows) for rows in train], [len(rows) for rows in test]
@@ -111,7 +117,8 @@ def split_rows(
         if len(rows) < 2:
             raise BadInput(
                 f"user {name} has {len(rows)} record{'' if len(rows) == 1 else 's'}; "
-                "a train/test split needs at least 2 (give it more, or leave it out with minimum_records)"
+                "a train/test split needs at least 2 (give it more, or leave it out with "
+                "minimum_records)"
             )
         shuffled = rng.permutation(rows)
         held_out = held_out_size(len(rows), test_ratio)
@@ -121,9 +128,14 @@ def split_rows(
 
 
 def assemble(
-    pool: Pool, parts: Sequence[np.ndarray], test_ratio: float = 0.2, seed: int = 0, names: Sequence[str] = ()
+    pool: Pool,
+    parts: Sequence[np.ndarray],
+    test_ratio: float = 0.2,
+    seed: int = 0,
+    names: Sequence[str] = (),
 ) -> Federation:
-    """The federation in which user i holds the rows ``parts[i]`` of the pool, split into train and test.
+    """The federation in which user i holds the rows ``parts[i]`` of the pool, split into train and
+    test.
 
     >>> pool = Pool(np.eye(6, dtype=np.float32), np.array([0, 1, 0, 1, 0, 1]), 2, "six records")
     >>> assemble(pool, [np.arange(4), np.arange(4, 6)]).train.sizes.tolist()
@@ -131,13 +143,17 @@ def assemble(
     """
     names = tuple(names) or tuple(str(i) for i in range(len(parts)))
     tables = [_table(pool, rows) for rows in split_rows(parts, names, test_ratio, seed)]
-    federation = Federation(tables[0], tables[1], pool.classes, names, pool.title, preprocessing=pool.caveats)
+    federation = Federation(
+        tables[0], tables[1], pool.classes, names, pool.title, preprocessing=pool.caveats
+    )
     return federation.validated()
 
 
 def _table(pool: Pool, parts: Sequence[np.ndarray]) -> Records:
     if not parts:
-        raise BadInput(f"{pool.title}: no user is left; lower minimum_records or ask for other users")
+        raise BadInput(
+            f"{pool.title}: no user is left; lower minimum_records or ask for other users"
+        )
     rows = np.concatenate(parts)
     labels = torch.from_numpy(pool.labels[rows].astype(np.int64, copy=False))
     return Records(pool.take(rows), labels, offsets([len(part) for part in parts]))

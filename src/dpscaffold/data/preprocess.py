@@ -1,8 +1,8 @@
 """Fit preprocessing steps and apply them, block by block, in memory or from file to file.
 
-A step is fitted on the *training* records of all users, pooled, after the steps before it; it is then
-applied to train and test alike. Nothing is ever fitted per user. Every step leaves a sentence for the
-privacy statement, and a private one leaves its cost.
+A step is fitted on the *training* records of all users, pooled, after the steps before it; it is
+then applied to train and test alike. Nothing is ever fitted per user. Every step leaves a sentence
+for the privacy statement, and a private one leaves its cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import torch
 
 from dpscaffold.data.pool import blocks, stream
 from dpscaffold.data.private import clip_rows, noised_moments, noised_squares, noised_sum
-from dpscaffold.data.steps import Centre, ClipNorm, Pca, Standardise, UnitNorm, _Fitted, _Step, parse_steps
+from dpscaffold.data.steps import (
+    Centre,
+    ClipNorm,
+    Pca,
+    Standardise,
+    UnitNorm,
+    _Fitted,
+    _Step,
+    parse_steps,
+)
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, PreprocessingCost, Records
 
@@ -36,7 +45,9 @@ class Fitted:
     costs: tuple[PreprocessingCost, ...] = ()
 
 
-def preprocess(federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0) -> Federation:
+def preprocess(
+    federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0
+) -> Federation:
     """The federation after the steps, in memory.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([0, 1])
@@ -51,7 +62,9 @@ def preprocess(federation: Federation, steps: Iterable[str | dict[str, Any] | _S
     return described(federation, fitted, train, test)
 
 
-def described(federation: Federation, fitted: list[Fitted], train: Records, test: Records) -> Federation:
+def described(
+    federation: Federation, fitted: list[Fitted], train: Records, test: Records
+) -> Federation:
     """The federation with new tables and what the steps have to say."""
     return replace(
         federation,
@@ -59,11 +72,14 @@ def described(federation: Federation, fitted: list[Fitted], train: Records, test
         test=test,
         mapped=False,
         preprocessing=federation.preprocessing + tuple(step.sentence for step in fitted),
-        preprocessing_costs=federation.preprocessing_costs + tuple(cost for step in fitted for cost in step.costs),
+        preprocessing_costs=federation.preprocessing_costs
+        + tuple(cost for step in fitted for cost in step.costs),
     ).validated()
 
 
-def fit(federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0) -> list[Fitted]:
+def fit(
+    federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0
+) -> list[Fitted]:
     """Fit the steps one after the other on the pooled training records; reads them in blocks."""
     fitted: list[Fitted] = []
     for number, step in enumerate(parse_steps(steps)):
@@ -93,7 +109,9 @@ def _applied(table: Records, fitted: list[Fitted]) -> Records:
     return Records(torch.from_numpy(out), table.labels, table.offsets)
 
 
-def _fit(step: _Step, features: torch.Tensor, before: tuple[Fitted, ...], seed: int, number: int) -> Fitted:
+def _fit(
+    step: _Step, features: torch.Tensor, before: tuple[Fitted, ...], seed: int, number: int
+) -> Fitted:
     if isinstance(step, UnitNorm):
         return Fitted(_unit_norm, "Rows were scaled to unit norm, record by record (no fit).")
     if isinstance(step, ClipNorm):
@@ -123,7 +141,14 @@ def _fit(step: _Step, features: torch.Tensor, before: tuple[Fitted, ...], seed: 
 class _Source:
     """Where a fitted step's statistics come from: public values, noised sums, or bare ones."""
 
-    def __init__(self, step: _Fitted, features: torch.Tensor, before: tuple[Fitted, ...], seed: int, number: int):
+    def __init__(
+        self,
+        step: _Fitted,
+        features: torch.Tensor,
+        before: tuple[Fitted, ...],
+        seed: int,
+        number: int,
+    ):
         self.step, self.features, self.before = step, features, before
         self.count = len(features)
         self.dimension = len(next(transformed(features[:1], before))[0])
@@ -140,7 +165,9 @@ class _Source:
     def mean(self) -> np.ndarray:
         if self.step.fit == "public":
             return self._public("mean", (self.dimension,))
-        total = sum((rows.sum(axis=0, dtype=np.float64) for rows in self.rows()), np.zeros(self.dimension))
+        total = sum(
+            (rows.sum(axis=0, dtype=np.float64) for rows in self.rows()), np.zeros(self.dimension)
+        )
         if self.private:
             total = noised_sum(total, self._bound(), self._spend("mean", 2.0), self.rng)
         return total / self.count
@@ -163,16 +190,24 @@ class _Source:
         return mean, np.sqrt(np.maximum(squares - mean**2, max(floor**2, drowned)))
 
     def components(self, count: int) -> np.ndarray:
-        """(d, k) float32, orthonormal, by falling eigenvalue; the largest entry of each is positive."""
+        """(d, k) float32, orthonormal, by falling eigenvalue; the largest entry of each is
+        positive."""
         if self.step.fit == "public":
-            return np.ascontiguousarray(self._public("components", (count, self.dimension)).T.astype(np.float32))
+            return np.ascontiguousarray(
+                self._public("components", (count, self.dimension)).T.astype(np.float32)
+            )
         if count > self.dimension:
-            raise BadInput(f"preprocess: pca asks for {count} components, and there are {self.dimension} features")
+            raise BadInput(
+                f"preprocess: pca asks for {count} components, and there are {self.dimension} "
+                f"features"
+            )
         total = np.zeros((self.dimension, self.dimension))
         for rows in self.rows():
             total += rows.T @ rows
         if self.private:
-            total = noised_moments(total, self._bound(), self._spend("principal components", 2**0.5), self.rng)
+            total = noised_moments(
+                total, self._bound(), self._spend("principal components", 2**0.5), self.rng
+            )
         _, vectors = np.linalg.eigh(total / self.count)
         basis = vectors[:, ::-1][:, :count]
         signs = np.sign(basis[np.abs(basis).argmax(axis=0), np.arange(count)])
@@ -194,8 +229,8 @@ class _Source:
         return (
             f"{what}, differentially private for replace-one neighbours (rows clipped to norm "
             f"{self._bound():g}, "
-            f"Gaussian noise of multiplier {self.step.multiplier():.4g} on {len(self.released)} pooled "
-            f"sum{'s' if len(self.released) > 1 else ''}, {noise}); {_TRUST}."
+            f"Gaussian noise of multiplier {self.step.multiplier():.4g} on {len(self.released)} "
+            f"pooled sum{'s' if len(self.released) > 1 else ''}, {noise}); {_TRUST}."
         )
 
     def _bound(self) -> float:
@@ -203,7 +238,8 @@ class _Source:
         return self.step.norm_bound
 
     def _spend(self, name: str, ratio: float) -> float:
-        """The multiplier of a release, noted as spent; ``ratio`` is Δ(replace-one) over Δ(add/remove)."""
+        """The multiplier of a release, noted as spent; ``ratio`` is Δ(replace-one) over
+        Δ(add/remove)."""
         z = self.step.multiplier()
         cost = PreprocessingCost(name, noise_multiplier=z, add_remove_multiplier=ratio * z)
         self.released.append(cost)
@@ -221,7 +257,8 @@ class _Source:
             value = np.full(shape, value)
         if value.shape != shape or not np.isfinite(value).all():
             raise BadInput(
-                f"preprocess: public {name} has shape {value.shape} or holds NaN; expected {shape} finite numbers"
+                f"preprocess: public {name} has shape {value.shape} or holds NaN; expected "
+                f"{shape} finite numbers"
             )
         return value
 
@@ -235,7 +272,8 @@ def _given(step: _Fitted) -> dict[str, Any]:
                 given = {name: file[name] for name in file.files}
         except (OSError, ValueError, AttributeError, EOFError) as problem:
             raise BadInput(
-                f"preprocess: statistics file {step.statistics} cannot be read ({problem}); expected a NumPy .npz file"
+                f"preprocess: statistics file {step.statistics} cannot be read ({problem}); "
+                f"expected a NumPy .npz file"
             ) from None
     inline = {name: getattr(step, name, None) for name in ("mean", "deviation")}
     return given | {name: value for name, value in inline.items() if value is not None}
@@ -266,4 +304,6 @@ def _shift(mean: np.ndarray, deviation: np.ndarray | None = None) -> Map:
 
 def _unit_norm(rows: np.ndarray) -> np.ndarray:
     norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
-    return (rows / np.where(norms > 0, norms, np.float32(1))[:, None]).astype(np.float32, copy=False)
+    return (rows / np.where(norms > 0, norms, np.float32(1))[:, None]).astype(
+        np.float32, copy=False
+    )

@@ -1,8 +1,9 @@
 """Differentially private sums for preprocessing: a mean, second moments, a second-moment matrix.
 
-The setting is central: one party (the one that prepares the data) sees the pooled sum, adds Gaussian noise
-and releases the result. Rows are clipped to a public norm bound B before they are summed, so that replacing
-one record of one user moves the released sum by at most its sensitivity Δ:
+The setting is central: one party (the one that prepares the data) sees the pooled sum, adds
+Gaussian noise and releases the result. Rows are clipped to a public norm bound B before they are
+summed, so that replacing one record of one user moves the released sum by at most its sensitivity
+Δ:
 
 ========================  ===========  =======================================================
 released                  Δ            why
@@ -12,12 +13,13 @@ released                  Δ            why
 Σ x xᵀ                    √2·B²        ‖xxᵀ − yyᵀ‖² = ‖x‖⁴ + ‖y‖⁴ − 2⟨x, y⟩², Frobenius norm
 ========================  ===========  =======================================================
 
-The noise has standard deviation z·Δ, z the noise multiplier, in every direction of an orthonormal basis. The
-number of records is public under replace-one neighbours. For add/remove neighbours the sensitivities are B,
-B² and B², so the multipliers are 2z, √2·z and √2·z, the divisor being taken as a public constant.
+The noise has standard deviation z·Δ, z the noise multiplier, in every direction of an orthonormal
+basis. The number of records is public under replace-one neighbours. For add/remove neighbours the
+sensitivities are B, B² and B², so the multipliers are 2z, √2·z and √2·z, the divisor being taken as
+a public constant.
 
-References: Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss", 2014 (the matrix); Balle and Wang, "Improving
-the Gaussian mechanism", 2018 (the multiplier for a given ε and δ).
+References: Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss", 2014 (the matrix); Balle and Wang,
+"Improving the Gaussian mechanism", 2018 (the multiplier for a given ε and δ).
 """
 
 from __future__ import annotations
@@ -53,21 +55,29 @@ def moment_sensitivity(bound: float) -> float:
     return math.sqrt(2) * bound**2
 
 
-def noised_sum(total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator) -> np.ndarray:
-    """A sum (d,) of rows clipped to ``bound``, with noise of standard deviation 2B·z per coordinate."""
+def noised_sum(
+    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
+) -> np.ndarray:
+    """A sum (d,) of rows clipped to ``bound``, with noise of standard deviation 2B·z per
+    coordinate."""
     return total + multiplier * sum_sensitivity(bound) * rng.standard_normal(total.shape)
 
 
-def noised_squares(total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator) -> np.ndarray:
-    """A sum (d,) of squares of clipped rows, with noise of standard deviation √2·B²·z per coordinate."""
+def noised_squares(
+    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
+) -> np.ndarray:
+    """A sum (d,) of squares of clipped rows, with noise of standard deviation √2·B²·z per
+    coordinate."""
     return total + multiplier * moment_sensitivity(bound) * rng.standard_normal(total.shape)
 
 
-def noised_moments(total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator) -> np.ndarray:
+def noised_moments(
+    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
+) -> np.ndarray:
     """A sum (d, d) of outer products of clipped rows, with symmetric noise.
 
-    An orthonormal basis of the symmetric matrices has (e_i e_jᵀ + e_j e_iᵀ)/√2 off the diagonal, so with
-    Δ = √2·B² the noise has standard deviation z·Δ on the diagonal and z·Δ/√2 off it.
+    An orthonormal basis of the symmetric matrices has (e_i e_jᵀ + e_j e_iᵀ)/√2 off the diagonal, so
+    with Δ = √2·B² the noise has standard deviation z·Δ on the diagonal and z·Δ/√2 off it.
     """
     square = rng.standard_normal(total.shape)
     symmetric = (square + square.T) / 2  # variance 1 on the diagonal, 1/2 off it
@@ -85,7 +95,8 @@ def gaussian_delta(epsilon: float, multiplier: float) -> float:
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier with which one Gaussian release is (ε, δ)-differentially private.
+    """The smallest noise multiplier with which one Gaussian release is (ε, δ)-differentially
+    private.
 
     >>> z = gaussian_multiplier(1.0, 1e-5)
     >>> round(z, 3), gaussian_delta(1.0, z) <= 1e-5
@@ -93,7 +104,8 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """
     if not epsilon > 0 or not 0 < delta < 1:
         raise BadInput(
-            f"epsilon is {epsilon} and delta {delta}; epsilon must be positive and delta lie between 0 and 1"
+            f"epsilon is {epsilon} and delta {delta}; epsilon must be positive and delta lie "
+            f"between 0 and 1"
         )
     low, high = 1e-3, 1.0
     while gaussian_delta(epsilon, high) > delta:

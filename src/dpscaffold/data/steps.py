@@ -1,7 +1,8 @@
 """Preprocessing steps as data: what is done to the features and what each step is fitted on.
 
-A pipeline is a list whose items are names (``"standardise"``, ``"unit-norm"``, ``"pca:60"``) or tables with
-the details (``{step = "pca", components = 60, fit = "private", norm_bound = 1.0, noise = 20.0}``).
+A pipeline is a list whose items are names (``"standardise"``, ``"unit-norm"``, ``"pca:60"``) or
+tables with the details (``{step = "pca", components = 60, fit = "private", norm_bound = 1.0, noise
+= 20.0}``).
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class ClipNorm(_Step):
 class _Fitted(_Step):
     """What a step is fitted on.
 
-    ``unprotected``: the pooled training records of all users, as in the paper, outside the guarantee.
+    ``unprotected``: the pooled training records of all users, as in the paper, outside the
+    guarantee.
     ``public``: statistics given by the user, here or in the ``.npz`` file ``statistics``.
-    ``private``: the same pooled sums with rows clipped to the public ``norm_bound`` and Gaussian noise of
-    multiplier ``noise`` (or of the multiplier that gives (``epsilon``, ``delta``) for each of the step's
-    releases). Its noise is drawn from the data's seed, so that a simulation repeats; ``entropy =
-    "system"`` draws it from the operating system instead, for data that are prepared once and used.
+    ``private``: the same pooled sums with rows clipped to the public ``norm_bound`` and Gaussian
+    noise of multiplier ``noise`` (or of the multiplier that gives (``epsilon``, ``delta``) for each
+    of the step's releases). Its noise is drawn from the data's seed, so that a simulation repeats;
+    ``entropy = "system"`` draws it from the operating system instead, for data that are prepared
+    once and used.
     """
 
     #: How many noised sums the private fit releases.
@@ -66,19 +69,27 @@ class _Fitted(_Step):
     @model_validator(mode="after")
     def _consistent(self) -> _Fitted:
         private = ("norm_bound", "noise", "epsilon", "delta", "entropy")
-        given = [name for name in private if getattr(self, name) != type(self).model_fields[name].default]
+        given = [
+            name for name in private if getattr(self, name) != type(self).model_fields[name].default
+        ]
         step = getattr(self, "step", "step")
         if self.fit != "private":
             if given:
-                raise ValueError(f"{step}: {given[0]} belongs to fit = 'private', and fit is '{self.fit}'")
+                raise ValueError(
+                    f"{step}: {given[0]} belongs to fit = 'private', and fit is '{self.fit}'"
+                )
             return self
         if self.norm_bound is None:
             raise ValueError(
-                f"{step}: fit = 'private' needs norm_bound, a bound on the norm of a row chosen without "
-                "looking at the data"
+                f"{step}: fit = 'private' needs norm_bound, a bound on the norm of a row chosen "
+                f"without looking at the data"
             )
-        if (self.noise is None) == (self.epsilon is None) or (self.epsilon is None) != (self.delta is None):
-            raise ValueError(f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta")
+        if (self.noise is None) == (self.epsilon is None) or (self.epsilon is None) != (
+            self.delta is None
+        ):
+            raise ValueError(
+                f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta"
+            )
         return self
 
     @model_validator(mode="after")
@@ -87,7 +98,8 @@ class _Fitted(_Step):
         step = getattr(self, "step", "step")
         if self.fit != "public" and (inline or self.statistics):
             raise ValueError(
-                f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is '{self.fit}'"
+                f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is "
+                f"'{self.fit}'"
             )
         return self
 
@@ -98,7 +110,8 @@ class _Fitted(_Step):
         from dpscaffold.data.private import gaussian_multiplier
 
         assert self.epsilon is not None and self.delta is not None  # the validator saw to it
-        # R Gaussian releases of multiplier z are one of multiplier z/√R, so that (ε, δ) is the whole step's.
+        # R Gaussian releases of multiplier z are one of multiplier z/√R, so that (ε, δ) is the
+        # whole step's.
         return gaussian_multiplier(self.epsilon, self.delta) * math.sqrt(self.releases)
 
 
@@ -125,7 +138,8 @@ class Standardise(_Fitted):
 class Pca(_Fitted):
     """Rows projected on the ``components`` leading eigenvectors of their second-moment matrix.
 
-    It shifts nothing, so a centring step comes before it, unless ``uncentred`` says that none is meant.
+    It shifts nothing, so a centring step comes before it, unless ``uncentred`` says that none is
+    meant.
     """
 
     step: Literal["pca"] = "pca"
@@ -150,17 +164,22 @@ def _expand(value: Any) -> Any:
         value = {"step": name}
         if argument:
             if name not in _ARGUMENT:
-                raise ValueError(f"step '{name}' takes nothing after a colon, and '{argument}' was given")
+                raise ValueError(
+                    f"step '{name}' takes nothing after a colon, and '{argument}' was given"
+                )
             field, kind = _ARGUMENT[name]
             try:
                 value[field] = kind(argument)
             except ValueError:
-                raise ValueError(f"step '{name}:{argument}' needs a number after the colon") from None
+                raise ValueError(
+                    f"step '{name}:{argument}' needs a number after the colon"
+                ) from None
     if isinstance(value, dict):
         name = str(value.get("step"))
         if name not in _KINDS:
             raise ValueError(
-                f"no preprocessing step is called '{name}'{nearest(name, _KINDS)}; there are {', '.join(_KINDS)}"
+                f"no preprocessing step is called '{name}'{nearest(name, _KINDS)}; there are "
+                f"{', '.join(_KINDS)}"
             )
     return value
 
@@ -187,7 +206,8 @@ def check_order(steps: tuple[_Step, ...]) -> tuple[_Step, ...]:
         centred = centred or isinstance(step, Centre | Standardise)
         if isinstance(step, Pca) and not (centred or step.uncentred):
             raise ValueError(
-                "'pca' comes before any 'centre' or 'standardise'; put one before it, or set uncentred = true"
+                "'pca' comes before any 'centre' or 'standardise'; put one before it, or set "
+                "uncentred = true"
             )
     return steps
 
@@ -210,10 +230,13 @@ def parse_steps(items: Iterable[str | dict[str, Any] | _Step]) -> tuple[_Step, .
 
 
 def sentence(problem: ValidationError) -> str:
-    """The first complaint of a validation, as one sentence without the library's wording around it."""
+    """The first complaint of a validation, as one sentence without the library's wording around
+    it."""
     first = problem.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ")
-    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-")))
+    place = ".".join(
+        str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-"))
+    )
     if first["type"] == "value_error" or not place:
         return message
     return (

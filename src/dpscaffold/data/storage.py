@@ -1,8 +1,8 @@
 """Prepared federations on disk: save them to a folder, load them or map them.
 
-Mapped, the tables stay in their files and are paged in as they are read, so a federation may exceed memory;
-:class:`~dpscaffold.data.writer.FederationWriter` builds such a one user by user. A folder appears under its
-name only when it is whole.
+Mapped, the tables stay in their files and are paged in as they are read, so a federation may exceed
+memory; :class:`~dpscaffold.data.writer.FederationWriter` builds such a one user by user. A folder
+appears under its name only when it is whole.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def save(federation: Federation, folder: str | Path, overwrite: bool = False) ->
 def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Federation:
     """Read a stored federation.
 
-    ``mapped`` leaves the tables in their files (read-only; writing into them is an error the operating
-    system punishes); otherwise they are read into memory. Names, shapes and sizes are always checked;
+    ``mapped`` leaves the tables in their files (read-only; writing into them is an error the
+    operating system punishes); otherwise they are read into memory. Names, shapes and sizes are
+    always checked;
     ``verify`` also reads everything and compares checksums.
     """
     folder = Path(folder)
@@ -71,7 +72,9 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
             mapped,
         )
     except (KeyError, TypeError) as problem:
-        raise BadInput(f"{folder / INDEX} is damaged ({problem}); prepare the federation again") from None
+        raise BadInput(
+            f"{folder / INDEX} is damaged ({problem}); prepare the federation again"
+        ) from None
     for table in tables:
         if (
             len(table.features) != len(table.labels)
@@ -79,7 +82,8 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
             or bool((table.sizes < 1).any())
         ):
             raise BadInput(
-                f"{folder} is damaged: its features, labels and offsets do not fit together; prepare it again"
+                f"{folder} is damaged: its features, labels and offsets do not fit together; "
+                f"prepare it again"
             )
     return federation
 
@@ -88,7 +92,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not path.is_file():
         raise BadInput(
-            f"{folder} holds no prepared federation ({INDEX} is missing); make one with 'dpscaffold data prepare'"
+            f"{folder} holds no prepared federation ({INDEX} is missing); make one with "
+            f"'dpscaffold data prepare'"
         )
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +103,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is damaged; prepare the federation again") from None
     if found != FORMAT:
         raise BadInput(
-            f"{path} has format {found}, and this version reads format {FORMAT}; prepare the federation again"
+            f"{path} has format {found}, and this version reads format {FORMAT}; prepare the "
+            f"federation again"
         )
     return index
 
@@ -109,15 +115,22 @@ def _read_column(
     path, entry = folder / name, index["files"].get(name, {})
     size = path.stat().st_size if path.is_file() else None
     if size is None or size != entry.get("bytes"):
-        found = "is missing" if size is None else f"has {size} bytes and should have {entry.get('bytes')}"
+        found = (
+            "is missing"
+            if size is None
+            else f"has {size} bytes and should have {entry.get('bytes')}"
+        )
         raise BadInput(f"{path} {found}; the folder is damaged, prepare the federation again")
     try:
         array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
-        raise BadInput(f"{path} is not a readable .npy file ({problem}); prepare the federation again") from None
+        raise BadInput(
+            f"{path} is not a readable .npy file ({problem}); prepare the federation again"
+        ) from None
     if array.dtype != kind or array.ndim != (2 if name.endswith("features.npy") else 1):
         raise BadInput(
-            f"{path} holds {array.dtype} of rank {array.ndim}; expected {kind}; prepare the federation again"
+            f"{path} holds {array.dtype} of rank {array.ndim}; expected {kind}; prepare the "
+            f"federation again"
         )
     if verify:
         state = hashlib.blake2b(digest_size=16)
@@ -125,7 +138,8 @@ def _read_column(
             state.update(np.ascontiguousarray(array[block]).data)
         if state.hexdigest() != entry.get("blake2b"):
             raise BadInput(
-                f"{path} has changed since it was written (its checksum differs); prepare the federation again"
+                f"{path} has changed since it was written (its checksum differs); prepare the "
+                f"federation again"
             )
     with warnings.catch_warnings():
         # Torch warns that the mapping is read-only; that is what it is for.

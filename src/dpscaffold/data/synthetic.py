@@ -28,13 +28,14 @@ def synthetic(
     """Users with their own linear models (dial α) and their own feature distributions (dial β).
 
     User i has W_i ~ N(u_i, Id) and b_i ~ N(u'_i, Id) with u_i, u'_i ~ N(0, α·Id); features
-    X ~ N(v_i, Σ) with Σ_jj = j^{−1.2}, v_i ~ N(B_i, Id) and B_i ~ N(0, β·Id); labels argmax(W_iᵀx + b_i),
-    of which a fraction ``label_noise`` is redrawn uniformly. (0, 0) is still heterogeneous; ``iid`` gives
-    all users the same W, b and v. ``size_spread`` makes sizes log-normal with that σ around ``records``.
+    X ~ N(v_i, Σ) with Σ_jj = j^{−1.2}, v_i ~ N(B_i, Id) and B_i ~ N(0, β·Id); labels argmax(W_iᵀx +
+    b_i), of which a fraction ``label_noise`` is redrawn uniformly. (0, 0) is still heterogeneous;
+    ``iid`` gives all users the same W, b and v. ``size_spread`` makes sizes log-normal with that σ
+    around ``records``.
 
-    Each user's records are split into train and test; features are standardised with the mean and deviation
-    of all users' *training* records pooled, then every row is scaled to unit norm. A classifier adds its
-    own bias.
+    Each user's records are split into train and test; features are standardised with the mean and
+    deviation of all users' *training* records pooled, then every row is scaled to unit norm. A
+    classifier adds its own bias.
 
     Generation follows the appendix "Synthetic Data Generation" of the paper, after Li et al. 2020.
 
@@ -60,14 +61,23 @@ def synthetic(
     deviations = np.arange(1, dimension + 1) ** -0.6
     train, test = [], []
     for user in range(users):
-        stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1, user))))
-        law = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(0, 0 if iid else user))))
+        stream = np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1, user)))
+        )
+        law = np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(0, 0 if iid else user)))
+        )
         weights = law.normal(law.normal(0, math.sqrt(alpha), (dimension, classes)), 1)
         bias = law.normal(law.normal(0, math.sqrt(alpha), classes), 1)
         centre = law.normal(law.normal(0, math.sqrt(beta), dimension), 1)
         size = records
         if size_spread > 0:
-            size = max(2, round(records * math.exp(size_spread * stream.standard_normal() - size_spread**2 / 2)))
+            size = max(
+                2,
+                round(
+                    records * math.exp(size_spread * stream.standard_normal() - size_spread**2 / 2)
+                ),
+            )
         x = centre + deviations * stream.standard_normal((size, dimension))
         y = (x @ weights + bias).argmax(axis=1)
         redrawn = stream.random(size) < label_noise
@@ -81,12 +91,18 @@ def synthetic(
 
     def table(parts: list[tuple[np.ndarray, np.ndarray]]) -> Records:
         features = [((x - mean) / np.maximum(deviation, 1e-12)) for x, _ in parts]
-        features = [x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in features]
-        return Records.from_users([torch.from_numpy(x) for x in features], [torch.from_numpy(y) for _, y in parts])
+        features = [
+            x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in features
+        ]
+        return Records.from_users(
+            [torch.from_numpy(x) for x in features], [torch.from_numpy(y) for _, y in parts]
+        )
 
     kind = "synthetic iid" if iid else f"synthetic ({alpha:g}, {beta:g})"
     sentence = (
-        "Features were standardised with the pooled mean and deviation of all training records, without noise; "
-        "this is outside the guarantee."
+        "Features were standardised with the pooled mean and deviation of all training records, "
+        "without noise; this is outside the guarantee."
     )
-    return Federation(table(train), table(test), classes, title=kind, preprocessing=(sentence,)).validated()
+    return Federation(
+        table(train), table(test), classes, title=kind, preprocessing=(sentence,)
+    ).validated()

@@ -1,8 +1,8 @@
 """CSV and Parquet files with a label column and, where there is one, a user column.
 
-A file is read twice, in batches: a scan finds labels, users, categories and missing values, then the
-features go straight to where they belong. Nothing but the result is held in memory, and the result may be a
-mapped file (:mod:`dpscaffold.data.prepare`).
+A file is read twice, in batches: a scan finds labels, users, categories and missing values, then
+the features go straight to where they belong. Nothing but the result is held in memory, and the
+result may be a mapped file (:mod:`dpscaffold.data.prepare`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from dpscaffold.errors import BadInput
 
 @dataclass(frozen=True)
 class Scan:
-    """What the first reading found: for every record kept its label and user, and how columns are coded."""
+    """What the first reading found: for every record kept its label and user, and how columns are
+    coded."""
 
     table: Table
     numbers: tuple[str, ...]
@@ -74,35 +75,65 @@ def scan_table(table: Table) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
     names = column_names(table.path, table.kind, table.delimiter)
     numbers, texts = _roles(table, names)
-    wanted = {text: Codes() for text in dict.fromkeys([table.label, *([table.user] if table.user else []), *texts])}
+    wanted = {
+        text: Codes()
+        for text in dict.fromkeys([table.label, *([table.user] if table.user else []), *texts])
+    }
     lacking = []
     # Numbers are looked at only where a missing one decides whether its record is kept.
     looked_at = numbers if table.missing == "drop" else ()
-    for batch in read_batches(table.path, table.kind, looked_at, list(wanted), names, table.delimiter):
+    for batch in read_batches(
+        table.path, table.kind, looked_at, list(wanted), names, table.delimiter
+    ):
         for text, column in wanted.items():
             column.add(batch.column(text))
         lacking.append(_lacking(batch, looked_at))
     codes = {text: found.codes() for text, found in wanted.items()}
-    kept = _kept(table, codes, np.concatenate(lacking) if lacking else np.empty(0, dtype=bool), texts)
+    kept = _kept(
+        table, codes, np.concatenate(lacking) if lacking else np.empty(0, dtype=bool), texts
+    )
     labels, classes = code_labels(table, wanted[table.label].numbers, codes[table.label][kept])
-    users, user_names = code_users(wanted[table.user].numbers, codes[table.user][kept]) if table.user else (None, ())
+    users, user_names = (
+        code_users(wanted[table.user].numbers, codes[table.user][kept])
+        if table.user
+        else (None, ())
+    )
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
     notes, caveats = remarks(table, categories, classes, int((~kept).sum()))
-    return Scan(table, numbers, categories, tuple(names), kept, labels, classes, users, user_names, notes, caveats)
+    return Scan(
+        table,
+        numbers,
+        categories,
+        tuple(names),
+        kept,
+        labels,
+        classes,
+        users,
+        user_names,
+        notes,
+        caveats,
+    )
 
 
 def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
-    """The second reading: (number of the first record, float32 rows) of the records that are kept."""
+    """The second reading: (number of the first record, float32 rows) of the records that are
+    kept."""
     table, seen, done = scan.table, 0, 0
     texts = list(scan.categories)
-    for batch in read_batches(table.path, table.kind, scan.numbers, texts, scan.names, table.delimiter):
+    for batch in read_batches(
+        table.path, table.kind, scan.numbers, texts, scan.names, table.delimiter
+    ):
         keep = scan.kept[seen : seen + batch.num_rows]
         rows = np.empty((batch.num_rows, scan.dimension), dtype=np.float32)
         for j, name in enumerate(scan.numbers):
             rows[:, j] = _number_column(table, batch.column(name), name, keep)
         at = len(scan.numbers)
         for text in texts:
-            _one_hot(batch.column(text), scan.categories[text], rows[:, at : at + len(scan.categories[text])])
+            _one_hot(
+                batch.column(text),
+                scan.categories[text],
+                rows[:, at : at + len(scan.categories[text])],
+            )
             at += len(scan.categories[text])
         seen += batch.num_rows
         yield done, rows[keep]
@@ -116,9 +147,14 @@ def _roles(table: Table, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
         require_column(table.path, table.user, names, "user")
     for name in (*table.features, *table.categories):
         require_column(table.path, name, names, "feature")
-    chosen = table.features or tuple(name for name in names if name not in (table.label, table.user))
+    chosen = table.features or tuple(
+        name for name in names if name not in (table.label, table.user)
+    )
     if {table.label, table.user} & {*chosen, *table.categories}:
-        raise BadInput(f"{table.path}: the label or user column is also listed as a feature; leave it out of features")
+        raise BadInput(
+            f"{table.path}: the label or user column is also listed as a feature; leave it out of "
+            f"features"
+        )
     texts = tuple(name for name in table.categories if name in chosen or not table.features)
     numbers = tuple(name for name in chosen if name not in table.categories)
     if not numbers and not texts:
@@ -134,17 +170,22 @@ def _lacking(batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
     return lacking
 
 
-def _kept(table: Table, codes: dict[str, np.ndarray], lacking: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+def _kept(
+    table: Table, codes: dict[str, np.ndarray], lacking: np.ndarray, texts: Sequence[str]
+) -> np.ndarray:
     for name, column in codes.items():
         gone = column < 0
         if not gone.any():
             continue
-        if table.missing == "refuse" or (name in (table.label, table.user) and table.missing != "drop"):
+        if table.missing == "refuse" or (
+            name in (table.label, table.user) and table.missing != "drop"
+        ):
             advice = "set missing = 'drop' to leave such records out" + (
                 " or a number to fill them" if name in texts else ""
             )
             raise BadInput(
-                f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} records; {advice}"
+                f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} "
+                f"records; {advice}"
             )
         if table.missing == "drop":
             lacking = lacking | gone
@@ -160,13 +201,17 @@ def _number_column(table: Table, column: pa.Array, name: str, keep: np.ndarray) 
         return values
     if isinstance(table.missing, str):
         raise BadInput(
-            f"{table.path}: column '{name}' lacks a value in some records; set missing = 'drop' to leave "
-            "them out "
+            f"{table.path}: column '{name}' lacks a value in some records; set missing = 'drop' "
+            f"to leave them out "
             "or a number to fill them"
         )
     return np.where(gone, np.float32(table.missing), values)
 
 
 def _one_hot(column: pa.Array, values: tuple[str, ...], out: np.ndarray) -> None:
-    index = pa.compute.index_in(column, pa.array(values, pa.string())).fill_null(-1).to_numpy(zero_copy_only=False)
+    index = (
+        pa.compute.index_in(column, pa.array(values, pa.string()))
+        .fill_null(-1)
+        .to_numpy(zero_copy_only=False)
+    )
     out[:] = index[:, None] == np.arange(len(values))

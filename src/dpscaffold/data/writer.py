@@ -53,7 +53,9 @@ class _Column:
         entry = repr({"descr": self.kind.str, "fortran_order": False, "shape": shape}).encode()
         room = _HEADER - 10
         self.file.seek(0)
-        self.file.write(b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + entry.ljust(room - 1) + b"\n")
+        self.file.write(
+            b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + entry.ljust(room - 1) + b"\n"
+        )
         self.file.close()
         return {"bytes": self.path.stat().st_size, "blake2b": self.hash.hexdigest()}
 
@@ -62,7 +64,9 @@ class _Table:
     """The three files of a train or test table."""
 
     def __init__(self, folder: Path, part: str):
-        self.columns = {name: _Column(folder / f"{part}-{name}.npy", kind) for name, kind in TYPES.items()}
+        self.columns = {
+            name: _Column(folder / f"{part}-{name}.npy", kind) for name, kind in TYPES.items()
+        }
         self.columns["offsets"].append(np.zeros(1, dtype=np.int64))
         self.rows = 0
         self.users = 0
@@ -77,8 +81,14 @@ class _Table:
         self.columns["offsets"].append(np.array([self.rows]))
 
     def finish(self, dimension: int) -> dict[str, Any]:
-        shapes = {"features": (self.rows, dimension), "labels": (self.rows,), "offsets": (self.users + 1,)}
-        return {column.path.name: column.finish(shapes[name]) for name, column in self.columns.items()}
+        shapes = {
+            "features": (self.rows, dimension),
+            "labels": (self.rows,),
+            "offsets": (self.users + 1,),
+        }
+        return {
+            column.path.name: column.finish(shapes[name]) for name, column in self.columns.items()
+        }
 
     def close(self) -> None:
         for column in self.columns.values():
@@ -88,8 +98,8 @@ class _Table:
 class FederationWriter:
     """Build a stored federation one user at a time.
 
-    Use it as a context manager: the folder appears when the block ends without an error, and nothing stays
-    behind when it does not.
+    Use it as a context manager: the folder appears when the block ends without an error, and
+    nothing stays behind when it does not.
 
     >>> from dpscaffold.data.storage import load
     >>> with tempfile.TemporaryDirectory() as place:
@@ -123,13 +133,16 @@ class FederationWriter:
         self.dimension: int | None = None
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.draft = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent))
+            self.draft = Path(
+                tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent)
+            )
         except OSError as problem:
             raise BadInput(f"{self.folder} cannot be written: {problem.strerror}") from None
         self.tables = {part: _Table(self.draft, part) for part in ("train", "test")}
 
     def append(self, train: Arrays, test: Arrays, name: str | None = None) -> None:
-        """Add a user; its arrays are checked here, so that a loaded folder need not be read through."""
+        """Add a user; its arrays are checked here, so that a loaded folder need not be read
+        through."""
         name = str(self.tables["train"].users) if name is None else name
         for part, (features, labels) in (("train", train), ("test", test)):
             x, y = np.asarray(features, dtype=np.float32), np.asarray(labels, dtype=np.int64)
@@ -138,12 +151,16 @@ class FederationWriter:
             self.tables[part].end_user(len(y))
         self.names.append(name)
 
-    def append_table(self, part: str, rows: Iterable[np.ndarray], labels: torch.Tensor, sizes: torch.Tensor) -> None:
+    def append_table(
+        self, part: str, rows: Iterable[np.ndarray], labels: torch.Tensor, sizes: torch.Tensor
+    ) -> None:
         """Write a whole train or test table from blocks of (validated) feature rows."""
         table, start = self.tables[part], 0
         for block in rows:
             if not np.isfinite(block).all():
-                raise BadInput(f"{part} features contain NaN or infinity; clean or impute them first")
+                raise BadInput(
+                    f"{part} features contain NaN or infinity; clean or impute them first"
+                )
             table.append(block, labels[start : start + len(block)].numpy())
             start += len(block)
             self.dimension = block.shape[1]
@@ -153,26 +170,35 @@ class FederationWriter:
     def _check(self, x: np.ndarray, y: np.ndarray, name: str, part: str) -> None:
         if x.ndim != 2 or len(x) != len(y) or not len(y):
             raise BadInput(
-                f"user {name}: {part} features of shape {x.shape} and {len(y)} labels; expected (records, "
-                "features), at least one record"
+                f"user {name}: {part} features of shape {x.shape} and {len(y)} labels; expected "
+                f"(records, features), at least one record"
             )
         if self.dimension is None:
             self.dimension = x.shape[1]
         if x.shape[1] != self.dimension:
-            raise BadInput(f"user {name} has {x.shape[1]} features, and the users before it {self.dimension}")
+            raise BadInput(
+                f"user {name} has {x.shape[1]} features, and the users before it {self.dimension}"
+            )
         if y.min() < 0 or y.max() >= self.classes:
             raise BadInput(
-                f"user {name}: {part} labels run from {y.min()} to {y.max()}; they must lie in 0 to {self.classes - 1}"
+                f"user {name}: {part} labels run from {y.min()} to {y.max()}; they must lie in 0 "
+                f"to {self.classes - 1}"
             )
         if not np.isfinite(x).all():
-            raise BadInput(f"user {name}: {part} features contain NaN or infinity; clean or impute them first")
+            raise BadInput(
+                f"user {name}: {part} features contain NaN or infinity; clean or impute them first"
+            )
 
     def close(self) -> Path:
         """Finish the files and give the folder its name."""
         if self.dimension is None:
             self.abandon()
             raise BadInput(f"{self.folder} would hold no user; append at least one")
-        files = {name: entry for table in self.tables.values() for name, entry in table.finish(self.dimension).items()}
+        files = {
+            name: entry
+            for table in self.tables.values()
+            for name, entry in table.finish(self.dimension).items()
+        }
         numbered = all(name == str(i) for i, name in enumerate(self.names))
         index = {
             "format": FORMAT,
@@ -183,7 +209,9 @@ class FederationWriter:
             "names": None if numbered else self.names,
             "files": files,
         }
-        (self.draft / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
+        (self.draft / INDEX).write_text(
+            json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
         os.chmod(self.draft, 0o755)
         if self.folder.exists():
             shutil.rmtree(self.folder)
@@ -200,7 +228,10 @@ class FederationWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.close()
@@ -211,5 +242,9 @@ class FederationWriter:
 def require_free(folder: Path, overwrite: bool) -> None:
     """A folder that exists is replaced only when asked, and only if it is a stored federation."""
     if folder.exists() and not (overwrite and (folder / INDEX).is_file()):
-        hint = "choose another name" if not (folder / INDEX).is_file() else "choose another name or overwrite it"
+        hint = (
+            "choose another name"
+            if not (folder / INDEX).is_file()
+            else "choose another name or overwrite it"
+        )
         raise BadInput(f"{folder} exists already; {hint}")

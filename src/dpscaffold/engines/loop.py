@@ -1,7 +1,8 @@
 """The paper's pseudo-code, one user and one step at a time: the oracle of the simulator.
 
-Slow and obvious on purpose. Per-example gradients are formed one by one from the task's loss, clipped and
-summed; nothing here is shared with the fast path but the algorithm's three functions and the streams.
+Slow and obvious on purpose. Per-example gradients are formed one by one from the task's loss,
+clipped and summed; nothing here is shared with the fast path but the algorithm's three functions
+and the streams.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from dpscaffold.setting import Setting
 
 
 class Loop:
-    """Algorithm 1, line by line. ``randomness`` may be replaced, e.g. to give all users the same noise as
-    some published code does."""
+    """Algorithm 1, line by line. ``randomness`` may be replaced, e.g. to give all users the same
+    noise as some published code does."""
 
-    def __init__(self, setting: Setting, device: torch.device, randomness: Randomness | None = None) -> None:
+    def __init__(
+        self, setting: Setting, device: torch.device, randomness: Randomness | None = None
+    ) -> None:
         self.setting = setting
         self.device = device
         self.randomness = randomness or setting.randomness()
@@ -39,11 +42,17 @@ class Loop:
             upload, memory = self.participate(user, algorithm, broadcast, memory)
             mean_move += float(weight) * upload.params
             drift = max(drift, float(upload.params.norm()))
-            if state.memory is not None and upload.control is not None and memory.control is not None:
+            if (
+                state.memory is not None
+                and upload.control is not None
+                and memory.control is not None
+            ):
                 state.memory[user] = memory.control
                 sum_control += upload.control
         mean = Upload(mean_move, sum_control / setting.users)
-        server = algorithm.update(Server(state.params, state.control), mean, setting.plan.server_rate)
+        server = algorithm.update(
+            Server(state.params, state.control), mean, setting.plan.server_rate
+        )
         state.advance(round, server.params, server.control, setting)
         return RoundReport(round, tuple(draw.active.tolist()), {"largest_drift": drift})
 
@@ -67,7 +76,9 @@ class Loop:
             if privacy is None:
                 query = gradients.sum(0) / batch
             else:
-                draws = torch.from_numpy(noise.standard_normal(len(y), dtype="float32")).to(self.device)
+                draws = torch.from_numpy(noise.standard_normal(len(y), dtype="float32")).to(
+                    self.device
+                )
                 query = self.noised(gradients, batch, draws)  # H̃_i^k
             gradient = query + plan.regularisation * y
             total += gradient

@@ -1,8 +1,8 @@
 """All of a round's users on one axis: the fast engine.
 
-A *row* is one participant of one run. Rows are stacked to (U, P), and the same pure functions as in the
-loop engine move them. Several runs of equal shape may share the stack: their participants are simply more
-rows, with their own step sizes, clips, noise scales and control variates.
+A *row* is one participant of one run. Rows are stacked to (U, P), and the same pure functions as in
+the loop engine move them. Several runs of equal shape may share the stack: their participants are
+simply more rows, with their own step sizes, clips, noise scales and control variates.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Row:
 class Simulator:
     """Runs the rounds of one setting, or of several that share task, algorithm and shapes.
 
-    With ``ahead`` a background thread draws the next round's batches while this one computes; the draws are
-    the same.
+    With ``ahead`` a background thread draws the next round's batches while this one computes; the
+    draws are the same.
     """
 
     def __init__(
@@ -94,14 +94,16 @@ class Simulator:
             for user, weight in zip(draw.active, mean_weights(setting, draw), strict=True)
         ]
         params = torch.stack([state.params for state in self.states])
-        controls = None if self.state.control is None else torch.stack([s.control for s in self.states])  # type: ignore[misc]
+        controls = (
+            None if self.state.control is None else torch.stack([s.control for s in self.states])  # type: ignore[misc]
+        )
         moves, sums = torch.zeros_like(params), torch.zeros_like(params)
         drifts = [0.0] * len(self.settings)
         for start in range(0, len(rows), self.chunk):
             part = rows[start : start + self.chunk]
             upload = self._participate(round, part, params, controls)
-            # Run by run, not as one product with a matrix of weights: there 0·NaN of a run that diverged
-            # would poison the others.
+            # Run by run, not as one product with a matrix of weights: there 0·NaN of a run that
+            # diverged would poison the others.
             for run, where, weights in self._weights(part):
                 moves[run] += weights @ upload.params[where]
                 if upload.control is not None:
@@ -112,19 +114,30 @@ class Simulator:
         reports = []
         for s, (setting, state) in enumerate(zip(self.settings, self.states, strict=True)):
             server = Server(state.params, state.control)
-            server = algorithm.update(server, Upload(moves[s], sums[s] / setting.users), setting.plan.server_rate)
+            server = algorithm.update(
+                server, Upload(moves[s], sums[s] / setting.users), setting.plan.server_rate
+            )
             state.advance(round, server.params, server.control, setting)
-            reports.append(RoundReport(round, tuple(draws[s].active.tolist()), {"largest_drift": drifts[s]}))
+            reports.append(
+                RoundReport(round, tuple(draws[s].active.tolist()), {"largest_drift": drifts[s]})
+            )
         return reports
 
-    def _participate(self, round: int, rows: list[Row], params: Tensor, controls: Tensor | None) -> Upload:
+    def _participate(
+        self, round: int, rows: list[Row], params: Tensor, controls: Tensor | None
+    ) -> Upload:
         """K local steps of these rows; their new control variates are stored."""
         runs = torch.tensor([row.run for row in rows], device=self.device)
         broadcast = Broadcast(round, params[runs], None if controls is None else controls[runs])
         memory = Memory(None if controls is None else self._recall(rows))
         algorithm = self.first.algorithm.phase(round, self.first.warm_rounds)
         upload, memory = local_steps(
-            self.first.task, algorithm, broadcast, memory, self._batches(round, rows), self._scales(rows)
+            self.first.task,
+            algorithm,
+            broadcast,
+            memory,
+            self._batches(round, rows),
+            self._scales(rows),
         )
         if memory.control is not None:
             self._remember(rows, memory.control)
@@ -169,12 +182,16 @@ class Simulator:
         mechanisms = [setting.privacy for setting in settings]
         clip: Tensor | str | None = None
         if privacy is not None:
-            clip = "median" if privacy.clip == "median" else column([p.clip for p in mechanisms])[:, 0]  # type: ignore[union-attr, misc]
+            clip = (
+                "median" if privacy.clip == "median" else column([p.clip for p in mechanisms])[:, 0]  # type: ignore[union-attr, misc]
+            )
         noisy = any(p is not None and p.noise > 0 for p in mechanisms)
         return Scales(
             step_size=column([s.plan.step_size for s in settings]),
             regularisation=column([s.plan.regularisation for s in settings]),
-            divisor=column([float(s.batches[row.user]) for s, row in zip(settings, rows, strict=True)]),
+            divisor=column(
+                [float(s.batches[row.user]) for s, row in zip(settings, rows, strict=True)]
+            ),
             steps=self.first.plan.local_steps,
             clip=clip,  # type: ignore[arg-type]
             noise=column([p.noise for p in mechanisms]) if noisy else None,  # type: ignore[union-attr]
@@ -201,7 +218,9 @@ class Simulator:
                 Batch(
                     features=shelf.features.index_select(0, flat).view(users, size, -1),
                     labels=shelf.labels.index_select(0, flat).view(users, size),
-                    weight=None if full else (column < _spread(counts[:, k], places)[:, None]).float(),
+                    weight=None
+                    if full
+                    else (column < _spread(counts[:, k], places)[:, None]).float(),
                     squares=shelf.squares.index_select(0, flat).view(users, size),
                 ),
                 None if noise is None else _spread(noise, places),
@@ -210,8 +229,8 @@ class Simulator:
     def _indices_in_time(self, round: int, rows: list[Row]) -> tuple[Tensor, Tensor]:
         """The batches of these rows, drawn ahead if they were; the next round's are then begun.
 
-        Streams are keyed, not consumed, so a draw that turns out not to be wanted (a user declined) changes
-        nothing: it is made again for the rows that are.
+        Streams are keyed, not consumed, so a draw that turns out not to be wanted (a user declined)
+        changes nothing: it is made again for the rows that are.
         """
         kinds = [self._kind(row) for row in rows]
         found = None
@@ -243,10 +262,12 @@ class Simulator:
         return id(self.randomness[row.run]), row.user, size, batch
 
     def _distinct(self, rows: list[Row]) -> tuple[list[Row], Tensor | None]:
-        """Rows that draw the same are drawn once: the first of each kind, and every row's place among them.
+        """Rows that draw the same are drawn once: the first of each kind, and every row's place
+        among them.
 
-        Runs that were given one and the same :class:`Randomness` (those of one seed in a sweep) draw alike for
-        a user who holds as many records in both. The places are None where all rows differ.
+        Runs that were given one and the same :class:`Randomness` (those of one seed in a sweep)
+        draw alike for a user who holds as many records in both. The places are None where all rows
+        differ.
         """
         kinds: dict[Kind, int] = {}
         firsts, places = [], []
@@ -256,7 +277,9 @@ class Simulator:
                 kinds[kind] = len(kinds)
                 firsts.append(row)
             places.append(kinds[kind])
-        return firsts, None if len(firsts) == len(rows) else torch.tensor(places, device=self.device)
+        return firsts, None if len(firsts) == len(rows) else torch.tensor(
+            places, device=self.device
+        )
 
     def _indices(self, round: int, rows: list[Row]) -> tuple[Tensor, Tensor]:
         """Each user's own record numbers (U, K, B), and how many of each batch are real, (U, K)."""
@@ -265,8 +288,13 @@ class Simulator:
         def draw(u: int, out: np.ndarray | None = None) -> Batches:
             row = rows[u]
             setting = self.settings[row.run]
-            records, batch = int(setting.federation.train.sizes[row.user]), int(setting.batches[row.user])
-            return self.randomness[row.run].batches(round, row.user, records, batch, steps, sampling, out)
+            records, batch = (
+                int(setting.federation.train.sizes[row.user]),
+                int(setting.batches[row.user]),
+            )
+            return self.randomness[row.run].batches(
+                round, row.user, records, batch, steps, sampling, out
+            )
 
         if sampling == "fixed":
             sizes = [int(self.settings[row.run].batches[row.user]) for row in rows]
@@ -293,7 +321,9 @@ class Simulator:
                 yield None
             return
         size = self.first.task.parameters
-        streams = NoiseStreams([self.randomness[row.run].noise(round, row.user) for row in rows], size)
+        streams = NoiseStreams(
+            [self.randomness[row.run].noise(round, row.user) for row in rows], size
+        )
         block = max(1, NOISE_BLOCK // (len(rows) * size))
         for start in range(0, steps, block):
             yield from torch.from_numpy(streams.draw(min(block, steps - start))).to(self.device)
@@ -307,7 +337,11 @@ class Simulator:
         floats = batch * (2 * self.first.federation.dimension + task.width) + 10 * task.parameters
         row = 4 * floats + 8 * plan.local_steps * batch
         if not self.store.resident:
-            row += 8 * int(max(s.federation.train.sizes.max() for s in self.settings)) * self.first.federation.dimension
+            row += (
+                8
+                * int(max(s.federation.train.sizes.max() for s in self.settings))
+                * self.first.federation.dimension
+            )
         budget = CPU_CHUNK_BYTES
         if self.device.type == "cuda":
             budget = torch.cuda.mem_get_info(self.device)[0] // 3
@@ -340,15 +374,22 @@ def refuse_unlike(first: Setting, other: Setting) -> None:
     for name, value in mine.items():
         if theirs[name] != value:
             raise BadInput(
-                f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; run them apart"
+                f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; "
+                f"run them apart"
             )
     if first.algorithm != other.algorithm:
-        raise BadInput(f"runs cannot be stacked: they differ in a number of {first.algorithm.name}; run them apart")
+        raise BadInput(
+            f"runs cannot be stacked: they differ in a number of {first.algorithm.name}; run them "
+            f"apart"
+        )
     if not _same_task(first.task, other.task):
-        raise BadInput(f"runs cannot be stacked: each has its own task {first.task.name!r}; give both the same")
+        raise BadInput(
+            f"runs cannot be stacked: each has its own task {first.task.name!r}; give both the same"
+        )
 
 
 def _same_task(one: Task, other: Task) -> bool:
-    """Whether one task can stand for the other: the same object, or one of our own with the same shape."""
+    """Whether one task can stand for the other: the same object, or one of our own with the same
+    shape."""
     ours = isinstance(one, Logistic | Mlp) and type(one) is type(other)
     return one is other or (ours and vars(one) == vars(other))

@@ -14,7 +14,8 @@ from dpscaffold.setting import Setting
 
 @dataclass
 class State:
-    """One run between two rounds: x, c, every user's c_i, and the running average of the iterates."""
+    """One run between two rounds: x, c, every user's c_i, and the running average of the
+    iterates."""
 
     round: int
     params: Tensor
@@ -50,18 +51,24 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in vars(self).items()}
+        return {
+            key: value.cpu() if isinstance(value, Tensor) else value
+            for key, value in vars(self).items()
+        }
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any], device: torch.device) -> State:
         """From a checkpoint."""
-        placed: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in saved.items()}
+        placed: dict[str, Any] = {
+            k: v.to(device) if isinstance(v, Tensor) else v for k, v in saved.items()
+        }
         return cls(**placed)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Who was drawn for a round and who takes part: a drawn user at its cap declines, the divisor stays."""
+    """Who was drawn for a round and who takes part: a drawn user at its cap declines, the divisor
+    stays."""
 
     drawn: np.ndarray
     active: np.ndarray
@@ -87,7 +94,8 @@ class Engine(Protocol):
 
 
 def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
-    """The weights of the active users in the mean of Δy: 1/m, or R_i/ΣR_j over all drawn users, (active,)."""
+    """The weights of the active users in the mean of Δy: 1/m, or R_i/ΣR_j over all drawn users,
+    (active,)."""
     if setting.plan.weighting == "uniform":
         return np.full(len(draw.active), 1 / len(draw.drawn))
     sizes = setting.federation.train.sizes.numpy()

@@ -32,18 +32,25 @@ def prepared(task: Task, features: Tensor, device: torch.device) -> tuple[Tensor
 class Store:
     """The training records of one or several federations.
 
-    Federations that fit are prepared once and stay on the device. If one is memory-mapped, or larger than
+    Federations that fit are prepared once and stay on the device. If one is memory-mapped, or
+    larger than
     ``limit`` bytes, then only the users asked for are read, prepared and put there.
     """
 
     def __init__(
-        self, federations: Sequence[Federation], task: Task, device: torch.device, limit: int | None = None
+        self,
+        federations: Sequence[Federation],
+        task: Task,
+        device: torch.device,
+        limit: int | None = None,
     ) -> None:
         self.federations = list({id(f): f for f in federations}.values())
         self.task = task
         self.device = device
         size = sum(4 * f.train.features.numel() for f in self.federations)
-        self.resident = not any(f.mapped for f in self.federations) and (limit is None or size <= limit)
+        self.resident = not any(f.mapped for f in self.federations) and (
+            limit is None or size <= limit
+        )
         self._offsets = {id(f): f.train.offsets.tolist() for f in self.federations}
         self._base: dict[int, int] = {}
         if self.resident:
@@ -59,7 +66,9 @@ class Store:
         if len(parts) == 1:
             self._features, self._squares, self._labels = parts[0]
         else:
-            self._features, self._squares, self._labels = (torch.cat(column) for column in zip(*parts, strict=True))
+            self._features, self._squares, self._labels = (
+                torch.cat(column) for column in zip(*parts, strict=True)
+            )
 
     def shelf(self, wanted: Sequence[tuple[Federation, int]]) -> Shelf:
         """The records of these (federation, user) pairs."""

@@ -1,4 +1,5 @@
-"""Finished runs on disk: one line of JSON each, found again by the digest of their configuration."""
+"""Finished runs on disk: one line of JSON each, found again by the digest of their
+configuration."""
 
 from __future__ import annotations
 
@@ -45,15 +46,21 @@ class Finished:
         if self.diverged is not None:
             return None
         first = self.rounds - max(1, round(fraction * self.rounds))
-        values = [row[metric] for row in self.history if row["round"] > first and row.get(metric) is not None]
+        values = [
+            row[metric]
+            for row in self.history
+            if row["round"] > first and row.get(metric) is not None
+        ]
         return sum(values) / len(values) if values else None
 
 
 class Archive:
-    """The finished runs of one reproduction: written to the experiment's own file, read from all beside it.
+    """The finished runs of one reproduction: written to the experiment's own file, read from all
+    beside it.
 
-    A line cut short by a crash is skipped, so its run is done again and nothing else. Where two files hold the
-    same run, the one with more metrics counts: one figure may have asked for the gap to x* and another not.
+    A line cut short by a crash is skipped, so its run is done again and nothing else. Where two
+    files hold the same run, the one with more metrics counts: one figure may have asked for the gap
+    to x* and another not.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -109,4 +116,7 @@ def _read(path: Path) -> Iterable[Finished]:
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A row with few digits: results are to be read and kept, not continued from."""
-    return {key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for key, value in row.items()}
+    return {
+        key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+        for key, value in row.items()
+    }

@@ -1,7 +1,8 @@
 """One run of an experiment as data: its place in the figure or table, and its configuration.
 
-A case is a configuration (the tables of ``dpscaffold train``) with labels. Its digest depends on the
-configuration alone, so two figures that show the same run share it, and finished runs are found again.
+A case is a configuration (the tables of ``dpscaffold train``) with labels. Its digest depends on
+the configuration alone, so two figures that show the same run share it, and finished runs are found
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Case:
-    """``labels`` say where the run stands (row, column, line, choice, seed); ``tables`` configure it.
+    """``labels`` say where the run stands (row, column, line, choice, seed); ``tables`` configure
+    it.
 
     ``solve_epsilon`` asks for the largest T that the published bound allows at that ε.
     """
@@ -32,8 +34,12 @@ class Case:
     tables: dict[str, Any]
     schedule: Schedule = field(default_factory=Schedule)
     solve_epsilon: float | None = None
-    fold: tuple[int, int] | None = None  # (fold, folds) of a cross-validation, None for the real split
-    engine: str = "simulator"  # or "loop", or "loop-same-noise": every user draws the noise of the first
+    fold: tuple[int, int] | None = (
+        None  # (fold, folds) of a cross-validation, None for the real split
+    )
+    engine: str = (
+        "simulator"  # or "loop", or "loop-same-noise": every user draws the noise of the first
+    )
 
     @property
     def settings(self) -> Settings:
@@ -51,7 +57,9 @@ class Case:
         }
         if self.engine != "simulator":
             content["engine"] = self.engine
-        return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=12).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(content, sort_keys=True).encode(), digest_size=12
+        ).hexdigest()
 
     @property
     def objective(self) -> tuple[str, float]:
@@ -65,13 +73,15 @@ class Case:
         return "privacy" in self.tables
 
     def with_set(self, changes: Mapping[str, Any]) -> Case:
-        """The case with dotted keys set, e.g. ``{"plan.rounds": 5}``; ``{"privacy": False}`` drops a table,
-        and ``engine`` chooses where it runs."""
+        """The case with dotted keys set, e.g. ``{"plan.rounds": 5}``; ``{"privacy": False}`` drops
+        a table, and ``engine`` chooses where it runs."""
         tables = {name: dict(table) for name, table in self.tables.items()}
         for key, value in changes.items():
             table, _, name = key.partition(".")
             if key == "engine":
-                return replace(self, engine=str(value)).with_set({k: v for k, v in changes.items() if k != key})
+                return replace(self, engine=str(value)).with_set(
+                    {k: v for k, v in changes.items() if k != key}
+                )
             if not name:
                 tables.pop(table, None)
                 continue
@@ -82,8 +92,8 @@ class Case:
 def scaled(case: Case, scale: float) -> Case:
     """A faithful smaller version: fewer users and rounds, everything else as it is.
 
-    At least two users take part in a round, and at least four rounds follow a warm start, so every part of
-    an algorithm is still used.
+    At least two users take part in a round, and at least four rounds follow a warm start, so every
+    part of an algorithm is still used.
 
     >>> tables = {"data": {"users": 100}, "plan": {"rounds": 400, "user_ratio": 0.2}}
     >>> small = scaled(Case({}, tables), 0.1)

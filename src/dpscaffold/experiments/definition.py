@@ -1,9 +1,11 @@
 """The paper's experiments as data: TOML files that say which runs stand in which place.
 
-A definition has ``base`` tables (a configuration) and up to four lists, ``rows``, ``columns``, ``lines`` and
-``choices``, whose entries have a ``label`` and dotted keys to ``set``. The experiment is their product: every
-row × column × line × choice × seed is a run. ``choices`` are the values of hyperparameters of which the best is
-shown; a line may have ``rates`` of its own, the η₀ to choose from. An entry may differ ``by_row``.
+A definition has ``base`` tables (a configuration) and up to four lists, ``rows``, ``columns``,
+``lines`` and
+``choices``, whose entries have a ``label`` and dotted keys to ``set``. The experiment is their
+product: every row × column × line × choice × seed is a run. ``choices`` are the values of
+hyperparameters of which the best is shown; a line may have ``rates`` of its own, the η₀ to choose
+from. An entry may differ ``by_row``.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ ORDER = (
 class Entry:
     """One row, column, line or choice: its label and what it sets.
 
-    ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the largest T at that
-    published ε, and ``by_row`` holds what differs in a row.
+    ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
+    largest T at that published ε, and ``by_row`` holds what differs in a row.
     """
 
     label: str
@@ -125,7 +127,8 @@ class Experiment:
         return [scaled(case, scale) for case in found]
 
     def folded(self, scale: float = 1.0) -> list[Case]:
-        """The cross-validation of the choices, with the first seed; empty where the experiment has none."""
+        """The cross-validation of the choices, with the first seed; empty where the experiment has
+        none."""
         whole = self.cases(1, scale) if self.folds else []
         return [replace(case, fold=(k, self.folds)) for case in whole for k in range(self.folds)]
 
@@ -170,10 +173,10 @@ def experiment(name: str) -> Experiment:
 
     >>> experiment("table1").paper
     'Table 1'
-    >>> experiment("tabel1")
+    >>> experiment("tabel1")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    dpscaffold.errors.BadInput: no experiment is called 'tabel1' (did you mean 'table1'?); --list shows all
+    dpscaffold.errors.BadInput: no experiment is called 'tabel1' (did you mean 'table1'?)...
     """
     if name not in ORDER:
         raise BadInput(f"no experiment is called {name!r}{nearest(name, ORDER)}; --list shows all")
@@ -184,7 +187,11 @@ def experiment(name: str) -> Experiment:
 
 
 def _read(name: str) -> dict[str, Any]:
-    text = resources.files("dpscaffold.experiments").joinpath("paper", f"{name}.toml").read_text(encoding="utf-8")
+    text = (
+        resources.files("dpscaffold.experiments")
+        .joinpath("paper", f"{name}.toml")
+        .read_text(encoding="utf-8")
+    )
     return tomllib.loads(text)
 
 
@@ -214,7 +221,8 @@ def _build(name: str, tables: dict[str, Any]) -> Experiment:
 
 
 def _entries(tables: dict[str, Any], axis: str) -> tuple[Entry, ...]:
-    """The entries of an axis; ``product`` of two lists of choices is spelled out with joined labels."""
+    """The entries of an axis; ``product`` of two lists of choices is spelled out with joined
+    labels."""
     given = tables.get(axis)
     if not given:
         return NOTHING
@@ -232,5 +240,10 @@ def _entries(tables: dict[str, Any], axis: str) -> tuple[Entry, ...]:
 
 def _short(key: str) -> str:
     """The paper's symbol for a key that is often swept."""
-    symbols = {"plan.learning_rate": "η₀", "privacy.clip": "C", "plan.regularisation": "λ", "plan.server_rate": "η_g"}
+    symbols = {
+        "plan.learning_rate": "η₀",
+        "privacy.clip": "C",
+        "plan.regularisation": "λ",
+        "plan.server_rate": "η_g",
+    }
     return symbols.get(key, key)

@@ -12,13 +12,15 @@ from dpscaffold.setting import Setting
 
 
 def shared_draws(settings: Sequence[Setting]) -> list[Randomness]:
-    """One object per seed. Runs of one seed draw the same participants, batches and noise whatever their step
-    size, and the simulator draws once for all that hold the same object. Secret runs keep their own.
+    """One object per seed. Runs of one seed draw the same participants, batches and noise whatever
+    their step size, and the simulator draws once for all that hold the same object. Secret runs
+    keep their own.
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> federation = synthetic(users=4, records=20)
     >>> plans = [Plan(user_ratio=0.5, seed=s) for s in (0, 0, 1)]
-    >>> drawn = shared_draws([Setting(federation, Logistic(40, 10), scaffold(), plan) for plan in plans])
+    >>> task = Logistic(40, 10)
+    >>> drawn = shared_draws([Setting(federation, task, scaffold(), plan) for plan in plans])
     >>> drawn[0] is drawn[1], drawn[0] is drawn[2]
     (True, False)
     """
@@ -30,8 +32,9 @@ def shared_draws(settings: Sequence[Setting]) -> list[Randomness]:
 class SameForEveryUser(Randomness):
     """All users draw the batches and the noise of user 0, as the paper's published code does.
 
-    Only for the experiment that shows what this does to accuracy: the noise of the participants then adds
-    up instead of averaging out, and the server could subtract one user's upload from another's.
+    Only for the experiment that shows what this does to accuracy: the noise of the participants
+    then adds up instead of averaging out, and the server could subtract one user's upload from
+    another's.
 
     >>> same = SameForEveryUser(0)
     >>> bool((same.noise(1, 3).standard_normal(4) == same.noise(1, 8).standard_normal(4)).all())

@@ -1,4 +1,5 @@
-"""Folds within each user's training records: the split of a cross-validation that keeps users as they are."""
+"""Folds within each user's training records: the split of a cross-validation that keeps users as
+they are."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from dpscaffold.plan import whole
 def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int = 0) -> Federation:
     """The training records alone, every user's ``fold``-th part held out as its test records.
 
-    Each user's records are shuffled once (from ``seed``) and cut into ``folds`` parts of nearly equal size; the
-    folds of different ``fold`` are disjoint and cover all records. The federation's own test records play no
-    part.
+    Each user's records are shuffled once (from ``seed``) and cut into ``folds`` parts of nearly
+    equal size; the folds of different ``fold`` are disjoint and cover all records. The federation's
+    own test records play no part.
 
     >>> from dpscaffold import synthetic
     >>> data = synthetic(users=3, records=50)
@@ -30,8 +31,8 @@ def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int
     if smallest < folds:
         user = int(federation.train.sizes.argmin())
         raise BadInput(
-            f"folds is {folds}, and user {user} has {smallest} training records; use at most {smallest} folds "
-            "or leave that user out"
+            f"folds is {folds}, and user {user} has {smallest} training records; use at most "
+            f"{smallest} folds or leave that user out"
         )
     if not 0 <= fold < folds:
         raise BadInput(f"fold is {fold}; there are the folds 0 to {folds - 1}")
@@ -42,7 +43,9 @@ def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int
         stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(user,)))
         parts = np.array_split(stream.permutation(len(labels)), folds)
         out = torch.from_numpy(np.sort(parts[fold]))
-        rest = torch.from_numpy(np.sort(np.concatenate([p for k, p in enumerate(parts) if k != fold])))
+        rest = torch.from_numpy(
+            np.sort(np.concatenate([p for k, p in enumerate(parts) if k != fold]))
+        )
         held.append((features[out], labels[out]))
         kept.append((features[rest], labels[rest]))
     return replace(

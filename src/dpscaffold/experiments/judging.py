@@ -20,7 +20,8 @@ _HELD = 1 << 25
 
 
 class Judge:
-    """Metrics of one model per setting: test accuracy and, where ``full``, the whole of :class:`Evaluator`.
+    """Metrics of one model per setting: test accuracy and, where ``full``, the whole of
+    :class:`Evaluator`.
 
     ``optima`` maps a federation (by ``id``) and λ to F(x*), for the gap to it.
     """
@@ -37,7 +38,9 @@ class Judge:
         self.groups: dict[int, list[int]] = {}
         for k, setting in enumerate(self.settings):
             self.groups.setdefault(id(setting.federation), []).append(k)
-        self._tables = {key: _TestTable(self.settings[ks[0]], device) for key, ks in self.groups.items()}
+        self._tables = {
+            key: _TestTable(self.settings[ks[0]], device) for key, ks in self.groups.items()
+        }
         self._evaluators = {
             key: Evaluator(self.settings[ks[0]].federation, self.settings[ks[0]].task, 0.0, device)
             for key, ks in self.groups.items()

@@ -14,12 +14,16 @@ from dpscaffold.setting import Setting
 
 
 def train_loop(
-    setting: Setting, engine: str, schedule: Schedule, device: torch.device, watch: Watch | None = None
+    setting: Setting,
+    engine: str,
+    schedule: Schedule,
+    device: torch.device,
+    watch: Watch | None = None,
 ) -> Course:
     """As :func:`~dpscaffold.experiments.stack.train_stack`, for one run on the readable engine.
 
-    ``engine`` is ``"loop"``, or ``"loop-same-noise"``, which gives all users the batches and the noise of the
-    first, as the paper's published code does.
+    ``engine`` is ``"loop"``, or ``"loop-same-noise"``, which gives all users the batches and the
+    noise of the first, as the paper's published code does.
     """
     started = time.perf_counter()
     seed = setting.plan.seed

@@ -1,4 +1,5 @@
-"""The central optimum x* of a convex task: what an algorithm with all data in one place would reach."""
+"""The central optimum x* of a convex task: what an algorithm with all data in one place would
+reach."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def cache_folder() -> Path:
 def solve(federation: Federation, task: Task, regularisation: float, cache: bool = True) -> Optimum:
     """Minimise F(x) = (1/M)ΣF_i(x) + (λ/2)‖x‖² to ‖∇F‖ ≤ 1e-7 in double precision, and remember it.
 
-    F weighs users equally, whatever their sizes, as the paper's objective does. Only convex tasks have one
-    optimum to speak of; others are refused.
+    F weighs users equally, whatever their sizes, as the paper's objective does. Only convex tasks
+    have one optimum to speak of; others are refused.
 
     >>> from dpscaffold import synthetic, Logistic
     >>> federation = synthetic(users=4, records=60, seed=1)
@@ -48,12 +49,19 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
     True
     """
     if not task.convex:
-        raise BadInput(f"the task {task.name!r} is not convex, so it has no central optimum to solve for; leave it out")
+        raise BadInput(
+            f"the task {task.name!r} is not convex, so it has no central optimum to solve for; "
+            f"leave it out"
+        )
     path = None
     if cache:
         data = f"{federation.train.digest()} {federation.test.digest()}"
         key = f"{data} {task.name} {task.parameters} {regularisation!r} v1"
-        path = cache_folder() / "optima" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.pt"
+        path = (
+            cache_folder()
+            / "optima"
+            / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.pt"
+        )
         if path.exists():
             try:
                 return Optimum(**torch.load(path, weights_only=True))
@@ -104,6 +112,8 @@ def _minimise(federation: Federation, task: Task, regularisation: float) -> Opti
     options = {"maxiter": 5000, "maxfun": 10000, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-16}
     found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     params = torch.from_numpy(found.x)
-    accuracy = Evaluator(federation, task, regularisation, torch.device("cpu")).accuracy(params.float())
+    accuracy = Evaluator(federation, task, regularisation, torch.device("cpu")).accuracy(
+        params.float()
+    )
     norm = float(np.linalg.norm(value_and_gradient(found.x)[1]))
     return Optimum(params, float(found.fun), norm, accuracy)

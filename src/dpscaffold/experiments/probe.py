@@ -22,7 +22,8 @@ from dpscaffold.setting import Setting
 #: (features, classes) of the sources that the experiments use, after preprocessing.
 SHAPES = {"synthetic": (40, 10), "emnist47": (784, 47), "mnist": (60, 10)}
 
-#: Steps a timed round has at most, and rounds that are timed (the fastest counts: others wait for the machine).
+#: Steps a timed round has at most, and rounds that are timed (the fastest counts: others wait for
+#: the machine).
 STEPS, ROUNDS = 4, 2
 
 #: Numbers that the random records of a probe hold at most.
@@ -47,7 +48,9 @@ class Probe:
     def _seconds(self, cell: Cell) -> float:
         step, record = self.measured(cell)
         slow = 1 if cell.cases[0].engine == "simulator" else LOOP
-        return sum(user_steps(case) * step * slow + _evaluated(case) * record for case in cell.cases)
+        return sum(
+            user_steps(case) * step * slow + _evaluated(case) * record for case in cell.cases
+        )
 
     def measured(self, cell: Cell) -> tuple[float, float]:
         """(seconds per user-step, seconds per evaluated record of a run) of a stack's shape."""
@@ -73,7 +76,9 @@ class Probe:
         engine = Simulator(stack, self.device, shared_draws(stack))
 
         def one(round: int) -> Callable[[], object]:
-            return lambda: engine.rounds(round, [draw_participants(engine, k, round) for k in range(len(stack))])
+            return lambda: engine.rounds(
+                round, [draw_participants(engine, k, round) for k in range(len(stack))]
+            )
 
         one(1)()
         step = min(_timed(one(2 + k), self.device) for k in range(ROUNDS))
@@ -85,8 +90,8 @@ class Probe:
         return step / steps, judged / (records * len(stack))
 
     def _stack(self, cell: Cell) -> list[Setting]:
-        """As many runs as the stack has, of the same seeds (runs of one seed share their draws), on random records of
-        its shape and fewer users."""
+        """As many runs as the stack has, of the same seeds (runs of one seed share their draws), on
+        random records of its shape and fewer users."""
         case = cell.cases[0]
         settings, participants = case.settings, _participants(case)
         train, test = _records(case)
@@ -94,7 +99,9 @@ class Probe:
         users = max(participants, min(_users(case), _HELD // (train * features)))
         federation = _random_federation(settings.data.source, users, train, test)
         algorithm = settings.algorithm.model_copy(update={"name": "scaffold"}).build()
-        privacy = None if settings.privacy is None else Gaussian(1.0, 1.0, settings.privacy.sampling)
+        privacy = (
+            None if settings.privacy is None else Gaussian(1.0, 1.0, settings.privacy.sampling)
+        )
         task = settings.task.build(federation)
         return [
             Setting(

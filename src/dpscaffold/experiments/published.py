@@ -13,7 +13,8 @@ from dpscaffold.errors import BadInput
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One entry of a published table: test accuracy in per cent, its deviation over three runs, and T."""
+    """One entry of a published table: test accuracy in per cent, its deviation over three runs, and
+    T."""
 
     noise: float
     local_steps: int
@@ -29,7 +30,11 @@ def published() -> dict[str, Any]:
     >>> sorted(published())[:3]
     ['captions', 'source', 'table1']
     """
-    text = resources.files("dpscaffold.experiments").joinpath("published.toml").read_text(encoding="utf-8")
+    text = (
+        resources.files("dpscaffold.experiments")
+        .joinpath("published.toml")
+        .read_text(encoding="utf-8")
+    )
     return tomllib.loads(text)
 
 
@@ -43,8 +48,12 @@ def table(name: str) -> dict[tuple[float, int], PublishedCell]:
     content = published()[name]
     cells = {}
     for noise, entries in zip(content["noise"], content["cells"], strict=True):
-        for steps, (accuracy, deviation, rounds) in zip(content["local_steps"], entries, strict=True):
-            cells[float(noise), int(steps)] = PublishedCell(noise, steps, accuracy, deviation, rounds)
+        for steps, (accuracy, deviation, rounds) in zip(
+            content["local_steps"], entries, strict=True
+        ):
+            cells[float(noise), int(steps)] = PublishedCell(
+                noise, steps, accuracy, deviation, rounds
+            )
     return cells
 
 
@@ -53,9 +62,12 @@ def published_rounds(name: str, noise: float, local_steps: int) -> int:
     try:
         return table(name)[float(noise), local_steps].rounds
     except KeyError:
-        raise BadInput(f"{name} of the paper has no cell with noise {noise:g} and {local_steps} local steps") from None
+        raise BadInput(
+            f"{name} of the paper has no cell with noise {noise:g} and {local_steps} local steps"
+        ) from None
 
 
 def caption(name: str) -> dict[str, Any]:
-    """What the caption and the text say about a figure: ε, T and the like; empty where they say nothing."""
+    """What the caption and the text say about a figure: ε, T and the like; empty where they say
+    nothing."""
     return dict(published()["captions"].get(name, {}))

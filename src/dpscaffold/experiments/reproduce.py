@@ -22,8 +22,9 @@ from dpscaffold.plan import number, whole
 class Wish:
     """How an experiment is to be run.
 
-    ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out, ``rows`` limits it
-    to rows of those labels, and ``only_runs`` writes finished runs alone, for a machine that cannot draw.
+    ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
+    ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
+    machine that cannot draw.
     """
 
     out: Path
@@ -38,7 +39,9 @@ class Wish:
         if self.seeds is not None:
             whole("--seeds", self.seeds, 1)
         if not 0 < number("--scale", self.scale) <= 1:
-            raise BadInput(f"--scale is {self.scale:g}; it must lie in (0, 1], 1 being the paper's size")
+            raise BadInput(
+                f"--scale is {self.scale:g}; it must lie in (0, 1], 1 being the paper's size"
+            )
         if self.out.exists() and not self.out.is_dir():
             raise BadInput(f"--out is {self.out}, which is a file; name a folder")
 
@@ -69,8 +72,13 @@ def chosen_cases(experiment: Experiment, wish: Wish) -> tuple[list[Case], list[C
         known = [row.label for row in experiment.rows]
         for row in wish.rows:
             if row not in known:
-                raise BadInput(f"--row is {row!r}; {experiment.name} has the rows {', '.join(map(repr, known))}")
-        experiment = replace(experiment, rows=tuple(row for row in experiment.rows if row.label in wish.rows))
+                raise BadInput(
+                    f"--row is {row!r}; {experiment.name} has the rows "
+                    f"{', '.join(map(repr, known))}"
+                )
+        experiment = replace(
+            experiment, rows=tuple(row for row in experiment.rows if row.label in wish.rows)
+        )
     cases = experiment.cases(wish.seeds_of(experiment), wish.scale)
     return cases, experiment.folded(wish.scale) if wish.folds else []
 
@@ -78,7 +86,9 @@ def chosen_cases(experiment: Experiment, wish: Wish) -> tuple[list[Case], list[C
 Show = Callable[[str, float], AbstractContextManager[Watcher]]
 
 
-def reproduce(experiment: Experiment, wish: Wish, device: torch.device, show: Show | None = None) -> list[str]:
+def reproduce(
+    experiment: Experiment, wish: Wish, device: torch.device, show: Show | None = None
+) -> list[str]:
     """Run what is missing, then write the experiment's folder; the names of the files in it.
 
     ``show(name, work)`` gives the watcher that is told about progress.
@@ -96,7 +106,9 @@ def reproduce(experiment: Experiment, wish: Wish, device: torch.device, show: Sh
         return write(experiment, wish, cases, folded, archive)
 
 
-def write(experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive) -> list[str]:
+def write(
+    experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive
+) -> list[str]:
     """The tidy results, the figure and RESULT.md of what is finished."""
     from dpscaffold.report.reproduction import Results, write_tidy
     from dpscaffold.report.reproduction_figures import draw
@@ -105,7 +117,9 @@ def write(experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Ca
 
     results = Results(experiment, cases, folded, archive)
     if not results.runs:
-        raise BadInput(f"{archive.folder} holds no finished run of {experiment.name} yet; run it first")
+        raise BadInput(
+            f"{archive.folder} holds no finished run of {experiment.name} yet; run it first"
+        )
     folder = archive.folder
     folder.mkdir(parents=True, exist_ok=True)
     made = Made(wish.command(experiment.name), wish.scale, _optima(cases, wish.scale), wish.rows)
@@ -125,7 +139,9 @@ def _optima(cases: list[Case], scale: float) -> dict[tuple[str, float], float]:
         objective = case.objective
         if objective not in found and (scale == 1 or objective[1] > 0):
             federation = loader.get(case)
-            found[objective] = solve(federation, case.settings.task.build(federation), objective[1]).test_accuracy
+            found[objective] = solve(
+                federation, case.settings.task.build(federation), objective[1]
+            ).test_accuracy
     return found
 
 

@@ -64,7 +64,11 @@ def user_steps(case: Case) -> int:
     """T·m·K of a case: how many batches are drawn and clipped."""
     settings = case.settings
     users = settings.data.users or 100  # type: ignore[union-attr]
-    return settings.plan.rounds * floor_share(settings.plan.user_ratio, users) * settings.plan.local_steps
+    return (
+        settings.plan.rounds
+        * floor_share(settings.plan.user_ratio, users)
+        * settings.plan.local_steps
+    )
 
 
 def cells(cases: Sequence[Case], device: torch.device) -> list[Cell]:
@@ -116,7 +120,8 @@ class Loader:
     _held: dict[str, Federation] = field(default_factory=dict)
 
     def get(self, case: Case) -> Federation:
-        """The federation of a case; equal tables give the same object, so a stack stores it once."""
+        """The federation of a case; equal tables give the same object, so a stack stores it
+        once."""
         data = case.settings.data
         base = data.model_dump_json()
         if case.fold is None:
@@ -137,7 +142,8 @@ class Loader:
 
 @dataclass
 class Watcher:
-    """What is told about progress; a subclass shows it. ``stop`` returns the signal that asked to stop."""
+    """What is told about progress; a subclass shows it. ``stop`` returns the signal that asked to
+    stop."""
 
     def cell(self, cell: Cell, number: int, of: int) -> None:
         """A stack begins."""
@@ -157,7 +163,11 @@ class Watcher:
 
 
 def run_cases(
-    cases: Sequence[Case], archive: Archive, device: torch.device, watcher: Watcher, optimum: bool = False
+    cases: Sequence[Case],
+    archive: Archive,
+    device: torch.device,
+    watcher: Watcher,
+    optimum: bool = False,
 ) -> None:
     """Run what is not in the archive yet; every finished stack is kept at once."""
     todo = list({case.digest: case for case in cases if case not in archive}.values())
@@ -193,7 +203,9 @@ def _setting(case: Case, loader: Loader) -> Setting:
 def _optima(settings: Sequence[Setting]) -> dict[tuple[int, float], float]:
     """F(x*) of every (federation, λ) of a stack of convex tasks."""
     wanted = {(id(s.federation), s.plan.regularisation): s for s in settings if s.task.convex}
-    return {key: solve(s.federation, s.task, s.plan.regularisation).loss for key, s in wanted.items()}
+    return {
+        key: solve(s.federation, s.task, s.plan.regularisation).loss for key, s in wanted.items()
+    }
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,4 +1,5 @@
-"""Numbers that follow from a privacy budget: the largest T of a plan, or its noise. Solved once, then kept."""
+"""Numbers that follow from a privacy budget: the largest T of a plan, or its noise. Solved once,
+then kept."""
 
 from __future__ import annotations
 
@@ -15,11 +16,19 @@ from dpscaffold.config import Settings
 from dpscaffold.experiments.cases import Case
 from dpscaffold.experiments.optimum import cache_folder
 from dpscaffold.plan import floor_share
-from dpscaffold.privacy import PAPER_THIRD_PARTY, Run, bound_for, calibrate_noise, describe, largest_rounds
+from dpscaffold.privacy import (
+    PAPER_THIRD_PARTY,
+    Run,
+    bound_for,
+    calibrate_noise,
+    describe,
+    largest_rounds,
+)
 
 
 def description(settings: Settings, rounds: int | None = None) -> Run:
-    """What a configuration does, for the accountant, without loading its data: all users hold R records."""
+    """What a configuration does, for the accountant, without loading its data: all users hold R
+    records."""
     data, plan, privacy = settings.data, settings.plan, settings.privacy
     assert privacy is not None
     users, records = data.users or 100, data.records or 5000  # type: ignore[union-attr]
@@ -47,7 +56,9 @@ def solved_rounds(case: Case) -> Case:
         return case
     run = description(case.settings, rounds=1)
     epsilon = case.solve_epsilon
-    rounds = remember("rounds", run, epsilon, lambda: largest_rounds(run, epsilon, PAPER_THIRD_PARTY))
+    rounds = remember(
+        "rounds", run, epsilon, lambda: largest_rounds(run, epsilon, PAPER_THIRD_PARTY)
+    )
     return replace(case.with_set({"plan.rounds": int(rounds)}), solve_epsilon=None)
 
 
@@ -57,9 +68,13 @@ def solved_noise(case: Case) -> Case:
     if settings.privacy is None or settings.privacy.epsilon is None:
         return case
     run, epsilon, view = description(settings), settings.privacy.epsilon, settings.privacy.view
-    if view == "server":  # its bound does not ask whether users remember anything: one answer serves all
+    if (
+        view == "server"
+    ):  # its bound does not ask whether users remember anything: one answer serves all
         run = replace(run, memory=False)
-    noise = remember(view, run, epsilon, lambda: calibrate_noise(run, epsilon, bound_for(run, view)))
+    noise = remember(
+        view, run, epsilon, lambda: calibrate_noise(run, epsilon, bound_for(run, view))
+    )
     solved = case.with_set({"privacy.noise": float(noise)})
     solved.tables["privacy"].pop("epsilon")
     return solved

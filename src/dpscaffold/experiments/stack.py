@@ -1,8 +1,10 @@
-"""Many runs at once: seeds, heterogeneity levels and step sizes that share shapes, in one simulator.
+"""Many runs at once: seeds, heterogeneity levels and step sizes that share shapes, in one
+simulator.
 
-A stack is a list of :class:`~dpscaffold.setting.Setting` that agree in task, algorithm, T, K and kind of
-privacy. Each of its runs draws the participants, batches and noise that it would draw alone, and agrees with
-that run to float tolerance. A run that diverges is reported as such and leaves the others alone.
+A stack is a list of :class:`~dpscaffold.setting.Setting` that agree in task, algorithm, T, K and
+kind of privacy. Each of its runs draws the participants, batches and noise that it would draw
+alone, and agrees with that run to float tolerance. A run that diverges is reported as such and
+leaves the others alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.judging import Judge
 from dpscaffold.setting import Setting
 
-#: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains nothing.
+#: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains
+#: nothing.
 ROWS = {"cpu": 64, "cuda": 1024}
 
 #: Called with the round that was just finished; may raise to interrupt.
@@ -30,7 +33,8 @@ Watch = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When to evaluate: every ``every`` rounds, and ``late`` times within the last 10 % of the rounds.
+    """When to evaluate: every ``every`` rounds, and ``late`` times within the last 10 % of the
+    rounds.
 
     ``full`` asks for losses and dissimilarities too, not for test accuracy alone.
 
@@ -58,9 +62,9 @@ class Schedule:
 class Course:
     """What became of one run of a stack.
 
-    ``history`` has one row per evaluated round with the metrics of the last iterate x^t, ``average`` those of
-    the average of iterates that the plan asks for (empty without one), and ``diverged`` the round at which
-    the parameters stopped being finite, else None.
+    ``history`` has one row per evaluated round with the metrics of the last iterate x^t,
+    ``average`` those of the average of iterates that the plan asks for (empty without one), and
+    ``diverged`` the round at which the parameters stopped being finite, else None.
     """
 
     setting: Setting
@@ -70,7 +74,8 @@ class Course:
     seconds: float = 0.0
 
     def late(self, metric: str, fraction: float = 0.1) -> float:
-        """The mean of a metric over the last ``fraction`` of rounds; NaN for a run that diverged."""
+        """The mean of a metric over the last ``fraction`` of rounds; NaN for a run that
+        diverged."""
         if self.diverged is not None:
             return math.nan
         last = self.setting.plan.rounds
@@ -97,12 +102,16 @@ def stack_key(setting: Setting) -> tuple[object, ...]:
     )
 
 
-def split(settings: Sequence[Setting], device: torch.device, rows: int | None = None) -> list[list[int]]:
-    """Positions of the settings, grouped into stacks of at most ``rows`` participants, in their order.
+def split(
+    settings: Sequence[Setting], device: torch.device, rows: int | None = None
+) -> list[list[int]]:
+    """Positions of the settings, grouped into stacks of at most ``rows`` participants, in their
+    order.
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> federation = synthetic(users=10, records=20)
-    >>> runs = [Setting(federation, Logistic(40, 10), scaffold(), Plan(rounds=r)) for r in (3, 4, 3)]
+    >>> task = Logistic(40, 10)
+    >>> runs = [Setting(federation, task, scaffold(), Plan(rounds=r)) for r in (3, 4, 3)]
     >>> split(runs, torch.device("cpu"))
     [[0, 2], [1]]
     """
@@ -129,13 +138,15 @@ def train_stack(
 ) -> list[Course]:
     """Run all settings together and return each one's course.
 
-    The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are judged, and
+    The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are judged,
+    and
     ``optima`` gives F(x*) by (id of the federation, λ).
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> federation = synthetic(users=10, records=20)
     >>> plan = dict(rounds=2, local_steps=3, averaging="tail")
-    >>> runs = [Setting(federation, Logistic(40, 10), scaffold(), Plan(seed=s, **plan)) for s in (0, 1)]
+    >>> task = Logistic(40, 10)
+    >>> runs = [Setting(federation, task, scaffold(), Plan(seed=s, **plan)) for s in (0, 1)]
     >>> [course.history[-1]["round"] for course in train_stack(runs)]
     [2, 2]
     """
@@ -157,7 +168,9 @@ def train_stack(
         if watch:
             watch(round)
     if engine.state.averaged:
-        for course, row in zip(courses, judge([state.average for state in engine.states]), strict=True):
+        for course, row in zip(
+            courses, judge([state.average for state in engine.states]), strict=True
+        ):
             course.average = row if course.diverged is None else {}
     for course in courses:
         course.seconds = (time.perf_counter() - started) / len(courses)
@@ -179,7 +192,8 @@ def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]], round: int)
 
 
 def _set_aside_diverged(engine: Simulator, courses: Sequence[Course], round: int) -> None:
-    """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no surprises."""
+    """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no
+    surprises."""
     finite = torch.isfinite(torch.stack([state.params for state in engine.states])).all(1).tolist()
     for k, (course, fine) in enumerate(zip(courses, finite, strict=True)):
         if not fine:

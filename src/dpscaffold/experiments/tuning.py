@@ -1,7 +1,9 @@
-"""Tuning by cross-validation within each user's training records, the whole grid stacked in the simulator.
+"""Tuning by cross-validation within each user's training records, the whole grid stacked in the
+simulator.
 
-The paper tunes η₀ over ten values by 5-fold cross-validation, at the lowest heterogeneity. Here any keys of a
-configuration may be tuned: runs that share shapes (step sizes, clips, noises, λ) run side by side.
+The paper tunes η₀ over ten values by 5-fold cross-validation, at the lowest heterogeneity. Here any
+keys of a configuration may be tuned: runs that share shapes (step sizes, clips, noises, λ) run side
+by side.
 """
 
 from __future__ import annotations
@@ -34,12 +36,16 @@ DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 class TuneSettings(Table):
     """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
 
-    ``folds_run`` limits how many of the folds are run (all by default). ``output`` is what is validated: the
-    ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of the last half. ``public`` is a
+    ``folds_run`` limits how many of the folds are run (all by default). ``output`` is what is
+    validated: the
+    ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of the last half.
+    ``public`` is a
     ``[data]`` table of public records to tune on; without it tuning reads the private records.
     """
 
-    grid: dict[str, tuple[Any, ...]] = Field(default_factory=lambda: {"plan.learning_rate": DEFAULT_RATES})
+    grid: dict[str, tuple[Any, ...]] = Field(
+        default_factory=lambda: {"plan.learning_rate": DEFAULT_RATES}
+    )
     folds: int = Field(default=5, ge=2)
     folds_run: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
@@ -50,11 +56,16 @@ class TuneSettings(Table):
     def _consistent(self) -> TuneSettings:
         for key, values in self.grid.items():
             if "." not in key or key.startswith(("data.", "tune.")):
-                raise BadInput(f"tune.grid has the key {key!r}; name keys of the run, such as 'plan.learning_rate'")
+                raise BadInput(
+                    f"tune.grid has the key {key!r}; name keys of the run, such as "
+                    f"'plan.learning_rate'"
+                )
             if not values:
                 raise BadInput(f"tune.grid.{key} is empty; list the values to try")
         if not self.grid:
-            raise BadInput("tune.grid is empty; list the values to try, or leave it out for ten values of η₀")
+            raise BadInput(
+                "tune.grid is empty; list the values to try, or leave it out for ten values of η₀"
+            )
         return self
 
     @property
@@ -65,7 +76,8 @@ class TuneSettings(Table):
 
 @dataclass(frozen=True)
 class Score:
-    """One point of the grid: its values, the validation accuracy of every fold, and the folds that diverged."""
+    """One point of the grid: its values, the validation accuracy of every fold, and the folds that
+    diverged."""
 
     values: dict[str, Any]
     accuracies: tuple[float, ...]
@@ -99,12 +111,15 @@ class Tuned:
         """The largest mean validation accuracy; the first of equals."""
         best = max(self.scores, key=lambda score: score.mean)
         if best.diverged:
-            raise BadInput("every point of tune.grid diverged; try smaller values of plan.learning_rate")
+            raise BadInput(
+                "every point of tune.grid diverged; try smaller values of plan.learning_rate"
+            )
         return best
 
     @property
     def at_edge(self) -> list[str]:
-        """Keys whose best value is the first or last of at least three numbers: the grid may be too narrow."""
+        """Keys whose best value is the first or last of at least three numbers: the grid may be too
+        narrow."""
         found = []
         for key, values in self.tune.grid.items():
             numbers = [v for v in values if isinstance(v, int | float)]
@@ -118,13 +133,15 @@ class Tuned:
         if self.tune.public is not None:
             return f"Tuned on public records ({self.title}): no privacy was spent on tuning."
         return (
-            "Tuned on the private training records: this stands outside the privacy guarantee (as in the paper). Give "
-            "[tune.public] a table of public data to avoid it."
+            "Tuned on the private training records: this stands outside the privacy guarantee (as "
+            "in the paper). Give [tune.public] a table of public data to avoid it."
         )
 
     def best_tables(self) -> dict[str, Any]:
         """The configuration with the best values set."""
-        return with_values(self.settings, self.best.values).model_dump(mode="json", exclude_none=True)
+        return with_values(self.settings, self.best.values).model_dump(
+            mode="json", exclude_none=True
+        )
 
 
 def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Settings, TuneSettings]:
@@ -132,7 +149,10 @@ def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Settings, Tu
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        message = f"the configuration {path} cannot be read: {error.strerror}; give the path of a TOML file"
+        message = (
+            f"the configuration {path} cannot be read: {error.strerror}; give the path of a "
+            f"TOML file"
+        )
         raise BadInput(message) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
@@ -156,7 +176,9 @@ def parse_tuning(tables: Mapping[str, Any]) -> tuple[Settings, TuneSettings]:
     for key in given:
         if key not in TuneSettings.model_fields:
             known = list(TuneSettings.model_fields)
-            raise BadInput(f"unknown key tune.{key}{nearest(key, known)}; known here: {', '.join(known)}")
+            raise BadInput(
+                f"unknown key tune.{key}{nearest(key, known)}; known here: {', '.join(known)}"
+            )
     if isinstance(given.get("grid"), Mapping):
         given["grid"] = _flat(given["grid"])
     try:
@@ -171,7 +193,8 @@ def parse_tuning(tables: Mapping[str, Any]) -> tuple[Settings, TuneSettings]:
 
 
 def _flat(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: ``[tune.grid.plan] learning_rate = […]`` or ``"plan.learning_rate" = […]``."""
+    """Nested tables as dotted keys: ``[tune.grid.plan] learning_rate = […]`` or
+    ``"plan.learning_rate" = […]``."""
     flat: dict[str, Any] = {}
     for key, value in grid.items():
         if isinstance(value, Mapping):
@@ -195,12 +218,16 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return parse(tables)
 
 
-def tune(settings: Settings, table: TuneSettings, device: torch.device, watcher: Watcher | None = None) -> Tuned:
+def tune(
+    settings: Settings, table: TuneSettings, device: torch.device, watcher: Watcher | None = None
+) -> Tuned:
     """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
     data = table.public if table.public is not None else settings.data
     whole = load_federation(data)
     folds = [fold_federation(whole, k, table.folds, table.seed) for k in range(table.used_folds)]
-    points = [dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())]
+    points = [
+        dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
+    ]
     runs = [(p, f) for f in range(len(folds)) for p in range(len(points))]
     built = [_setting(with_values(settings, point), folds) for point in points]
     stacked = [built[p][f] for p, f in runs]
@@ -220,7 +247,8 @@ def tune(settings: Settings, table: TuneSettings, device: torch.device, watcher:
 
 
 def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
-    """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to one."""
+    """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to
+    one."""
     tables = settings.model_dump(mode="json", exclude_none=True)
     tables["plan"]["averaging"] = "tail"
     averaged = parse(tables)
@@ -231,7 +259,11 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
 def _accuracy(course: Course, output: str) -> float | None:
     if course.diverged is not None:
         return None
-    return float(course.average["test_accuracy"]) if output == "average" else course.late("test_accuracy")
+    return (
+        float(course.average["test_accuracy"])
+        if output == "average"
+        else course.late("test_accuracy")
+    )
 
 
 def _watch(watcher: Watcher | None, number: int, stacks: list[list[int]], settings: list[Setting]):  # type: ignore[no-untyped-def]

@@ -17,14 +17,17 @@ Unit = Literal["record", "user"]
 class Gaussian:
     """Clip every per-example gradient to C, then add Gaussian noise to the batch's mean.
 
-    One step releases H̃ = (1/b)Σ_j g_j/max(1, ‖g_j‖/C) + (2C/b)·N(0, σ_g²I), the norm being over the whole
-    parameter vector. With ``unit="user"`` the noise is 2C·N(0, σ_g²I), which hides a user's whole dataset.
+    One step releases H̃ = (1/b)Σ_j g_j/max(1, ‖g_j‖/C) + (2C/b)·N(0, σ_g²I), the norm being over
+    the whole parameter vector. With ``unit="user"`` the noise is 2C·N(0, σ_g²I), which hides a
+    user's whole dataset.
 
-    - ``clip``: C, fixed in advance; or ``"median"``, the paper's heuristic, which reads C off the private
-      batch and therefore gives **no guarantee**.
+    - ``clip``: C, fixed in advance; or ``"median"``, the paper's heuristic, which reads C off the
+      private batch and therefore gives **no guarantee**.
     - ``noise``: σ_g, in units of the sensitivity 2C/b of replacing one record.
-    - ``sampling``: batches of exactly b records, or ``"poisson"`` with rate b/R and the constant divisor b.
-    - ``secret``: draw batches and noise from the operating system's entropy instead of the plan's seed.
+    - ``sampling``: batches of exactly b records, or ``"poisson"`` with rate b/R and the constant
+      divisor b.
+    - ``secret``: draw batches and noise from the operating system's entropy instead of the plan's
+      seed.
 
     >>> Gaussian(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
     0.15
@@ -44,13 +47,21 @@ class Gaussian:
         if isinstance(self.clip, str):
             if self.clip != "median":
                 raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
-        elif isinstance(self.clip, bool) or not isinstance(self.clip, int | float) or not self.clip > 0:
+        elif (
+            isinstance(self.clip, bool)
+            or not isinstance(self.clip, int | float)
+            or not self.clip > 0
+        ):
             raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
         elif math.isinf(self.clip) and self.noise > 0:
-            raise BadInput(f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a finite clip")
+            raise BadInput(
+                f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "
+                f"finite clip"
+            )
 
     def scale(self, clip: Any, batch: Any) -> Any:
-        """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole users."""
+        """The standard deviation of the noise on the mean: 2Cσ_g/b, or 2Cσ_g towards whole
+        users."""
         if self.noise == 0:
             return 0.0 * batch
         return 2 * clip * self.noise / (batch if self.unit == "record" else 1)

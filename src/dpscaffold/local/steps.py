@@ -1,4 +1,5 @@
-"""One round at the users: K noised queries and the steps they drive, for a stack of users at once."""
+"""One round at the users: K noised queries and the steps they drive, for a stack of users at
+once."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from dpscaffold.tasks import Batch, Clip, Task
 
 @dataclass(frozen=True)
 class Scales:
-    """The numbers of U stacked users, each (U, 1): η_l, λ, the divisor b_i and σ_g; and the clip bound.
+    """The numbers of U stacked users, each (U, 1): η_l, λ, the divisor b_i and σ_g; and the clip
+    bound.
 
-    They may differ from row to row (unequal users, several runs in one stack); how batches are sampled and
-    which unit is protected may not.
+    They may differ from row to row (unequal users, several runs in one stack); how batches are
+    sampled and which unit is protected may not.
     """
 
     step_size: Tensor
@@ -33,7 +35,8 @@ class Scales:
     unit: Unit = "record"
 
     def spread(self, bound: Tensor) -> Tensor:
-        """The standard deviation of the noise on the mean, (U, 1), for the clip bound (U,) of a step."""
+        """The standard deviation of the noise on the mean, (U, 1), for the clip bound (U,) of a
+        step."""
         if isinstance(self.clip, Tensor):
             return self._fixed_spread
         return self._spread(bound)
@@ -50,19 +53,23 @@ class Scales:
         return wide / self.divisor if self.unit == "record" else wide
 
 
-def noised_query(task: Task, params: Tensor, batch: Batch, scales: Scales, noise: Tensor | None) -> Tensor:
+def noised_query(
+    task: Task, params: Tensor, batch: Batch, scales: Scales, noise: Tensor | None
+) -> Tensor:
     """H̃ = (1/b)Σ clip(g_j) + (2C/b)σ_g·N(0, I), for each user's own parameters, (U, P) → (U, P).
 
-    This is the only place where records touch anything that leaves a user. An empty (Poisson) batch is a
-    zero sum, and its noise is added all the same. Towards whole users the noise is 2Cσ_g and, as a Poisson
-    sum is not bounded by bC, the mean is first rescaled to norm at most C.
+    This is the only place where records touch anything that leaves a user. An empty (Poisson) batch
+    is a zero sum, and its noise is added all the same. Towards whole users the noise is 2Cσ_g and,
+    as a Poisson sum is not bounded by bC, the mean is first rescaled to norm at most C.
     """
     clipped = task.clipped_sum(params, batch, scales.clip)
     query = clipped.total / scales.divisor
     if clipped.bound is None:
         return query
     if scales.unit == "user" and scales.sampling == "poisson":
-        query *= (clipped.bound[:, None] / query.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max_(1.0)
+        query *= (
+            clipped.bound[:, None] / query.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        ).clamp_max_(1.0)
     if noise is None or scales.noise is None:
         return query
     return query.addcmul_(scales.spread(clipped.bound), noise)

@@ -8,31 +8,37 @@ import numpy as np
 
 from dpscaffold.privacy.describe import Run
 
-#: At most so many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse of both.
+#: At most so many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse of
+#: both.
 MOST_PAIRS = 16
 
 
 def worst_steps(run: Run) -> list[tuple[float, float]]:
-    """(rate, multiplier) pairs, one of which is the worst user's, for one step seen through the sum.
+    """(rate, multiplier) pairs, one of which is the worst user's, for one step seen through the
+    sum.
 
-    A user's upload enters with weight w_j and carries noise of deviation 2C·σ_g·w_j/b_j, and one record of
-    user i moves the sum by at most 2C·w_i/b_i. The multiplier is therefore
-    σ_g·√(Σ_{j∈C}(w_j/b_j)²)/(w_i/b_i), smallest when i's m − 1 companions are those with the least noise.
-    The weights' common denominator cancels. For equal users it is σ_g·√m.
+    A user's upload enters with weight w_j and carries noise of deviation 2C·σ_g·w_j/b_j, and one
+    record of user i moves the sum by at most 2C·w_i/b_i. The multiplier is therefore
+    σ_g·√(Σ_{j∈C}(w_j/b_j)²)/(w_i/b_i), smallest when i's m − 1 companions are those with the least
+    noise. The weights' common denominator cancels. For equal users it is σ_g·√m.
 
-    ε rises with the rate and falls with the multiplier, so only users that no other one beats in both
-    matter; where these are many, neighbours are merged into (larger rate, smaller multiplier).
+    ε rises with the rate and falls with the multiplier, so only users that no other one beats in
+    both matter; where these are many, neighbours are merged into (larger rate, smaller multiplier).
     """
     groups = run.groups
     if run.unit == "user":
         ratio = np.ones(len(groups))
         rates = np.ones(len(groups))
     else:
-        weight = np.array([g.records if run.weighting == "records" else 1.0 for g in groups], dtype=float)
+        weight = np.array(
+            [g.records if run.weighting == "records" else 1.0 for g in groups], dtype=float
+        )
         ratio = weight / np.array([g.batch for g in groups], dtype=float)
         rates = np.array([g.rate for g in groups])
     noise = run.noise * _relative(ratio, np.array([g.users for g in groups]), run.participants)
-    order = np.lexsort((noise, -rates))  # rates downwards; keep a pair only if its noise is a new low
+    order = np.lexsort(
+        (noise, -rates)
+    )  # rates downwards; keep a pair only if its noise is a new low
     front: list[tuple[float, float]] = []
     for i in order:
         if not front or noise[i] < front[-1][1]:
@@ -43,10 +49,14 @@ def worst_steps(run: Run) -> list[tuple[float, float]]:
 
 
 def _relative(ratio: np.ndarray, users: np.ndarray, participants: int) -> np.ndarray:
-    """√(Σ_{j∈C} ratio_j²)/ratio_i for each group's i, with C the quietest set of m users that contains i."""
+    """√(Σ_{j∈C} ratio_j²)/ratio_i for each group's i, with C the quietest set of m users that
+    contains i."""
     ascending = np.sort(np.repeat(ratio, users))
     quietest = np.concatenate([[0.0], np.cumsum(ascending**2)])
     below = np.searchsorted(ascending, ratio, side="left")
-    # A user among the m quietest has the other m − 1 of them as companions, any other the m − 1 quietest.
-    others = np.where(below < participants, quietest[participants] - ratio**2, quietest[participants - 1])
+    # A user among the m quietest has the other m − 1 of them as companions, any other the m − 1
+    # quietest.
+    others = np.where(
+        below < participants, quietest[participants] - ratio**2, quietest[participants - 1]
+    )
     return np.sqrt(ratio**2 + np.maximum(others, 0.0)) / ratio

@@ -26,8 +26,13 @@ from dpscaffold.privacy.steps import participation_losses, step_losses
 
 SERVER, THIRD_PARTY = "server", "third_party"
 VIEWS = {
-    SERVER: "sees every upload of every user and who took part in each round (the honest-but-curious server)",
-    THIRD_PARTY: "sees every global model (x^t, c^t), not who took part (anyone the model is handed to)",
+    SERVER: (
+        "sees every upload of every user and who took part in each round (the "
+        "honest-but-curious server)"
+    ),
+    THIRD_PARTY: (
+        "sees every global model (x^t, c^t), not who took part (anyone the model is handed to)"
+    ),
 }
 
 REPEATED = "rounds were run again for the same participants with fresh noise"
@@ -37,10 +42,11 @@ Laws = tuple[LossDistribution, ...]
 
 @dataclass(frozen=True)
 class Bound:
-    """One way to bound ε, as data: who it holds against, what it takes for granted, where it is proved.
+    """One way to bound ε, as data: who it holds against, what it takes for granted, where it is
+    proved.
 
-    ``condition(run)`` gives the reason why it does not apply, or None. ``laws(run, rounds)`` gives the
-    loss distributions it rests on, or ``value(run, rounds)`` its ε directly.
+    ``condition(run)`` gives the reason why it does not apply, or None. ``laws(run, rounds)`` gives
+    the loss distributions it rests on, or ``value(run, rounds)`` its ε directly.
     """
 
     name: str
@@ -70,11 +76,12 @@ class Bound:
         costs: Sequence[Cost] = (),
         repeats: Sequence[int] = (),
     ) -> float:
-        """ε at the run's δ after ``rounds`` (all of them by default), with further mechanisms if given.
+        """ε at the run's δ after ``rounds`` (all of them by default), with further mechanisms if
+        given.
 
-        ``repeats`` has one entry for each of these rounds that was run again for the same participants with
-        fresh noise: how many times. ε is infinite without noise. Raises :class:`PrivacyError` where the
-        bound does not apply.
+        ``repeats`` has one entry for each of these rounds that was run again for the same
+        participants with fresh noise: how many times. ε is infinite without noise. Raises
+        :class:`PrivacyError` where the bound does not apply.
         """
         reason = self.applies(run)
         if reason:
@@ -87,10 +94,14 @@ class Bound:
         if repeats:
             if self.repeated is None:
                 raise PrivacyError(f"the bound {self.name!r} does not apply: {REPEATED}")
-            return largest_epsilon(self.repeated(run, rounds, tuple(repeats)), run.delta, tuple(costs))
+            return largest_epsilon(
+                self.repeated(run, rounds, tuple(repeats)), run.delta, tuple(costs)
+            )
         if self.laws is None:
             if costs or self.value is None:
-                raise PrivacyError(f"the bound {self.name!r} cannot add the cost of other mechanisms")
+                raise PrivacyError(
+                    f"the bound {self.name!r} cannot add the cost of other mechanisms"
+                )
             return self.value(run, rounds) if rounds else 0.0
         if rounds == 0 and not costs:
             return 0.0
@@ -105,8 +116,8 @@ def largest_epsilon(laws: Laws, delta: float, costs: tuple[Cost, ...] = ()) -> f
     value = max(with_costs(law, costs).epsilon(delta) for law in laws)
     if math.isinf(value):
         raise PrivacyError(
-            f"delta={delta} is below what double precision can resolve after so many steps; give a larger "
-            "delta, or use the bound 'random_participation_rdp'"
+            f"delta={delta} is below what double precision can resolve after so many steps; give "
+            f"a larger delta, or use the bound 'random_participation_rdp'"
         )
     return value
 
@@ -114,19 +125,26 @@ def largest_epsilon(laws: Laws, delta: float, costs: tuple[Cost, ...] = ()) -> f
 def no_guarantee(run: Run) -> str | None:
     """Why no bound at all holds for this run, or None."""
     if run.clip == "median":
-        return "no guarantee: the clip bound is read off private data (clip='median'); give a fixed clip"
+        return (
+            "no guarantee: the clip bound is read off private data (clip='median'); give a "
+            "fixed clip"
+        )
     if run.unit == "user" and run.weighting == "records":
         return (
-            "no guarantee for a user's whole dataset: weights by records reveal how many records a user "
-            "has; give weighting='uniform'"
+            "no guarantee for a user's whole dataset: weights by records reveal how many records "
+            "a user has; give weighting='uniform'"
         )
     return None
 
 
 @lru_cache(maxsize=64)
-def _round_laws(rate: float, noise: float, sampling: str, unit: str, steps: int, user_ratio: float) -> Laws:
+def _round_laws(
+    rate: float, noise: float, sampling: str, unit: str, steps: int, user_ratio: float
+) -> Laws:
     """One round: the K-step loss with probability l, a loss of 0 otherwise."""
-    return tuple(law.mixed(user_ratio) for law in participation_losses(rate, noise, sampling, unit, steps))
+    return tuple(
+        law.mixed(user_ratio) for law in participation_losses(rate, noise, sampling, unit, steps)
+    )
 
 
 def round_laws(run: Run) -> Laws:
@@ -147,17 +165,21 @@ def _random_participation_laws(run: Run, rounds: int) -> Laws:
 
 
 def _repeated_laws(run: Run, rounds: int, repeats: tuple[int, ...]) -> Laws:
-    """A round run 1 + r times on one draw is a loss of (1 + r)·K steps with probability l, else 0."""
+    """A round run 1 + r times on one draw is a loss of (1 + r)·K steps with probability l, else
+    0."""
     laws = []
     rate = run.worst.rate if run.unit == "record" else 1.0
     once = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
     for law in once:
         total = law.mixed(run.user_ratio).power(max(0, rounds - len(repeats)))
         for extra in set(repeats):
-            # One grid for all: powers of the same step only differ in interval if one had to be coarsened.
+            # One grid for all: powers of the same step only differ in interval if one had to be
+            # coarsened.
             more = law.power(1 + extra).mixed(run.user_ratio).power(repeats.count(extra))
             ratio = round(more.interval / total.interval)
-            total = total.coarser(ratio).compose(more.coarser(round(total.interval / more.interval)))
+            total = total.coarser(ratio).compose(
+                more.coarser(round(total.interval / more.interval))
+            )
         laws.append(total)
     return tuple(laws)
 
@@ -191,8 +213,8 @@ def _aggregate_condition(run: Run) -> str | None:
         return "users keep a memory between rounds (control variates), which carries earlier noise"
     if run.local_steps > 1:
         return (
-            f"local_steps={run.local_steps}: a user's second gradient is taken at a point that contains its "
-            "own first noise; it holds for 1 local step"
+            f"local_steps={run.local_steps}: a user's second gradient is taken at a point that "
+            f"contains its own first noise; it holds for 1 local step"
         )
     if run.max_participations is not None:
         return "a participant may decline (max_participations), and then adds no noise to the sum"
@@ -210,7 +232,10 @@ def _user_sampling_condition(run: Run) -> str | None:
     if run.unit != "user":
         return "sampling users does not amplify a record's ε; it holds for unit='user'"
     if run.memory:
-        return "users keep a memory between rounds (control variates), so the rounds do not draw users afresh"
+        return (
+            "users keep a memory between rounds (control variates), so the rounds do not draw "
+            "users afresh"
+        )
     if run.max_participations is not None:
         return "whether a user declines depends on its earlier rounds (max_participations)"
     return None
@@ -218,7 +243,9 @@ def _user_sampling_condition(run: Run) -> str | None:
 
 def _published(run: Run, rounds: int) -> float:
     noise = run.noise * math.sqrt(run.participants)
-    return renyi.published(run.worst.rate, noise, run.local_steps, run.user_ratio, rounds, run.delta)
+    return renyi.published(
+        run.worst.rate, noise, run.local_steps, run.user_ratio, rounds, run.delta
+    )
 
 
 def _published_condition(run: Run) -> str | None:
@@ -244,13 +271,17 @@ RANDOM_PARTICIPATION = Bound(
     name="random_participation",
     title="random participation (PLD)",
     views=_BOTH,
-    theorem="disjoint mixture at rate l of K adaptively composed steps, T times (docs/privacy.md, Theorem 1)",
+    theorem=(
+        "disjoint mixture at rate l of K adaptively composed steps, T times (docs/privacy.md, "
+        "Theorem 1)"
+    ),
     assumptions=(_DRAW, "users that decline stay in the pool"),
     reference="Balle, Barthe, Gaboardi 2018; Zhu, Dong, Wang 2022; Doroshenko et al. 2022",
     explanation=(
-        "Even if it is revealed who takes part, a round shows nothing of a user with probability 1 − l and K "
-        "noised steps with probability l, so its privacy loss is 0 or that of K steps. The losses of the T "
-        "rounds add, and their exact distribution, rounded up on a grid, gives ε."
+        "Even if it is revealed who takes part, a round shows nothing of a user with probability "
+        "1 − l and K noised steps with probability l, so its privacy loss is 0 or that of K "
+        "steps. The losses of the T rounds add, and their exact distribution, rounded up on a "
+        "grid, gives ε."
     ),
     condition=_always,
     laws=_random_participation_laws,
@@ -263,10 +294,13 @@ RANDOM_PARTICIPATION_RDP = Bound(
     views=_BOTH,
     theorem="1/(α−1)·log(1 − l + l·exp((α−1)·K·ε_s(α))), T times (docs/privacy.md, Theorem 1)",
     assumptions=(_DRAW, "users that decline stay in the pool"),
-    reference="Wang, Balle, Kasiviswanathan 2019; Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke 2020",
+    reference=(
+        "Wang, Balle, Kasiviswanathan 2019; Mironov, Talwar, Zhang 2019; Canonne, Kamath, "
+        "Steinke 2020"
+    ),
     explanation=(
-        "The same argument as random participation, with Rényi divergences in place of loss distributions. "
-        "It is looser and serves as a cross-check."
+        "The same argument as random participation, with Rényi divergences in place of loss "
+        "distributions. It is looser and serves as a cross-check."
     ),
     condition=_always,
     value=_random_participation_rdp,
@@ -276,12 +310,16 @@ AGGREGATE = Bound(
     name="aggregate",
     title="aggregate (PLD)",
     views=(THIRD_PARTY,),
-    theorem="multiplier σ_g·√(Σ_j(w_j/b_j)²)/(w_i/b_i), random participation (docs/privacy.md, Theorem 2)",
+    theorem=(
+        "multiplier σ_g·√(Σ_j(w_j/b_j)²)/(w_i/b_i), random participation (docs/privacy.md, "
+        "Theorem 2)"
+    ),
     assumptions=(_DRAW, "one local step, no memory", "every participant really adds its noise"),
     reference="docs/privacy.md, Theorem 2; Balle, Barthe, Gaboardi 2018; Zhu, Dong, Wang 2022",
     explanation=(
-        "A third party sees only the sum of the uploads, where the noise of all participants hides each one. "
-        "With one local step and no memory, the sum is one Gaussian query per round with that larger noise."
+        "A third party sees only the sum of the uploads, where the noise of all participants "
+        "hides each one. With one local step and no memory, the sum is one Gaussian query per "
+        "round with that larger noise."
     ),
     condition=_aggregate_condition,
     laws=_aggregate_laws,
@@ -291,13 +329,17 @@ USER_SAMPLING = Bound(
     name="user_sampling",
     title="user sampling (PLD)",
     views=(THIRD_PARTY,),
-    theorem="amplification by sampling without replacement at rate l, the user being what is sampled",
+    theorem=(
+        "amplification by sampling without replacement at rate l, the user being what is sampled"
+    ),
     assumptions=(_DRAW, "no memory", "who took part is not revealed"),
-    reference="Balle, Barthe, Gaboardi 2018, Theorem 11; Wang, Balle, Kasiviswanathan 2019, Theorem 9",
+    reference=(
+        "Balle, Barthe, Gaboardi 2018, Theorem 11; Wang, Balle, Kasiviswanathan 2019, Theorem 9"
+    ),
     explanation=(
-        "With a user as the unit, the sampled element is the protected one, so hiding who took part "
-        "amplifies as for any sample without replacement. A participation is K Gaussian queries, that is one "
-        "of multiplier σ_g/√K."
+        "With a user as the unit, the sampled element is the protected one, so hiding who took "
+        "part amplifies as for any sample without replacement. A participation is K Gaussian "
+        "queries, that is one of multiplier σ_g/√K."
     ),
     condition=_user_sampling_condition,
     laws=_user_sampling_laws,
@@ -311,8 +353,9 @@ CAP = Bound(
     assumptions=("none on selection or stopping: both may look at outputs",),
     reference="Balle, Barthe, Gaboardi 2018; Zhu, Dong, Wang 2022",
     explanation=(
-        "A user takes part in at most every round, or as often as max_participations allows, whatever "
-        "selection and stopping look at. So it has spent at most the composition of that many participations."
+        "A user takes part in at most every round, or as often as max_participations allows, "
+        "whatever selection and stopping look at. So it has spent at most the composition of that "
+        "many participations."
     ),
     condition=_always,
     laws=_cap_laws,
@@ -327,8 +370,8 @@ LEDGER = Bound(
     assumptions=("selection and stopping never look at outputs or private metrics",),
     reference="Balle, Barthe, Gaboardi 2018; Zhu, Dong, Wang 2022",
     explanation=(
-        "Given who took part, a record of a user that took part n_i times has spent the composition of n_i·K "
-        "steps. The run reports the largest over users, and the distribution."
+        "Given who took part, a record of a user that took part n_i times has spent the "
+        "composition of n_i·K steps. The run reports the largest over users, and the distribution."
     ),
     condition=_needs_ledger,
 )
@@ -337,13 +380,20 @@ PAPER_THIRD_PARTY = Bound(
     name="paper_third_party",
     title="as published (RDP)",
     views=(THIRD_PARTY,),
-    theorem="RDP of a step with σ_g·√(lM), K times, amplified at l, T times; not a theorem for every loss",
-    assumptions=("the noise of all users averages out over the local steps", "sampling users amplifies"),
+    theorem=(
+        "RDP of a step with σ_g·√(lM), K times, amplified at l, T times; not a theorem for "
+        "every loss"
+    ),
+    assumptions=(
+        "the noise of all users averages out over the local steps",
+        "sampling users amplifies",
+    ),
     reference="Noble, Bellet, Dieuleveut 2022, appendix on privacy, 'Implementation'",
     explanation=(
-        "The number the paper prints, for comparison only: its proof takes for granted that sampling users "
-        "amplifies a record's ε and that noise averages out over adaptive local steps. Both fail for some "
-        "losses (docs/privacy.md shows three), so do not quote it as a guarantee."
+        "The number the paper prints, for comparison only: its proof takes for granted that "
+        "sampling users amplifies a record's ε and that noise averages out over adaptive local "
+        "steps. Both fail for some losses (docs/privacy.md shows three), so do not quote it as a "
+        "guarantee."
     ),
     condition=_published_condition,
     value=_published,
@@ -375,9 +425,11 @@ def bound_named(name: str) -> Bound:
 def bound_for(run: Run, view: str, draw_hidden: bool = True, repeats: Sequence[int] = ()) -> Bound:
     """The bound to quote for a plan: the tightest proved one against that adversary.
 
-    ``view`` is ``"server"``, ``"third_party"`` or ``"paper_third_party"``. Against a third party the bounds
-    that may be better are always at or below random participation, so the smallest is found by asking them.
-    ``draw_hidden=False`` says that anyone may learn who took part, which rules out sampling users as a gain.
+    ``view`` is ``"server"``, ``"third_party"`` or ``"paper_third_party"``. Against a third party
+    the bounds that may be better are always at or below random participation, so the smallest is
+    found by asking them.
+    ``draw_hidden=False`` says that anyone may learn who took part, which rules out sampling users
+    as a gain.
     """
     view = view.replace("-", "_")
     if view == SERVER:
@@ -385,7 +437,9 @@ def bound_for(run: Run, view: str, draw_hidden: bool = True, repeats: Sequence[i
     if view == PAPER_THIRD_PARTY.name:
         return PAPER_THIRD_PARTY
     if view != THIRD_PARTY:
-        raise PrivacyError(f"view={view!r} is unknown; give server, third_party or paper_third_party")
+        raise PrivacyError(
+            f"view={view!r} is unknown; give server, third_party or paper_third_party"
+        )
     others = [] if repeats else [AGGREGATE, USER_SAMPLING] if draw_hidden else [AGGREGATE]
     proved = [RANDOM_PARTICIPATION, *(bound for bound in others if bound.applies(run) is None)]
     return min(proved, key=lambda bound: bound.epsilon(run)) if len(proved) > 1 else proved[0]

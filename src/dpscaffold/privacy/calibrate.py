@@ -17,16 +17,19 @@ from dpscaffold.privacy.errors import PrivacyError
 PRECISION = 1e-3
 
 
-def calibrate_noise(run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()) -> float:
-    """The smallest σ_g, to five digits, whose ε is at most ``epsilon``; the run's own noise plays no part.
+def calibrate_noise(
+    run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
+) -> float:
+    """The smallest σ_g, to five digits, whose ε is at most ``epsilon``; the run's own noise plays
+    no part.
 
-    ε falls as the noise rises. The root of log ε(σ) − log ε is found on a logarithmic scale, then rounded up
-    and checked, so the ε of the answer is never above the target and within one per cent of it. ``costs``
-    are further mechanisms that the budget must cover too.
+    ε falls as the noise rises. The root of log ε(σ) − log ε is found on a logarithmic scale, then
+    rounded up and checked, so the ε of the answer is never above the target and within one per cent
+    of it. ``costs`` are further mechanisms that the budget must cover too.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12, records=800, batches=160,
-    ...                noise=1)
+    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12,
+    ...                records=800, batches=160, noise=1)
     >>> noise = calibrate_noise(run, 1.0)
     >>> 0.99 <= RANDOM_PARTICIPATION.epsilon(replace(run, noise=noise)) <= 1.0
     True
@@ -59,16 +62,16 @@ def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[float, fl
             low -= step
             if low < math.log(1e-3):
                 raise PrivacyError(
-                    f"epsilon={epsilon:g} is met with a noise below 0.001; a budget that large hides "
-                    "nothing, give a smaller epsilon"
+                    f"epsilon={epsilon:g} is met with a noise below 0.001; a budget that large "
+                    f"hides nothing, give a smaller epsilon"
                 )
         return low - step, low
     while spent(low + step) > epsilon:
         low += step
         if low > math.log(1e9):
             raise PrivacyError(
-                f"epsilon={epsilon:g} is not met by any noise (at 1e9 it is still {spent(low):.4g}); give a "
-                "larger epsilon, fewer rounds, or another bound"
+                f"epsilon={epsilon:g} is not met by any noise (at 1e9 it is still "
+                f"{spent(low):.4g}); give a larger epsilon, fewer rounds, or another bound"
             )
     return low, low + step
 

@@ -15,11 +15,13 @@ POINTS = 1 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """A mechanism that was run beside the training, on the same records and for the same neighbours.
+    """A mechanism that was run beside the training, on the same records and for the same
+    neighbours.
 
-    Give either ``noise``, a Gaussian's standard deviation over its ℓ2-sensitivity, or ``epsilon`` and
-    ``delta``. It is composed with the training's loss distribution: exactly for a Gaussian, through the
-    dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and the δ.
+    Give either ``noise``, a Gaussian's standard deviation over its ℓ2-sensitivity, or ``epsilon``
+    and
+    ``delta``. It is composed with the training's loss distribution: exactly for a Gaussian, through
+    the dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and the δ.
 
     >>> Cost("private mean", noise=4.0).noise
     4.0
@@ -32,11 +34,17 @@ class Cost:
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
-            raise PrivacyError(f"the cost {self.name!r} needs either noise or epsilon, and not both")
+            raise PrivacyError(
+                f"the cost {self.name!r} needs either noise or epsilon, and not both"
+            )
         if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
-            raise PrivacyError(f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0")
+            raise PrivacyError(
+                f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0"
+            )
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise PrivacyError(f"epsilon={self.epsilon} of the cost {self.name!r} must be a number from 0 up")
+            raise PrivacyError(
+                f"epsilon={self.epsilon} of the cost {self.name!r} must be a number from 0 up"
+            )
         if not 0.0 <= self.delta < 1.0:
             raise PrivacyError(f"delta={self.delta} of the cost {self.name!r} must lie in [0, 1)")
 

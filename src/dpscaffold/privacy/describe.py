@@ -1,7 +1,7 @@
 """Mechanisms as data: what one step, one participation and one run release, in plain numbers.
 
-Whatever runs also describes itself with these types, so that what ran and what is accounted are the same
-numbers. They are frozen, hold no data and no randomness, and can be written to JSON.
+Whatever runs also describes itself with these types, so that what ran and what is accounted are the
+same numbers. They are frozen, hold no data and no randomness, and can be written to JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Clip = float | Literal["median"]
 
 @dataclass(frozen=True)
 class Step:
-    """One noised query: a batch of b of R records, each gradient clipped to C, noise (2C/b)·N(0, σ_g²).
+    """One noised query: a batch of b of R records, each gradient clipped to C, noise (2C/b)·N(0,
+    σ_g²).
 
     For ``unit="user"`` the noise is 2C·N(0, σ_g²) and a user's whole dataset is the unit.
 
@@ -61,7 +62,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Group:
-    """Users that hold the same number of records and draw the same number of them: R_i, b_i, how many."""
+    """Users that hold the same number of records and draw the same number of them: R_i, b_i, how
+    many."""
 
     records: int
     batch: int
@@ -75,11 +77,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Run:
-    """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with :func:`describe`.
+    """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with
+    :func:`describe`.
 
-    ``groups`` are the distinct (R_i, b_i); ``membership`` gives each user's group and is empty when there
-    is only one. ``memory`` says that users keep something between rounds (SCAFFOLD's c_i). Warm-start
-    rounds are rounds like any other and count in ``rounds``.
+    ``groups`` are the distinct (R_i, b_i); ``membership`` gives each user's group and is empty when
+    there is only one. ``memory`` says that users keep something between rounds (SCAFFOLD's c_i).
+    Warm-start rounds are rounds like any other and count in ``rounds``.
     """
 
     rounds: int
@@ -109,24 +112,30 @@ class Run:
             return "one user's whole dataset replaced by another"
         if self.sampling == "fixed":
             return "one record of one user replaced by another (replace-one)"
-        return "one record of one user added or removed (add/remove), every R_i being a public constant"
+        return (
+            "one record of one user added or removed (add/remove), every R_i being a public "
+            "constant"
+        )
 
     @cached_property
     def worst(self) -> Group:
         """The group with the largest b_i/R_i, whose ε is the largest.
 
-        δ(ε) of one step is a hockey-stick divergence between (1−q)Q + qP and Q, in either order (for
-        fixed-size batches, that of the first order and its mirror image). It is convex in q and smallest at
-        q = 0, where the two agree, hence non-decreasing in q for every ε: the step with the larger rate
-        dominates the other, and domination survives adaptive composition and a data-independent coin
-        (Zhu, Dong, Wang 2022). With a user as unit the rate plays no part at all.
+        δ(ε) of one step is a hockey-stick divergence between (1−q)Q + qP and Q, in either order
+        (for fixed-size batches, that of the first order and its mirror image). It is convex in q
+        and smallest at q = 0, where the two agree, hence non-decreasing in q for every ε: the step
+        with the larger rate dominates the other, and domination survives adaptive composition and a
+        data-independent coin (Zhu, Dong, Wang 2022). With a user as unit the rate plays no part at
+        all.
         """
         return max(self.groups, key=lambda group: group.rate)
 
     def group_of(self, user: int) -> Group:
         """The (R_i, b_i) of one user."""
         if not 0 <= user < self.users:
-            raise PrivacyError(f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}")
+            raise PrivacyError(
+                f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}"
+            )
         return self.groups[self.membership[user]] if self.membership else self.groups[0]
 
     def step(self, group: Group | None = None) -> Step:
@@ -155,7 +164,9 @@ class Run:
             membership = tuple(int(i) for i in fields.pop("membership"))
             run = cls(groups=groups, membership=membership, **fields)
         except (TypeError, KeyError, ValueError) as error:
-            raise PrivacyError(f"the stored description of the run cannot be read ({error})") from error
+            raise PrivacyError(
+                f"the stored description of the run cannot be read ({error})"
+            ) from error
         _check(run)
         return run
 
@@ -224,48 +235,70 @@ def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
         return [values] * users
     listed = [int(value) for value in values]
     if len(listed) != users:
-        raise PrivacyError(f"{name} has {len(listed)} entries for {users} users; give one number, or one per user")
+        raise PrivacyError(
+            f"{name} has {len(listed)} entries for {users} users; give one number, or one per user"
+        )
     return listed
 
 
 def _check(run: Run) -> None:
-    """Refuse a description that nothing could run, naming the argument, its value and what would do."""
+    """Refuse a description that nothing could run, naming the argument, its value and what would
+    do."""
     for name in ("rounds", "local_steps", "users", "participants"):
         if getattr(run, name) < 1:
-            raise PrivacyError(f"{name}={getattr(run, name)} describes nothing that runs; give at least 1")
+            raise PrivacyError(
+                f"{name}={getattr(run, name)} describes nothing that runs; give at least 1"
+            )
     if run.participants > run.users:
         raise PrivacyError(
-            f"participants={run.participants} cannot be drawn from {run.users} users; give at most that many"
+            f"participants={run.participants} cannot be drawn from {run.users} users; give at "
+            f"most that many"
         )
     if not 0.0 < run.delta < 1.0:
-        raise PrivacyError(f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is customary")
+        raise PrivacyError(
+            f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is "
+            f"customary"
+        )
     if not (math.isfinite(run.noise) and run.noise >= 0.0):
-        raise PrivacyError(f"noise={run.noise} is not a noise multiplier; give a finite number above 0")
+        raise PrivacyError(
+            f"noise={run.noise} is not a noise multiplier; give a finite number above 0"
+        )
     if run.clip != "median" and not 0 < float(run.clip) <= (math.inf if run.noise == 0 else 1e300):
-        raise PrivacyError(f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'")
+        raise PrivacyError(
+            f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'"
+        )
     for name, value, allowed in (
         ("sampling", run.sampling, ("fixed", "poisson")),
         ("unit", run.unit, ("record", "user")),
         ("weighting", run.weighting, ("uniform", "records")),
     ):
         if value not in allowed:
-            raise PrivacyError(f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}")
+            raise PrivacyError(
+                f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}"
+            )
     for group in run.groups:
         if group.batch < 1:
             raise PrivacyError(
-                f"a user with {group.records} records draws a batch of {group.batch}; raise data_ratio so "
-                "that every batch holds at least 1 record"
+                f"a user with {group.records} records draws a batch of {group.batch}; raise "
+                f"data_ratio so that every batch holds at least 1 record"
             )
         if group.batch > group.records:
             raise PrivacyError(
-                f"records={group.records} is fewer than the batch of {group.batch}; a batch may hold at most "
-                "all of a user's records"
+                f"records={group.records} is fewer than the batch of {group.batch}; a batch may "
+                f"hold at most all of a user's records"
             )
     if sum(group.users for group in run.groups) != run.users:
         raise PrivacyError(
-            f"the groups hold {sum(g.users for g in run.groups)} users of {run.users}; all must be in one"
+            f"the groups hold {sum(g.users for g in run.groups)} users of {run.users}; all must "
+            f"be in one"
         )
-    if run.membership and (len(run.membership) != run.users or max(run.membership) >= len(run.groups)):
-        raise PrivacyError("membership does not give each user one of the groups; describe the run anew")
+    if run.membership and (
+        len(run.membership) != run.users or max(run.membership) >= len(run.groups)
+    ):
+        raise PrivacyError(
+            "membership does not give each user one of the groups; describe the run anew"
+        )
     if run.max_participations is not None and run.max_participations < 1:
-        raise PrivacyError(f"max_participations={run.max_participations} lets nobody take part; give at least 1")
+        raise PrivacyError(
+            f"max_participations={run.max_participations} lets nobody take part; give at least 1"
+        )

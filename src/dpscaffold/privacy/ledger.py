@@ -18,13 +18,15 @@ from dpscaffold.privacy.describe import Group, Run
 from dpscaffold.privacy.errors import PrivacyError
 
 VERSION = 1
-#: Where users have more distinct rates than this, rates are rounded up to so many for per-user figures.
+#: Where users have more distinct rates than this, rates are rounded up to so many for per-user
+#: figures.
 MOST_RATES = 48
 
 
 @lru_cache(maxsize=4096)
 def spent(run: Run, participations: int, group: Group) -> float:
-    """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed steps."""
+    """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed
+    steps."""
     reason = no_guarantee(run)
     if reason:
         raise PrivacyError(reason)
@@ -39,15 +41,17 @@ class Ledger:
     """Participations per user, kept with the run and saved before a round's uploads are used.
 
     It never goes backwards: a round is recorded once, in order; recording it again with the same
-    participants changes nothing (a resumed simulation repeats its very outputs), with others is refused.
+    participants changes nothing (a resumed simulation repeats its very outputs), with others is
+    refused.
     ``again=True`` counts a round that is run a second time with fresh noise, as a deployment does.
 
-    ``max_participations`` (of the run) and ``user_budget`` (an ε per user) are caps: a user whose next
-    participation would exceed its cap declines. The draw is still made from all users and the divisor stays
-    m, so nobody else's chance of being drawn changes.
+    ``max_participations`` (of the run) and ``user_budget`` (an ε per user) are caps: a user whose
+    next participation would exceed its cap declines. The draw is still made from all users and the
+    divisor stays m, so nobody else's chance of being drawn changes.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50, batches=5, noise=2.0)
+    >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50,
+    ...                batches=5, noise=2.0)
     >>> ledger = Ledger(run)
     >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(2, [3, 1])
     >>> ledger.participations.tolist(), ledger.rounds, ledger.of(2)
@@ -58,7 +62,9 @@ class Ledger:
 
     def __init__(self, run: Run, user_budget: float | None = None) -> None:
         if user_budget is not None and not user_budget > 0:
-            raise PrivacyError(f"user_budget={user_budget} lets nobody take part; give a number above 0")
+            raise PrivacyError(
+                f"user_budget={user_budget} lets nobody take part; give a number above 0"
+            )
         self.run = run
         self.user_budget = user_budget
         self.participations: NDArray[np.int64] = np.zeros(run.users, dtype=np.int64)
@@ -75,24 +81,28 @@ class Ledger:
         """Enter who took part in a round (counted from 1), before its uploads are used."""
         users = np.unique(np.fromiter(participants, dtype=np.int64))
         if len(users) and (users[0] < 0 or users[-1] >= self.run.users):
-            raise PrivacyError(f"round {round} names user {users[-1]} of {self.run.users}; users are counted from 0")
+            raise PrivacyError(
+                f"round {round} names user {users[-1]} of {self.run.users}; users are counted "
+                f"from 0"
+            )
         if len(users) > self.run.participants:
             raise PrivacyError(
-                f"round {round} has {len(users)} participants where the run draws {self.run.participants}; "
-                "the bounds would not hold"
+                f"round {round} has {len(users)} participants where the run draws "
+                f"{self.run.participants}; the bounds would not hold"
             )
         mark = zlib.crc32(users.tobytes())
         if round == self.rounds + 1:
             self._marks.append(mark)
         elif not 1 <= round <= self.rounds:
             raise PrivacyError(
-                f"round={round} does not follow the {self.rounds} recorded rounds; record {self.rounds + 1}"
+                f"round={round} does not follow the {self.rounds} recorded rounds; record "
+                f"{self.rounds + 1}"
             )
         elif not again:
             if self._marks[round - 1] != mark:
                 raise PrivacyError(
-                    f"round={round} is already recorded with other participants; a ledger never changes what "
-                    "was spent (again=True counts a second run of the round)"
+                    f"round={round} is already recorded with other participants; a ledger never "
+                    f"changes what was spent (again=True counts a second run of the round)"
                 )
             return
         else:
@@ -111,7 +121,8 @@ class Ledger:
     def largest(self) -> float:
         """The largest ε over users.
 
-        ε rises with the rate and with the count, so only the users that nobody exceeds in both are computed.
+        ε rises with the rate and with the count, so only the users that nobody exceeds in both are
+        computed.
         """
         order = sorted(self._most_often().items(), key=lambda item: (-item[0].rate, -item[1]))
         value, most = 0.0, 0
@@ -121,7 +132,8 @@ class Ledger:
         return value
 
     def epsilons(self) -> NDArray[np.float64]:
-        """ε of every user, (M,). With very many distinct rates each is rounded up by a per cent or two."""
+        """ε of every user, (M,). With very many distinct rates each is rounded up by a per cent or
+        two."""
         stand_in = _rounded_groups(self.run)
         groups = np.array(self.run.membership or [0] * self.run.users)
         values = np.zeros(self.run.users)
@@ -139,7 +151,9 @@ class Ledger:
         return {
             "participations": {int(n): int(u) for n, u in zip(counts, users, strict=True)},
             # "higher": a quantile that is one user's ε, never an average with a smaller one
-            "epsilon": {k: float(np.quantile(values, v, method="higher")) for k, v in levels.items()}
+            "epsilon": {
+                k: float(np.quantile(values, v, method="higher")) for k, v in levels.items()
+            }
             | {"max": self.largest()},
         }
 
@@ -166,15 +180,21 @@ class Ledger:
             most = self.run.max_participations or self.run.rounds
             caps = np.full(len(self.run.groups), most, dtype=np.int64)
             if self.user_budget is not None:
-                within = {g: _most_within(self.run, g, self.user_budget, most) for g in set(_rounded_groups(self.run))}
-                caps = np.array([within[group] for group in _rounded_groups(self.run)], dtype=np.int64)
+                within = {
+                    g: _most_within(self.run, g, self.user_budget, most)
+                    for g in set(_rounded_groups(self.run))
+                }
+                caps = np.array(
+                    [within[group] for group in _rounded_groups(self.run)], dtype=np.int64
+                )
             if self.run.max_participations is None and self.user_budget is None:
                 caps[:] = np.iinfo(np.int64).max
             self._caps = caps[np.array(self.run.membership or [0] * self.run.users)]
         return self._caps
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values with a checksum; together with the description of the run, readable on its own."""
+        """JSON values with a checksum; together with the description of the run, readable on its
+        own."""
         body = {
             "version": VERSION,
             "run": self.run.to_dict(),
@@ -188,17 +208,28 @@ class Ledger:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Ledger:
         """The inverse of :meth:`to_dict`; a damaged ledger is refused."""
-        body = {k: v for k, v in values.items() if k != "checksum"} if isinstance(values, Mapping) else {}
+        body = (
+            {k: v for k, v in values.items() if k != "checksum"}
+            if isinstance(values, Mapping)
+            else {}
+        )
         if not body or values.get("checksum") != _checksum(body):
-            raise PrivacyError("the ledger is damaged: its checksum does not match; restore it from a checkpoint")
+            raise PrivacyError(
+                "the ledger is damaged: its checksum does not match; restore it from a checkpoint"
+            )
         if body.get("version") != VERSION:
-            raise PrivacyError(f"the ledger has version {body.get('version')}; this program reads version {VERSION}")
+            raise PrivacyError(
+                f"the ledger has version {body.get('version')}; this program reads version "
+                f"{VERSION}"
+            )
         ledger = cls(Run.from_dict(body["run"]), body["user_budget"])
         ledger.participations = np.array(body["participations"], dtype=np.int64)
         ledger._marks = [int(mark) for mark in body["rounds"]]
         ledger._repeats = {int(round): int(times) for round, times in body["repeats"].items()}
         if ledger.participations.shape != (ledger.run.users,):
-            raise PrivacyError("the ledger is damaged: it does not count every user; restore it from a checkpoint")
+            raise PrivacyError(
+                "the ledger is damaged: it does not count every user; restore it from a checkpoint"
+            )
         return ledger
 
 
@@ -208,9 +239,11 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 def _rounded_groups(run: Run) -> tuple[Group, ...]:
-    """One group per group of the run, in order; beyond MOST_RATES distinct rates, the next larger of a few.
+    """One group per group of the run, in order; beyond MOST_RATES distinct rates, the next larger
+    of a few.
 
-    A larger rate never has a smaller ε, so this rounds ε up, and keeps thousands of sizes affordable.
+    A larger rate never has a smaller ε, so this rounds ε up, and keeps thousands of sizes
+    affordable.
     """
     distinct = {group.rate: group for group in run.groups}
     if len(distinct) <= MOST_RATES:

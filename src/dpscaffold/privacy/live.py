@@ -16,12 +16,14 @@ from dpscaffold.privacy.errors import PrivacyError
 class Spending:
     """ε towards the server after t rounds, cheap enough to show at every round.
 
-    :meth:`after` composes the loss of one round t times and remembers the answer. :meth:`shown` is never
-    below it and never more than a few per cent above: it answers with the value at the next of about
-    log(T)/log(1.1) rounds, each computed once, so a long run spends well under a hundredth of its time here.
+    :meth:`after` composes the loss of one round t times and remembers the answer. :meth:`shown` is
+    never below it and never more than a few per cent above: it answers with the value at the next
+    of about log(T)/log(1.1) rounds, each computed once, so a long run spends well under a hundredth
+    of its time here.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=40, local_steps=5, users=10, participants=2, records=400, batches=80, noise=10)
+    >>> run = describe(rounds=40, local_steps=5, users=10, participants=2, records=400,
+    ...                batches=80, noise=10)
     >>> spending = Spending(run)
     >>> spending.after(0), spending.after(40) <= spending.shown(40) <= spending.after(40) * 1.1
     (0.0, True)
@@ -55,13 +57,13 @@ def largest_rounds(
 ) -> int:
     """The largest T with ε(T) ≤ ``epsilon``, at most ``at_most``; the run's own T plays no part.
 
-    ε(T) does not fall with T, so the answer is found by doubling and halving. Training that halts there
-    never exceeds the target, and halts for a reason that does not depend on the data. ``costs`` are further
-    mechanisms that the budget must cover too.
+    ε(T) does not fall with T, so the answer is found by doubling and halving. Training that halts
+    there never exceeds the target, and halts for a reason that does not depend on the data.
+    ``costs`` are further mechanisms that the budget must cover too.
 
     >>> from dpscaffold.privacy import describe, PAPER_THIRD_PARTY
-    >>> run = describe(rounds=1, local_steps=5, users=100, participants=5, records=4000, batches=800,
-    ...                noise=10)
+    >>> run = describe(rounds=1, local_steps=5, users=100, participants=5,
+    ...                records=4000, batches=800, noise=10)
     >>> largest_rounds(run, 3.0, PAPER_THIRD_PARTY)
     488
     """
@@ -71,8 +73,8 @@ def largest_rounds(
     if first > epsilon:
         noise = "the noise is 0" if run.noise == 0 else f"the noise is {run.noise:g}"
         raise PrivacyError(
-            f"epsilon={epsilon:g} cannot be met even at one round, which costs {first:.4g} ({noise}); "
-            "give more noise or a larger epsilon"
+            f"epsilon={epsilon:g} cannot be met even at one round, which costs {first:.4g} "
+            f"({noise}); give more noise or a larger epsilon"
         )
     low, high = 1, 2
     while high <= at_most and bound.epsilon(run, high, costs) <= epsilon:
@@ -80,5 +82,7 @@ def largest_rounds(
     high = min(high, at_most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if bound.epsilon(run, middle, costs) <= epsilon else (low, middle)
+        low, high = (
+            (middle, high) if bound.epsilon(run, middle, costs) <= epsilon else (low, middle)
+        )
     return low

@@ -1,9 +1,10 @@
-"""Privacy loss distributions on a grid: mix them, compose them, read ε off them, never optimistically.
+"""Privacy loss distributions on a grid: mix them, compose them, read ε off them, never
+optimistically.
 
 For two output laws P and Q the privacy loss is log(P/Q) under P. Its law fixes every
-δ(ε) = E[(1 − e^{ε−L})₊], the hockey-stick divergence of order e^ε, and the losses of adaptively composed
-mechanisms add (Sommer, Meiser, Mohammadi 2019; Koskela, Jälkö, Honkela 2020). Here the law lives on the
-grid {h·i}, with the mass that was cut off at +∞, where it counts fully towards δ.
+δ(ε) = E[(1 − e^{ε−L})₊], the hockey-stick divergence of order e^ε, and the losses of adaptively
+composed mechanisms add (Sommer, Meiser, Mohammadi 2019; Koskela, Jälkö, Honkela 2020). Here the law
+lives on the grid {h·i}, with the mass that was cut off at +∞, where it counts fully towards δ.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from scipy import fft
 
 Array = NDArray[np.float64]
 
-#: Mass that one composition may cut off at each end. The upper part is moved to +∞, the lower part upwards.
+#: Mass that one composition may cut off at each end. The upper part is moved to +∞, the lower part
+#: upwards.
 TAIL = 1e-18
 #: Longest transform; beyond it the grid is made coarser, upwards.
 LONGEST = 1 << 22
 
 
 def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.float64]:
-    """V_j = p_j + e^{−h}·V_{j−1}, in blocks over which e^{hj} cannot overflow; all terms are positive.
+    """V_j = p_j + e^{−h}·V_{j−1}, in blocks over which e^{hj} cannot overflow; all terms are
+    positive.
 
     >>> decayed_sums(np.array([1.0, 0.0, 1.0]), math.log(2.0)).tolist()
     [1.0, 0.5, 1.25]
@@ -39,7 +42,9 @@ def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.floa
     for start in range(0, len(probs), width):
         block = probs[start : start + width]
         scale = growth[: len(block)]
-        sums[start : start + width] = (np.cumsum(block * scale) + last * math.exp(-interval)) / scale
+        sums[start : start + width] = (
+            np.cumsum(block * scale) + last * math.exp(-interval)
+        ) / scale
         last = float(sums[start + len(block) - 1])
     return sums
 
@@ -48,8 +53,9 @@ def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.floa
 class LossDistribution:
     """The law of a privacy loss: mass ``probs[j]`` at h·(lowest + j), and ``infinite`` at +∞.
 
-    ``probs`` is (n,), ``interval`` is h. Every operation returns a law that dominates the exact one: its
-    δ(ε) is never smaller, up to the rounding that :meth:`power` bounds and adds to ``infinite``.
+    ``probs`` is (n,), ``interval`` is h. Every operation returns a law that dominates the exact
+    one: its δ(ε) is never smaller, up to the rounding that :meth:`power` bounds and adds to
+    ``infinite``.
 
     >>> coin = LossDistribution(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
     >>> round(coin.delta(0.0), 4), round(coin.power(2).delta(0.5), 4)
@@ -69,14 +75,17 @@ class LossDistribution:
     def delta(self, epsilon: float) -> float:
         """δ(ε) = P[L = ∞] + E[(1 − e^{ε−L})₊; L < ∞]."""
         above = self.losses > epsilon
-        return float(self.infinite - np.dot(np.expm1(epsilon - self.losses[above]), self.probs[above]))
+        return float(
+            self.infinite - np.dot(np.expm1(epsilon - self.losses[above]), self.probs[above])
+        )
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with δ(ε) ≤ ``delta``; infinite if the mass at +∞ alone exceeds it.
 
-        With U_k the mass at or above the grid point L_k and V_k = Σ_{i≥k} p_i·e^{L_k−L_i}, between two grid
-        points δ(ε) = U_k − e^{ε−L_k}·V_k for the upper one, L_k. V obeys V_k = p_k + e^{−h}·V_{k+1}, which
-        never overflows. The interval is found on the grid and the equation solved exactly inside it.
+        With U_k the mass at or above the grid point L_k and V_k = Σ_{i≥k} p_i·e^{L_k−L_i}, between
+        two grid points δ(ε) = U_k − e^{ε−L_k}·V_k for the upper one, L_k. V obeys V_k = p_k +
+        e^{−h}·V_{k+1}, which never overflows. The interval is found on the grid and the equation
+        solved exactly inside it.
         """
         if self.infinite > delta:
             return math.inf
@@ -100,8 +109,8 @@ class LossDistribution:
     def mixed(self, weight: float) -> LossDistribution:
         """This law with probability ``weight``, else a loss of exactly 0 (nothing was released).
 
-        Sound when the coin is data-independent and may be revealed: the two cases then have disjoint
-        supports, and δ is the average of the two δ.
+        Sound when the coin is data-independent and may be revealed: the two cases then have
+        disjoint supports, and δ is the average of the two δ.
         """
         if weight >= 1.0:
             return self
@@ -114,9 +123,10 @@ class LossDistribution:
     def power(self, times: int) -> LossDistribution:
         """The loss of ``times`` adaptive compositions: the n-fold convolution, by one transform.
 
-        The window holds all but :data:`TAIL` of the mass on either side (Chernoff). What wraps round from
-        below lands higher than it was; what wraps round from above is counted at +∞ as well. The rounding
-        of the transforms, bounded in the ℓ1 norm from their own spectrum, is added at +∞ too.
+        The window holds all but :data:`TAIL` of the mass on either side (Chernoff). What wraps
+        round from below lands higher than it was; what wraps round from above is counted at +∞ as
+        well. The rounding of the transforms, bounded in the ℓ1 norm from their own spectrum, is
+        added at +∞ too.
         """
         if times == 1:
             return self
@@ -141,7 +151,9 @@ class LossDistribution:
     def compose(self, other: LossDistribution) -> LossDistribution:
         """The loss of both mechanisms, the second chosen after seeing the first; same interval."""
         if not math.isclose(self.interval, other.interval, rel_tol=1e-12):
-            raise ValueError(f"intervals {self.interval} and {other.interval} differ; build both on one grid")
+            raise ValueError(
+                f"intervals {self.interval} and {other.interval} differ; build both on one grid"
+            )
         size = fft.next_fast_len(len(self.probs) + len(other.probs) - 1, real=True)
         probs = fft.irfft(fft.rfft(self.probs, size) * fft.rfft(other.probs, size), size)
         probs = probs[: len(self.probs) + len(other.probs) - 1]
@@ -149,7 +161,10 @@ class LossDistribution:
         rounding = 2 * np.finfo(float).eps * math.log2(size) * math.sqrt(size) * norms
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         return LossDistribution(
-            self.interval, self.lowest + other.lowest, np.maximum(probs, 0.0), min(1.0, infinite + rounding)
+            self.interval,
+            self.lowest + other.lowest,
+            np.maximum(probs, 0.0),
+            min(1.0, infinite + rounding),
         )
 
     def coarser(self, factor: int) -> LossDistribution:
@@ -162,7 +177,8 @@ class LossDistribution:
 
 
 def privacy_parameters(epsilon: float, delta: float, interval: float) -> LossDistribution:
-    """The dominating pair of any (ε, δ)-DP mechanism, ε rounded up to the grid (Kairouz, Oh, Viswanath 2015).
+    """The dominating pair of any (ε, δ)-DP mechanism, ε rounded up to the grid (Kairouz, Oh,
+    Viswanath 2015).
 
     Loss +ε with probability (1−δ)·e^ε/(1+e^ε), −ε with (1−δ)/(1+e^ε), and +∞ with δ.
 
@@ -178,10 +194,11 @@ def privacy_parameters(epsilon: float, delta: float, interval: float) -> LossDis
 
 
 def _window(parts: Sequence[Array], times: Sequence[int]) -> tuple[int, int]:
-    """Indices that hold all but TAIL of the convolution's mass on each side, by Chernoff's inequality.
+    """Indices that hold all but TAIL of the convolution's mass on each side, by Chernoff's
+    inequality.
 
-    P[S ≥ a] ≤ e^{−ta}·E[e^{tS}] for every t > 0: take the smallest a over a range of t around the best
-    one for a Gaussian of the same variance, from far below to far above it.
+    P[S ≥ a] ≤ e^{−ta}·E[e^{tS}] for every t > 0: take the smallest a over a range of t around the
+    best one for a Gaussian of the same variance, from far below to far above it.
     """
     low = 0
     high = sum((len(p) - 1) * n for p, n in zip(parts, times, strict=True))
@@ -212,8 +229,9 @@ def _log_sum(values: Array) -> float:
 def _rounding(spectrum: NDArray[np.complex128], probs: Array, times: int, size: int) -> float:
     """An ℓ1 bound on what double precision does to n-fold convolution by transform.
 
-    Each spectral value carries an error e ≲ u·log₂(N)·‖p‖₂; its n-th power one of n·|X|^{n−1}·e; back in
-    the time domain ‖error‖₁ ≤ √N·‖error‖₂ = (Σ over the N frequencies of (n·|X|^{n−1}·e)²)^{1/2}.
+    Each spectral value carries an error e ≲ u·log₂(N)·‖p‖₂; its n-th power one of n·|X|^{n−1}·e;
+    back in the time domain ‖error‖₁ ≤ √N·‖error‖₂ = (Σ over the N frequencies of
+    (n·|X|^{n−1}·e)²)^{1/2}.
     """
     error = np.finfo(float).eps * math.log2(max(size, 2)) * float(np.linalg.norm(probs))
     growth = np.minimum(np.abs(spectrum), 1.0) ** (times - 1)

@@ -1,7 +1,8 @@
 """Rényi accounting: of a step, of a round with random participation, and as the paper computes it.
 
-All three work on one curve ε(α), the Rényi divergence of order α, composed by addition. They are looser
-than the loss distributions of :mod:`dpscaffold.privacy.steps` and serve as cross-check and comparison.
+All three work on one curve ε(α), the Rényi divergence of order α, composed by addition. They are
+looser than the loss distributions of :mod:`dpscaffold.privacy.steps` and serve as cross-check and
+comparison.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ BLOCK = 128
 def participation_curve(participation: Participation) -> tuple[Array, Array]:
     """Orders α and K·ε_s(α): one participation.
 
-    Fixed-size batches: Wang, Balle, Kasiviswanathan 2019, in the form strengthened for the Gaussian, for
-    replace-one neighbours. Poisson batches: Mironov, Talwar, Zhang 2019, for add/remove neighbours and
-    multiplier 2σ_g. A user as unit: the Gaussian mechanism, α/2σ_g².
+    Fixed-size batches: Wang, Balle, Kasiviswanathan 2019, in the form strengthened for the
+    Gaussian, for replace-one neighbours. Poisson batches: Mironov, Talwar, Zhang 2019, for
+    add/remove neighbours and multiplier 2σ_g. A user as unit: the Gaussian mechanism, α/2σ_g².
     """
     # Imported here because it takes longer than everything else that a statement needs.
     from dp_accounting import NeighboringRelation, dp_event
@@ -44,29 +45,38 @@ def participation_curve(participation: Participation) -> tuple[Array, Array]:
         accountant = RdpAccountant(neighboring_relation=relation)
     else:
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-        # Whole orders only: the series for fractional ones need not converge when the noise is small.
+        # Whole orders only: the series for fractional ones need not converge when the noise is
+        # small.
         accountant = RdpAccountant(WHOLE_ORDERS, relation)
         event = dp_event.PoissonSampledDpEvent(step.rate, dp_event.GaussianDpEvent(2 * step.noise))
     accountant.compose(event)
     return accountant.orders, participation.steps * accountant.rdp
 
 
-def random_participation(participation: Participation, user_ratio: float, rounds: int, delta: float) -> float:
-    """ε of T rounds when the user is drawn with probability l and its participations may be revealed.
+def random_participation(
+    participation: Participation, user_ratio: float, rounds: int, delta: float
+) -> float:
+    """ε of T rounds when the user is drawn with probability l and its participations may be
+    revealed.
 
-    Per round: ε(α) = 1/(α−1) · log(1 − l + l·e^{(α−1)·K·ε_s(α)}), since the two cases have disjoint supports.
+    Per round: ε(α) = 1/(α−1) · log(1 − l + l·e^{(α−1)·K·ε_s(α)}), since the two cases have disjoint
+    supports.
     """
     orders, curve = participation_curve(participation)
     if user_ratio < 1.0:
         exponent = (orders - 1) * curve
-        curve = np.logaddexp(math.log1p(-user_ratio), math.log(user_ratio) + exponent) / (orders - 1)
+        curve = np.logaddexp(math.log1p(-user_ratio), math.log(user_ratio) + exponent) / (
+            orders - 1
+        )
     from dp_accounting.rdp import compute_epsilon
 
     epsilon, _ = compute_epsilon(orders, rounds * curve, delta)
     return float(epsilon)
 
 
-def published(rate: float, noise: float, local_steps: int, user_ratio: float, rounds: int, delta: float) -> float:
+def published(
+    rate: float, noise: float, local_steps: int, user_ratio: float, rounds: int, delta: float
+) -> float:
     """ε as in the "Implementation" paragraph of the paper's appendix; ``noise`` is σ_g·√(lM).
 
     The per-step curve at rate s, K times; the generic amplification at rate l; T times; and
@@ -84,7 +94,9 @@ def published(rate: float, noise: float, local_steps: int, user_ratio: float, ro
 
 
 @lru_cache(maxsize=256)
-def _published_round(rate: float, noise: float, local_steps: int, user_ratio: float, most: int) -> tuple[Array, Array]:
+def _published_round(
+    rate: float, noise: float, local_steps: int, user_ratio: float, most: int
+) -> tuple[Array, Array]:
     """Orders 2 … ``most`` and the published curve of one round."""
     orders = np.arange(2, most + 1, dtype=float)
     if rate >= 1.0:
@@ -111,7 +123,8 @@ def _log_of_gain(factor: float, exponent: float) -> float:
 
 
 def _amplified(log_terms: Array, rate: float, orders: Array) -> Array:
-    """1/(α−1) · log(1 + Σ_{j=2}^α q^j·C(α, j)·e^{log_terms[j]}) (Wang, Balle, Kasiviswanathan, Theorem 9)."""
+    """1/(α−1) · log(1 + Σ_{j=2}^α q^j·C(α, j)·e^{log_terms[j]}) (Wang, Balle, Kasiviswanathan,
+    Theorem 9)."""
     values = np.empty(len(orders))
     weighted = log_terms + orders * math.log(rate) - gammaln(orders + 1)
     for start in range(0, len(orders), BLOCK):  # α down the rows, j along the columns, j ≤ α

@@ -1,4 +1,5 @@
-"""The privacy statement of a plan or a run, as a dictionary: what is promised, to whom, by which theorem."""
+"""The privacy statement of a plan or a run, as a dictionary: what is promised, to whom, by which
+theorem."""
 
 from __future__ import annotations
 
@@ -26,8 +27,11 @@ from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.ledger import Ledger
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
-DRAW_PUBLIC = "the seed that draws participants is stored beside the results, so who took part can be told"
-#: What a sentence about preprocessing says where nothing is left unprotected; any other counts as outside.
+DRAW_PUBLIC = (
+    "the seed that draws participants is stored beside the results, so who took part can be told"
+)
+#: What a sentence about preprocessing says where nothing is left unprotected; any other counts as
+#: outside.
 HARMLESS = ("(no fit)", "no private record was read", "differentially private for")
 NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
@@ -43,12 +47,15 @@ def statement(
 ) -> dict[str, Any]:
     """Everything that may be said about a run's privacy, ready for JSON.
 
-    ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part, beside the
-    bound over the draw, never in its place. ``preprocessing`` are sentences about how the features were made;
-    all but those that say that no record was read, or only privately, are outside the guarantee.
-    ``seed_public`` says that the seed of the noise is stored beside the results, ``draw_public`` that the seed
-    of the participants is. ``extra_costs`` are private mechanisms on the same records, composed into
-    ``server`` and ``third_party``. ``rounds`` defaults to the recorded ones with a ledger, else to the planned.
+    ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
+    beside the bound over the draw, never in its place. ``preprocessing`` are sentences about how
+    the features were made; all but those that say that no record was read, or only privately, are
+    outside the guarantee.
+    ``seed_public`` says that the seed of the noise is stored beside the results, ``draw_public``
+    that the seed of the participants is. ``extra_costs`` are private mechanisms on the same
+    records, composed into
+    ``server`` and ``third_party``. ``rounds`` defaults to the recorded ones with a ledger, else to
+    the planned.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
@@ -85,12 +92,17 @@ def statement(
         costs = tuple(extra_costs)
         barred = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public or draw_public else {}
         if repeats:
-            barred |= {b.name: REPEATED for b in BOUNDS.values() if b.repeated is None and b is not LEDGER}
+            barred |= {
+                b.name: REPEATED for b in BOUNDS.values() if b.repeated is None and b is not LEDGER
+            }
         said["bounds"] = [
-            _row(b, run, rounds, ledger, None if b.applies(run) else barred.get(b.name)) for b in BOUNDS.values()
+            _row(b, run, rounds, ledger, None if b.applies(run) else barred.get(b.name))
+            for b in BOUNDS.values()
         ]
         said[SERVER] = _quoted(bound_for(run, SERVER), run, rounds, ledger, costs)
-        third = bound_for(run, THIRD_PARTY, draw_hidden=not (seed_public or draw_public), repeats=repeats)
+        third = bound_for(
+            run, THIRD_PARTY, draw_hidden=not (seed_public or draw_public), repeats=repeats
+        )
         said[THIRD_PARTY] = _quoted(third, run, rounds, ledger, costs)
         said[PAPER_THIRD_PARTY.name] = _published(run, rounds, barred.get(PAPER_THIRD_PARTY.name))
         if ledger is not None:
@@ -104,7 +116,8 @@ def statement(
             said["planned"] = {"rounds": run.rounds, "epsilon": RANDOM_PARTICIPATION.epsilon(run)}
         said["quote"] = _quote(said, run, costs)
     said["extra_costs"] = [
-        {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta} for c in extra_costs
+        {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
+        for c in extra_costs
     ]
     said["preprocessing"] = list(preprocessing)
     said["outside"] = _outside(preprocessing, seed_public, ledger)
@@ -148,7 +161,9 @@ def _mechanism(run: Run) -> dict[str, Any]:
     }
 
 
-def _row(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str | None) -> dict[str, Any]:
+def _row(
+    bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str | None
+) -> dict[str, Any]:
     """One line of the table of bounds."""
     epsilon: float | None = None
     if reason is None:
@@ -177,7 +192,9 @@ def _row(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str
     }
 
 
-def _quoted(bound: Bound, run: Run, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]) -> dict[str, Any]:
+def _quoted(
+    bound: Bound, run: Run, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]
+) -> dict[str, Any]:
     repeats = ledger.repeats if ledger else ()
     said: dict[str, Any] = {
         "epsilon": _finite(bound.epsilon(run, rounds, costs, repeats)),
@@ -236,9 +253,9 @@ def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:
     )
     if "ledger" in said:
         sentence += (
-            f" Given who took part, the most that any user spent is {round_up(said['ledger']['epsilon'])}"
-            f"{' for training alone' if costs else ''}; the two numbers answer different questions, quote "
-            "either with its label."
+            f" Given who took part, the most that any user spent is "
+            f"{round_up(said['ledger']['epsilon'])}{' for training alone' if costs else ''}; the "
+            f"two numbers answer different questions, quote either with its label."
         )
     return sentence
 
@@ -246,18 +263,24 @@ def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:
 def _outside(preprocessing: Sequence[str], seed_public: bool, ledger: Ledger | None) -> list[str]:
     """What no bound covers."""
     outside = [
-        "Metrics computed on private records (accuracy, losses, dissimilarity), if they are published.",
+        "Metrics computed on private records (accuracy, losses, dissimilarity), if they are "
+        "published.",
         "Hyperparameters tuned on private records.",
-        *(sentence for sentence in preprocessing if not any(words in sentence for words in HARMLESS)),
+        *(
+            sentence
+            for sentence in preprocessing
+            if not any(words in sentence for words in HARMLESS)
+        ),
     ]
     if seed_public:
         outside.append(
-            "The noise is derived from a seed stored in the run folder: anyone holding the seed can remove "
-            "the noise. Publish results of a simulation, not its seed."
+            "The noise is derived from a seed stored in the run folder: anyone holding the seed "
+            "can remove the noise. Publish results of a simulation, not its seed."
         )
     if ledger is not None:
         outside.append(
-            "Stopping or selecting participants by outputs or private metrics; if that happened, quote the "
-            "bound 'cap' instead of the ledger, and the planned number of rounds instead of those run."
+            "Stopping or selecting participants by outputs or private metrics; if that happened, "
+            "quote the bound 'cap' instead of the ledger, and the planned number of rounds "
+            "instead of those run."
         )
     return outside

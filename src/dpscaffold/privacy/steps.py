@@ -1,18 +1,19 @@
 """The privacy loss of one local step and of one participation (K steps).
 
-A step adds (2C/b)·N(0, σ_g²) to the mean of b clipped gradients. Written on the line that joins the two
-neighbouring outputs, in units of their distance, the worst pair is built from N(0, σ²) and N(1, σ²):
+A step adds (2C/b)·N(0, σ_g²) to the mean of b clipped gradients. Written on the line that joins the
+two neighbouring outputs, in units of their distance, the worst pair is built from N(0, σ²) and N(1,
+σ²):
 
-* fixed-size batches, replace-one: the tight profile δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for ε ≥ 0 and its
-  mirror image for ε < 0, q = b/R, σ = σ_g (Balle, Barthe, Gaboardi 2018, Theorem 11; a profile is a
-  dominating pair by Zhu, Dong, Wang 2022, so it composes adaptively);
+* fixed-size batches, replace-one: the tight profile δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for ε ≥ 0
+  and its mirror image for ε < 0, q = b/R, σ = σ_g (Balle, Barthe, Gaboardi 2018, Theorem 11; a
+  profile is a dominating pair by Zhu, Dong, Wang 2022, so it composes adaptively);
 * Poisson batches, add/remove: (1−q)·N(0) + q·N(1) against N(0), and the reverse, σ = 2σ_g;
 * a user's whole dataset: N(0) against N(1), no sampling, σ = σ_g.
 
 For ε ≥ 0 the fixed-size profile *is* that of (1−q)N(0) + qN(1) against N(0), since
-E[((1−q)Q + qP − e^ε·Q)₊] = q·E[(P − (1 + (e^ε−1)/q)·Q)₊]. So all three come from one table of Gaussian
-masses between the losses of a grid, and "connect the dots" (Doroshenko et al. 2022) places each interval's
-mass on its two ends such that its P-mass and Q-mass are both kept.
+E[((1−q)Q + qP − e^ε·Q)₊] = q·E[(P − (1 + (e^ε−1)/q)·Q)₊]. So all three come from one table of
+Gaussian masses between the losses of a grid, and "connect the dots" (Doroshenko et al. 2022) places
+each interval's mass on its two ends such that its P-mass and Q-mass are both kept.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from scipy.special import ndtr
 
 from dpscaffold.privacy.loss import Array, LossDistribution
 
-#: The grid is this fraction of the standard deviation of one step's loss: the variance that the grid adds
-#: is then below a thousandth of the step's, whatever the noise and however many steps are composed.
+#: The grid is this fraction of the standard deviation of one step's loss: the variance that the
+#: grid adds is then below a thousandth of the step's, whatever the noise and however many steps are
+#: composed.
 RESOLUTION = 0.05
 #: Gaussian tails are cut here, at a mass of 1e-23.
 REACH = 10.0
@@ -76,17 +78,21 @@ def _loss(x: Array, rate: float, sigma: float) -> Array:
 
 
 def _point(loss: Array, rate: float, sigma: float) -> Array:
-    """The x at which the loss is reached: ½ + σ²·log(1 + (e^L − 1)/q), −∞ below the smallest loss."""
+    """The x at which the loss is reached: ½ + σ²·log(1 + (e^L − 1)/q), −∞ below the smallest
+    loss."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         small = np.log1p(np.expm1(np.minimum(loss, 30.0)) / rate)
         large = loss - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-loss))
         value = np.where(loss > 30.0, large, small)
     floor = math.log1p(-rate) if rate < 1 else -math.inf
-    return np.where(loss <= floor, -np.inf, 0.5 + sigma**2 * np.nan_to_num(value, nan=-np.inf, neginf=-np.inf))
+    return np.where(
+        loss <= floor, -np.inf, 0.5 + sigma**2 * np.nan_to_num(value, nan=-np.inf, neginf=-np.inf)
+    )
 
 
 def _masses(edges: Array) -> Array:
-    """N(0, 1) mass between consecutive edges, from the nearer tail so that small ones stay exact."""
+    """N(0, 1) mass between consecutive edges, from the nearer tail so that small ones stay
+    exact."""
     low, high = edges[:-1], edges[1:]
     return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
 
@@ -102,10 +108,13 @@ def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
     """Mass on the n+1 grid points from P- and Q-mass of the n intervals between them.
 
     In (L, L+h) the mass u at the upper end and p − u at the lower end keep Σ e^{−loss}·mass = q, so
-    u = (p − e^L·q)/(1 − e^{−h}). The result dominates the interval's law (Doroshenko et al., Theorem 3.1).
+    u = (p − e^L·q)/(1 − e^{−h}). The result dominates the interval's law (Doroshenko et al.,
+    Theorem 3.1).
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = np.where(q > 0, np.exp(np.minimum(h * index[:-1] + np.log(np.maximum(q, 1e-320)), 700.0)), 0.0)
+        scaled = np.where(
+            q > 0, np.exp(np.minimum(h * index[:-1] + np.log(np.maximum(q, 1e-320)), 700.0)), 0.0
+        )
     upper = np.clip((p - scaled) / -math.expm1(-h), 0.0, p)
     probs = np.zeros(len(p) + 1)
     probs[1:] += upper
@@ -114,7 +123,8 @@ def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
 
 
 def _symmetric(rate: float, sigma: float, h: float) -> LossDistribution:
-    """Fixed-size batches: positive losses of (1−q)N(0)+qN(1) against N(0), their mirror, the rest at 0."""
+    """Fixed-size batches: positive losses of (1−q)N(0)+qN(1) against N(0), their mirror, the rest
+    at 0."""
     top = max(1, math.ceil(float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0]) / h))
     index = np.arange(top + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)
@@ -146,7 +156,8 @@ def _add(rate: float, sigma: float, h: float) -> LossDistribution:
 
 
 def _table(rate: float, sigma: float, h: float) -> tuple[Array, Array, Array, dict[str, float]]:
-    """Interval masses over all losses from the smallest that matters to the largest, and the rest."""
+    """Interval masses over all losses from the smallest that matters to the largest, and the
+    rest."""
     ends = _loss(np.array([-REACH * sigma, 1 + REACH * sigma]), rate, sigma)
     index = np.arange(math.floor(ends[0] / h), math.ceil(ends[1] / h) + 1, dtype=float)
     p, q = _interval_masses(index, rate, sigma, h)
@@ -154,7 +165,8 @@ def _table(rate: float, sigma: float, h: float) -> tuple[Array, Array, Array, di
     outside = {
         "below_p": (1 - rate) * float(ndtr(low / sigma)) + rate * float(ndtr((low - 1) / sigma)),
         "below_q": float(ndtr(low / sigma)),
-        "above_p": (1 - rate) * float(ndtr(-high / sigma)) + rate * float(ndtr(-(high - 1) / sigma)),
+        "above_p": (1 - rate) * float(ndtr(-high / sigma))
+        + rate * float(ndtr(-(high - 1) / sigma)),
         "above_q": float(ndtr(-high / sigma)),
     }
     return index, p, q, outside
@@ -166,8 +178,8 @@ def participation_losses(
 ) -> tuple[LossDistribution, ...]:
     """The loss of one participation: K adaptive steps.
 
-    For ``unit="user"`` the K steps are Gaussian mechanisms of multiplier σ_g on the same dataset, which
-    together are exactly one of multiplier σ_g/√K.
+    For ``unit="user"`` the K steps are Gaussian mechanisms of multiplier σ_g on the same dataset,
+    which together are exactly one of multiplier σ_g/√K.
     """
     if unit == "user":
         return step_losses(1.0, noise / math.sqrt(steps), "fixed")

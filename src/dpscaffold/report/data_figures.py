@@ -17,7 +17,8 @@ MOST_USERS = 400
 
 
 def description_figure(description: Description) -> Figure:
-    """A heatmap of each user's label shares, the pooled shares above it, and the distribution of sizes."""
+    """A heatmap of each user's label shares, the pooled shares above it, and the distribution of
+    sizes."""
     figure = Figure(figsize=(9.5, 5.4), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1), height_ratios=(1, 4))
@@ -26,8 +27,8 @@ def description_figure(description: Description) -> Figure:
     _pooled_labels(figure.add_subplot(grid[0, 0], sharex=heat), description)
     _sizes(figure.add_subplot(grid[:, 1]), description)
     figure.suptitle(
-        f"{description.title}: {description.users:,} users, {description.train_records:,} training records\n"
-        f"label heterogeneity {description.label_heterogeneity:.3f} "
+        f"{description.title}: {description.users:,} users, {description.train_records:,} "
+        f"training records\nlabel heterogeneity {description.label_heterogeneity:.3f} "
         f"(i.i.d. about {description.label_heterogeneity_iid:.3f}), "
         f"feature heterogeneity {description.feature_heterogeneity:.3f}",
         fontsize=11,

@@ -13,7 +13,8 @@ def epsilon_curves(run: Run, points: int = 24) -> dict[str, tuple[list[int], lis
     """For each view, rounds and ε; the published number beside it where it is stated.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=8, local_steps=1, users=10, participants=2, records=100, batches=10, noise=4)
+    >>> run = describe(rounds=8, local_steps=1, users=10, participants=2, records=100,
+    ...                batches=10, noise=4)
     >>> curves = epsilon_curves(run, points=3)
     >>> sorted(curves), curves["server"][0]
     (['paper_third_party', 'server', 'third_party'], [1, 3, 8])
@@ -22,7 +23,9 @@ def epsilon_curves(run: Run, points: int = 24) -> dict[str, tuple[list[int], lis
     bounds = {view: bound_for(run, view) for view in ("server", "third_party")}
     if PAPER_THIRD_PARTY.applies(run) is None:
         bounds["paper_third_party"] = PAPER_THIRD_PARTY
-    return {view: (rounds, [bound.epsilon(run, t) for t in rounds]) for view, bound in bounds.items()}
+    return {
+        view: (rounds, [bound.epsilon(run, t) for t in rounds]) for view, bound in bounds.items()
+    }
 
 
 def plot_epsilon(run: Run, path: Path | str) -> None:
@@ -44,7 +47,9 @@ def plot_epsilon(run: Run, path: Path | str) -> None:
     axes.set_xlabel("rounds")
     axes.set_ylabel(f"ε at δ = {run.delta:.2g}")
     axes.set_yscale("log")
-    axes.set_title(f"K = {run.local_steps}, m = {run.participants} of {run.users}, σ_g = {run.noise:g}")
+    axes.set_title(
+        f"K = {run.local_steps}, m = {run.participants} of {run.users}, σ_g = {run.noise:g}"
+    )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     try:

@@ -1,4 +1,5 @@
-"""The table "same noise, published ε against ours": ``python -m dpscaffold.report.privacy_table``."""
+"""The table "same noise, published ε against ours": ``python -m
+dpscaffold.report.privacy_table``."""
 
 from __future__ import annotations
 
@@ -36,15 +37,17 @@ def comparison() -> str:
     | synthetic, σ_g = 60 | 2.5e-06 | 12.91 | 2.00 | 0.860 | 0.404 |
     """
     lines = [
-        "| setting | δ | published, third party | RDP, server | **PLD, server** | Poisson add/remove, server |",
+        "| setting | δ | published, third party | RDP, server | **PLD, server** | Poisson "
+        "add/remove, server |",
         "|---|---|---|---|---|---|",
     ]
     for name, run in SETTINGS.items():
         poisson = replace(run, sampling="poisson")
         lines.append(
             f"| {name} | {run.delta:.2g} | {PAPER_THIRD_PARTY.epsilon(run):.2f} "
-            f"| {RANDOM_PARTICIPATION_RDP.epsilon(run):.2f} | {RANDOM_PARTICIPATION.epsilon(run):.3f} "
-            f"| {RANDOM_PARTICIPATION.epsilon(poisson):.3f} |"
+            f"| {RANDOM_PARTICIPATION_RDP.epsilon(run):.2f} | "
+            f"{RANDOM_PARTICIPATION.epsilon(run):.3f} | "
+            f"{RANDOM_PARTICIPATION.epsilon(poisson):.3f} |"
         )
     return "\n".join(lines)
 

@@ -13,7 +13,8 @@ from rich.text import Text
 
 
 class Progress:
-    """An observer for :func:`~dpscaffold.train`: shows round, accuracy, loss, ε and the time left."""
+    """An observer for :func:`~dpscaffold.train`: shows round, accuracy, loss, ε and the time
+    left."""
 
     def __init__(self, label: str, rounds: int, quiet: bool = False) -> None:
         self.label, self.rounds, self.quiet = label, rounds, quiet
@@ -25,12 +26,17 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if not self.quiet and self.console.is_terminal:
-            self._live = Live(Text(f"{self.label}: preparing"), console=self.console, refresh_per_second=8)
+            self._live = Live(
+                Text(f"{self.label}: preparing"), console=self.console, refresh_per_second=8
+            )
             self._live.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live:
             self._live.stop()
@@ -55,7 +61,11 @@ class Progress:
         parts = [f"{self.label}: round {round}/{self.rounds}"]
         if "test_accuracy" in self._last:
             parts.append(f"accuracy {self._last['test_accuracy']:.3f}")
-            parts.append(f"loss {self._last['train_loss']:.4f}" if self._last["train_loss"] is not None else "loss inf")
+            parts.append(
+                f"loss {self._last['train_loss']:.4f}"
+                if self._last["train_loss"] is not None
+                else "loss inf"
+            )
         if self._last.get("epsilon_server") is not None:
             parts.append(f"ε(server) ≤ {self._last['epsilon_server']:.3g}")
         assert self._first is not None

@@ -1,4 +1,5 @@
-"""From finished runs to results: the tidy rows, and the choice of a hyperparameter where there is one."""
+"""From finished runs to results: the tidy rows, and the choice of a hyperparameter where there is
+one."""
 
 from __future__ import annotations
 
@@ -72,7 +73,13 @@ Value = Callable[[Run], float | None]
 class Results:
     """The finished runs of an experiment by place (row, column, line) and choice."""
 
-    def __init__(self, experiment: Experiment, cases: Sequence[Case], folded: Sequence[Case], archive: Archive) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        cases: Sequence[Case],
+        folded: Sequence[Case],
+        archive: Archive,
+    ) -> None:
         self.experiment = experiment
         self.runs = _finished(cases, archive)
         self.folded = _finished(folded, archive)
@@ -99,18 +106,22 @@ class Results:
     def _labels(self, axis: int, row: str | None = None) -> list[str]:
         """What has a finished run, ordered as it was asked for: a missing run moves nothing."""
         there = {place[axis] for place in self.places if row in (None, place[0])}
-        return [label for label in dict.fromkeys(place[axis] for place in self._asked) if label in there]
+        return [
+            label for label in dict.fromkeys(place[axis] for place in self._asked) if label in there
+        ]
 
     def summary(self, place: Place, choice: str, value: Value) -> Summary:
         """Mean and deviation over seeds of one place and choice."""
         return Summary.of([value(run) for run in self.places[place][choice]])
 
     def best(self, place: Place, value: Value) -> str:
-        """The choice with the largest mean at this place; one that diverged in any seed comes last."""
+        """The choice with the largest mean at this place; one that diverged in any seed comes
+        last."""
         return self._best(self.places[place], value)
 
     def validated(self, place: Place, value: Value) -> str | None:
-        """The choice that cross-validation makes; None without one, and while some of its runs are missing."""
+        """The choice that cross-validation makes; None without one, and while some of its runs are
+        missing."""
         found = self.fold_places.get(place, {})
         if not found or sum(map(len, found.values())) < self._folds_asked[place]:
             return None
@@ -125,7 +136,8 @@ class Results:
         return max(choices, key=key)
 
     def chosen(self, place: Place) -> str:
-        """The choice that a figure shows: made at the lowest heterogeneity and kept, where one is named."""
+        """The choice that a figure shows: made at the lowest heterogeneity and kept, where one is
+        named."""
         level = self.experiment.tuned_at
         value = average if self.experiment.kind == "frontier" else last
         if level is None:
@@ -145,7 +157,8 @@ class Results:
         return self.places[place][self.chosen(place)]
 
     def tidy(self) -> list[dict[str, Any]]:
-        """One row per run and evaluated round; of choices that are not shown only the late summary."""
+        """One row per run and evaluated round; of choices that are not shown only the late
+        summary."""
         rows: list[dict[str, Any]] = []
         for place, choices in self.places.items():
             shown = self.chosen(place)
@@ -175,7 +188,9 @@ def _finished(cases: Sequence[Case], archive: Archive) -> list[Run]:
 def _by_place(runs: Sequence[Run]) -> dict[Place, dict[str, list[Run]]]:
     places: dict[Place, dict[str, list[Run]]] = {}
     for run in runs:
-        places.setdefault(_place(run.case), {}).setdefault(run.case.labels["choice"], []).append(run)
+        places.setdefault(_place(run.case), {}).setdefault(run.case.labels["choice"], []).append(
+            run
+        )
     return places
 
 
@@ -204,9 +219,15 @@ def _tidy(name: str, run: Run, shown: bool) -> list[dict[str, Any]]:
     }
 
     def row(output: str, round: int | None, values: dict[str, Any]) -> dict[str, Any]:
-        return base | {"output": output, "round": round} | {metric: values.get(metric) for metric in METRICS}
+        return (
+            base
+            | {"output": output, "round": round}
+            | {metric: values.get(metric) for metric in METRICS}
+        )
 
-    rows = [row("last iterates, mean of the last 10 %", None, {m: finished.late(m) for m in METRICS})]
+    rows = [
+        row("last iterates, mean of the last 10 %", None, {m: finished.late(m) for m in METRICS})
+    ]
     if finished.average:
         rows.append(row("average of the last half", finished.rounds, finished.average))
     if shown:
@@ -215,7 +236,8 @@ def _tidy(name: str, run: Run, shown: bool) -> list[dict[str, Any]]:
 
 
 def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
-    """``results.csv`` and, where pyarrow is installed, ``results.parquet``; the names that were written."""
+    """``results.csv`` and, where pyarrow is installed, ``results.parquet``; the names that were
+    written."""
     written = ["results.csv"]
     with (folder / "results.csv").open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))

@@ -26,9 +26,13 @@ def draw(results: Results, folder: Path, title: str) -> list[str]:
 
     kinds = {"curves": _curves, "table": _table, "frontier": _frontier, "sweep": _sweep}
     figure = kinds[results.experiment.kind](results, plt)
-    figure.suptitle("\n".join(wrap(title + _published(results), int(11 * figure.get_figwidth()))), fontsize=11)
+    figure.suptitle(
+        "\n".join(wrap(title + _published(results), int(11 * figure.get_figwidth()))), fontsize=11
+    )
     for name in ("figure.png", "figure.svg"):
-        figure.savefig(folder / name, dpi=130, metadata={"Date": None} if name.endswith("svg") else None)
+        figure.savefig(
+            folder / name, dpi=130, metadata={"Date": None} if name.endswith("svg") else None
+        )
     plt.close(figure)
     return ["figure.png", "figure.svg"]
 
@@ -48,7 +52,11 @@ def _published(results: Results) -> str:
 def style(line: str, lines: list[str]) -> dict[str, Any]:
     """Colour by algorithm, dashes without privacy, shades where one algorithm has several lines."""
     family = next((name for name in COLOURS if name in line), "")
-    kin = [other for other in lines if family in other and other.startswith("DP-") == line.startswith("DP-")]
+    kin = [
+        other
+        for other in lines
+        if family in other and other.startswith("DP-") == line.startswith("DP-")
+    ]
     shade = SHADES[kin.index(line) % len(SHADES)]
     return {
         "color": COLOURS.get(family, "0.4"),
@@ -62,7 +70,9 @@ def _curves(results: Results, plt: Any) -> Any:
     rows = results.rows
     widest = max(len(results.columns(row)) for row in rows)
     size = (3.6 * widest + 0.6, 2.8 * len(rows) + 1.2)
-    figure, axes = plt.subplots(len(rows), widest, figsize=size, squeeze=False, constrained_layout=True)
+    figure, axes = plt.subplots(
+        len(rows), widest, figsize=size, squeeze=False, constrained_layout=True
+    )
     for r, row in enumerate(rows):
         for c, column in enumerate(results.columns(row)):
             axis = axes[r][c]
@@ -78,7 +88,8 @@ def _curves(results: Results, plt: Any) -> Any:
 
 
 def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict[str, Any]) -> None:
-    """Mean over seeds with its deviation as a band; in trade-offs a vertical line where the run ends."""
+    """Mean over seeds with its deviation as a band; in trade-offs a vertical line where the run
+    ends."""
     metric = results.experiment.metric
     by_round: dict[int, list[float]] = {}
     for run in results.shown(place):
@@ -102,14 +113,24 @@ OUTPUTS = (("last 10 % of iterates", last), ("average of the last half", average
 
 
 def _table(results: Results, plt: Any) -> Any:
-    """The table as curves over K, one panel per output and line, ours solid and the paper's dotted."""
+    """The table as curves over K, one panel per output and line, ours solid and the paper's
+    dotted."""
     lines = results.lines()
     size = (9.5, 3.4 * len(lines) + 0.8)
-    figure, axes = plt.subplots(len(lines), 2, figsize=size, sharey="row", squeeze=False, constrained_layout=True)
+    figure, axes = plt.subplots(
+        len(lines), 2, figsize=size, sharey="row", squeeze=False, constrained_layout=True
+    )
     for line, pair in zip(lines, axes, strict=True):
         for axis, (name, value) in zip(pair, OUTPUTS, strict=True):
             for k, row in enumerate(results.rows):
-                _over_k(axis, results, row, line, value, plt.get_cmap("viridis")(k / max(1, len(results.rows) - 0.5)))
+                _over_k(
+                    axis,
+                    results,
+                    row,
+                    line,
+                    value,
+                    plt.get_cmap("viridis")(k / max(1, len(results.rows) - 0.5)),
+                )
             axis.set_title(f"{line}, {name}" if line else name, fontsize=10)
             axis.set_xlabel("K (T from the published bound at ε = 3)")
             axis.grid(alpha=0.3)
@@ -138,7 +159,9 @@ def _sweep(results: Results, plt: Any) -> Any:
     rows = results.rows
     widest = max(len(results.columns(row)) for row in rows)
     size = (4.2 * widest + 0.6, 3.0 * len(rows) + 1.0)
-    figure, axes = plt.subplots(len(rows), widest, figsize=size, sharey=True, squeeze=False, constrained_layout=True)
+    figure, axes = plt.subplots(
+        len(rows), widest, figsize=size, sharey=True, squeeze=False, constrained_layout=True
+    )
     for r, row in enumerate(rows):
         for c, column in enumerate(results.columns(row)):
             _over_rates(axes[r][c], results, (row, column, ""), plt.get_cmap("viridis"))
@@ -155,14 +178,20 @@ def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str], colou
     for choice, runs in results.places[place].items():
         settings = runs[0].case.settings
         assert settings.privacy is not None
-        by_clip.setdefault(float(settings.privacy.clip), []).append((settings.plan.learning_rate, choice))
+        by_clip.setdefault(float(settings.privacy.clip), []).append(
+            (settings.plan.learning_rate, choice)
+        )
     for k, (clip, entries) in enumerate(sorted(by_clip.items())):
         rates = [rate for rate, _ in sorted(entries)]
         for (_, value), dashes in zip(OUTPUTS, ("--", "-"), strict=True):
-            means = [100 * results.summary(place, choice, value).mean for _, choice in sorted(entries)]
+            means = [
+                100 * results.summary(place, choice, value).mean for _, choice in sorted(entries)
+            ]
             label = f"C = {clip:g}" if dashes == "-" else None
             colour = colours(k / max(1, len(by_clip) - 0.5))
-            axis.plot(rates, means, linestyle=dashes, marker="o", markersize=3, color=colour, label=label)
+            axis.plot(
+                rates, means, linestyle=dashes, marker="o", markersize=3, color=colour, label=label
+            )
     axis.set_xscale("log")
     axis.set_xticks(rates, [f"{rate:g}" for rate in rates], fontsize=8)
     axis.minorticks_off()
@@ -203,11 +232,23 @@ def _frontier_lines(axis: Axes, results: Results, row: str, line: str) -> None:
                 points.append((float(epsilon), _mean_average(results.shown((row, column, line)))))
         if points:
             points.sort()
-            label = f"DP-{line}, {'Poisson, add/remove' if sampling == 'poisson' else 'fixed size, replace-one'}"
-            axis.plot(*zip(*points, strict=True), linestyle=dashes, marker=marker, markersize=4, label=label, **look)
+            label = (
+                f"DP-{line}, "
+                f"{'Poisson, add/remove' if sampling == 'poisson' else 'fixed size, replace-one'}"
+            )
+            axis.plot(
+                *zip(*points, strict=True),
+                linestyle=dashes,
+                marker=marker,
+                markersize=4,
+                label=label,
+                **look,
+            )
     if (row, "none", line) in results.places:
         ceiling = _mean_average(results.shown((row, "none", line)))
-        axis.axhline(ceiling, linestyle=":", label=f"{line}, not private", **(look | {"linewidth": 1}))
+        axis.axhline(
+            ceiling, linestyle=":", label=f"{line}, not private", **(look | {"linewidth": 1})
+        )
 
 
 def _mean_average(runs: list[Run]) -> float:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def listing(wish: Wish, device: torch.device) -> Table:
-    """One line per experiment, 80 columns wide; the time comes from a few timed rounds of each shape."""
+    """One line per experiment, 80 columns wide; the time comes from a few timed rounds of each
+    shape."""
     probe = Probe(device)
     table = Table(
         title=f"Experiments; time on {device} estimated from a few rounds of each shape",
@@ -41,7 +42,9 @@ def listing(wish: Wish, device: torch.device) -> Table:
         folds = f"+{len(folded)}" if folded else ""
         steps = sum(user_steps(case) for case in every.values())
         time = about(probe.seconds(list(every.values())))
-        table.add_row(name, chosen.brief, f"{len(every) - len(folded)}{folds}", f"{steps / 1e6:.1f} M", time)
+        table.add_row(
+            name, chosen.brief, f"{len(every) - len(folded)}{folds}", f"{steps / 1e6:.1f} M", time
+        )
     return table
 
 

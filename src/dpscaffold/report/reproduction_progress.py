@@ -1,4 +1,5 @@
-"""Progress of a reproduction: a bar over the whole and one over the current cell; lines without a terminal."""
+"""Progress of a reproduction: a bar over the whole and one over the current cell; lines without a
+terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from dpscaffold.report.progress import duration
 
 
 class Bars(Watcher):
-    """Shows the work done and left, counted in user-steps; ``caught`` are the signals that came in."""
+    """Shows the work done and left, counted in user-steps; ``caught`` are the signals that came
+    in."""
 
     def __init__(self, name: str, work: float, caught: list[str], quiet: bool = False) -> None:
         self.name, self.work, self.caught, self.quiet = name, max(work, 1.0), caught, quiet
@@ -22,7 +24,12 @@ class Bars(Watcher):
         self.started = time.monotonic()
         self.finished = 0.0
         self.current: Cell | None = None
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         self.bars = Progress(*columns, console=self.console, disable=not self.live)
         self.whole = self.bars.add_task(name, total=self.work)
         self.cell_bar = self.bars.add_task("", total=1, visible=False)
@@ -32,7 +39,10 @@ class Bars(Watcher):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.bars.stop()
 
@@ -40,7 +50,9 @@ class Bars(Watcher):
         """A stack begins."""
         self.current, self.number, self.of = cell, number, of
         title = f"cell {number}/{of}: {cell.title}"
-        self.bars.update(self.cell_bar, description=title, total=cell.rounds, completed=0, visible=True)
+        self.bars.update(
+            self.cell_bar, description=title, total=cell.rounds, completed=0, visible=True
+        )
 
     def round(self, round: int) -> None:
         """A round of it is done."""
@@ -61,7 +73,8 @@ class Bars(Watcher):
             )
 
     def writing(self) -> None:
-        """Solving for a central optimum that is not remembered yet can take a minute: say what goes on."""
+        """Solving for a central optimum that is not remembered yet can take a minute: say what goes
+        on."""
         what = "solving for the central optima, drawing and writing"
         self.bars.update(self.whole, completed=self.work)
         self.bars.update(self.cell_bar, description=what, total=None, visible=True)

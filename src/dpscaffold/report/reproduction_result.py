@@ -1,4 +1,5 @@
-"""RESULT.md: our numbers, the paper's, the difference, the settings, ε by view and bound, and the command."""
+"""RESULT.md: our numbers, the paper's, the difference, the settings, ε by view and bound, and the
+command."""
 
 from __future__ import annotations
 
@@ -22,14 +23,21 @@ def write_result(results: Results, folder: Path, made: Made) -> str:
     experiment = results.experiment
     parts = [
         f"# {title(experiment, made.scale, made.rows)}",
-        f"Beside the paper's {experiment.paper}." if _in_paper(experiment) else "This experiment is not in the paper.",
+        f"Beside the paper's {experiment.paper}."
+        if _in_paper(experiment)
+        else "This experiment is not in the paper.",
     ]
     if made.rows:
         every = ", ".join(row.label for row in experiment.rows)
         parts.append(f"**Only a part**: {', '.join(made.rows)} of the rows {every}.")
-    for count, what in ((results.missing, "runs"), (results.missing_folds, "runs of the cross-validation")):
+    for count, what in (
+        (results.missing, "runs"),
+        (results.missing_folds, "runs of the cross-validation"),
+    ):
         if count:
-            parts.append(f"**{count} {what} are not finished yet**; the same command goes on with them.")
+            parts.append(
+                f"**{count} {what} are not finished yet**; the same command goes on with them."
+            )
     parts += _PARTS[experiment.kind](results, made)
     parts += _privacy(results)
     parts += _settings(results, made)
@@ -38,7 +46,8 @@ def write_result(results: Results, folder: Path, made: Made) -> str:
 
 
 def title(experiment: Experiment, scale: float, rows: tuple[str, ...] = ()) -> str:
-    """The title, which says so where the experiment was scaled down or only a part of it is shown."""
+    """The title, which says so where the experiment was scaled down or only a part of it is
+    shown."""
     small = f" (scaled down to {scale:g} of the users and rounds)" if scale != 1 else ""
     part = f" (only {', '.join(rows)})" if rows else ""
     return f"{experiment.title}{part}{small}"
@@ -54,37 +63,58 @@ def _curves(results: Results, made: Made) -> list[str]:
     said = caption(experiment.name)
     parts = ["## The end of every curve"]
     how = (
-        "Means ± deviations over the seeds and the last 10 % of rounds; *average*: test accuracy of the model "
-        "averaged over the last half."
+        "Means ± deviations over the seeds and the last 10 % of rounds; *average*: test accuracy "
+        "of the model averaged over the last half."
     )
     if any(len(choices) > 1 for choices in results.places.values()):
         how += (
-            f" η₀ was chosen for each algorithm at {_lowest(experiment)} by **test** accuracy and kept for the "
-            "others, as the paper keeps its choice; *best* shows the best η₀ of the sweep for that panel alone, "
-            "of both outputs. " + TUNING
+            f" η₀ was chosen for each algorithm at {_lowest(experiment)} by **test** accuracy and "
+            f"kept for the others, as the paper keeps its choice; *best* shows the best η₀ of the "
+            f"sweep for that panel alone, of both outputs. " + TUNING
         )
     parts.append(how)
-    header = ["panel", "algorithm", "η₀", "T", "test accuracy (%)", "average (%)", "best (%)", "log₁₀ gap"]
+    header = [
+        "panel",
+        "algorithm",
+        "η₀",
+        "T",
+        "test accuracy (%)",
+        "average (%)",
+        "best (%)",
+        "log₁₀ gap",
+    ]
     header.append("dissimilarity")
     rows = [_end(results, place) for place in results.places]
     parts.append(markdown(header, rows))
     if said:
         parts.append("## What the paper says")
-        parts.append(f"{said.pop('where')}. Its figures are curves without printed values; what it prints:")
-        parts.append("\n".join(f"- {key.replace('_', ' ')}: {_spelled(value)}" for key, value in said.items()))
+        parts.append(
+            f"{said.pop('where')}. Its figures are curves without printed values; what it prints:"
+        )
+        parts.append(
+            "\n".join(
+                f"- {key.replace('_', ' ')}: {_spelled(value)}" for key, value in said.items()
+            )
+        )
     parts += _gaps(results)
     return parts
 
 
 def _spelled(value: Any) -> str:
     """A printed value, or several by name."""
-    return "; ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return (
+        "; ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    )
 
 
 def _lowest(experiment: Experiment) -> str:
     """Where a choice was made, in words."""
     level = experiment.tuned_at
-    return "the lowest heterogeneity" if level in (None, "low") else f"{level} (the lowest heterogeneity)"
+    return (
+        "the lowest heterogeneity"
+        if level in (None, "low")
+        else f"{level} (the lowest heterogeneity)"
+    )
 
 
 def _end(results: Results, place: Place) -> list[str]:
@@ -95,7 +125,9 @@ def _end(results: Results, place: Place) -> list[str]:
         summary = Summary.of([run.finished.late(metric) for run in runs])
         return f"{summary.mean:{pattern}} ± {summary.deviation:{pattern}}" if summary.runs else ""
 
-    found = [(results.summary(place, c, v), c) for v in (last, average) for c in [results.best(place, v)]]
+    found = [
+        (results.summary(place, c, v), c) for v in (last, average) for c in [results.best(place, v)]
+    ]
     best = max(found, key=lambda pair: pair[0].mean if pair[0].runs else -1)
     rates = len(results.places[place]) > 1
     return [
@@ -131,9 +163,10 @@ def _gaps(results: Results) -> list[str]:
 def _frontier(results: Results, made: Made) -> list[str]:
     parts = ["## Test accuracy (%) of the averaged model by ε towards the server"]
     parts.append(
-        "The model averaged over the last half of the rounds, and in brackets the last iterates of the same runs (mean "
-        "of the last 10 % of rounds). η₀ was chosen for each entry by the averaged model **with the test data in "
-        "view**, among those of the definition; σ_g and η₀ are listed in the order of the algorithms. " + TUNING
+        "The model averaged over the last half of the rounds, and in brackets the last iterates "
+        "of the same runs (mean of the last 10 % of rounds). η₀ was chosen for each entry by the "
+        "averaged model **with the test data in view**, among those of the definition; σ_g and η₀ "
+        "are listed in the order of the algorithms. " + TUNING
     )
     for row in results.rows:
         columns = results.columns(row)
@@ -142,8 +175,12 @@ def _frontier(results: Results, made: Made) -> list[str]:
         rows = []
         for column in columns:
             epsilon, _, sampling = column.partition(" ")
-            entries = [(row, column, line) for line in lines if (row, column, line) in results.places]
-            how = {"poisson": "Poisson, add/remove", "fixed": "fixed size, replace-one"}.get(sampling, "not private")
+            entries = [
+                (row, column, line) for line in lines if (row, column, line) in results.places
+            ]
+            how = {"poisson": "Poisson, add/remove", "fixed": "fixed size, replace-one"}.get(
+                sampling, "not private"
+            )
             noises = [_noise(results.shown(p)[0].finished) for p in entries]
             rates = [rate(results.chosen(p)) for p in entries]
             values = [_both(results, (row, column, line)) for line in lines]
@@ -153,7 +190,8 @@ def _frontier(results: Results, made: Made) -> list[str]:
 
 
 def _both(results: Results, place: Place) -> str:
-    """The averaged model's accuracy, and in brackets that of the last iterates of the same choice."""
+    """The averaged model's accuracy, and in brackets that of the last iterates of the same
+    choice."""
     if place not in results.places:
         return ""
     choice = results.chosen(place)
@@ -170,9 +208,9 @@ def _privacy(results: Results) -> list[str]:
     """ε by view and bound of every distinct private plan."""
     if results.experiment.kind == "frontier":
         text = (
-            f"ε is the target towards the server (all uploads and the participants of each round) {_DELTA}, by random "
-            "participation (PLD), for participants and batches drawn at random and the neighbours that each line "
-            "names; the noise was solved for it."
+            f"ε is the target towards the server (all uploads and the participants of each round) "
+            f"{_DELTA}, by random participation (PLD), for participants and batches drawn at "
+            f"random and the neighbours that each line names; the noise was solved for it."
         )
         return ["## Privacy", text + _outside(results)]
     seen: dict[str, tuple[str, dict[str, float | None]]] = {}
@@ -182,8 +220,15 @@ def _privacy(results: Results) -> list[str]:
         if settings.privacy is None:
             continue
         # Users who share their noise let anyone subtract it: no bound applies.
-        found = dict.fromkeys(epsilons(settings)) if case.engine == "loop-same-noise" else epsilons(settings)
-        plan = f"σ_g = {settings.privacy.noise:g}, K = {settings.plan.local_steps}, T = {settings.plan.rounds}"
+        found = (
+            dict.fromkeys(epsilons(settings))
+            if case.engine == "loop-same-noise"
+            else epsilons(settings)
+        )
+        plan = (
+            f"σ_g = {settings.privacy.noise:g}, K = {settings.plan.local_steps}, T = "
+            f"{settings.plan.rounds}"
+        )
         who = "" if results.experiment.kind in ("table", "sweep") else f"{place[0]}, {place[2]}: "
         ratios = f"l = {settings.plan.user_ratio:g}, s = {settings.plan.data_ratio:g}"
         seen.setdefault(f"{who}{plan}, {ratios}", (who, found))
@@ -195,16 +240,21 @@ def _privacy(results: Results) -> list[str]:
         for plan, (_, found) in seen.items()
     ]
     note = (
-        f"ε {_DELTA}, one record of one user replaced by another, for participants and batches of fixed size drawn at "
-        "random. The server's holds against everyone who sees every upload; the column *as published* is the paper's "
-        "number, for comparison only: it is not a theorem for every loss."
+        f"ε {_DELTA}, one record of one user replaced by another, for participants and batches of "
+        f"fixed size drawn at random. The server's holds against everyone who sees every upload; "
+        f"the column *as published* is the paper's number, for comparison only: it is not a "
+        f"theorem for every loss."
     )
     if any(case.engine == "loop-same-noise" for case in (run.case for run in results.runs)):
         note += (
-            " Users who all add the **same noise have no guarantee at all** towards the server: the difference of two "
-            "uploads holds no noise."
+            " Users who all add the **same noise have no guarantee at all** towards the server: "
+            "the difference of two uploads holds no noise."
         )
-    return ["## Privacy: ε by view and bound", note + _outside(results), markdown(["plan", *names], rows)]
+    return [
+        "## Privacy: ε by view and bound",
+        note + _outside(results),
+        markdown(["plan", *names], rows),
+    ]
 
 
 _DELTA = "at δ = 1/(all training records)"
@@ -223,8 +273,8 @@ def _outside(results: Results) -> str:
     if not found:
         return ""
     return (
-        f" **Outside every ε here**: the preprocessing ({', '.join(found)}) was fitted to all training records without "
-        "protection, as the paper does."
+        f" **Outside every ε here**: the preprocessing ({', '.join(found)}) was fitted to all "
+        f"training records without protection, as the paper does."
     )
 
 
@@ -237,17 +287,24 @@ def _settings(results: Results, made: Made) -> list[str]:
     seeds = sorted({run.case.labels["seed"] for run in results.runs})
     lines = [
         f"- command: `{made.command}`{_elsewhere(made, finished)}",
-        f"- seeds: {', '.join(map(str, seeds))} (of training; the data are the same); runs: {len(finished) - folds}"
-        + (f", and {folds} of the cross-validation" if folds else ""),
+        f"- seeds: {', '.join(map(str, seeds))} (of training; the data are the same); runs: "
+        f"{len(finished) - folds}" + (f", and {folds} of the cross-validation" if folds else ""),
         *_machines(finished),
         f"- definition: `experiments/paper/{experiment.name}.toml` inside the package",
         "- base configuration: "
-        + "; ".join(f"{name}.{key} = {value}" for name, part in experiment.base.items() for key, value in part.items()),
+        + "; ".join(
+            f"{name}.{key} = {value}"
+            for name, part in experiment.base.items()
+            for key, value in part.items()
+        ),
     ]
     for (data, penalty), accuracy in made.optima.items():
         table = json.loads(data)
         levels = f"({table['alpha']:g}, {table['beta']:g}), λ = {penalty:g}"
-        lines.append(f"- test accuracy of the central optimum x* on synthetic {levels}: {100 * accuracy:.2f} %")
+        lines.append(
+            f"- test accuracy of the central optimum x* on synthetic {levels}: "
+            f"{100 * accuracy:.2f} %"
+        )
     if _in_paper(experiment):
         lines.append(f"- the paper: {published()['source']}")
     lines += [f"- {note}" for note in experiment.notes]
@@ -262,7 +319,8 @@ def _machines(finished: dict[str, Finished]) -> list[str]:
         versions = ", ".join(f"{name} {run.made[name]}" for name in names if name in run.made)
         groups.setdefault((str(run.made.get("device")), versions), []).append(run)
     return [
-        f"- device: {device}, {len(runs)} runs in {duration(sum(run.seconds for run in runs))}; versions: {versions}"
+        f"- device: {device}, {len(runs)} runs in {duration(sum(run.seconds for run in runs))}; "
+        f"versions: {versions}"
         for (device, versions), runs in sorted(groups.items())
     ]
 

@@ -17,15 +17,19 @@ from dpscaffold.report.reproduction_text import (
 )
 
 _HOW = (
-    "Mean ± deviation over the seeds. *Last*: mean over the last 10 % of rounds, as in the paper. *Average*: the model "
-    "averaged over the last half of the rounds, which costs no privacy."
+    "Mean ± deviation over the seeds. *Last*: mean over the last 10 % of rounds, as in the paper. "
+    "*Average*: the model averaged over the last half of the rounds, which costs no privacy."
 )
 
 
 def table_parts(results: Results, made: Made) -> list[str]:
-    """Both outputs beside the paper's value, with the choices made in view of the test data and by validation."""
+    """Both outputs beside the paper's value, with the choices made in view of the test data and by
+    validation."""
     parts = ["## Test accuracy (%), ours and the paper's"]
-    parts.append(f"{_HOW} η₀ was chosen for each cell **with the test data in view**; {_validation(results)} {TUNING}")
+    parts.append(
+        f"{_HOW} η₀ was chosen for each cell **with the test data in view**; "
+        f"{_validation(results)} {TUNING}"
+    )
     cells = table(results.experiment.published or results.experiment.name)
     header = [
         "σ_g",
@@ -45,7 +49,12 @@ def table_parts(results: Results, made: Made) -> list[str]:
         if line:
             parts.append(f"### {line}")
         places = [(row, column, line) for row in results.rows for column in results.columns(row)]
-        parts.append(markdown(header, [_cell(results, place, cells) for place in places if place in results.places]))
+        parts.append(
+            markdown(
+                header,
+                [_cell(results, place, cells) for place in places if place in results.places],
+            )
+        )
         parts += _best_of_rows(results, made, cells, line)
     return parts
 
@@ -67,7 +76,10 @@ def _cell(results: Results, place: Place, cells: Any) -> list[str]:
     for value in (last, average):
         choice = results.best(place, value)
         summary = results.summary(place, choice, value)
-        shown += [percent(summary), f"{100 * summary.mean - paper.accuracy:+.2f}" if summary.runs else ""]
+        shown += [
+            percent(summary),
+            f"{100 * summary.mean - paper.accuracy:+.2f}" if summary.runs else "",
+        ]
         rates.append(rate(choice))
     shown.append(", ".join(rates))
     chosen = []
@@ -80,18 +92,28 @@ def _cell(results: Results, place: Place, cells: Any) -> list[str]:
 
 
 def _best_of_rows(results: Results, made: Made, cells: Any, line: str) -> list[str]:
-    """The best K of each σ_g, and its distance to the central optimum of the objective that was trained."""
+    """The best K of each σ_g, and its distance to the central optimum of the objective that was
+    trained."""
     rows, optimum = [], None
     for row in results.rows:
-        columns = [column for column in results.columns(row) if (row, column, line) in results.places]
+        columns = [
+            column for column in results.columns(row) if (row, column, line) in results.places
+        ]
         if not columns:
             continue
         optimum = made.optima.get(_objective(results, (row, columns[0], line)))
         shown = [row, f"{max(cells[float(row), int(c)].accuracy for c in columns):.2f}"]
         for value, _ in OUTPUTS:
-            found = [(results.summary((row, c, line), results.best((row, c, line), value), value), c) for c in columns]
+            found = [
+                (results.summary((row, c, line), results.best((row, c, line), value), value), c)
+                for c in columns
+            ]
             summary, column = max(found, key=lambda pair: pair[0].mean if pair[0].runs else -1)
-            below = "" if optimum is None or not summary.runs else f"{100 * (optimum - summary.mean):.2f}"
+            below = (
+                ""
+                if optimum is None or not summary.runs
+                else f"{100 * (optimum - summary.mean):.2f}"
+            )
             shown += [f"{percent(summary)} (K = {column})", below]
         rows.append(shown)
     return [
@@ -119,15 +141,18 @@ def sweep_parts(results: Results, made: Made) -> list[str]:
     """Every choice of every panel: one table per panel, clips down and step sizes across."""
     parts = ["## Test accuracy (%) of every choice"]
     parts.append(
-        f"{_HOW} Each entry is *last / average*, the mean over the seeds; the best of each output is bold, and was "
-        f"found **with the test data in view**. {TUNING}"
+        f"{_HOW} Each entry is *last / average*, the mean over the seeds; the best of each output "
+        f"is bold, and was found **with the test data in view**. {TUNING}"
     )
     for row in results.rows:
         for column in results.columns(row):
             place: Place = (row, column, "")
             best: dict[Value, str] = {value: results.best(place, value) for value, _ in OUTPUTS}
             optimum = made.optima.get(_objective(results, place))
-            heads = [f"{name} {percent(results.summary(place, best[v], v))} ({best[v]})" for v, name in OUTPUTS]
+            heads = [
+                f"{name} {percent(results.summary(place, best[v], v))} ({best[v]})"
+                for v, name in OUTPUTS
+            ]
             parts += [
                 f"### {row}, {column}",
                 f"Best: {', '.join(heads)}.{_optimum(optimum)}",
@@ -147,7 +172,12 @@ def _grid(results: Results, place: Place, best: dict[Value, str]) -> str:
             text = f"{100 * summary.mean:.1f}" if summary.runs else "diverged"
             entry.append(f"**{text}**" if best[value] == choice else text)
         assert settings.privacy is not None
-        by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.learning_rate] = " / ".join(entry)
+        by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.learning_rate] = (
+            " / ".join(entry)
+        )
     rates = sorted({rate for entries in by_clip.values() for rate in entries})
-    rows = [[f"C = {clip:g}", *(entries.get(rate, "") for rate in rates)] for clip, entries in sorted(by_clip.items())]
+    rows = [
+        [f"C = {clip:g}", *(entries.get(rate, "") for rate in rates)]
+        for clip, entries in sorted(by_clip.items())
+    ]
     return markdown([" ", *(f"η₀ = {rate:g}" for rate in rates)], rows)

@@ -1,4 +1,5 @@
-"""What the parts of a RESULT.md share: tables in Markdown, numbers in words, and what a result was made with."""
+"""What the parts of a RESULT.md share: tables in Markdown, numbers in words, and what a result was
+made with."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from dataclasses import dataclass
 from dpscaffold.report.reproduction import Summary, Value, average, last
 
 TUNING = (
-    "Choosing hyperparameters by looking at private records stands outside every privacy guarantee, here as in "
-    "the paper."
+    "Choosing hyperparameters by looking at private records stands outside every privacy "
+    "guarantee, here as in the paper."
 )
 
 
@@ -18,8 +19,8 @@ Objective = tuple[str, float]
 
 @dataclass(frozen=True)
 class Made:
-    """What a result was made with: the command as typed, the scale, the test accuracy of each objective's optimum,
-    and the rows that were asked for where not all were."""
+    """What a result was made with: the command as typed, the scale, the test accuracy of each
+    objective's optimum, and the rows that were asked for where not all were."""
 
     command: str
     scale: float
@@ -30,16 +31,21 @@ class Made:
 def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A table; a column that is empty in every row is left out."""
     filled = [any(row[k] for row in rows) for k in range(len(header))]
-    header, *rows = [[cell for cell, keep in zip(row, filled, strict=True) if keep] for row in (header, *rows)]
+    header, *rows = [
+        [cell for cell, keep in zip(row, filled, strict=True) if keep] for row in (header, *rows)
+    ]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def percent(summary: Summary) -> str:
-    """Mean ± deviation in %; the mean alone of a single run. Runs that diverged are counted, not hidden.
+    """Mean ± deviation in %; the mean alone of a single run. Runs that diverged are counted, not
+    hidden.
 
-    >>> percent(Summary(0.5, 0.01, 3)), percent(Summary(0.5, 0.0, 1)), percent(Summary(0.5, 0.01, 2, 1))
-    ('50.00 ± 1.00', '50.00', '50.00 ± 1.00 (1 of 3 diverged)')
+    >>> percent(Summary(0.5, 0.01, 3)), percent(Summary(0.5, 0.0, 1))
+    ('50.00 ± 1.00', '50.00')
+    >>> percent(Summary(0.5, 0.01, 2, 1))
+    '50.00 ± 1.00 (1 of 3 diverged)'
     """
     if not summary.runs:
         return "diverged"

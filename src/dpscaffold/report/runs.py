@@ -38,7 +38,11 @@ class RunRecord:
     def label(self) -> str:
         """The folder's name and its algorithm, without saying the same twice."""
         algorithm = str(self.summary.get("algorithm", self.folder.name))
-        return algorithm if self.folder.name.lower() == algorithm.lower() else f"{self.folder.name} ({algorithm})"
+        return (
+            algorithm
+            if self.folder.name.lower() == algorithm.lower()
+            else f"{self.folder.name} ({algorithm})"
+        )
 
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
@@ -65,15 +69,26 @@ def read_run(path: Path) -> RunRecord:
     """Read a run folder; one that holds no run, or no evaluated round, is refused."""
     folder = RunFolder(path)
     if not folder.holds_run:
-        raise BadInput(f"{path} holds no run (no config.toml); name a folder written by dpscaffold train")
+        raise BadInput(
+            f"{path} holds no run (no config.toml); name a folder written by dpscaffold train"
+        )
     history = folder.metrics()
     if not history:
-        raise BadInput(f"the run in {path} has no evaluated round yet; let it reach one, or lower plan.evaluate_every")
-    return RunRecord(path, folder.read_json("summary.json") or {}, history, folder.read_json("privacy.json") or {})
+        raise BadInput(
+            f"the run in {path} has no evaluated round yet; let it reach one, or lower "
+            f"plan.evaluate_every"
+        )
+    return RunRecord(
+        path,
+        folder.read_json("summary.json") or {},
+        history,
+        folder.read_json("privacy.json") or {},
+    )
 
 
 def comparison_table(runs: list[RunRecord]) -> Table:
-    """One row per run, and the central optimum where it was solved; fits a terminal of 80 columns."""
+    """One row per run, and the central optimum where it was solved; fits a terminal of 80
+    columns."""
     rows = [run.row() for run in runs]
     several = len({row["data"] for row in rows}) > 1
     title = "means over the last 10 % of rounds" + ("" if several else f", {rows[0]['data']}")
@@ -99,10 +114,15 @@ def comparison_table(runs: list[RunRecord]) -> Table:
             duration(row["seconds"]) if row["seconds"] is not None else "",
         )
         if row["optimum_test_accuracy"] is not None:
-            optima[str(row["data"])] = (row["optimum_test_accuracy"], run.summary.get("optimum_loss"))
+            optima[str(row["data"])] = (
+                row["optimum_test_accuracy"],
+                run.summary.get("optimum_loss"),
+            )
     for data, (accuracy, loss) in optima.items():
         place = [data] if several else []
-        table.add_row("central optimum", *place, "", _shown(accuracy, 4), _shown(loss, 4), "", "", "")
+        table.add_row(
+            "central optimum", *place, "", _shown(accuracy, 4), _shown(loss, 4), "", "", ""
+        )
     return table
 
 
@@ -114,7 +134,10 @@ def epsilon_note(runs: list[RunRecord]) -> str:
         if server.get("epsilon") is not None:
             neighbours = server["neighbours"]
             bound = str(server["bound"]).replace("_", " ")
-            lines.append(f"ε towards the server at δ = {run.privacy['delta']:.2g}, {neighbours}, by {bound} (PLD)")
+            lines.append(
+                f"ε towards the server at δ = {run.privacy['delta']:.2g}, {neighbours}, by "
+                f"{bound} (PLD)"
+            )
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -129,29 +152,44 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = [(m, label) for m, label in PANELS if any(row.get(m) is not None for run in runs for row in run.history)]
+    panels = [
+        (m, label)
+        for m, label in PANELS
+        if any(row.get(m) is not None for run in runs for row in run.history)
+    ]
     if not any(metric == "log10_gap" for metric, _ in panels):
         panels.insert(1, ("train_loss", "train loss F(x)"))
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput(f"--out is {path}; name a .png, .svg or .pdf file")
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), constrained_layout=True)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(4.6 * len(panels), 3.8), constrained_layout=True
+    )
     for axis, (metric, label) in zip(axes if len(panels) > 1 else [axes], panels, strict=True):
         for k, run in enumerate(runs):
-            points = [(row["round"], row[metric]) for row in run.history if row.get(metric) is not None]
+            points = [
+                (row["round"], row[metric]) for row in run.history if row.get(metric) is not None
+            ]
             private = run.privacy.get("mechanism") is not None
             if points:
                 axis.plot(
-                    *zip(*points, strict=True), label=run.label, color=f"C{k}", linestyle="-" if private else "--"
+                    *zip(*points, strict=True),
+                    label=run.label,
+                    color=f"C{k}",
+                    linestyle="-" if private else "--",
                 )
         if metric == "test_accuracy":
             optima = {run.summary.get("optimum_test_accuracy") for run in runs}
             for value in sorted(float(value) for value in optima if value is not None):
-                axis.axhline(value, color="0.4", linewidth=1, linestyle=":", label="central optimum x*")
+                axis.axhline(
+                    value, color="0.4", linewidth=1, linestyle=":", label="central optimum x*"
+                )
         axis.set_xlabel("round")
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     handles, labels = (axes[0] if len(panels) > 1 else axes).get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncol=min(5, len(labels)), frameon=False)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncol=min(5, len(labels)), frameon=False
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -169,7 +207,9 @@ def summary_lines(result: Result) -> list[str]:
     if result.privacy.get("quote"):
         lines.append(str(result.privacy["quote"]))
     if result.ended != "completed":
-        lines.append(result.message + ("; go on with --resume" if result.ended == "interrupted" else ""))
+        lines.append(
+            result.message + ("; go on with --resume" if result.ended == "interrupted" else "")
+        )
     if result.folder:
         lines.append(f"run folder: {result.folder} ({duration(result.seconds)})")
     return lines

@@ -9,7 +9,8 @@ from dpscaffold.privacy.statement import round_up
 
 
 def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
-    """One page: what to quote, the mechanism, the views, ε by bound, what is outside, the references.
+    """One page: what to quote, the mechanism, the views, ε by bound, what is outside, the
+    references.
 
     ``said`` is what :func:`dpscaffold.privacy.statement` returns.
 
@@ -20,7 +21,10 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
     parts = [f"# {title}", f"**{said['quote']}**"]
     if said.get("mechanism"):
         parts += ["## Mechanism", _mechanism(said)]
-        parts += ["## Adversaries", "\n".join(f"- `{name}`: {text}." for name, text in said["views"].items())]
+        parts += [
+            "## Adversaries",
+            "\n".join(f"- `{name}`: {text}." for name, text in said["views"].items()),
+        ]
     if said.get("bounds"):
         parts += ["## Epsilon by bound", _bounds(said)]
     if said.get("ledger"):
@@ -28,8 +32,14 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
     if said.get("extra_costs"):
         parts += ["## Other mechanisms on the same records", _costs(said)]
     if said.get("preprocessing"):
-        parts += ["## Preprocessing", "\n".join(f"- {sentence}" for sentence in said["preprocessing"])]
-    parts += ["## Outside the guarantee", "\n".join(f"- {sentence}" for sentence in said["outside"])]
+        parts += [
+            "## Preprocessing",
+            "\n".join(f"- {sentence}" for sentence in said["preprocessing"]),
+        ]
+    parts += [
+        "## Outside the guarantee",
+        "\n".join(f"- {sentence}" for sentence in said["outside"]),
+    ]
     if said.get("bounds"):
         parts += ["## Why each bound holds", _reasons(said)]
     return "\n\n".join(parts) + "\n"
@@ -38,12 +48,19 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
 def _mechanism(said: Mapping[str, Any]) -> str:
     m = said["mechanism"]
     rate = m["rate"]
-    rates = f"{rate['max']:.4g}" if rate["min"] == rate["max"] else f"{rate['min']:.4g} to {rate['max']:.4g}"
+    rates = (
+        f"{rate['max']:.4g}"
+        if rate["min"] == rate["max"]
+        else f"{rate['min']:.4g} to {rate['max']:.4g}"
+    )
     rows = [
         ("unit", m["unit"]),
         ("neighbours", m["neighbours"]),
         ("sampling", f"{m['sampling']}, rate {rates}"),
-        ("clip C", "median of the batch's norms (private)" if m["clip"] == "median" else f"{m['clip']:g}"),
+        (
+            "clip C",
+            "median of the batch's norms (private)" if m["clip"] == "median" else f"{m['clip']:g}",
+        ),
         ("noise σ_g", f"{m['noise']:g} ({m['noise_scale']})"),
         ("rounds × local steps", f"{said['rounds']} × {m['local_steps']}"),
         ("participants", f"{m['participants']} of {m['users']} users a round, drawn uniformly"),
@@ -75,9 +92,10 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
     e = ledger["epsilon_over_users"]
     counts = ledger["participations"]
     return (
-        f"Given who took part, the largest epsilon over users is **{round_up(ledger['epsilon'])}**; "
-        f"the median user spent {round_up(e['median'])}, the least {round_up(e['min'])}. "
-        f"Participations per user: {min(map(int, counts))} to {max(map(int, counts))}."
+        f"Given who took part, the largest epsilon over users is "
+        f"**{round_up(ledger['epsilon'])}**; the median user spent {round_up(e['median'])}, the "
+        f"least {round_up(e['min'])}. Participations per user: {min(map(int, counts))} to "
+        f"{max(map(int, counts))}."
     )
 
 
@@ -93,7 +111,9 @@ def _costs(said: Mapping[str, Any]) -> str:
     how = said["server"].get("composition")
     if how:
         alone = round_up(said["server"]["training_alone"])
-        lines.append(f"\nIncluded in the quoted numbers ({how}); training alone: {alone} towards the server.")
+        lines.append(
+            f"\nIncluded in the quoted numbers ({how}); training alone: {alone} towards the server."
+        )
     return "\n".join(lines)
 
 

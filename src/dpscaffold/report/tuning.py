@@ -16,7 +16,10 @@ from dpscaffold.experiments.tuning import Score, Tuned
 def tuning_table(tuned: Tuned) -> Table:
     """One line per point of the grid, the best one marked."""
     table = tuned.tune
-    title = f"validation accuracy on {tuned.title}, {table.used_folds} of {table.folds} folds ({table.output})"
+    title = (
+        f"validation accuracy on {tuned.title}, {table.used_folds} of {table.folds} folds "
+        f"({table.output})"
+    )
     shown = Table(title=title, title_justify="left")
     for key in table.grid:
         shown.add_column(key, justify="right")
@@ -32,7 +35,8 @@ def tuning_table(tuned: Tuned) -> Table:
 
 
 def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:
-    """``tuning.csv``, ``tuning.png`` (where matplotlib is installed), ``best.toml`` and ``TUNING.md``."""
+    """``tuning.csv``, ``tuning.png`` (where matplotlib is installed), ``best.toml`` and
+    ``TUNING.md``."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_csv(tuned, folder / "tuning.csv")
     drawn = []
@@ -48,7 +52,10 @@ def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:
 def _sentence(tuned: Tuned) -> str:
     values = ", ".join(f"{key} = {_text(value)}" for key, value in tuned.best.values.items())
     folds = f"{tuned.tune.used_folds} of {tuned.tune.folds} folds"
-    return f"Chosen by cross-validation ({folds}): {values}, validation accuracy {tuned.best.mean:.4f}."
+    return (
+        f"Chosen by cross-validation ({folds}): {values}, validation accuracy "
+        f"{tuned.best.mean:.4f}."
+    )
 
 
 def _write_csv(tuned: Tuned, path: Path) -> None:
@@ -57,7 +64,9 @@ def _write_csv(tuned: Tuned, path: Path) -> None:
         writer.writerow([*tuned.tune.grid, "mean", "deviation", "diverged_folds", "folds"])
         for score in tuned.scores:
             folds = " ".join(f"{a:.6f}" for a in score.accuracies)
-            numbers = ["", ""] if score.diverged else [f"{score.mean:.6f}", f"{score.deviation:.6f}"]
+            numbers = (
+                ["", ""] if score.diverged else [f"{score.mean:.6f}", f"{score.deviation:.6f}"]
+            )
             writer.writerow([*score.values.values(), *numbers, score.diverged, folds])
 
 
@@ -65,14 +74,19 @@ def _markdown(tuned: Tuned, command: str) -> str:
     header = [*tuned.tune.grid, "validation accuracy", "± folds"]
     lines = ["# Tuning", _sentence(tuned), tuned.privacy_note]
     if tuned.at_edge:
-        lines.append(f"The best value of {', '.join(tuned.at_edge)} is at the edge of the grid: widen it to be sure.")
+        lines.append(
+            f"The best value of {', '.join(tuned.at_edge)} is at the edge of the grid: widen it "
+            f"to be sure."
+        )
     rows = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     rows += ["| " + " | ".join(_row(score)) + " |" for score in tuned.scores]
     return "\n\n".join([*lines, "\n".join(rows), f"Command: `{command}`"]) + "\n"
 
 
 def _row(score: Score) -> list[str]:
-    numbers = ["diverged", ""] if score.diverged else [f"{score.mean:.4f}", f"{score.deviation:.4f}"]
+    numbers = (
+        ["diverged", ""] if score.diverged else [f"{score.mean:.4f}", f"{score.deviation:.4f}"]
+    )
     return [*(_text(value) for value in score.values.values()), *numbers]
 
 
@@ -97,10 +111,19 @@ def _draw(tuned: Tuned, path: Path) -> None:
         finite = [score for score in scores if not score.diverged]
         places = [score.values[key] for score in finite]
         axis.errorbar(
-            places, [s.mean for s in finite], [s.deviation for s in finite], marker="o", capsize=2, label=name or None
+            places,
+            [s.mean for s in finite],
+            [s.deviation for s in finite],
+            marker="o",
+            capsize=2,
+            label=name or None,
         )
     numbers = [v for v in tuned.tune.grid[key] if isinstance(v, int | float)]
-    if len(numbers) == len(tuned.tune.grid[key]) and min(numbers) > 0 and max(numbers) > 5 * min(numbers):
+    if (
+        len(numbers) == len(tuned.tune.grid[key])
+        and min(numbers) > 0
+        and max(numbers) > 5 * min(numbers)
+    ):
         axis.set_xscale("log")
     axis.set_xlabel(key)
     axis.set_ylabel("validation accuracy")

@@ -28,7 +28,10 @@ class Rounds(Watcher):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.status:
             self.status.stop()
@@ -36,7 +39,9 @@ class Rounds(Watcher):
     def round(self, round: int) -> None:
         """A round of all runs of a stack is done."""
         if self.status:
-            self.status.update(f"tuning: {round} rounds of stacked runs, {time.monotonic() - self.started:.0f} s")
+            self.status.update(
+                f"tuning: {round} rounds of stacked runs, {time.monotonic() - self.started:.0f} s"
+            )
 
     def stop(self) -> str | None:
         """The first signal that came in."""

@@ -14,9 +14,9 @@ Clip = Tensor | Literal["median"] | None
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of U users stacked: ``features`` (U, B, D) as :meth:`Task.prepare` made them, ``labels``
-    (U, B), ``weight`` (U, B) with 0 for padding (None: all 1), and ``squares`` (U, B), the squared norms of
-    the feature rows where they are known already."""
+    """Records of U users stacked: ``features`` (U, B, D) as :meth:`Task.prepare` made them,
+    ``labels`` (U, B), ``weight`` (U, B) with 0 for padding (None: all 1), and ``squares`` (U, B),
+    the squared norms of the feature rows where they are known already."""
 
     features: Tensor
     labels: Tensor
@@ -36,10 +36,10 @@ class ClippedSum:
 class Task(Protocol):
     """A classifier on a flat vector of ``parameters`` numbers.
 
-    ``clipped_sum`` is where speed lives; ``losses`` is the plain definition, from which the loop engine
-    derives its gradients and against which the fast path is tested. A task of your own needs these
-    attributes and methods and nothing else; see :class:`~dpscaffold.tasks.module.ModuleTask` for wrapping
-    any ``torch.nn.Module``.
+    ``clipped_sum`` is where speed lives; ``losses`` is the plain definition, from which the loop
+    engine derives its gradients and against which the fast path is tested. A task of your own needs
+    these attributes and methods and nothing else; see :class:`~dpscaffold.tasks.module.ModuleTask`
+    for wrapping any ``torch.nn.Module``.
     """
 
     name: str
@@ -76,11 +76,14 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(scores, labels, reduction="none")
 
 
-def clip_factors(norms: Tensor, weight: Tensor | None, clip: Clip) -> tuple[Tensor | None, Tensor | None]:
-    """The factor of each example's gradient, w_j·min(1, C/‖g_j‖), and the bound C, from norms (U, B).
+def clip_factors(
+    norms: Tensor, weight: Tensor | None, clip: Clip
+) -> tuple[Tensor | None, Tensor | None]:
+    """The factor of each example's gradient, w_j·min(1, C/‖g_j‖), and the bound C, from norms (U,
+    B).
 
-    The factor is None where it would be all ones. The median is over the real records of the batch (the
-    lower one of two); an empty batch has bound 0.
+    The factor is None where it would be all ones. The median is over the real records of the batch
+    (the lower one of two); an empty batch has bound 0.
     """
     if clip is None:
         return weight, None

@@ -17,7 +17,9 @@ def output_errors(logits: Tensor, labels: Tensor) -> Tensor:
     """δ = softmax(z) − onehot(label), in place on logits (U, classes, B) with labels (U, B)."""
     errors = logits.sub_(logits.amax(1, keepdim=True)).exp_()
     errors /= errors.sum(1, keepdim=True)
-    errors.scatter_add_(1, labels[:, None, :], errors.new_full((), -1.0).expand(labels.shape)[:, None, :])
+    errors.scatter_add_(
+        1, labels[:, None, :], errors.new_full((), -1.0).expand(labels.shape)[:, None, :]
+    )
     return errors
 
 
@@ -26,10 +28,10 @@ class Logistic:
 
     The flat vector is W (classes × features) row by row, each row followed by its bias. x⁰ = 0.
 
-    The gradient of one example is δaᵀ, of norm ‖δ‖·‖a‖, so clipping only reweights the columns of one
-    matrix product. Logits are laid out as (users, classes, records): the softmax then runs over the middle
-    axis, along which the machine vectorises. On unit-norm rows ‖a‖ = √2 with the bias and ‖δ‖ ≤ √2: no
-    per-example gradient is longer than 2.
+    The gradient of one example is δaᵀ, of norm ‖δ‖·‖a‖, so clipping only reweights the columns of
+    one matrix product. Logits are laid out as (users, classes, records): the softmax then runs over
+    the middle axis, along which the machine vectorises. On unit-norm rows ‖a‖ = √2 with the bias
+    and ‖δ‖ ≤ √2: no per-example gradient is longer than 2.
 
     >>> task = Logistic(features=2, classes=3)
     >>> task.parameters
@@ -69,7 +71,11 @@ class Logistic:
         bound = None
         factor = batch.weight
         if clip is not None:
-            squares = batch.squares if batch.squares is not None else (batch.features * batch.features).sum(-1)
+            squares = (
+                batch.squares
+                if batch.squares is not None
+                else (batch.features * batch.features).sum(-1)
+            )
             norms = ((errors * errors).sum(1) * squares).sqrt_()
             factor, bound = clip_factors(norms, batch.weight, clip)
         if factor is not None:

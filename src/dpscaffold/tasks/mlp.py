@@ -15,12 +15,13 @@ from dpscaffold.tasks.logistic import output_errors, with_ones
 class Mlp:
     """features → hidden ReLU units → classes, with biases (the paper's network has 60 → 200 → 10).
 
-    The flat vector is the first layer (hidden × (features+1)) and then the second (classes × (hidden+1)),
-    each row followed by its bias. x⁰ is drawn from the seed, uniform in ±1/√(inputs) per layer, and is the
-    same for every algorithm.
+    The flat vector is the first layer (hidden × (features+1)) and then the second (classes ×
+    (hidden+1)), each row followed by its bias. x⁰ is drawn from the seed, uniform in ±1/√(inputs)
+    per layer, and is the same for every algorithm.
 
-    For one example with input a, hidden activation h and backward errors δ₁, δ₂ the squared norm of the
-    whole gradient is ‖δ₁‖²(‖a‖²+1) + ‖δ₂‖²(‖h‖²+1) (Goodfellow 2015): no per-example gradient is formed.
+    For one example with input a, hidden activation h and backward errors δ₁, δ₂ the squared norm of
+    the whole gradient is ‖δ₁‖²(‖a‖²+1) + ‖δ₂‖²(‖h‖²+1) (Goodfellow 2015): no per-example gradient
+    is formed.
     """
 
     convex = False
@@ -81,6 +82,8 @@ class Mlp:
             back *= factor[:, None, :]
         total = torch.empty_like(params)
         total[:, : self._first] = torch.bmm(back, inputs).flatten(1)
-        outer = torch.cat([torch.bmm(errors, hidden.transpose(1, 2)), errors.sum(2, keepdim=True)], dim=2)
+        outer = torch.cat(
+            [torch.bmm(errors, hidden.transpose(1, 2)), errors.sum(2, keepdim=True)], dim=2
+        )
         total[:, self._first :] = outer.flatten(1)
         return ClippedSum(total, bound)

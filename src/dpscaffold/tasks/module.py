@@ -21,12 +21,12 @@ _HELD = 1 << 25
 class ModuleTask:
     """A classifier given as a module that maps (N, *shape) to class scores (N, classes).
 
-    ``shape`` unflattens the features, e.g. ``(1, 28, 28)`` for a convolution. The flat vector holds the
-    module's parameters in their own order, without those that require no gradient; x⁰ is their current value.
-    The module itself is copied, never changed. Per-example gradients are taken in chunks, so memory stays
-    bounded whatever the batch. Buffers and frozen parameters are constants, and the module is used in
-    evaluation mode (dropout is off). Layers that mix examples, such as batch normalisation, are refused: an
-    example then has no gradient to clip.
+    ``shape`` unflattens the features, e.g. ``(1, 28, 28)`` for a convolution. The flat vector holds
+    the module's parameters in their own order, without those that require no gradient; x⁰ is their
+    current value. The module itself is copied, never changed. Per-example gradients are taken in
+    chunks, so memory stays bounded whatever the batch. Buffers and frozen parameters are constants,
+    and the module is used in evaluation mode (dropout is off). Layers that mix examples, such as
+    batch normalisation, are refused: an example then has no gradient to clip.
 
     >>> task = ModuleTask(nn.Linear(4, 3))
     >>> task.parameters
@@ -35,26 +35,34 @@ class ModuleTask:
 
     convex = False
 
-    def __init__(self, module: nn.Module, shape: tuple[int, ...] | None = None, name: str = "module") -> None:
+    def __init__(
+        self, module: nn.Module, shape: tuple[int, ...] | None = None, name: str = "module"
+    ) -> None:
         for layer in module.modules():
             if isinstance(layer, _MIXING):
                 raise BadInput(
-                    f"the module contains {type(layer).__name__}, which mixes the examples of a batch, so a single "
-                    "example's gradient cannot be clipped; use GroupNorm or LayerNorm instead"
+                    f"the module contains {type(layer).__name__}, which mixes the examples of a "
+                    f"batch, so a single example's gradient cannot be clipped; use GroupNorm or "
+                    f"LayerNorm instead"
                 )
         self.name = name
         self.module = copy.deepcopy(module).eval()
         self.shape = shape
-        learnt = {key: value for key, value in self.module.named_parameters() if value.requires_grad}
+        learnt = {
+            key: value for key, value in self.module.named_parameters() if value.requires_grad
+        }
         if not learnt:
-            raise BadInput("the module has no parameters that require a gradient; there is nothing to learn")
+            raise BadInput(
+                "the module has no parameters that require a gradient; there is nothing to learn"
+            )
         self._shapes = {key: value.shape for key, value in learnt.items()}
         self._initial = torch.cat([value.detach().flatten().float() for value in learnt.values()])
         self.parameters = len(self._initial)
         self.width = 0  # gradients are held in chunks of their own
         frozen = {key: value for key, value in self.module.named_parameters() if key not in learnt}
         self._constants = {
-            key: value.detach().clone() for key, value in [*self.module.named_buffers(), *frozen.items()]
+            key: value.detach().clone()
+            for key, value in [*self.module.named_buffers(), *frozen.items()]
         }
         self.module.requires_grad_(False)
 
@@ -69,7 +77,10 @@ class ModuleTask:
     def _unflatten(self, params: Tensor) -> dict[str, Tensor]:
         sizes = [shape.numel() for shape in self._shapes.values()]
         parts = params.split(sizes)
-        return {key: part.view(shape) for (key, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        return {
+            key: part.view(shape)
+            for (key, shape), part in zip(self._shapes.items(), parts, strict=True)
+        }
 
     def scores(self, params: Tensor, features: Tensor) -> Tensor:
         """The module's output, (N, classes)."""
@@ -94,7 +105,9 @@ class ModuleTask:
             return self._gradients(params, batch.features[:, rows], batch.labels[:, rows])
 
         starts = range(0, records, chunk)
-        if isinstance(clip, str):  # the median needs every norm before the first gradient can be clipped
+        if isinstance(
+            clip, str
+        ):  # the median needs every norm before the first gradient can be clipped
             norms = torch.cat([gradients(start).norm(dim=2) for start in starts], dim=1)
             clip = clip_factors(norms, batch.weight, clip)[1]
         total = torch.zeros_like(params)
