@@ -13,10 +13,10 @@ demo: $(VENV)/.ready  ## train DP-SCAFFOLD beside its rivals and draw the compar
 	$(BIN)/dpscaffold demo
 
 test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/.ready-dev  ## run the longer checks too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: lint types doctest test  ## everything a reviewer would run
 

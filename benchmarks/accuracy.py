@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, scaffold, synthetic
-from dpscaffold.experiments.optimum import solve
 from dpscaffold.experiments.stack import Schedule, train_stack
+from dpscaffold.optimum import solve
 from dpscaffold.setting import Setting
 
 SEEDS = (0, 1, 2)

@@ -7,9 +7,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from small import EQUAL, UNEQUAL, federation
 
+from dpscaffold import optimum as file
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments import optimum as file
-from dpscaffold.experiments.optimum import solve
+from dpscaffold.optimum import solve
 from dpscaffold.tasks import Logistic, Mlp
 
 REGULARISATION = 0.02

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpscaffold.checks import floor_share
 from dpscaffold.errors import BadInput
-from dpscaffold.plan import Plan, floor_share
+from dpscaffold.plan import Plan
 
 
 @given(st.integers(1, 999), st.integers(1, 10**5))

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.plan import number, whole
 from dpscaffold.privacy import (
     Cost,
     Ledger,

@@ -27,7 +27,7 @@ _SMALLEST_GAP = 1e-12
 class Evaluator:
     """Evaluates models on one federation, a block of users at a time.
 
-    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.experiments.optimum.solve`; without it
+    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.optimum.solve`; without it
     ``log10_gap`` is None.
     """
 

@@ -10,19 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dpscaffold.checks import choice, floor_share, least_ratio, number, whole
 from dpscaffold.errors import BadInput
 
 Weighting = Literal["uniform", "records"]
 Averaging = Literal["none", "uniform", "tail"]
-
-
-def floor_share(ratio: float, whole: int) -> int:
-    """⌊ratio·whole⌋, forgiving the rounding of the product: 0.29 of 100 is 29, not 28.
-
-    >>> floor_share(0.29, 100), floor_share(0.2, 4000), floor_share(0.5, 3)
-    (29, 800, 1)
-    """
-    return math.floor(ratio * whole + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class Plan:
         if count < 1:
             raise BadInput(
                 f"plan.user_ratio is {self.user_ratio}, which selects no one of {users} users; "
-                f"use at least {_least_ratio(users)}"
+                f"use at least {least_ratio(users)}"
             )
         return count
 
@@ -113,7 +105,7 @@ class Plan:
             size = int(sizes[user])
             raise BadInput(
                 f"plan.data_ratio is {self.data_ratio}, which leaves user {user} with {size} "
-                f"records an empty batch; use at least {_least_ratio(size)} or leave that user out"
+                f"records an empty batch; use at least {least_ratio(size)} or leave that user out"
             )
         return batches
 
@@ -128,29 +120,3 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-def _least_ratio(whole_: int) -> float:
-    """The smallest ratio of four decimals that selects one of ``whole_``."""
-    return math.ceil(1e4 / whole_) / 1e4
-
-
-def number(name: str, value: object) -> float:
-    """``value`` as a finite float, or a refusal that names it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadInput(f"{name} is {value!r}; it must be a finite number")
-    return float(value)
-
-
-def whole(name: str, value: object, least: int) -> int:
-    """``value`` as an integer of at least ``least``, or a refusal that names it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise BadInput(f"{name} is {value!r}; it must be a whole number, {least} or more")
-    return value
-
-
-def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """``value`` as one of ``choices``, or a refusal that names it."""
-    if value not in choices:
-        raise BadInput(f"{name} is {value!r}; choose one of {', '.join(choices)}")
-    return str(value)

@@ -4,11 +4,8 @@ parts."""
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +17,11 @@ from dpscaffold.accounts import Accounts, Budget
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.engines import Draw, Engine, Loop, Simulator, State
 from dpscaffold.errors import BadInput, Diverged
-from dpscaffold.experiments.optimum import Optimum, solve
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
+from dpscaffold.machine import pick_device, stop_signals
 from dpscaffold.metrics import Evaluator
+from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.setting import Setting
@@ -70,24 +68,6 @@ class Result:
         """The most likely class of each row of raw features, (N, d) → (N,)."""
         task = self.setting.task
         return task.scores(self.params, task.prepare(features)).argmax(dim=1)
-
-
-def pick_device(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:1`` or ``auto`` as a device that is really there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto") from error
-    if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(
-            f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; "
-            f"use cpu or auto"
-        )
-    return device
 
 
 def train(
@@ -365,27 +345,3 @@ def describe_in_words(setting: Setting) -> dict[str, Any]:
     if setting.privacy:
         described["privacy"] = dict(vars(setting.privacy))
     return described
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[str]]:
-    """Collect the names of stop signals, so that the round in progress can end in order.
-
-    A second Ctrl-C stops at once. Outside the main thread, signals are left alone.
-    """
-    caught: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-
-    def note(number: int, frame: object) -> None:
-        if caught and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught.append(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -18,8 +18,8 @@ from dpscaffold.data import (
     read_leaf,
     read_npz,
 )
-from dpscaffold.data.leaf import write_leaf
 from dpscaffold.data.pool import Pool
+from dpscaffold.data.readers.leaf import write_leaf
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 

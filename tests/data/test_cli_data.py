@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscaffold import cli
-from dpscaffold.data import catalogue, load
-from dpscaffold.data.catalogue import Dataset, Published
+from dpscaffold.data import load
+from dpscaffold.data.readers import catalogue
+from dpscaffold.data.readers.catalogue import Dataset, Published
 
 runner = CliRunner()
 

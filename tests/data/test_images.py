@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscaffold.data import catalogue, images, load_federation
-from dpscaffold.data.idx import read_idx, write_idx
+from dpscaffold.data import load_federation
+from dpscaffold.data.readers import catalogue, images
+from dpscaffold.data.readers.idx import read_idx, write_idx
 from dpscaffold.errors import BadInput
 
 Maker = Callable[..., Path]

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom, chi2
 from sklearn.linear_model import LogisticRegression
 
-from dpscaffold.data.synthetic import synthetic
+from dpscaffold.data.synthesis import synthetic
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 

@@ -13,19 +13,19 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, synthetic
 from dpscaffold.cli import app
-from dpscaffold.experiments import reproduce as reproducing
-from dpscaffold.experiments import runner
-from dpscaffold.experiments.archive import Archive
-from dpscaffold.experiments.cases import Case, scaled
-from dpscaffold.experiments.definition import experiment, names
 from dpscaffold.experiments.draws import shared_draws
-from dpscaffold.experiments.probe import Probe
-from dpscaffold.experiments.published import caption, published, table
-from dpscaffold.experiments.reproduce import Wish, chosen_cases, reproduce
-from dpscaffold.experiments.runner import Stopped, Watcher, cells
 from dpscaffold.experiments.stack import Course
+from dpscaffold.paper import reproduce as reproducing
+from dpscaffold.paper import runner
+from dpscaffold.paper.archive import Archive
+from dpscaffold.paper.cases import Case, scaled
+from dpscaffold.paper.definition import experiment, names
+from dpscaffold.paper.probe import Probe
+from dpscaffold.paper.published import caption, published, table
+from dpscaffold.paper.reproduce import Wish, chosen_cases, reproduce
+from dpscaffold.paper.results import Results, average
+from dpscaffold.paper.runner import Stopped, Watcher, cells
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
-from dpscaffold.report.reproduction import Results, average
 
 CPU = torch.device("cpu")
 TINY = 0.01
@@ -395,9 +395,7 @@ def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
 
 
 def test_the_list_has_every_experiment_and_a_time(monkeypatch):
-    monkeypatch.setattr(
-        "dpscaffold.report.reproduction_list.names", lambda: ("table1", "figure1", "figure2")
-    )
+    monkeypatch.setattr("dpscaffold.paper.listing.names", lambda: ("table1", "figure1", "figure2"))
     result = CliRunner().invoke(
         app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "80"}
     )
@@ -408,7 +406,7 @@ def test_the_list_has_every_experiment_and_a_time(monkeypatch):
 
 
 def test_the_whole_list_at_full_size_fits_a_terminal(monkeypatch):
-    monkeypatch.setattr("dpscaffold.experiments.probe.Probe.seconds", lambda self, cases: 35_940.0)
+    monkeypatch.setattr("dpscaffold.paper.probe.Probe.seconds", lambda self, cases: 35_940.0)
     result = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     assert (

@@ -228,11 +228,3 @@ def test_a_configuration(tmp_path):
     assert said["run"]["rounds"] == 30 and said["run"]["participants"] == 2
     assert said["run"]["groups"][0]["batch"] == said["run"]["groups"][0]["records"] // 4
     assert said["server"]["epsilon"] > 0 and run.delta == pytest.approx(said["delta"])
-
-
-def test_shares_are_taken_as_the_plan_takes_them():
-    from dpscaffold.cli.privacy import share
-    from dpscaffold.plan import floor_share
-
-    for ratio, whole in [(0.29, 100), (0.2, 4000), (0.1, 7), (1 / 3, 3), (0.57, 100)]:
-        assert share(ratio, whole) == floor_share(ratio, whole)

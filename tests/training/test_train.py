@@ -24,8 +24,8 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.accounts import read_ledger
+from dpscaffold.machine import pick_device
 from dpscaffold.privacy import RANDOM_PARTICIPATION
-from dpscaffold.training import pick_device
 
 NOISY = Gaussian(clip=1.0, noise=3.0)
 

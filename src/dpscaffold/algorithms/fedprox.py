@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dpscaffold.algorithms.base import Algorithm, Broadcast, Memory
 from dpscaffold.algorithms.fedavg import fedavg
+from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
-from dpscaffold.plan import number
 
 
 @dataclass(frozen=True)

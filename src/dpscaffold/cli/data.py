@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscaffold.data import data_folder, describe, download, load_federation, prepare
-from dpscaffold.data.catalogue import CATALOGUE
 from dpscaffold.data.config import SOURCES
 from dpscaffold.data.heterogeneity import Description, shown_users
+from dpscaffold.data.readers.catalogue import CATALOGUE
 from dpscaffold.errors import BadInput, nearest
 
 app = typer.Typer(

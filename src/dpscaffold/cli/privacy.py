@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dpscaffold.checks import floor_share
 from dpscaffold.privacy import Ledger, PrivacyError, Run, describe, statement
 from dpscaffold.privacy.statement import NO_NOISE, round_up
 
@@ -148,7 +148,7 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
     name = numbers.get("algorithm") or "scaffold"
     if name not in MEMORY:
         raise PrivacyError(f"--algorithm is {name!r}; give one of {', '.join(MEMORY)}")
-    participants = share(numbers["user_ratio"], numbers["users"])
+    participants = floor_share(numbers["user_ratio"], numbers["users"])
     if participants < 1:
         raise PrivacyError(
             f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "
@@ -160,7 +160,7 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
         users=numbers["users"],
         participants=participants,
         records=numbers["records"],
-        batches=share(numbers["data_ratio"], numbers["records"]),
+        batches=floor_share(numbers["data_ratio"], numbers["records"]),
         noise=numbers["noise"],
         sampling=numbers.get("sampling") or "fixed",
         unit=numbers.get("unit") or "record",
@@ -168,11 +168,6 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
         delta=delta,
         max_participations=numbers.get("max_participations"),
     )
-
-
-def share(ratio: float, whole: int) -> int:
-    """⌊ratio·whole⌋, forgiving the rounding of the product."""
-    return math.floor(ratio * whole + 1e-9)
 
 
 def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Subject:

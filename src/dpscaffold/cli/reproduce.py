@@ -15,8 +15,8 @@ from dpscaffold.errors import BadInput
 if TYPE_CHECKING:
     import torch
 
-    from dpscaffold.experiments.definition import Experiment
-    from dpscaffold.experiments.reproduce import Wish
+    from dpscaffold.paper.definition import Experiment
+    from dpscaffold.paper.reproduce import Wish
 
 
 def reproduce_command(
@@ -44,9 +44,9 @@ def reproduce_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
-    from dpscaffold.experiments.definition import experiment, names
-    from dpscaffold.experiments.reproduce import Wish
-    from dpscaffold.training import pick_device
+    from dpscaffold.machine import pick_device
+    from dpscaffold.paper.definition import experiment, names
+    from dpscaffold.paper.reproduce import Wish
 
     wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs)
     chosen = pick_device(device)
@@ -56,7 +56,7 @@ def reproduce_command(
             f"or --list"
         )
     if list_:
-        from dpscaffold.report.reproduction_list import listing
+        from dpscaffold.paper.listing import listing
 
         with Console(stderr=True).status("timing a few rounds of each shape, about half a minute"):
             shown = listing(wish, chosen)
@@ -69,10 +69,10 @@ def reproduce_command(
 
 
 def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool) -> None:
-    from dpscaffold.experiments.reproduce import reproduce
-    from dpscaffold.experiments.runner import Stopped
-    from dpscaffold.report.reproduction_progress import Bars
-    from dpscaffold.training import stop_signals
+    from dpscaffold.experiments.watching import Stopped
+    from dpscaffold.machine import stop_signals
+    from dpscaffold.paper.progress import Bars
+    from dpscaffold.paper.reproduce import reproduce
 
     console = Console(highlight=False, soft_wrap=True)
     with stop_signals() as caught:

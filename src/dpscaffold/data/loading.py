@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpscaffold.data import cifar, images, partition
-from dpscaffold.data.arrays import read_npz
-from dpscaffold.data.coding import Table
+from dpscaffold.data import partition
 from dpscaffold.data.config import (
     Cifar10,
     Csv,
@@ -32,12 +30,15 @@ from dpscaffold.data.config import (
     _TableFile,
     parse_data,
 )
-from dpscaffold.data.leaf import read_leaf
 from dpscaffold.data.pool import Pool, assemble, offsets, split_rows
-from dpscaffold.data.preprocess import fit, preprocess, transformed
+from dpscaffold.data.preparation import fit, preprocess, transformed
+from dpscaffold.data.readers import cifar, images
+from dpscaffold.data.readers.arrays import read_npz
+from dpscaffold.data.readers.coding import Table
+from dpscaffold.data.readers.leaf import read_leaf
+from dpscaffold.data.readers.tables import feature_blocks, read_table, scan_table
 from dpscaffold.data.storage import load, save
-from dpscaffold.data.synthetic import synthetic
-from dpscaffold.data.tables import feature_blocks, read_table, scan_table
+from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records

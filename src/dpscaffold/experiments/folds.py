@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.plan import whole
 
 
 def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int = 0) -> Federation:

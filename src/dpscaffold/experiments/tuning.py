@@ -24,8 +24,8 @@ from dpscaffold.data.config import DataSettings
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.runner import Stopped, Watcher
 from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
+from dpscaffold.experiments.watching import Stopped, Watcher
 from dpscaffold.federation import Federation
 from dpscaffold.setting import Setting
 

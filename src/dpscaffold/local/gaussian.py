@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
-from dpscaffold.plan import choice, number
 from dpscaffold.randomness import Sampling
 
 Unit = Literal["record", "user"]

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from dpscaffold.experiments.runner import Watcher
+from dpscaffold.experiments.watching import Watcher
 
 
 class Rounds(Watcher):

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import torch
 
+from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.plan import number, whole
 
 
 def synthetic(

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from dpscaffold.data.catalogue import CATALOGUE, data_folder
-from dpscaffold.data.idx import read_idx, shape_text
 from dpscaffold.data.pool import Pool
+from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder
+from dpscaffold.data.readers.idx import read_idx, shape_text
 from dpscaffold.errors import BadInput, nearest
 
 Part = Literal["train", "test", "both"]

@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.experiments.archive import Finished
-from dpscaffold.experiments.definition import Experiment
-from dpscaffold.experiments.epsilons import epsilons
-from dpscaffold.experiments.published import caption, published
+from dpscaffold.paper.archive import Finished
+from dpscaffold.paper.definition import Experiment
+from dpscaffold.paper.epsilons import epsilons
+from dpscaffold.paper.published import caption, published
+from dpscaffold.paper.results import Place, Results, Summary, average, last
+from dpscaffold.paper.tables import sweep_parts, table_parts
+from dpscaffold.paper.text import TUNING, Made, markdown, percent, rate
 from dpscaffold.privacy.statement import round_up
 from dpscaffold.report.progress import duration
-from dpscaffold.report.reproduction import Place, Results, Summary, average, last
-from dpscaffold.report.reproduction_tables import sweep_parts, table_parts
-from dpscaffold.report.reproduction_text import TUNING, Made, markdown, percent, rate
 
 
 def write_result(results: Results, folder: Path, made: Made) -> str:
@@ -290,7 +290,7 @@ def _settings(results: Results, made: Made) -> list[str]:
         f"- seeds: {', '.join(map(str, seeds))} (of training; the data are the same); runs: "
         f"{len(finished) - folds}" + (f", and {folds} of the cross-validation" if folds else ""),
         *_machines(finished),
-        f"- definition: `experiments/paper/{experiment.name}.toml` inside the package",
+        f"- definition: `paper/definitions/{experiment.name}.toml` inside the package",
         "- base configuration: "
         + "; ".join(
             f"{name}.{key} = {value}"

@@ -14,9 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from dpscaffold.data.coding import Codes, Table, category_values, code_labels, code_users, remarks
-from dpscaffold.data.columns import column_names, read_batches, require_column
 from dpscaffold.data.pool import Pool
+from dpscaffold.data.readers.coding import (
+    Codes,
+    Table,
+    category_values,
+    code_labels,
+    code_users,
+    remarks,
+)
+from dpscaffold.data.readers.columns import column_names, read_batches, require_column
 from dpscaffold.errors import BadInput
 
 

@@ -10,22 +10,19 @@ from typing import Any
 
 import torch
 
+from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
-from dpscaffold.experiments.archive import Archive
-from dpscaffold.experiments.cases import Case
 from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.looped import train_loop
-from dpscaffold.experiments.optimum import solve
-from dpscaffold.experiments.solving import solved_noise
 from dpscaffold.experiments.stack import ROWS, train_stack
+from dpscaffold.experiments.watching import Stopped, Watcher
 from dpscaffold.federation import Federation
-from dpscaffold.plan import floor_share
+from dpscaffold.optimum import solve
+from dpscaffold.paper.archive import Archive
+from dpscaffold.paper.cases import Case
+from dpscaffold.paper.looped import train_loop
+from dpscaffold.paper.solving import solved_noise
 from dpscaffold.runfolder import versions
 from dpscaffold.setting import Setting
-
-
-class Stopped(RuntimeError):
-    """A signal asked to stop; what is finished is kept."""
 
 
 @dataclass(frozen=True)
@@ -138,28 +135,6 @@ class Loader:
         else:
             self._held[key] = self._held.pop(key)
         return self._held[key]
-
-
-@dataclass
-class Watcher:
-    """What is told about progress; a subclass shows it. ``stop`` returns the signal that asked to
-    stop."""
-
-    def cell(self, cell: Cell, number: int, of: int) -> None:
-        """A stack begins."""
-
-    def round(self, round: int) -> None:
-        """A round of the current stack is done."""
-
-    def done(self, cell: Cell, seconds: float) -> None:
-        """The stack is finished."""
-
-    def writing(self) -> None:
-        """All runs are finished; the results are about to be written."""
-
-    def stop(self) -> str | None:
-        """The name of a signal that asked to stop, or None."""
-        return None
 
 
 def run_cases(

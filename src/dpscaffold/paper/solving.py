@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.checks import floor_share
 from dpscaffold.config import Settings
-from dpscaffold.experiments.cases import Case
-from dpscaffold.experiments.optimum import cache_folder
-from dpscaffold.plan import floor_share
+from dpscaffold.optimum import cache_folder
+from dpscaffold.paper.cases import Case
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     Run,

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dpscaffold.checks import floor_share
 from dpscaffold.engines import Simulator
-from dpscaffold.experiments.cases import Case
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.judging import Judge
-from dpscaffold.experiments.runner import Cell, cells, user_steps
 from dpscaffold.experiments.stack import draw_participants
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
-from dpscaffold.plan import Plan, floor_share
+from dpscaffold.paper.cases import Case
+from dpscaffold.paper.runner import Cell, cells, user_steps
+from dpscaffold.plan import Plan
 from dpscaffold.setting import Setting
 
 #: (features, classes) of the sources that the experiments use, after preprocessing.

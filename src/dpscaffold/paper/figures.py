@@ -6,8 +6,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from dpscaffold.experiments.published import caption
-from dpscaffold.report.reproduction import Results, Run, Summary, average, last
+from dpscaffold.paper.published import caption
+from dpscaffold.paper.results import Results, Run, Summary, average, last
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +141,7 @@ def _table(results: Results, plt: Any) -> Any:
 
 def _over_k(axis: Axes, results: Results, row: str, line: str, value: Any, colour: Any) -> None:
     """One σ_g: ours with its deviations, and the paper's."""
-    from dpscaffold.experiments.published import table
+    from dpscaffold.paper.published import table
 
     published = table(results.experiment.published or results.experiment.name)
     columns = [column for column in results.columns(row) if (row, column, line) in results.places]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.data.catalogue import CATALOGUE, data_folder
-from dpscaffold.data.images import Part, md5_of
 from dpscaffold.data.pool import Pool
+from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder
+from dpscaffold.data.readers.images import Part, md5_of
 from dpscaffold.errors import BadInput
 
 PIXELS = 3 * 32 * 32

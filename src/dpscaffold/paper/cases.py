@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dpscaffold.checks import floor_share
 from dpscaffold.config import Settings, parse
 from dpscaffold.experiments.stack import Schedule
-from dpscaffold.plan import floor_share
 
 #: Part of every digest: raise it when the meaning of a configuration changes.
 VERSION = 1

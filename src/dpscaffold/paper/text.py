@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpscaffold.report.reproduction import Summary, Value, average, last
+from dpscaffold.paper.results import Summary, Value, average, last
 
 TUNING = (
     "Choosing hyperparameters by looking at private records stands outside every privacy "
@@ -13,7 +13,7 @@ TUNING = (
 )
 
 
-#: See :attr:`dpscaffold.experiments.cases.Case.objective`.
+#: See :attr:`dpscaffold.paper.cases.Case.objective`.
 Objective = tuple[str, float]
 
 

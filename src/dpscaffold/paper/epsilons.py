@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpscaffold.config import Settings
-from dpscaffold.experiments.solving import description, remember
+from dpscaffold.paper.solving import description, remember
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,

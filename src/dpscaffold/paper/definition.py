@@ -18,10 +18,10 @@ from itertools import product
 from typing import Any, Literal
 
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.experiments.cases import Case, scaled
-from dpscaffold.experiments.published import published_rounds
-from dpscaffold.experiments.solving import solved_rounds
 from dpscaffold.experiments.stack import Schedule
+from dpscaffold.paper.cases import Case, scaled
+from dpscaffold.paper.published import published_rounds
+from dpscaffold.paper.solving import solved_rounds
 
 Kind = Literal["curves", "table", "frontier", "sweep"]
 
@@ -188,8 +188,8 @@ def experiment(name: str) -> Experiment:
 
 def _read(name: str) -> dict[str, Any]:
     text = (
-        resources.files("dpscaffold.experiments")
-        .joinpath("paper", f"{name}.toml")
+        resources.files("dpscaffold.paper")
+        .joinpath("definitions", f"{name}.toml")
         .read_text(encoding="utf-8")
     )
     return tomllib.loads(text)

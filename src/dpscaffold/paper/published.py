@@ -31,9 +31,7 @@ def published() -> dict[str, Any]:
     ['captions', 'source', 'table1']
     """
     text = (
-        resources.files("dpscaffold.experiments")
-        .joinpath("published.toml")
-        .read_text(encoding="utf-8")
+        resources.files("dpscaffold.paper").joinpath("published.toml").read_text(encoding="utf-8")
     )
     return tomllib.loads(text)
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dpscaffold.experiments.runner import Cell, Watcher
+from dpscaffold.paper.runner import Cell, Watcher
 from dpscaffold.report.progress import duration
 
 

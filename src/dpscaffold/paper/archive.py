@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.experiments.cases import Case
 from dpscaffold.experiments.stack import Course
+from dpscaffold.paper.cases import Case
 from dpscaffold.runfolder import plain
 
 #: The file that an experiment's finished runs are appended to.

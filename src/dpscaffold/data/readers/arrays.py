@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dpscaffold.data.pool import Pool, assemble
-from dpscaffold.data.preprocess import preprocess as _preprocess
+from dpscaffold.data.preparation import preprocess as _preprocess
 from dpscaffold.data.steps import _Step
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation

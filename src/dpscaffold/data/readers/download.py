@@ -18,8 +18,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dpscaffold.data.catalogue import Dataset, Published, data_folder, dataset
-from dpscaffold.data.images import md5_of
+from dpscaffold.data.readers.catalogue import Dataset, Published, data_folder, dataset
+from dpscaffold.data.readers.images import md5_of
 from dpscaffold.errors import BadInput
 
 #: Called with (file name, bytes so far, bytes in all or None).

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpscaffold.experiments.published import table
-from dpscaffold.report.reproduction import Place, Results, Value, average, last
-from dpscaffold.report.reproduction_text import (
+from dpscaffold.paper.published import table
+from dpscaffold.paper.results import Place, Results, Value, average, last
+from dpscaffold.paper.text import (
     OUTPUTS,
     TUNING,
     Made,

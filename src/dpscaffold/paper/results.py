@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.experiments.archive import Archive, Finished
-from dpscaffold.experiments.cases import Case
-from dpscaffold.experiments.definition import Experiment
+from dpscaffold.paper.archive import Archive, Finished
+from dpscaffold.paper.cases import Case
+from dpscaffold.paper.definition import Experiment
 
 Place = tuple[str, str, str]
 METRICS = (

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from dpscaffold.experiments.definition import experiment, names
-from dpscaffold.experiments.probe import Probe
-from dpscaffold.experiments.reproduce import chosen_cases
-from dpscaffold.experiments.runner import user_steps
+from dpscaffold.paper.definition import experiment, names
+from dpscaffold.paper.probe import Probe
+from dpscaffold.paper.reproduce import chosen_cases
+from dpscaffold.paper.runner import user_steps
 
 if TYPE_CHECKING:
     import torch
 
-    from dpscaffold.experiments.reproduce import Wish
+    from dpscaffold.paper.reproduce import Wish
 
 
 def listing(wish: Wish, device: torch.device) -> Table:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.archive import Archive
-from dpscaffold.experiments.cases import Case
-from dpscaffold.experiments.definition import Experiment
-from dpscaffold.experiments.optimum import solve
-from dpscaffold.experiments.runner import Loader, Watcher, run_cases, user_steps
-from dpscaffold.plan import number, whole
+from dpscaffold.experiments.watching import Watcher
+from dpscaffold.optimum import solve
+from dpscaffold.paper.archive import Archive
+from dpscaffold.paper.cases import Case
+from dpscaffold.paper.definition import Experiment
+from dpscaffold.paper.runner import Loader, run_cases, user_steps
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,10 @@ def write(
     experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive
 ) -> list[str]:
     """The tidy results, the figure and RESULT.md of what is finished."""
-    from dpscaffold.report.reproduction import Results, write_tidy
-    from dpscaffold.report.reproduction_figures import draw
-    from dpscaffold.report.reproduction_result import title, write_result
-    from dpscaffold.report.reproduction_text import Made
+    from dpscaffold.paper.figures import draw
+    from dpscaffold.paper.result_page import title, write_result
+    from dpscaffold.paper.results import Results, write_tidy
+    from dpscaffold.paper.text import Made
 
     results = Results(experiment, cases, folded, archive)
     if not results.runs:

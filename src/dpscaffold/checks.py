@@ -1,0 +1,42 @@
+"""Checks of single values, without torch: each gives the value back or a sentence that names it."""
+
+from __future__ import annotations
+
+import math
+
+from dpscaffold.errors import BadInput
+
+
+def floor_share(ratio: float, whole: int) -> int:
+    """⌊ratio·whole⌋, forgiving the rounding of the product: 0.29 of 100 is 29, not 28.
+
+    >>> floor_share(0.29, 100), floor_share(0.2, 4000), floor_share(0.5, 3)
+    (29, 800, 1)
+    """
+    return math.floor(ratio * whole + 1e-9)
+
+
+def least_ratio(whole_: int) -> float:
+    """The smallest ratio of four decimals that selects one of ``whole_``."""
+    return math.ceil(1e4 / whole_) / 1e4
+
+
+def number(name: str, value: object) -> float:
+    """``value`` as a finite float, or a refusal that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadInput(f"{name} is {value!r}; it must be a finite number")
+    return float(value)
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """``value`` as an integer of at least ``least``, or a refusal that names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    return value
+
+
+def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """``value`` as one of ``choices``, or a refusal that names it."""
+    if value not in choices:
+        raise BadInput(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+    return str(value)

@@ -1,0 +1,54 @@
+"""The machine a run is on: its devices and the signals that ask it to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from dpscaffold.errors import BadInput
+
+
+def pick_device(name: str) -> torch.device:
+    """``cpu``, ``cuda``, ``cuda:1`` or ``auto`` as a device that is really there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(
+            f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; "
+            f"use cpu or auto"
+        )
+    return device
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[str]]:
+    """Collect the names of stop signals, so that the round in progress can end in order.
+
+    A second Ctrl-C stops at once. Outside the main thread, signals are left alone.
+    """
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def note(number: int, frame: object) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
