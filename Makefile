@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test test-all check lint types doctest bench clean
+.PHONY: help demo test test-all check lint types doctest docs bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,10 @@ types: $(VENV)/.ready-dev  ## mypy
 doctest: $(VENV)/.ready-dev  ## the examples in the docstrings
 	$(BIN)/python -m pytest --doctest-modules src/dpscaffold
 
+docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
+
 bench: $(VENV)/.ready-bench  ## timings beside peers, as ratios
 	$(BIN)/python benchmarks/round.py
 
@@ -51,5 +55,9 @@ $(VENV)/.ready-bench: $(VENV)/.ready-dev
 	$(PIP) -e '.[dev,bench]'
 	@touch $@
 
+$(VENV)/.ready-docs: $(VENV)/.ready-dev
+	$(PIP) -e '.[dev,docs]'
+	@touch $@
+
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
