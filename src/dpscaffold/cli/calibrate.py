@@ -29,13 +29,19 @@ from dpscaffold.cli.privacy import (
     from_source,
 )
 from dpscaffold.privacy import (
+    Bound,
+    Goal,
     PrivacyError,
     Run,
     bound_for,
     budget_table,
     calibrate_noise,
+    human_terms,
     largest_rounds,
+    noise_for,
+    rounds_for,
 )
+from dpscaffold.privacy.goals import Kind
 from dpscaffold.privacy.statement import round_up
 
 SOLVE = ("noise", "rounds", "table")
@@ -44,6 +50,25 @@ SOLVE = ("noise", "rounds", "table")
 def calibrate(
     source: Source = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="the budget")] = None,
+    advantage: Annotated[
+        float | None,
+        typer.Option(
+            "--advantage", help="instead of ε: the best test's TPR − FPR; it is right 1/2 + A/2"
+        ),
+    ] = None,
+    tpr: Annotated[
+        float | None,
+        typer.Option("--tpr", help="instead of ε: the best test's true-positive rate …"),
+    ] = None,
+    at_fpr: Annotated[
+        float | None, typer.Option("--at-fpr", help="… at this false-positive rate")
+    ] = None,
+    mu: Annotated[
+        float | None, typer.Option("--mu", help="instead of ε: approximate Gaussian privacy μ")
+    ] = None,
+    group: Annotated[
+        int, typer.Option("--group", help="the goal holds for k records of one person together")
+    ] = 1,
     view: Annotated[
         str, typer.Option("--view", help="server, third-party or paper-third-party")
     ] = "server",
@@ -64,9 +89,8 @@ def calibrate(
     max_participations: Cap = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the answer as JSON")] = False,
 ) -> None:
-    """Solve for the noise, or the largest number of rounds, whose ε is at most the budget."""
-    if epsilon is None:
-        raise PrivacyError("missing --epsilon; give the budget, a number above 0")
+    """Solve for the noise, or the largest number of rounds, that keep to a budget or a goal."""
+    goal = goal_from(epsilon, advantage, tpr, at_fpr, mu, group)
     if solve not in SOLVE:
         raise PrivacyError(f"--solve is {solve!r}; give noise, rounds or table")
     numbers: dict[str, Any] = {
@@ -90,10 +114,12 @@ def calibrate(
         "solve": solve,
         "view": view.replace("-", "_"),
         "bound": bound.name,
-        "target": epsilon,
+        "target": goal.target,
     }
-    if solve == "noise":
-        run = replace(run, noise=calibrate_noise(run, epsilon, bound, costs))
+    if goal.kind != "epsilon" or goal.group > 1:
+        answer |= solve_goal(run, goal, bound, costs, solve)
+    elif solve == "noise":
+        run = replace(run, noise=calibrate_noise(run, goal.target, bound, costs))
         answer |= {
             "noise": run.noise,
             "rounds": run.rounds,
@@ -101,7 +127,7 @@ def calibrate(
             "delta": run.delta,
         }
     elif solve == "rounds":
-        run = replace(run, rounds=largest_rounds(run, epsilon, bound, costs=costs))
+        run = replace(run, rounds=largest_rounds(run, goal.target, bound, costs=costs))
         answer |= {
             "rounds": run.rounds,
             "noise": run.noise,
@@ -110,13 +136,73 @@ def calibrate(
         }
     else:
         answer |= {
-            "combinations": [asdict(row) for row in budget_table(run, epsilon, bound, costs=costs)],
+            "combinations": [
+                asdict(row) for row in budget_table(run, goal.target, bound, costs=costs)
+            ],
             "delta": run.delta,
         }
     if as_json:
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
     else:
         _show(answer, Console())
+
+
+def goal_from(
+    epsilon: float | None,
+    advantage: float | None,
+    tpr: float | None,
+    at_fpr: float | None,
+    mu: float | None,
+    group: int,
+) -> Goal:
+    """The one goal that the options give.
+
+    >>> goal_from(None, None, 0.02, 0.01, None, 1).kind
+    'tpr'
+    """
+    given: dict[Kind, float | None] = {
+        "epsilon": epsilon,
+        "advantage": advantage,
+        "tpr": tpr,
+        "mu": mu,
+    }
+    named = [kind for kind, value in given.items() if value is not None]
+    if not named:
+        raise PrivacyError(
+            "missing --epsilon; give the budget, a number above 0, or --advantage, --mu, or --tpr "
+            "with --at-fpr"
+        )
+    if len(named) > 1:
+        raise PrivacyError(f"--{named[0]} and --{named[1]} are both given; give one goal")
+    if (tpr is None) != (at_fpr is None):
+        one, other = ("--tpr", "--at-fpr") if at_fpr is None else ("--at-fpr", "--tpr")
+        raise PrivacyError(f"{one} is given without {other}; give both")
+    target = given[named[0]]
+    assert target is not None
+    return Goal(named[0], target, at_fpr, group)
+
+
+def solve_goal(
+    run: Run, goal: Goal, bound: Bound, costs: tuple[Any, ...], solve: str
+) -> dict[str, Any]:
+    """The noise or the rounds that meet a goal in human terms, and what they reach."""
+    if solve == "table":
+        raise PrivacyError(
+            "--solve is 'table', which lists combinations for --epsilon; give noise or rounds"
+        )
+    if solve == "noise":
+        run = replace(run, noise=noise_for(run, goal, bound, costs))
+    else:
+        run = replace(run, rounds=rounds_for(run, goal, bound, costs))
+    return {
+        "noise": run.noise,
+        "rounds": run.rounds,
+        "goal": asdict(goal),
+        "reached": goal.of(run, bound, costs),
+        "epsilon": bound.epsilon(run, costs=costs),
+        "delta": run.delta,
+        "human": human_terms(bound, run, None, tuple(costs)).to_json(),
+    }
 
 
 def _run(
@@ -155,9 +241,18 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         )
     reached = (
         f"epsilon = {round_up(answer['epsilon'])} of {answer['target']:g}, "
-        if "epsilon" in answer
+        if "epsilon" in answer and "goal" not in answer
         else ""
     )
+    if "goal" in answer:
+        goal = Goal(**answer["goal"])
+        together = f" for {goal.group} together" if goal.group > 1 else ""
+        console.print(
+            f"{goal.kind} = {round_up(answer['reached'], 4)} of {goal.target:g}{together}",
+            highlight=False,
+        )
+        console.print(answer["human"]["sentence"], highlight=False)
+        reached = f"epsilon = {round_up(answer['epsilon'])}, "
     console.print(
         f"{reached}delta = {answer['delta']:.3g}, view {answer['view']}, bound {answer['bound']}",
         highlight=False,

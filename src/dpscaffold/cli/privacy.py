@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from dpscaffold.checks import floor_share
-from dpscaffold.privacy import Ledger, PrivacyError, Run, describe, statement
+from dpscaffold.privacy import (
+    BOUNDS,
+    Ledger,
+    PrivacyError,
+    Run,
+    TradeOff,
+    describe,
+    statement,
+)
+from dpscaffold.privacy.human import GROUPS, losses
 from dpscaffold.privacy.statement import NO_NOISE, round_up
 
 #: Whether an algorithm's users keep something between rounds.
@@ -82,6 +91,13 @@ def privacy(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="draw ε against rounds to this file")
     ] = None,
+    tradeoff: Annotated[
+        Path | None, typer.Option("--tradeoff", help="draw the trade-off curve to this file")
+    ] = None,
+    group: Annotated[
+        list[int] | None,
+        typer.Option("--group", help="k records of one person together; may be repeated"),
+    ] = None,
 ) -> None:
     """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and what to
     quote."""
@@ -109,7 +125,10 @@ def privacy(
         draw_public=source
         is not None,  # a configuration and a run folder hold the seed of the draw
         extra_costs=about.extra_costs,
+        groups=tuple(group) if group else GROUPS,
     )
+    if tradeoff is not None:
+        draw_tradeoff(about, said, tradeoff)
     if plot is not None:
         from dpscaffold.report.privacy_plot import plot_epsilon
 
@@ -120,8 +139,28 @@ def privacy(
         typer.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
         show(said, Console(soft_wrap=False))
-        if plot is not None:
-            typer.echo(f"plot: {plot}")
+        for path in (plot, tradeoff):
+            if path is not None:
+                typer.echo(f"plot: {path}")
+
+
+def draw_tradeoff(about: Subject, said: dict[str, Any], path: Path) -> None:
+    """The trade-off curve of the bounds that are quoted, one line per different bound."""
+    from dpscaffold.report.tradeoff_plot import plot_tradeoff
+
+    if about.run is None or not said["guarantee"]:
+        raise PrivacyError(f"there is no trade-off to draw: {said['reason']}")
+    repeats = about.ledger.repeats if about.ledger else ()
+    quoted: dict[str, list[str]] = {}
+    for view in ("server", "third_party"):
+        quoted.setdefault(said[view]["bound"], []).append(view.replace("_", " "))
+    curves = {
+        ", ".join(views): TradeOff.of(
+            losses(BOUNDS[name], about.run, said["rounds"], about.extra_costs, repeats)
+        )
+        for name, views in quoted.items()
+    }
+    plot_tradeoff(curves, path, said["human"]["server"]["groups"][-1]["size"])
 
 
 def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | None = None) -> Run:
@@ -247,6 +286,8 @@ def show(said: dict[str, Any], console: Console) -> None:
             console.print(table)
         console.print(f"delta: {said['delta']:.4g}", highlight=False)
         console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
+    if said.get("human"):
+        show_human(said["human"], console)
     console.print(f"quote: {said['quote']}", highlight=False)
     for row in said["bounds"] if said["guarantee"] else []:
         if not row["applies"]:
@@ -255,3 +296,15 @@ def show(said: dict[str, Any], console: Console) -> None:
             )
     for sentence in said["outside"]:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)
+
+
+def show_human(human: dict[str, Any], console: Console) -> None:
+    """The best membership test by view, and several records of one person."""
+    from dpscaffold.report.human_terms import groups_table, terms_table
+
+    for head, rows in (terms_table(human), groups_table(human)):
+        table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(human["server"]["sentence"], highlight=False)

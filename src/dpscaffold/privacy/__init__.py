@@ -27,9 +27,12 @@ from dpscaffold.privacy.calibrate import Combination, budget_table, calibrate_no
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Group, Participation, Round, Run, Step, describe
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.goals import Goal, noise_for, rounds_for
+from dpscaffold.privacy.human import GroupTerms, HumanTerms, TruePositives, human_terms
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.live import Spending, largest_rounds
 from dpscaffold.privacy.statement import statement
+from dpscaffold.privacy.tradeoff import TradeOff
 
 __all__ = [
     "AGGREGATE",
@@ -44,7 +47,10 @@ __all__ = [
     "Bound",
     "Combination",
     "Cost",
+    "Goal",
     "Group",
+    "GroupTerms",
+    "HumanTerms",
     "Ledger",
     "Participation",
     "PrivacyError",
@@ -52,12 +58,17 @@ __all__ = [
     "Run",
     "Spending",
     "Step",
+    "TradeOff",
+    "TruePositives",
     "bound_for",
     "bound_named",
     "budget_table",
     "calibrate_noise",
     "describe",
+    "human_terms",
     "largest_rounds",
     "no_guarantee",
+    "noise_for",
+    "rounds_for",
     "statement",
 ]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dpscaffold.privacy.bounds import largest_epsilon, no_guarantee, participations_laws
 from dpscaffold.privacy.describe import Group, Run
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.loss import LossDistribution
 
 VERSION = 1
 #: Where users have more distinct rates than this, rates are rounded up to so many for per-user
@@ -130,6 +131,22 @@ class Ledger:
             if count > most:
                 value, most = max(value, spent(self.run, count, group)), count
         return value
+
+    def laws(self) -> tuple[LossDistribution, ...]:
+        """The loss distributions of the users that nobody exceeds in both rate and count; none
+        before the first participation."""
+        reason = no_guarantee(self.run)
+        if reason:
+            raise PrivacyError(reason)
+        laws: list[LossDistribution] = []
+        most = 0
+        for group, count in sorted(
+            self._most_often().items(), key=lambda item: (-item[0].rate, -item[1])
+        ):
+            if count > most:
+                laws.extend(participations_laws(self.run, count, group))
+                most = count
+        return tuple(laws)
 
     def epsilons(self) -> NDArray[np.float64]:
         """ε of every user, (M,). With very many distinct rates each is rounded up by a per cent or

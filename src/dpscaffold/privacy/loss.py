@@ -79,6 +79,25 @@ class LossDistribution:
             self.infinite - np.dot(np.expm1(epsilon - self.losses[above]), self.probs[above])
         )
 
+    def deltas(self, epsilons: Array) -> Array:
+        """δ(ε) at many ε ≥ 0, (k,), in one pass and rounded up.
+
+        With U_k and V_k as in :meth:`epsilon`, δ(ε) = U_k − e^{ε−L_k}·V_k for the first grid point
+        L_k above ε. The sums' rounding, at most n units in the last place of U_k each, is added.
+
+        >>> coin = LossDistribution(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
+        >>> coin.deltas(np.array([0.0, 0.5, 1.0])).round(4).tolist()
+        [0.4741, 0.2951, 0.0]
+        """
+        upper = np.append(np.cumsum(self.probs[::-1])[::-1], 0.0)
+        lower = np.append(decayed_sums(self.probs[::-1], self.interval)[::-1], 0.0)
+        losses = np.append(self.losses, math.inf)
+        place = np.searchsorted(self.losses, epsilons, side="right")
+        slack = 1 + 4 * len(self.probs) * float(np.finfo(float).eps)
+        return self.infinite + np.maximum(
+            0.0, upper[place] * slack - np.exp(epsilons - losses[place]) * lower[place]
+        )
+
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with δ(ε) ≤ ``delta``; infinite if the mass at +∞ alone exceeds it.
 

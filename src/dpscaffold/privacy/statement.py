@@ -24,6 +24,7 @@ from dpscaffold.privacy.bounds import (
 )
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms
 from dpscaffold.privacy.ledger import Ledger
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
@@ -44,6 +45,7 @@ def statement(
     draw_public: bool = False,
     extra_costs: Sequence[Cost] = (),
     rounds: int | None = None,
+    groups: Sequence[int] = GROUPS,
 ) -> dict[str, Any]:
     """Everything that may be said about a run's privacy, ready for JSON.
 
@@ -55,7 +57,7 @@ def statement(
     that the seed of the participants is. ``extra_costs`` are private mechanisms on the same
     records, composed into
     ``server`` and ``third_party``. ``rounds`` defaults to the recorded ones with a ledger, else to
-    the planned.
+    the planned. ``groups`` are the numbers of records of one person to look at together.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
@@ -114,6 +116,7 @@ def statement(
                 "epsilon_over_users": spread["epsilon"],
             }
             said["planned"] = {"rounds": run.rounds, "epsilon": RANDOM_PARTICIPATION.epsilon(run)}
+        said["human"] = _human(said, run, rounds, ledger, costs, tuple(groups))
         said["quote"] = _quote(said, run, costs)
     said["extra_costs"] = [
         {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
@@ -123,6 +126,24 @@ def statement(
     said["outside"] = _outside(preprocessing, seed_public, ledger)
     said["run"] = run.to_dict()
     return said
+
+
+def _human(
+    said: dict[str, Any],
+    run: Run,
+    rounds: int,
+    ledger: Ledger | None,
+    costs: tuple[Cost, ...],
+    groups: tuple[int, ...],
+) -> dict[str, Any]:
+    """What the quoted bounds and the ledger mean for one person, by view."""
+    repeats = ledger.repeats if ledger else ()
+    terms = {
+        view: human_terms(BOUNDS[said[view]["bound"]], run, rounds, costs, repeats, groups)
+        for view in (SERVER, THIRD_PARTY)
+    }
+    given = ledger_terms(ledger, costs, groups) if ledger is not None else None
+    return {view: t.to_json() for view, t in (terms | ({"ledger": given} if given else {})).items()}
 
 
 def _empty(reason: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpscaffold.privacy.statement import round_up
+from dpscaffold.report.human_terms import groups_table, terms_table
 
 
 def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
@@ -27,6 +28,8 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
         ]
     if said.get("bounds"):
         parts += ["## Epsilon by bound", _bounds(said)]
+    if said.get("human"):
+        parts += ["## In human terms", _human(said["human"])]
     if said.get("ledger"):
         parts += ["## Ledger", _ledger(said["ledger"])]
     if said.get("extra_costs"):
@@ -86,6 +89,21 @@ def _bounds(said: Mapping[str, Any]) -> str:
             )
         )
     return _table(("bound", "holds against", "epsilon", ""), rows)
+
+
+def _human(human: Mapping[str, Any]) -> str:
+    """The best membership test by view, and groups of records of one person."""
+    server = human["server"]
+    low = server["mu_range"][0]
+    parts = [server["sentence"], _table(*terms_table(human))]
+    if server["groups"]:
+        parts += ["Several of one person, towards the server:", _table(*groups_table(human))]
+    parts.append(
+        f"Bounds on every test, from the run's loss distribution (trade-off function of Dong, "
+        f"Roth, Su 2022), rounded up. μ is approximate: the smallest over false-positive rates "
+        f"from {low:.3g} to 1 − {low:.3g}."
+    )
+    return "\n\n".join(parts)
 
 
 def _ledger(ledger: Mapping[str, Any]) -> str:

@@ -1,0 +1,156 @@
+"""Solve for the noise, or the rounds, that keep a run within a goal in human terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound
+from dpscaffold.privacy.calibrate import _round_up
+from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.human import check_group, losses
+from dpscaffold.privacy.tradeoff import TradeOff
+
+Kind = Literal["advantage", "tpr", "mu", "epsilon"]
+#: The noise is found to this relative precision, upwards.
+PRECISION = 1e-3
+#: No noise is tried beyond these.
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e9
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The most that any test may achieve against one record, or a ``group`` of them.
+
+    - ``advantage``: the best TPR − FPR; at even odds the best test is right 1/2 + A/2 of the time;
+    - ``tpr``: the true-positive rate at ``at_fpr`` false positives;
+    - ``mu``: approximate Gaussian privacy over [δ, 1 − δ], for one record;
+    - ``epsilon``: ε at the run's δ.
+
+    >>> Goal("tpr", 0.02, at_fpr=0.01)
+    Goal(kind='tpr', target=0.02, at_fpr=0.01, group=1)
+    """
+
+    kind: Kind
+    target: float
+    at_fpr: float | None = None
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        if self.kind in ("mu", "epsilon"):
+            if not (math.isfinite(self.target) and self.target > 0):
+                raise PrivacyError(
+                    f"{self.kind}={self.target} is not a budget; give a finite number above 0"
+                )
+            if self.kind == "mu" and self.group != 1:
+                raise PrivacyError(
+                    f"group={self.group} is given with mu, which is for one record; leave out one "
+                    f"of them"
+                )
+        elif not 0.0 < self.target < 1.0:
+            raise PrivacyError(f"{self.kind}={self.target} must lie strictly between 0 and 1")
+        if (self.at_fpr is not None) != (self.kind == "tpr"):
+            raise PrivacyError("a true-positive rate needs its false-positive rate; give both")
+        if self.at_fpr is not None and not 0.0 < self.at_fpr < self.target:
+            raise PrivacyError(
+                f"at_fpr={self.at_fpr} must lie above 0 and below tpr={self.target}; blind "
+                f"guessing already finds as many as it falsely accuses"
+            )
+
+    def reached(self, curve: TradeOff, delta: float) -> float:
+        """What the best test achieves, never below the truth."""
+        if self.kind == "advantage":
+            return curve.advantage(self.group)
+        if self.at_fpr is not None:
+            return float(curve.power(self.at_fpr, self.group))
+        return curve.mu(delta) if self.kind == "mu" else curve.epsilon(delta, self.group)
+
+    def of(
+        self,
+        run: Run,
+        bound: Bound = RANDOM_PARTICIPATION,
+        costs: Sequence[Cost] = (),
+        rounds: int | None = None,
+    ) -> float:
+        """What the best test achieves against this run."""
+        return self.reached(TradeOff.of(losses(bound, run, rounds, costs)), run.delta)
+
+    def __str__(self) -> str:
+        at = f" at fpr={self.at_fpr:g}" if self.at_fpr is not None else ""
+        group = f" for {self.group} together" if self.group > 1 else ""
+        return f"{self.kind}={self.target:g}{at}{group}"
+
+
+def noise_for(
+    run: Run, goal: Goal, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
+) -> float:
+    """The smallest σ_g, to a thousandth and upwards, that meets the goal; the run's own plays no
+    part.
+
+    More noise never helps a test, so the answer is found by halving on a logarithmic scale.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12,
+    ...                records=800, batches=160, noise=1)
+    >>> noise = noise_for(run, Goal("advantage", 0.1))
+    >>> 0.0995 <= Goal("advantage", 0.1).of(replace(run, noise=noise)) <= 0.1
+    True
+    """
+
+    def met(noise: float) -> bool:
+        return goal.of(replace(run, noise=noise), bound, costs) <= goal.target
+
+    low, high = 1.0, 1.0
+    while met(low):
+        low, high = low / 4, low
+        if low < LEAST_NOISE:
+            raise PrivacyError(
+                f"{goal} is met with a noise below {LEAST_NOISE:g}; a goal that large hides "
+                f"nothing, give a smaller one"
+            )
+    while high <= low or not met(high):
+        low, high = high, 4 * high
+        if high > MOST_NOISE:
+            raise PrivacyError(
+                f"{goal} is not met by any noise; give a larger one, fewer rounds, or less spent "
+                f"on preprocessing"
+            )
+    while high / low > 1 + PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if met(middle) else (middle, high)
+    noise = _round_up(high)
+    while not met(noise):
+        noise = _round_up(noise * (1 + PRECISION))
+    return noise
+
+
+def rounds_for(
+    run: Run,
+    goal: Goal,
+    bound: Bound = RANDOM_PARTICIPATION,
+    costs: Sequence[Cost] = (),
+    at_most: int = 1_000_000,
+) -> int:
+    """The largest T that meets the goal, at most ``at_most``; the run's own T plays no part."""
+
+    def met(rounds: int) -> bool:
+        return goal.of(run, bound, costs, rounds) <= goal.target
+
+    if not met(1):
+        raise PrivacyError(
+            f"{goal} cannot be met even at one round (the noise is {run.noise:g}); give more "
+            f"noise or a larger goal"
+        )
+    low, high = 1, 2
+    while high <= at_most and met(high):
+        low, high = high, 2 * high
+    high = min(high, at_most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if met(middle) else (low, middle)
+    return low

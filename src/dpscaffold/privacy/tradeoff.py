@@ -1,0 +1,183 @@
+"""The trade-off function of a run: how well any test can tell two neighbouring datasets apart.
+
+A test that sees a run's outputs and decides between two neighbours has a false-positive rate α and
+a false-negative rate β. The trade-off function f(α) is the smallest β that any test can reach
+(Dong, Roth, Su 2022), and 1 − f(α) the largest true-positive rate. A statement "(ε, δ)-DP" is one
+lower bound on it, f_{ε,δ}(α) = max(0, 1 − δ − e^ε·α, e^{−ε}·(1 − δ − α)), and a loss distribution
+makes one such statement for every ε ≥ 0; together they are f = sup_ε f_{ε,δ(ε)} (their section 2.3,
+"a primal–dual connection").
+
+**Which side is safe.** A smaller f grants the adversary more. Here f is the largest of finitely
+many f_{ε_j,δ_j}: a convex, piecewise-linear function that is symmetric and *never above* the true
+one, because every δ_j is at or above the true δ(ε_j) (a pessimistic law, its mass at infinity
+included, rounded up) and leaving statements out only lowers a supremum. What is read off it
+(true-positive rates, accuracy, μ, the ε of a group) is therefore never below the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.loss import Array, LossDistribution
+
+#: How many statements (ε_j, δ_j) make up f. Between two of them, h apart, f loses about h²·α/8.
+STATEMENTS = 4096
+#: Beyond this ε, e^ε overflows; f then rests on the statements below it, which is safe.
+LARGEST_EPSILON = 690.0
+#: How far above its supremum an answer may lie.
+PRECISION = 2e-5
+#: A few units in the last place, added upwards wherever a line is evaluated.
+ROUNDING = 8 * float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """f as the largest of f_{ε_j,δ_j}; ``epsilons`` and ``deltas`` are (n,), ε_0 = 0 and ascending.
+
+    >>> from dpscaffold.privacy.steps import step_losses
+    >>> gaussian = TradeOff.of(step_losses(1.0, 1.0, "fixed"))  # μ = 1: f(α) = Φ(Φ⁻¹(1−α) − 1)
+    >>> round(float(gaussian(0.05)), 4), round(gaussian.advantage(), 4)
+    (0.7404, 0.3829)
+    >>> round(gaussian.mu(1e-5), 3), round(gaussian.advantage(group=3), 4)  # 3·μ, not √3·μ
+    (1.0, 0.8664)
+    """
+
+    epsilons: Array
+    deltas: Array
+
+    @classmethod
+    def of(cls, laws: Sequence[LossDistribution], statements: int = STATEMENTS) -> TradeOff:
+        """From the loss distributions of a mechanism, both directions of its neighbouring pairs.
+
+        Neighbours are neighbours in either order, so δ(ε) is the largest over the laws, and each
+        statement holds with the two datasets exchanged: this gives the lines of slope −e^{−ε}.
+        """
+        reach = min(max(_reach(law) for law in laws), LARGEST_EPSILON)
+        epsilons = np.linspace(0.0, reach, statements) if reach > 0 else np.zeros(1)
+        deltas = np.max([law.deltas(epsilons) for law in laws], axis=0)
+        return cls(epsilons, np.minimum(deltas, 1.0))
+
+    @cached_property
+    def _lines(self) -> tuple[Array, Array, Array]:
+        """Slopes (falling) and intercepts of the lines above 1 − f, and where each hands over."""
+        slopes = np.exp(self.epsilons)
+        mirrored = 1.0 - (1.0 - self.deltas) / slopes
+        slope = np.concatenate([slopes[::-1], 1.0 / slopes])
+        start = np.concatenate([self.deltas[::-1], mirrored]) + np.concatenate(
+            [np.zeros(len(slopes)), np.full(len(slopes), ROUNDING)]
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            knots = np.diff(start) / -np.diff(slope)
+        knots = np.maximum.accumulate(np.nan_to_num(knots, nan=0.0, posinf=1.0, neginf=0.0))
+        return slope, start, knots
+
+    def power(self, false_positives: Array | float, group: int = 1) -> Array:
+        """1 − f(α): the largest true-positive rate of any test at false-positive rate α.
+
+        For a ``group`` of k records it is (1 − f)^{∘k}, 1 − f applied k times: step by step from
+        one dataset to the other, a test with rate α on the first has at most rate (1 − f)(α) on the
+        second, and so on (Dong, Roth, Su 2022, section 2.4).
+        """
+        rate = np.asarray(false_positives, dtype=np.float64)
+        slope, start, knots = self._lines
+        for _ in range(group):
+            place = np.searchsorted(knots, rate)
+            best = np.ones_like(rate)
+            # Every line is a bound; the two beside the one found make up for rounded knots.
+            for shift in (-1, 0, 1):
+                line = np.clip(place + shift, 0, len(slope) - 1)
+                best = np.minimum(best, (start[line] + slope[line] * rate) * (1 + ROUNDING))
+            rate = np.maximum(best, rate)
+        return rate
+
+    def __call__(self, false_positives: Array | float, group: int = 1) -> Array:
+        """f(α), the smallest false-negative rate, never above the true one."""
+        return 1.0 - self.power(false_positives, group)
+
+    def advantage(self, group: int = 1) -> float:
+        """sup_α (1 − f(α) − α): the total variation distance, a test's best TPR − FPR.
+
+        At even odds the best test is right with probability 1/2 + advantage/2.
+        """
+        if group == 1:
+            return float(self.deltas[0])
+
+        def gain(low: Array, high: Array) -> Array:
+            return self.power(high, group) - low
+
+        return min(1.0, _supremum(gain, np.linspace(0.0, 1.0, 257)))
+
+    def mu(self, delta: float) -> float:
+        """The smallest μ with f ≥ G_μ on [δ, 1 − δ], G_μ(α) = Φ(Φ⁻¹(1−α) − μ).
+
+        Approximate, since nothing is claimed outside the range: a pessimistic law has mass at
+        infinity, so no finite μ holds for every α. Infinite if none does on the range either.
+        """
+        if not 0.0 < delta < 0.5:
+            raise PrivacyError(
+                f"delta={delta} leaves no range [δ, 1 − δ] for μ; give a number between 0 and 0.5"
+            )
+
+        def needed(low: Array, high: Array) -> Array:
+            return ndtri(self.power(ndtr(high))) - low
+
+        edge = float(ndtri(delta))
+        return max(0.0, _supremum(needed, np.linspace(edge, -edge, 257)))
+
+    def epsilon(self, delta: float, group: int = 1) -> float:
+        """The smallest ε ≥ 0 for which a group of k records is (ε, δ)-DP, as far as f tells.
+
+        δ_k(ε) = sup_α (1 − f_k(α) − e^ε·α) ≤ δ asks for ε ≥ log((1 − f_k(α) − δ)/α) at every α.
+        Infinite where the mass at infinity, carried through the group, exceeds δ.
+        """
+        tiniest = math.log(1e-300)
+        if float(self.power(math.exp(tiniest), group)) > delta:
+            return math.inf
+        low, high = tiniest, 0.0
+        while high - low > 1e-3:  # below e^low not even every detection together exceeds δ
+            middle = (low + high) / 2
+            within = float(self.power(math.exp(middle), group)) <= delta
+            low, high = (middle, high) if within else (low, middle)
+
+        def needed(below: Array, above: Array) -> Array:
+            excess = self.power(np.exp(above), group) - delta
+            with np.errstate(divide="ignore"):
+                return np.log(np.maximum(excess, 0.0)) - below
+
+        return max(0.0, _supremum(needed, np.linspace(low, 0.0, 257)))
+
+
+def _reach(law: LossDistribution) -> float:
+    """The largest loss that still matters: above it lies no more mass than at infinity."""
+    above = np.cumsum(law.probs[::-1])[::-1]
+    heavy = np.flatnonzero(above > max(law.infinite, 1e-18))
+    return float(law.losses[heavy[-1]]) if len(heavy) else 0.0
+
+
+def _supremum(value: Callable[[Array, Array], Array], edges: Array) -> float:
+    """The supremum of a function over a range, never below it and PRECISION above at most.
+
+    ``value(low, high)`` bounds the function on [low, high] and equals it where the two agree.
+    Intervals that may hold more than the best value seen are divided, the others put aside.
+    """
+    low, high = edges[:-1], edges[1:]
+    best = aside = -math.inf
+    for _ in range(40):
+        points = np.concatenate([low, high[-1:]])
+        best = max(best, float(np.max(value(points, points))))
+        bounds = value(low, high)
+        undecided = bounds > best + PRECISION
+        aside = max(aside, float(np.max(bounds[~undecided], initial=-math.inf)))
+        if not undecided.any() or math.isinf(best):
+            return max(best, aside)
+        low, high = low[undecided], high[undecided]
+        parts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, 9)
+        low, high = parts[:, :-1].ravel(), parts[:, 1:].ravel()
+    return max(best, aside, float(np.max(value(low, high))))
