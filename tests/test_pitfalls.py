@@ -555,8 +555,8 @@ def test_secret_noise_cannot_be_regenerated():
     assert all(
         np.array_equal(r.participants(1, 50, 10), made[2].participants(1, 50, 10)) for r in made
     )
-    # One instance stays consistent, so that engines may ask twice.
-    assert np.array_equal(made[0].noise(1, 0).standard_normal(8), noise[0])
+    # A round that is asked for again gets other noise: two answers must not cancel it.
+    assert not np.any(made[0].noise(1, 0).standard_normal(8) == noise[0])
 
 
 def test_secret_streams_are_not_derived_from_the_global_generators():
@@ -573,13 +573,13 @@ def test_secret_streams_are_not_derived_from_the_global_generators():
 def test_a_secret_is_never_written():
     """Not in ``repr`` or ``str``, not in a traceback's arguments, not by pickle or copy."""
     secret = Randomness(3, secret=True)
-    key = secret._private_key
-    assert key.bit_length() > 200  # 32 bytes of the operating system's entropy
-    for text in (repr(secret), str(secret), f"{secret}"):
-        assert str(key) not in text and hex(key)[2:] not in text
-    for write in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="never pickled"):
-            write(secret)
+    stream = secret.noise(1, 0)
+    assert repr(secret) == "Randomness(seed=3, secret=True)" and repr(stream) == "CipherStream()"
+    for holder in (secret, stream):
+        assert not any(isinstance(value, bytes) for value in vars(holder).values())
+        for write in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="never pickled"):
+                write(holder)
 
 
 @each_engine
@@ -590,5 +590,3 @@ def test_a_secret_run_leaves_no_key_in_its_state(engine):
     one, two = final(engine, run), final(engine, run)
     assert not torch.equal(one.params, two.params)
     assert set(one.to_dict()) == {"round", "params", "control", "memory", "average", "averaged"}
-    randomness = run.randomness()
-    assert str(randomness._private_key) not in repr(run) + repr(run.privacy) + repr(run.plan)

@@ -157,7 +157,7 @@ def test_every_stream_has_its_own_key():
         for round in range(1, 12):
             for user in range(12):
                 firsts["noise", seed, round, user] = randomness.noise(round, user).random()
-                stream = randomness._stream(randomness._private_key, module.BATCHES, round, user)
+                stream = randomness._stream(module.BATCHES, round, user)
                 firsts["batches", seed, round, user] = stream.random()
             firsts["participants", seed, round] = randomness._stream(
                 seed, module.PARTICIPANTS, round

@@ -21,6 +21,9 @@ from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
 
+from dpscaffold.cipher import CipherStream
+
+Stream = np.random.Generator | CipherStream
 Drawn = TypeVar("Drawn")
 Sampling = Literal["fixed", "poisson"]
 
@@ -50,8 +53,9 @@ class Randomness:
     """The streams of one run.
 
     ``Randomness(seed)`` is reproducible: for simulations and tests. ``Randomness(seed,
-    secret=True)`` draws participants from the seed, and batches and noise from the operating
-    system's entropy, which is kept in memory only: it is not in ``repr``, and pickling is refused.
+    secret=True)`` draws participants from the seed, and batches and noise from ciphers: **every
+    call** takes a new key from the operating system, so a round that is asked for twice never
+    repeats its noise. Keys are in memory only, for as long as their stream; pickling is refused.
     Whoever knows the seed of a reproducible run can subtract its noise, so a model that is handed
     out wants a secret one.
 
@@ -65,16 +69,18 @@ class Randomness:
     def __init__(self, seed: int, secret: bool = False) -> None:
         self.seed = seed
         self.secret = secret
-        self._private_key = int.from_bytes(os.urandom(32), "big") if secret else seed
 
-    def _stream(self, key: int, *address: int) -> np.random.Generator:
-        return np.random.Generator(np.random.SFC64(np.random.SeedSequence(key, spawn_key=address)))
+    def _stream(self, *address: int) -> np.random.Generator:
+        sequence = np.random.SeedSequence(self.seed, spawn_key=address)
+        return np.random.Generator(np.random.SFC64(sequence))
+
+    def _private(self, *address: int) -> Stream:
+        """A stream that touches records or hides them: the cipher's where the run is secret."""
+        return CipherStream() if self.secret else self._stream(*address)
 
     def participants(self, round: int, users: int, count: int) -> np.ndarray:
         """``count`` of ``users`` users, uniformly without replacement, sorted, (count,) int64."""
-        drawn = self._stream(self.seed, PARTICIPANTS, round).choice(
-            users, count, replace=False, shuffle=False
-        )
+        drawn = self._stream(PARTICIPANTS, round).choice(users, count, replace=False, shuffle=False)
         return np.sort(drawn)
 
     def batches(
@@ -93,20 +99,20 @@ class Randomness:
         ``out``, (K, batch) int64, receives the indices of batches of fixed size in place of a new
         array.
         """
-        stream = self._stream(self._private_key, BATCHES, round, user)
+        stream = self._private(BATCHES, round, user)
         if sampling == "poisson":
             return _draw_poisson(stream, records, batch, steps)
         return _draw_fixed(
             stream, records, np.empty((steps, batch), dtype=np.int64) if out is None else out
         )
 
-    def noise(self, round: int, user: int) -> np.random.Generator:
+    def noise(self, round: int, user: int) -> Stream:
         """The stream of one user's noise in one round: standard normals, step after step."""
-        return self._stream(self._private_key, NOISE, round, user)
+        return self._private(NOISE, round, user)
 
     def weights(self) -> np.random.Generator:
         """The stream of a network's initial weights."""
-        return self._stream(self.seed, WEIGHTS)
+        return self._stream(WEIGHTS)
 
     def __repr__(self) -> str:
         return f"Randomness(seed={self.seed}, secret={self.secret})"
@@ -115,7 +121,7 @@ class Randomness:
         raise TypeError("Randomness is never pickled: its noise must not be written anywhere")
 
 
-def _draw_fixed(stream: np.random.Generator, records: int, index: np.ndarray) -> Batches:
+def _draw_fixed(stream: Stream, records: int, index: np.ndarray) -> Batches:
     """Uniform subsets of ``records`` records, one into each row of ``index`` (K, b).
 
     Two exact ways, chosen by cost alone: Floyd's algorithm (numpy's ``choice``) for small batches;
@@ -125,7 +131,7 @@ def _draw_fixed(stream: np.random.Generator, records: int, index: np.ndarray) ->
     steps, batch = index.shape
     if batch == records:
         index[:] = np.arange(records)
-    elif 6 * batch < records:
+    elif 6 * batch < records and isinstance(stream, np.random.Generator):
         for k in range(steps):
             index[k] = stream.choice(records, batch, replace=False, shuffle=False)
     else:
@@ -153,11 +159,11 @@ def _scratch(rows: int, columns: int) -> np.ndarray:
     return _threads.keys[:size].reshape(rows, columns)
 
 
-def _draw_poisson(stream: np.random.Generator, records: int, batch: int, steps: int) -> Batches:
+def _draw_poisson(stream: Stream, records: int, batch: int, steps: int) -> Batches:
     """``steps`` Poisson samples of rate batch/records, padded to the longest and never
     truncated."""
     rate = batch / records
-    if 6 * batch < records:
+    if 6 * batch < records and isinstance(stream, np.random.Generator):
         count = stream.binomial(records, rate, steps)
         drawn = [stream.choice(records, n, replace=False, shuffle=False) for n in count]
     else:
@@ -177,19 +183,26 @@ class NoiseStreams:
     """The noise of several participants side by side, drawn a few steps at a time.
 
     Drawing in blocks of steps gives the same numbers as drawing all at once, so memory is bounded
-    without changing a run.
+    without changing a run. Noise from ciphers is in double precision, for the grid that it is
+    rounded to after it was added.
     """
 
-    def __init__(self, streams: Sequence[np.random.Generator], size: int) -> None:
+    def __init__(self, streams: Sequence[Stream], size: int) -> None:
         self._streams = streams
         self._size = size
+        secret = any(isinstance(stream, CipherStream) for stream in streams)
+        self._dtype: type[np.floating] = np.float64 if secret else np.float32
 
     def draw(self, steps: int) -> np.ndarray:
-        """Standard normals for the next ``steps`` steps, (steps, U, P) float32."""
-        out = np.empty((len(self._streams), steps, self._size), dtype=np.float32)
+        """Standard normals for the next ``steps`` steps, (steps, U, P) float32 or float64."""
+        out = np.empty((len(self._streams), steps, self._size), dtype=self._dtype)
 
         def fill(u: int) -> None:
-            self._streams[u].standard_normal(dtype=np.float32, out=out[u])
+            stream = self._streams[u]
+            if isinstance(stream, CipherStream):
+                out[u] = stream.standard_normal((steps, self._size))
+            else:
+                stream.standard_normal(dtype=self._dtype, out=out[u])
 
         in_threads(fill, len(self._streams), worthwhile=out.size > 1 << 16)
         return out.transpose(1, 0, 2)

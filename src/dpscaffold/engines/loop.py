@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from dpscaffold.algorithms import Broadcast, Local, Memory, Server, Upload
+from dpscaffold.cipher import on_grid
 from dpscaffold.engines.state import Draw, RoundReport, State, mean_weights
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness import NoiseStreams, Randomness
 from dpscaffold.setting import Setting
 
 
@@ -66,7 +67,7 @@ class Loop:
         batches = self.randomness.batches(
             broadcast.round, user, len(labels), batch, plan.local_steps, self.setting.sampling
         )
-        noise = self.randomness.noise(broadcast.round, user)
+        noise = NoiseStreams([self.randomness.noise(broadcast.round, user)], len(broadcast.params))
 
         y = broadcast.params
         total = torch.zeros_like(y)
@@ -76,9 +77,7 @@ class Loop:
             if privacy is None:
                 query = gradients.sum(0) / batch
             else:
-                draws = torch.from_numpy(noise.standard_normal(len(y), dtype="float32")).to(
-                    self.device
-                )
+                draws = torch.from_numpy(noise.draw(1)[0, 0]).to(self.device)
                 query = self.noised(gradients, batch, draws)  # H̃_i^k
             gradient = query + plan.regularisation * y
             total += gradient
@@ -112,4 +111,7 @@ class Loop:
             query = query / (query.norm() / clip).nan_to_num(1.0).clamp_min(1.0)
         if privacy.noise == 0:
             return query
-        return query + privacy.scale(clip, batch) * draws
+        spread = torch.as_tensor(privacy.scale(clip, batch), device=query.device)
+        if draws.dtype == torch.float64:  # secret noise
+            return on_grid(query.double() + spread.double() * draws, spread).to(query.dtype)
+        return query + spread * draws

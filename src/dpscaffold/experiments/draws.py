@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from dpscaffold.randomness import Batches, Randomness
+from dpscaffold.randomness import Batches, Randomness, Stream
 from dpscaffold.setting import Setting
 
 
@@ -45,6 +43,6 @@ class SameForEveryUser(Randomness):
         """User 0's batches."""
         return super().batches(round, 0, *arguments, **more)
 
-    def noise(self, round: int, user: int) -> np.random.Generator:
+    def noise(self, round: int, user: int) -> Stream:
         """User 0's noise."""
         return super().noise(round, 0)

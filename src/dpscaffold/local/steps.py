@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Local, Memory, Upload
+from dpscaffold.cipher import on_grid
 from dpscaffold.local.gaussian import Unit
 from dpscaffold.randomness import Sampling
 from dpscaffold.tasks import Batch, Clip, Task
@@ -72,7 +73,16 @@ def noised_query(
         ).clamp_max_(1.0)
     if noise is None or scales.noise is None:
         return query
-    return query.addcmul_(scales.spread(clipped.bound), noise)
+    return add_noise(query, scales.spread(clipped.bound), noise)
+
+
+def add_noise(query: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
+    """query + spread·noise, (U, P). Secret noise is in double precision: it is added there, and the
+    sum is rounded to a public grid before it is used, so that no value gives away its origin by
+    being one that only some sums can reach."""
+    if noise.dtype == torch.float64:
+        return on_grid(query.double().addcmul_(spread.double(), noise), spread).to(query.dtype)
+    return query.addcmul_(spread, noise)
 
 
 def local_steps(
