@@ -16,6 +16,7 @@ from dpscaffold.cipher import on_grid
 from dpscaffold.engines.state import Draw, RoundReport, State, mean_weights
 from dpscaffold.randomness import NoiseStreams, Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.tasks.base import BOUNDS
 
 
 class Loop:
@@ -99,19 +100,29 @@ class Loop:
         """(1/b)Σ g_j/max(1, ‖g_j‖/C) plus the noise of the stated scale."""
         privacy = self.setting.privacy
         assert privacy is not None
-        norms = gradients.norm(dim=1)
+        # In float64, where squares of float32 numbers can neither overflow nor vanish.
+        norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+        finite = norms.isfinite()
         clip: float | Tensor
         if privacy.clip == "median":
-            clip = norms.median() if len(norms) else norms.new_zeros(())
+            clip = norms[finite].median() if finite.any() else norms.new_zeros(())
         else:
             clip = float(privacy.clip)
-        clipped = gradients / (norms / clip).nan_to_num(1.0).clamp_min(1.0)[:, None]
+        # An infinite clip still keeps the sum within float32.
+        shrunk = gradients.double() * shrinkage(norms, min(clip, BOUNDS[1]))[:, None]
+        clipped = torch.where(finite[:, None], shrunk, 0.0)  # not by a product: 0·NaN is NaN
         query = clipped.sum(0) / batch
         if privacy.unit == "user" and privacy.sampling == "poisson":
-            query = query / (query.norm() / clip).nan_to_num(1.0).clamp_min(1.0)
+            query = query * shrinkage(query.norm(), clip)
+        query = query.to(gradients.dtype)
         if privacy.noise == 0:
             return query
         spread = torch.as_tensor(privacy.scale(clip, batch), device=query.device)
         if draws.dtype == torch.float64:  # secret noise
             return on_grid(query.double() + spread.double() * draws, spread).to(query.dtype)
         return query + spread * draws
+
+
+def shrinkage(norms: Tensor, clip: float | Tensor) -> Tensor:
+    """1/max(1, ‖g‖/C), also where C is 0 or infinite."""
+    return torch.where(norms > clip, clip / norms, 1.0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpscaffold.federation import Federation
 from dpscaffold.tasks import Task
+from dpscaffold.tasks.clipping import row_squares
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Shelf:
 def prepared(task: Task, features: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Features as the task wants them, on the device, and their squared row norms."""
     features = task.prepare(features.to(device))
-    return features, torch.einsum("nd,nd->n", features, features)
+    return features, row_squares(features)
 
 
 class Store:

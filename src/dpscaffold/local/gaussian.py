@@ -12,6 +12,9 @@ from dpscaffold.randomness import Sampling
 
 Unit = Literal["record", "user"]
 
+#: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
+_CLIPS = (1e-20, 1e30)
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -53,6 +56,11 @@ class Gaussian:
             or not self.clip > 0
         ):
             raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
+        elif not (_CLIPS[0] <= self.clip <= _CLIPS[1] or math.isinf(self.clip)):
+            raise BadInput(
+                f"privacy.clip is {self.clip}, to which float32 gradients cannot be clipped "
+                f"exactly; give a number from {_CLIPS[0]:g} to {_CLIPS[1]:g}"
+            )
         elif math.isinf(self.clip) and self.noise > 0:
             raise BadInput(
                 f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "

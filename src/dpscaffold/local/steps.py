@@ -68,9 +68,10 @@ def noised_query(
     if clipped.bound is None:
         return query
     if scales.unit == "user" and scales.sampling == "poisson":
-        query *= (
-            clipped.bound[:, None] / query.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        ).clamp_max_(1.0)
+        # In float64: the squares of float32 numbers would overflow or vanish.
+        norms = torch.linalg.vector_norm(query, dim=1, keepdim=True, dtype=torch.float64)
+        bound = clipped.bound[:, None].double()
+        query *= torch.where(norms > bound, bound / norms, 1.0)
     if noise is None or scales.noise is None:
         return query
     return add_noise(query, scales.spread(clipped.bound), noise)

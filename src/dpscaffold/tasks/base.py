@@ -11,12 +11,21 @@ from torch import Tensor
 #: A clip bound: one number per user (U,), the batch's median norm, or None for no clipping at all.
 Clip = Tensor | Literal["median"] | None
 
+#: A norm below this counts as this: what underflow may take from the norm of an ordinary row is far
+#: less, so that no norm is taken for shorter than it is; and 0/0 cannot happen.
+SHORTEST = 1e-12
+
+#: A clip bound below the first counts as 0 (float32 could not hold C/‖g‖ to full precision); no
+#: gradient is left longer than the second, so that a sum of 10⁸ of them is finite.
+BOUNDS = (1e-20, 1e30)
+
 
 @dataclass(frozen=True)
 class Batch:
     """Records of U users stacked: ``features`` (U, B, D) as :meth:`Task.prepare` made them,
     ``labels`` (U, B), ``weight`` (U, B) with 0 for padding (None: all 1), and ``squares`` (U, B),
-    the squared norms of the feature rows where they are known already."""
+    the squared norms of the feature rows where they are known already (infinite where they overflow
+    float32: such rows are measured again)."""
 
     features: Tensor
     labels: Tensor
@@ -66,7 +75,9 @@ class Task(Protocol):
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
         """Σ_j w_j·∇f_j / max(1, ‖∇f_j‖/C) for each user's own parameters, (U, P) → (U, P).
 
-        The norm is over the whole parameter vector, never per tensor.
+        The norm is over the whole parameter vector, never per tensor. With a clip this holds for
+        every float, of the parameters as of the records: no record adds more than C(1 + 1e-6), one
+        whose gradient is not finite adds exactly zero, and the sum is finite.
         """
         ...
 
@@ -79,21 +90,22 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
 def clip_factors(
     norms: Tensor, weight: Tensor | None, clip: Clip
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The factor of each example's gradient, w_j·min(1, C/‖g_j‖), and the bound C, from norms (U,
-    B).
+    """The factor of each example's gradient, w_j·min(1, C/‖g_j‖), and the bound C, from norms
+    (U, B).
 
     The factor is None where it would be all ones. The median is over the real records of the batch
-    (the lower one of two); an empty batch has bound 0.
+    whose norm is a number (the lower one of two); an empty batch has bound 0. A norm that is NaN
+    makes its factor NaN: the caller selects such records away.
     """
     if clip is None:
         return weight, None
     if isinstance(clip, str):
         seen = norms if weight is None else norms.masked_fill(weight == 0, float("nan"))
-        bound = seen.nanmedian(dim=1).values.nan_to_num(0.0)
+        bound = seen.nanmedian(dim=1).values.nan_to_num(0.0).clamp_max_(BOUNDS[1])
     else:
         bound = clip
-    # 0/0 (an empty gradient under a median of 0) must not poison the sum.
-    factor = (bound[:, None] / norms.clamp_min(1e-30)).clamp_max_(1.0)
+    used = torch.threshold(bound, BOUNDS[0], 0.0)
+    factor = (used[:, None] / norms.clamp_min(SHORTEST)).clamp_max_(1.0)
     if weight is not None:
         factor *= weight
     return factor, bound

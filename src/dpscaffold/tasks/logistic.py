@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpscaffold.tasks.base import Batch, Clip, ClippedSum, clip_factors, cross_entropy
+from dpscaffold.tasks.base import Batch, Clip, ClippedSum, cross_entropy
+from dpscaffold.tasks.clipping import Outer, clip_outer
 
 
 def with_ones(features: Tensor) -> Tensor:
@@ -65,19 +66,9 @@ class Logistic:
 
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
         """Two batched products and a reweighting; see the class."""
-        users, columns = params.shape[0], self.features + 1
-        weights = params.view(users, self.classes, columns)
-        errors = output_errors(torch.bmm(weights, batch.features.transpose(1, 2)), batch.labels)
-        bound = None
-        factor = batch.weight
-        if clip is not None:
-            squares = (
-                batch.squares
-                if batch.squares is not None
-                else (batch.features * batch.features).sum(-1)
-            )
-            norms = ((errors * errors).sum(1) * squares).sqrt_()
-            factor, bound = clip_factors(norms, batch.weight, clip)
-        if factor is not None:
-            errors *= factor[:, None, :]
-        return ClippedSum(torch.bmm(errors, batch.features).view(users, -1), bound)
+        users, inputs = params.shape[0], batch.features.transpose(1, 2)
+        weights = params.view(users, self.classes, self.features + 1)
+        errors = output_errors(torch.bmm(weights, inputs), batch.labels)
+        gradients = Outer(errors, inputs, batch.squares)
+        bound = clip_outer([gradients], batch.weight, clip)
+        return ClippedSum(gradients.total().view(users, -1), bound)

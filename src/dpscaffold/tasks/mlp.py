@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dpscaffold.randomness import Randomness
-from dpscaffold.tasks.base import Batch, Clip, ClippedSum, clip_factors, cross_entropy
+from dpscaffold.tasks.base import Batch, Clip, ClippedSum, cross_entropy
+from dpscaffold.tasks.clipping import Outer, clip_outer
 from dpscaffold.tasks.logistic import output_errors, with_ones
 
 
@@ -64,26 +65,15 @@ class Mlp:
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
         """Forward, backward and reweighting with everything laid out as (users, units, records)."""
         first, second = self._layers(params)
-        inputs = batch.features
-        hidden = torch.bmm(first, inputs.transpose(1, 2)).relu_()
+        inputs = batch.features.transpose(1, 2)
+        hidden = torch.bmm(first, inputs).relu_()
         logits = torch.baddbmm(second[..., -1:], second[..., :-1], hidden)
         errors = output_errors(logits, batch.labels)
         back = torch.bmm(second[..., :-1].transpose(1, 2), errors)
         back *= hidden > 0
-        bound = None
-        factor = batch.weight
-        if clip is not None:
-            squares = batch.squares if batch.squares is not None else (inputs * inputs).sum(-1)
-            norms = (back * back).sum(1) * squares
-            norms += (errors * errors).sum(1) * ((hidden * hidden).sum(1) + 1)
-            factor, bound = clip_factors(norms.sqrt_(), batch.weight, clip)
-        if factor is not None:
-            errors *= factor[:, None, :]
-            back *= factor[:, None, :]
-        total = torch.empty_like(params)
-        total[:, : self._first] = torch.bmm(back, inputs).flatten(1)
-        outer = torch.cat(
-            [torch.bmm(errors, hidden.transpose(1, 2)), errors.sum(2, keepdim=True)], dim=2
-        )
-        total[:, self._first :] = outer.flatten(1)
-        return ClippedSum(total, bound)
+        layers = [
+            Outer(back, inputs, batch.squares),
+            Outer(errors, hidden, bias=True),
+        ]
+        bound = clip_outer(layers, batch.weight, clip)
+        return ClippedSum(torch.cat([layer.total().flatten(1) for layer in layers], dim=1), bound)

@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpscaffold.errors import BadInput
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum, clip_factors, cross_entropy
+from dpscaffold.tasks.clipping import clip_rows, exact_norms
 
 #: Layers that mix the examples of a batch, so that an example has no gradient of its own.
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
@@ -105,19 +106,19 @@ class ModuleTask:
             return self._gradients(params, batch.features[:, rows], batch.labels[:, rows])
 
         starts = range(0, records, chunk)
-        if isinstance(
-            clip, str
-        ):  # the median needs every norm before the first gradient can be clipped
-            norms = torch.cat([gradients(start).norm(dim=2) for start in starts], dim=1)
-            clip = clip_factors(norms, batch.weight, clip)[1]
+        if isinstance(clip, str):  # the median needs every norm before a gradient can be clipped
+            norms = torch.cat([exact_norms(gradients(start)) for start in starts], dim=1)
+            _, bound = clip_factors(norms.to(params.dtype), batch.weight, clip)
+            assert bound is not None
+        else:
+            bound = clip
         total = torch.zeros_like(params)
         for start in starts:
             part = gradients(start)
             weight = None if batch.weight is None else batch.weight[:, start : start + chunk]
-            factor, _ = clip_factors(part.norm(dim=2), weight, clip)
-            assert factor is not None
+            part, factor = clip_rows(part, exact_norms(part), weight, bound)
             total += torch.einsum("ub,ubp->up", factor, part)
-        return ClippedSum(total, clip)
+        return ClippedSum(total, bound)
 
     def _gradients(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients, (U, B, P)."""
@@ -129,9 +130,13 @@ class ModuleTask:
 
     def _plain_sum(self, params: Tensor, batch: Batch) -> Tensor:
         """Σ_j w_j·∇f_j without per-example gradients."""
-        weight = torch.ones_like(batch.features[..., 0]) if batch.weight is None else batch.weight
+        weight, features = batch.weight, batch.features
+        if weight is None:
+            weight = torch.ones_like(features[..., 0])
+        else:  # padding has a finite loss, whatever it holds: 0·NaN would poison the sum
+            features = features.masked_fill((weight == 0)[:, :, None], 0.0)
 
         def loss(flat: Tensor, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
             return (self.losses(flat, x, y) * w).sum()
 
-        return vmap(grad(loss))(params, batch.features, batch.labels, weight)
+        return vmap(grad(loss))(params, features, batch.labels, weight)

@@ -1,0 +1,193 @@
+"""Clipping that holds for every float: what one record adds to a sum is at most C long.
+
+A gradient that is an outer product δaᵀ has norm ‖δ‖·‖a‖. In float32 the squares of long vectors
+overflow and those of short ones vanish; either way a record would escape C/‖g‖. So rows are looked
+at first. *Tame* rows (‖δ‖² and ‖a‖² at most :data:`TAME`: every ordinary record) are clipped in
+float32. The others, *wild* rows, are few. Their norms are taken in float64, where no product of
+four float32 numbers can over- or underflow; both factors are rescaled so that neither needs more
+range than float32 has; and a gradient that is not finite adds exactly zero, by selection and not by
+a product, because 0·NaN is NaN. A wild row changes no other row, not even in its last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpscaffold.tasks.base import BOUNDS, Clip, clip_factors
+
+#: Largest squared norm of a tame row. What underflow takes from the square of a gradient's norm is
+#: then less than 1e-35 for every number in a row.
+TAME = 1e10
+
+#: Numbers that are held in float64 at a time.
+_HELD = 1 << 22
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    """‖a‖² of every row of (N, D), (N,): summed in float64, a block of rows at a time."""
+    size = max(1, _HELD // max(1, rows.shape[1]))
+    parts = [part.double().square().sum(1) for part in rows.split(size)]
+    return torch.cat(parts).to(rows.dtype)
+
+
+@dataclass
+class Outer:
+    """One layer's share of all gradients, δaᵀ for each record: ``left`` δ (U, R, B), which
+    :func:`clip_outer` scales in place, ``right`` a (U, D, B), and ``known`` ‖a‖² (U, B) where they
+    are known already.
+
+    With ``bias`` a 1 follows each a without being stored; ``ones`` takes its place once wild rows
+    are rescaled.
+    """
+
+    left: Tensor
+    right: Tensor
+    known: Tensor | None = None
+    bias: bool = False
+    ones: Tensor | None = None
+
+    def squares(self) -> Tensor:
+        """‖a‖² of every record, (U, B)."""
+        if self.known is not None:
+            return self.known
+        squares = (self.right * self.right).sum(1)
+        return squares.add_(1) if self.bias else squares
+
+    def total(self) -> Tensor:
+        """Σ_j δ_j·a_jᵀ of every user, (U, R, D), or (U, R, D+1) with a bias."""
+        total = torch.bmm(self.left, self.right.transpose(1, 2))
+        if not self.bias:
+            return total
+        last = self.left if self.ones is None else self.left * self.ones[:, None, :]
+        return torch.cat([total, last.sum(2, keepdim=True)], dim=2)
+
+    def length(self, user: Tensor, record: Tensor) -> Tensor:
+        """‖a‖ of these records in float64, (W,)."""
+        squares = self.right[user, :, record].double().square().sum(1)
+        return (squares + 1 if self.bias else squares).sqrt()
+
+    def rescale(self, user: Tensor, record: Tensor, shrinkage: Tensor) -> None:
+        """Multiply δaᵀ of these records by their shrinkage (W,), and let ‖a‖ be 1.
+
+        The products are formed in float64, so that nothing is lost where one factor is huge and the
+        other minute. A shrinkage of 0 makes both sides 0, whatever they were.
+        """
+        length = self.length(user, record)
+        length = torch.where(length > 0, length, 1.0)
+        keep = (shrinkage > 0)[:, None]
+
+        def put(target: Tensor, scale: Tensor) -> None:
+            values = target[user, :, record].double() * scale[:, None]
+            target[user, :, record] = torch.where(keep, values, 0.0).to(target.dtype)
+
+        put(self.left, shrinkage * length)
+        self.right = self.right.clone()  # it may be the caller's own
+        put(self.right, 1 / length)
+        if self.bias:
+            self.ones = torch.ones_like(self.left[:, 0])
+            put(self.ones[:, None, :], 1 / length)
+
+
+def clip_outer(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Tensor | None:
+    """Weigh and clip the gradients that these parts make up together; returns the bound C, (U,).
+
+    Example: two records of one user, of which the second is far beyond the range of float32's
+    squares; both gradients end at the clip bound.
+
+    >>> part = Outer(torch.ones(1, 1, 2), torch.tensor([[[3.0, 1e30]]]))
+    >>> bound = clip_outer([part], None, torch.tensor([0.5]))
+    >>> float(part.total())
+    1.0
+    """
+    if clip is None:
+        if weight is not None:
+            _weigh(parts, weight)
+        return None
+    own = [(part.left * part.left).sum(1) for part in parts]
+    squares = [part.squares() for part in parts]
+    user, record = _wild([*own, *squares])
+    norms = own[0] * squares[0]
+    for errors, inputs in zip(own[1:], squares[1:], strict=True):
+        norms += errors * inputs
+    norms.sqrt_()
+    exact = _exact_norms(parts, user, record) if len(user) else None
+    if exact is not None:
+        norms[user, record] = exact.to(norms.dtype)
+    factor, bound = clip_factors(norms, weight, clip)
+    assert factor is not None and bound is not None
+    if exact is not None:
+        shrinkage = exact_shrinkage(exact, bound[user])
+        for part in parts:
+            part.rescale(user, record, shrinkage)
+        factor[user, record] = 1.0 if weight is None else weight[user, record]
+    for part in parts:
+        part.left *= factor[:, None, :]
+    return bound
+
+
+def clip_rows(
+    gradients: Tensor, norms: Tensor, weight: Tensor | None, bound: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Per-example gradients (U, B, P) and the factors (U, B) with which their sum is clipped to C.
+
+    ``norms`` are theirs in float64, (U, B), and ``bound`` is C, (U,). Wild gradients are clipped
+    one by one and copied; all others are left as they are.
+    """
+    factor, _ = clip_factors(norms.to(gradients.dtype), weight, bound)
+    assert factor is not None
+    user, record = _wild([norms.square()])
+    if len(user):
+        shrinkage = exact_shrinkage(norms[user, record], bound[user])[:, None]
+        values = gradients[user, record].double() * shrinkage
+        gradients = gradients.clone()
+        gradients[user, record] = torch.where(shrinkage > 0, values, 0.0).to(gradients.dtype)
+        factor[user, record] = 1.0 if weight is None else weight[user, record]
+    return gradients, factor
+
+
+def exact_norms(gradients: Tensor) -> Tensor:
+    """‖g‖ of per-example gradients (U, B, P) in float64, (U, B): NaN where one is not finite."""
+    norms = torch.stack([rows.double().square().sum(1).sqrt() for rows in gradients])
+    return torch.where(norms.isfinite(), norms, float("nan"))
+
+
+def exact_shrinkage(norms: Tensor, bound: Tensor) -> Tensor:
+    """min(1, C/‖g‖) in float64 from norms in float64; exactly 0 where the norm is not finite."""
+    used = torch.threshold(bound.double(), BOUNDS[0], 0.0).clamp_max(BOUNDS[1])
+    shrunk = torch.where(norms > 0, (used / norms).clamp_max(1.0), 1.0)
+    return torch.where(norms.isfinite(), shrunk, 0.0)
+
+
+def _wild(squares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Users and places of the rows where one of these squared norms (U, B) is above TAME or NaN."""
+    tame = squares[0] <= TAME
+    for square in squares[1:]:
+        tame &= square <= TAME
+    if bool(tame.all()):
+        none = torch.empty(0, dtype=torch.int64)
+        return none, none
+    user, record = (~tame).nonzero(as_tuple=True)
+    return user, record
+
+
+def _exact_norms(parts: Sequence[Outer], user: Tensor, record: Tensor) -> Tensor:
+    """‖g‖ of these records in float64, (W,): NaN where the gradient is not finite."""
+    total = torch.zeros(len(user), dtype=torch.float64, device=user.device)
+    for part in parts:
+        left = part.left[user, :, record].double().square().sum(1).sqrt()
+        total += (left * part.length(user, record)).square()
+    return torch.where(total.isfinite(), total, float("nan")).sqrt()
+
+
+def _weigh(parts: Sequence[Outer], weight: Tensor) -> None:
+    """Weigh gradients that are not clipped; padding is 0 on both sides, even where it is NaN."""
+    padding = (weight == 0)[:, None, :]
+    for part in parts:
+        part.left.mul_(weight[:, None, :]).masked_fill_(padding, 0.0)
+        # Padding is finite as a rule; only where it may not be, all of the right side is copied.
+        if not bool(part.right.sum().isfinite()):
+            part.right = part.right.masked_fill(padding, 0.0)

@@ -1,0 +1,288 @@
+"""Clipping over all floats: whatever records and parameters hold, a record adds at most C.
+
+A seed of ordinary numbers rarely leaves the range in which squares are harmless. Here every number
+is any float32: subnormal, huge, infinite, NaN.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from small import CPU, TASKS, federation, final, setting
+from torch import Tensor
+
+from dpscaffold.engines import Loop
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.local import Gaussian
+from dpscaffold.local.steps import Scales, noised_query
+from dpscaffold.tasks import Batch, Task
+from dpscaffold.tasks.base import clip_factors
+from dpscaffold.tasks.clipping import Outer, clip_outer, row_squares
+
+DIMENSION, CLASSES, RECORDS = 3, 3, 4
+ALLOWED = 1 + 1e-6
+HUGE = float(np.finfo(np.float32).max)
+
+#: Numbers at which float32 squares, products or exponentials turn over, and any other float32.
+edges = st.sampled_from(
+    [0.0, 1.0, -1.0, 1e-45, 1e-38, 1e-23, 1e-19, 1e5, 1e10, 1e19, -1.8e19, 1e20, 1e30, 1e37, HUGE,
+     -HUGE, math.inf, -math.inf, math.nan]
+)  # fmt: skip
+anything = st.one_of(edges, st.floats(width=32), st.floats(-3, 3, width=32))
+tables = arrays(np.float32, (RECORDS + 1, DIMENSION), elements=anything)
+label_lists = st.lists(st.integers(0, CLASSES - 1), min_size=RECORDS + 1, max_size=RECORDS + 1)
+clips = st.one_of(
+    st.sampled_from([1e-20, 1e-12, 1e-5, 1.0, 1e6, 1e30]),
+    st.floats(-18, 9).map(lambda exponent: 10.0**exponent),
+)
+each_task = pytest.mark.parametrize("task", TASKS)
+each_path = pytest.mark.parametrize("engine", ["loop", "simulator"])
+
+
+def make(task: str) -> Task:
+    return TASKS[task](DIMENSION, CLASSES)
+
+
+def parameters(task: Task):
+    """Zero, ordinary, near the end of float32, or any floats."""
+    size = task.parameters
+    ordinary = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    fixed = [0 * ordinary, ordinary, 1e10 * ordinary, 1e37 * ordinary, np.sign(ordinary) * HUGE]
+    return st.one_of(st.sampled_from(fixed), arrays(np.float32, size, elements=anything))
+
+
+def clipped(task: Task, params, x, y, clip, weight: Tensor | None = None) -> Tensor:
+    """The clipped sum of one user, (P,)."""
+    batch = Batch(task.prepare(x)[None], y[None], None if weight is None else weight[None])
+    return task.clipped_sum(params[None], batch, torch.tensor([clip])).total[0]
+
+
+def length(value: Tensor) -> float:
+    return float(value.double().norm())
+
+
+def drawn(data: st.DataObject, task: Task) -> tuple[Tensor, Tensor, Tensor]:
+    """Parameters, and one record more than a batch holds."""
+    params = torch.from_numpy(data.draw(parameters(task)).astype(np.float32))
+    return params, torch.from_numpy(data.draw(tables)), torch.tensor(data.draw(label_lists))
+
+
+# --- the laws ---
+
+
+@each_task
+@settings(max_examples=60)
+@given(data=st.data(), clip=clips)
+def test_no_record_adds_more_than_c_and_replacing_one_moves_the_sum_by_at_most_2c(task, data, clip):
+    """Over all floats: the sum is finite, a record alone is at most C(1 + 1e-6) long, padding adds
+    nothing to it, and the sums of neighbouring batches differ by at most twice that (and by the
+    rounding of the sums themselves)."""
+    made = make(task)
+    params, x, y = drawn(data, made)
+    clip = float(np.float32(clip))
+    for j in range(RECORDS):
+        alone = clipped(made, params, x[j : j + 1], y[j : j + 1], clip)
+        assert bool(alone.isfinite().all())
+        assert length(alone) <= clip * ALLOWED
+        padded = clipped(made, params, x, y, clip, torch.eye(RECORDS + 1)[j])
+        assert torch.equal(alone, padded) or length(alone - padded) <= 1e-6 * clip
+    whole = clipped(made, params, x[:-1], y[:-1], clip)
+    other = clipped(made, params, x[1:], y[1:], clip)
+    rounding = 2 * RECORDS**2 * 2.0**-24 * clip
+    assert bool(whole.isfinite().all())
+    assert length(whole.double() - other.double()) <= 2 * clip * ALLOWED + rounding
+
+
+@each_path
+@each_task
+@settings(max_examples=60)
+@given(data=st.data(), clip=st.sampled_from([1e-5, 0.7, 100.0]), unit=st.sampled_from(["a", "b"]))
+def test_the_query_of_either_engine_is_bounded_and_finite(engine, task, data, clip, unit):
+    """What is released before its noise: at most C(1 + 1e-6)·records/b for records, and C(1 + 1e-6)
+    for a whole user with a Poisson batch of any size."""
+    made = make(task)
+    params, x, y = drawn(data, made)
+    sampling = "fixed" if unit == "a" else "poisson"
+    privacy = Gaussian(clip, 1.0, sampling, "record" if unit == "a" else "user")
+    query = released(engine, made, privacy, params, x, y, divisor=2)
+    most = clip * (RECORDS + 1) / 2 if unit == "a" else clip
+    assert bool(query.isfinite().all())
+    assert length(query) <= most * ALLOWED
+
+
+def released(engine: str, task: Task, privacy: Gaussian, params, x, y, divisor: int) -> Tensor:
+    """H of one batch on either engine's path, the noise being zero."""
+    draws = torch.zeros(task.parameters)
+    if engine == "loop":
+        table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
+        data = Federation.from_arrays(table, table, classes=CLASSES)
+        loop = Loop(setting("fedavg", task, privacy, data, user_ratio=1.0), CPU)
+        return loop.noised(loop.gradients(params, task.prepare(x), y), divisor, draws)
+    column = torch.ones(1, 1)
+    clip = "median" if privacy.clip == "median" else column[0] * float(privacy.clip)
+    scales = Scales(
+        step_size=column, regularisation=column, divisor=column * divisor, steps=1, clip=clip,
+        noise=column * privacy.noise, sampling=privacy.sampling, unit=privacy.unit,
+    )  # fmt: skip
+    batch = Batch(task.prepare(x)[None], y[None])
+    return noised_query(task, params[None], batch, scales, draws[None])[0]
+
+
+@each_path
+@each_task
+@settings(max_examples=40)
+@given(data=st.data())
+def test_the_median_clip_survives_every_float(engine, task, data):
+    """No guarantee is stated for it, but gradients that are not finite neither count nor spread."""
+    made = make(task)
+    params, x, y = drawn(data, made)
+    query = released(engine, made, Gaussian("median", 1.0), params, x, y, divisor=2)
+    assert bool(query.isfinite().all())
+
+
+@each_task
+@settings(max_examples=40)
+@given(clip=st.sampled_from([1e-5, 0.5, 3.0]), wild=anything, seed=st.integers(0, 10**6))
+def test_a_wild_record_changes_no_other(task, clip, wild, seed):
+    """The sum with it is the sum without it plus what it adds alone."""
+    made = make(task)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(RECORDS, DIMENSION, generator=generator)
+    y = torch.randint(0, CLASSES, (RECORDS,), generator=generator)
+    params = torch.randn(made.parameters, generator=generator)
+    x[1, 2] = wild
+    rest = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    whole = clipped(made, params, x, y, clip)
+    parts = clipped(made, params, x, y, clip, rest) + clipped(made, params, x, y, clip, 1 - rest)
+    assert length(whole - parts) <= 1e-6 * RECORDS * clip
+    tame = torch.where(rest[:, None] == 1, x, 0.0)
+    assert torch.equal(
+        clipped(made, params, x, y, clip, rest), clipped(made, params, tame, y, clip, rest)
+    )
+
+
+@each_task
+def test_every_magnitude_that_float32_holds_is_clipped_in_its_own_direction(task):
+    """A finite gradient is shortened to C, not dropped: its direction is that of float64."""
+    made = make(task)
+    params = torch.zeros(made.parameters) if task == "logistic" else made.initial(0)
+    for exponent in range(-30, 38):
+        x = torch.tensor([[1.0, -2.0, 0.5]]) * 10.0**exponent
+        if task == "module" and exponent > 18:  # its own forward pass overflows
+            break
+        found = clipped(made, params, x, torch.tensor([1]), 1e-5).double()
+        exact = torch.func.grad(
+            lambda p, x=x: made.losses(p, made.prepare(x.double()), torch.tensor([1]))[0]
+        )(params.double())
+        exact *= 1e-5 / exact.norm()
+        assert length(found - exact) <= 1e-5 * (1e-4 if task == "module" else 2e-6), exponent
+
+
+# --- each case that was seen ---
+
+
+@each_path
+@pytest.mark.parametrize(("task", "size"), [("logistic", 1e20), ("mlp", 1e19), ("module", 1e19)])
+def test_one_huge_finite_record_leaves_the_upload_finite(engine, task, size):
+    """A record of 10²⁰ (10¹⁹ for a network) made the whole upload NaN."""
+    data = federation()
+    data.train.features[2] = size
+    run = setting("scaffold", task, "fixed", data, user_ratio=1.0, data_ratio=1.0, local_steps=9)
+    assert bool(final(engine, run, rounds=2).params.isfinite().all())
+
+
+@each_path
+@each_task
+@pytest.mark.parametrize("size", [1e19, 1e20, 1e30])
+@pytest.mark.parametrize("label", range(CLASSES))
+def test_a_huge_record_that_is_classified_beyond_doubt_adds_no_nan(engine, task, size, label):
+    """An error of exactly 0 times an overflowing norm was NaN: so was everyone's sum."""
+    made = make(task)
+    params = torch.randn(made.parameters, generator=torch.Generator().manual_seed(1))
+    x = torch.cat([torch.full((1, DIMENSION), size), torch.randn(2, DIMENSION)])
+    query = released(
+        engine, made, Gaussian(1.0, 1.0), params, x, torch.tensor([label, 0, 1]), divisor=3
+    )
+    assert bool(query.isfinite().all()) and 0 < length(query) <= ALLOWED
+
+
+def test_underflow_lets_no_record_through():
+    """Features of 1.8·10¹⁹ and an error whose square vanishes: 47 C were added at C = 10⁻⁵."""
+    made = make("logistic")
+    size, clip = 1.8e19, 1e-5
+    x, y = torch.tensor([[size, 0.0, 0.0]]), torch.tensor([0])
+    seen = 0.0
+    for margin in np.linspace(40, 100, 121):  # the logit by which the right class leads
+        params = torch.zeros(made.parameters)
+        params[0] = margin / size
+        seen = max(seen, length(clipped(made, params, x, y, clip)) / clip)
+    assert 1 - 1e-6 <= seen <= ALLOWED
+
+
+@each_task
+@pytest.mark.parametrize("clip", [None, 0.5, "median"])
+@pytest.mark.parametrize("wild", [math.nan, math.inf, 1e38])
+def test_padding_that_is_not_finite_poisons_nobody(task, clip, wild):
+    """A padded row has weight 0 and adds nothing, whatever it holds."""
+    made = make(task)
+    x, y = torch.randn(1, 3, DIMENSION), torch.tensor([[0, 1, 2]])
+    weight = torch.tensor([[1.0, 1.0, 0.0]])
+    params = torch.randn(1, made.parameters)
+    asked = torch.tensor([clip]) if isinstance(clip, float) else clip
+    expected = made.clipped_sum(params, Batch(made.prepare(x), y, weight), asked)
+    x = x.clone()
+    x[0, 2] = wild
+    found = made.clipped_sum(params, Batch(made.prepare(x), y, weight), asked)
+    torch.testing.assert_close(found.total, expected.total)
+    torch.testing.assert_close(found.bound, expected.bound)
+
+
+@each_path
+@each_task
+@pytest.mark.parametrize("size", [3e38, -3e38, 1e30])
+def test_no_record_decides_whether_an_upload_is_finite(engine, task, size):
+    """Parameters near 3·10³⁸ made the gradients of ordinary records NaN; they add zero now."""
+    made = make(task)
+    signs = torch.randn(made.parameters, generator=torch.Generator().manual_seed(3)).sign()
+    x, y = torch.randn(5, DIMENSION), torch.tensor([0, 1, 2, 0, 1])
+    query = released(engine, made, Gaussian(0.7, 1.0), size * signs, x, y, divisor=2)
+    assert bool(query.isfinite().all())
+    assert length(query) <= 0.7 * 5 / 2 * ALLOWED
+
+
+# --- the parts ---
+
+
+def test_bounds_out_of_float32s_reach_are_refused_or_count_as_zero():
+    """A subnormal C could not be kept to 1e-6; sums of gradients of length 3e38 overflow."""
+    for clip in (1e-40, 1e-21, 1e31, HUGE):
+        with pytest.raises(BadInput, match=r"privacy.clip is .*from 1e-20 to 1e\+30"):
+            Gaussian(clip=clip)
+    assert Gaussian(clip=math.inf, noise=0.0).clip == math.inf
+    factor, _ = clip_factors(torch.tensor([[1.0, 1e-30]]), None, torch.tensor([1e-25]))
+    assert not factor.any()
+
+
+def test_an_infinite_clip_still_sums_to_something_finite():
+    """Without noise nothing is promised, but long gradients end at 1e30 and others are whole."""
+    left = torch.tensor([[[1.0, 1.0, HUGE]]])
+    part = Outer(left, torch.tensor([[[2.0, HUGE, HUGE]]]))
+    clip_outer([part], None, torch.tensor([math.inf]))
+    assert part.left[0, 0, 0] == 1.0
+    torch.testing.assert_close(part.total(), torch.tensor([[[2e30]]]))
+
+
+@example(columns=3073, value=1.1)
+@given(columns=st.integers(1, 4000), value=st.floats(1 / 128, 128, width=32))
+def test_squares_of_long_rows_are_exact_to_their_last_bit(columns, value):
+    """A float32 dot product of 3073 equal numbers is 2e-5 off, which would pass the clip."""
+    rows = torch.full((2, columns), value)
+    exact = columns * float(np.float32(value)) ** 2
+    assert float(row_squares(rows)[0]) == pytest.approx(exact, rel=1e-7)
