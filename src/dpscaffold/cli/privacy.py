@@ -38,6 +38,13 @@ MEMORY = {
 Source = Annotated[
     Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")
 ]
+Sources = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="a configuration (TOML) or a run folder, instead of numbers; several run folders are "
+        "put together"
+    ),
+]
 Users = Annotated[int | None, typer.Option("--users", help="M, the number of users")]
 Records = Annotated[int | None, typer.Option("--records", help="R, training records per user")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="T, warm-start rounds included")]
@@ -74,7 +81,7 @@ class Subject:
 
 
 def privacy(
-    source: Source = None,
+    sources: Sources = None,
     users: Users = None,
     records: Records = None,
     rounds: Rounds = None,
@@ -98,6 +105,17 @@ def privacy(
         list[int] | None,
         typer.Option("--group", help="k records of one person together; may be repeated"),
     ] = None,
+    fixed_in_advance: Annotated[
+        bool,
+        typer.Option(
+            "--fixed-in-advance",
+            help="several runs: no plan was chosen after seeing another run's outputs",
+        ),
+    ] = False,
+    same_records: Annotated[
+        bool,
+        typer.Option("--same-records", help="several runs: their records are the same, unchecked"),
+    ] = False,
 ) -> None:
     """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and what to
     quote."""
@@ -114,6 +132,13 @@ def privacy(
         "unit": unit,
         "max_participations": max_participations,
     }
+    if sources and len(sources) > 1:
+        several(sources, numbers, delta, fixed_in_advance, same_records, as_json, (plot, tradeoff))
+        return
+    if fixed_in_advance or same_records:
+        option = "--fixed-in-advance" if fixed_in_advance else "--same-records"
+        raise PrivacyError(f"{option} is about several runs; name at least 2 run folders")
+    source = sources[0] if sources else None
     about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
@@ -142,6 +167,30 @@ def privacy(
         for path in (plot, tradeoff):
             if path is not None:
                 typer.echo(f"plot: {path}")
+
+
+def several(
+    sources: list[Path],
+    numbers: dict[str, Any],
+    delta: float | None,
+    fixed_in_advance: bool,
+    same_records: bool,
+    as_json: bool,
+    plots: tuple[Path | None, ...],
+) -> None:
+    """What several runs over the same records promise together."""
+    from dpscaffold.cli.together import compose, show_together
+
+    refuse_numbers(numbers, sources[0])
+    if any(path is not None for path in plots):
+        raise PrivacyError("a plot is about one run; leave out --plot and --tradeoff, or name one")
+    if delta is not None and not 0.0 < delta < 1.0:
+        raise PrivacyError(f"delta={delta} is not a probability strictly between 0 and 1")
+    answer = compose(sources, delta, fixed_in_advance, same_records)
+    if as_json:
+        typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
+    else:
+        show_together(answer, Console(soft_wrap=False))
 
 
 def draw_tradeoff(about: Subject, said: dict[str, Any], path: Path) -> None:
@@ -209,13 +258,18 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
     )
 
 
-def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Subject:
-    """What a run folder or a configuration describes."""
+def refuse_numbers(numbers: dict[str, Any], source: Path) -> None:
+    """Refuse options that a run folder or a configuration already answers."""
     given = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None]
     if given:
         raise PrivacyError(
             f"{given[0]} is given beside {source}, which already says it; give one or the other"
         )
+
+
+def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Subject:
+    """What a run folder or a configuration describes."""
+    refuse_numbers(numbers, source)
     about = from_folder(source) if source.is_dir() else from_config(source)
     if delta is not None and about.run is not None:
         run = Run.from_dict({**about.run.to_dict(), "delta": delta})

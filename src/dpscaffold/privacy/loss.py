@@ -194,6 +194,18 @@ class LossDistribution:
         probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
         return LossDistribution(self.interval * factor, int(indices[0]), probs, self.infinite)
 
+    def on_grid(self, interval: float) -> LossDistribution:
+        """The same law on any other grid, every loss rounded up.
+
+        >>> coin = LossDistribution(1.0, -1, np.array([0.25, 0.0, 0.75]), 0.0)
+        >>> moved = coin.on_grid(0.7)
+        >>> moved.lowest, moved.probs.tolist()  # −1 → −0.7 and 1 → 1.4
+        (-1, [0.25, 0.0, 0.0, 0.75])
+        """
+        indices = np.ceil(self.losses / interval).astype(np.int64)
+        probs: Array = np.bincount(indices - indices[0], weights=self.probs).astype(np.float64)
+        return LossDistribution(interval, int(indices[0]), probs, self.infinite)
+
 
 def privacy_parameters(epsilon: float, delta: float, interval: float) -> LossDistribution:
     """The dominating pair of any (ε, δ)-DP mechanism, ε rounded up to the grid (Kairouz, Oh,

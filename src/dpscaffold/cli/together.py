@@ -1,0 +1,123 @@
+"""``dpscaffold privacy RUN RUN …``: what several runs over the same records promise together."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dpscaffold.privacy import BOUNDS, PrivacyError, statement
+from dpscaffold.privacy.composition import GIVEN, Part, Together, together
+from dpscaffold.privacy.human import round_up
+
+VIEWS = ("server", "third_party")
+SIMULATED = (
+    "simulated: the noise of a run with a seed can be removed by whoever holds the seed; with "
+    "secret noise the runs would promise this"
+)
+
+
+def compose(
+    sources: list[Path], delta: float | None, fixed_in_advance: bool, same_records: bool
+) -> Together:
+    """Read the runs and put them together; ``delta`` is shared out evenly among them."""
+    each = delta / len(sources) if delta is not None else None
+    seen: set[Path] = set()
+    parts = []
+    for source in sources:
+        if source.resolve() in seen:
+            raise PrivacyError(f"{source} is given twice; a run is counted once")
+        seen.add(source.resolve())
+        part = part_of(source, each)
+        parts.append(replace(part, data=None) if same_records else part)
+    return together(parts, fixed_in_advance)
+
+
+def part_of(source: Path, delta: float | None) -> Part:
+    """One run folder or configuration, with the bounds it quotes."""
+    from dpscaffold.cli.privacy import from_source
+
+    about = from_source(source, {}, delta)
+    if about.run is None:
+        raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
+    said = statement(
+        about.run,
+        about.ledger,
+        about.preprocessing,
+        about.seed_public,
+        draw_public=True,
+        extra_costs=about.extra_costs,
+    )
+    if not said["guarantee"]:
+        raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
+    tables = _tables(source)
+    seed = tables.get("plan", {}).get("seed")
+    return Part(
+        name=str(source),
+        run=about.run,
+        rounds=said["rounds"],
+        bounds={view: BOUNDS[said[view]["bound"]] for view in VIEWS},
+        ledger=about.ledger,
+        costs=tuple(about.extra_costs),
+        noise_seed=None if tables.get("privacy", {}).get("secret", False) else seed,
+        draw_seed=seed,
+        data=_digest(source, tables),
+    )
+
+
+def _tables(source: Path) -> dict[str, Any]:
+    """The configuration of a run folder, or the one that was given."""
+    path = source / "config.toml" if source.is_dir() else source
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _digest(source: Path, tables: dict[str, Any]) -> str | None:
+    """The digest of the records a run folder ran on, where it is written down."""
+    path = source / "run.json"
+    if source.is_dir() and path.exists():
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["data"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise PrivacyError(f"{path} is damaged ({error}); restore it") from error
+    return tables.get("data", {}).get("digest")
+
+
+def show_together(answer: Together, console: Console) -> None:
+    """A row per run and one for all, then how they were put together and what it means."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for name in ("rounds", *(f"epsilon, {_label(view)}" for view in answer.epsilon), "delta"):
+        table.add_column(name, justify="right")
+    for alone in answer.runs:
+        values = (round_up(alone.epsilon[view]) for view in answer.epsilon)
+        table.add_row(alone.name, str(alone.rounds), *values, f"{alone.delta:.3g}")
+    values = (round_up(value) for value in answer.epsilon.values())
+    table.add_row("together", "", *values, f"{answer.delta:.3g}", style="bold")
+    console.print(table)
+    for sentence in sentences(answer):
+        console.print(sentence, highlight=False)
+
+
+def sentences(answer: Together) -> list[str]:
+    """What the numbers rest on, and what they mean for one person."""
+    said = [answer.method, f"neighbours: {answer.neighbours}"]
+    if answer.reason:
+        said.append(answer.reason)
+    if answer.simulated:
+        said.append(SIMULATED)
+    if not answer.same_records:
+        said.append(
+            "that the runs are over the same records was not checked: no digests to compare"
+        )
+    terms = answer.human.get("server") or answer.human.get(GIVEN)
+    return [*said, terms.sentence()] if terms else said
+
+
+def _label(view: str) -> str:
+    return "given who took part" if view == GIVEN else view.replace("_", " ")

@@ -1,0 +1,263 @@
+"""Several runs over the same records: what they promise together.
+
+Where a plan may have been chosen after seeing an earlier run's outputs, the ε and the δ of the runs
+add; this holds for mechanisms chosen adaptively, each with parameters that were fixed before it ran
+(Rogers, Roth, Ullman, Vadhan 2016). Where every plan was fixed in advance, the runs are one
+adaptive composition with known dominating pairs, and their loss distributions convolve (Zhu, Dong,
+Wang 2022), which is never worse.
+
+Both take for granted that the runs' noise and draws are independent. Runs that share the seed of
+their noise reveal its difference: nothing is promised about them together. Runs with noise of their
+own but one seed for the draw have the same users take part: only what was spent given who took part
+adds up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound, Laws, participations_laws
+from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.human import GROUPS, HumanTerms, losses, terms_of
+from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.loss import LONGEST, LossDistribution, privacy_parameters
+
+ADDED = "epsilon and delta added (Rogers, Roth, Ullman, Vadhan 2016)"
+CONVOLVED = "loss distributions convolved, every plan being fixed in advance (Zhu, Dong, Wang 2022)"
+#: The name of what was spent given who took part, beside the views.
+GIVEN = "ledger"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the runs: its mechanism, what was run of it, and where its randomness came from.
+
+    ``bounds`` has the bound to quote for each view. ``noise_seed`` and ``draw_seed`` are None where
+    they came from the operating system; ``data`` is the digest of the records, where it is known.
+    """
+
+    name: str
+    run: Run
+    rounds: int
+    bounds: Mapping[str, Bound]
+    ledger: Ledger | None = None
+    costs: tuple[Cost, ...] = ()
+    noise_seed: int | None = None
+    draw_seed: int | None = None
+    data: str | None = None
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """Rounds that were run again with fresh noise."""
+        return self.ledger.repeats if self.ledger else ()
+
+    def epsilon(self, view: str) -> float:
+        """ε of this run alone at its own δ."""
+        return self.bounds[view].epsilon(self.run, self.rounds, self.costs, self.repeats)
+
+    def laws(self, view: str) -> Laws:
+        """Its loss distributions, one for each direction of a neighbouring pair."""
+        laws = losses(self.bounds[view], self.run, self.rounds, self.costs, self.repeats)
+        if len(laws) <= directions(self.run):
+            return laws
+        # Several users could be the worst; random participation has one worst user, and holds too.
+        return losses(RANDOM_PARTICIPATION, self.run, self.rounds, self.costs, self.repeats)
+
+    def given_laws(self) -> Laws:
+        """At least what any user spent given who took part: the most often, at the worst rate."""
+        assert self.ledger is not None
+        most = int(self.ledger.participations.max())
+        return tuple(with_costs(law, self.costs) for law in participations_laws(self.run, most))
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One run as the table lists it; its ε by view, at its own δ."""
+
+    name: str
+    epsilon: Mapping[str, float | None]
+    delta: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Together:
+    """What several runs promise together.
+
+    ``epsilon`` is by view, and given who took part under ``"ledger"`` where every run has a ledger;
+    None where nothing is promised, for the ``reason`` given. ``same_records`` says whether the
+    data's digests were compared.
+    """
+
+    method: str
+    delta: float
+    neighbours: str
+    epsilon: Mapping[str, float | None]
+    reason: str | None
+    same_records: bool
+    simulated: bool
+    runs: tuple[Alone, ...]
+    human: Mapping[str, HumanTerms]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            **asdict(replace(self, human={})),
+            "human": {view: terms.to_json() for view, terms in self.human.items()},
+        }
+
+
+def directions(run: Run) -> int:
+    """2 where the two orders of a neighbouring pair have different losses, else 1."""
+    return 2 if run.unit == "record" and run.sampling == "poisson" else 1
+
+
+def together(parts: Sequence[Part], fixed_in_advance: bool = False) -> Together:
+    """ε and δ of several runs over the same records, each part at its own δ.
+
+    The δ in all is the sum of the runs'. ``fixed_in_advance`` says that no plan was chosen after
+    seeing an earlier run's outputs.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12, records=800,
+    ...                batches=160, noise=10)
+    >>> parts = [Part(name, run, 100, {"server": RANDOM_PARTICIPATION}) for name in ("a", "b")]
+    >>> added, convolved = together(parts), together(parts, fixed_in_advance=True)
+    >>> convolved.epsilon["server"] < 0.8 * added.epsilon["server"]
+    True
+    """
+    _check(parts)
+    delta = math.fsum(part.run.delta for part in parts)
+    reason = shared_noise(parts)
+    over_draw = reason or shared_draw(parts)
+    views = [view for view in parts[0].bounds if all(view in part.bounds for part in parts)]
+    known = [*views, GIVEN] if all(part.ledger is not None for part in parts) else views
+    epsilon: dict[str, float | None] = {}
+    human: dict[str, HumanTerms] = {}
+    whole = replace(parts[0].run, delta=min(delta, 1 - 1e-12))
+    for view in known:
+        if reason or (over_draw and view != GIVEN):
+            epsilon[view] = None
+            continue
+        laws = _convolved(parts, view) if fixed_in_advance else ()
+        value = max(law.epsilon(delta) for law in laws) if laws else _added(parts, view)
+        epsilon[view] = value if math.isfinite(value) else None
+        if math.isfinite(value) and delta < 1:
+            laws = laws or (privacy_parameters(value, delta, value / 64 or 1.0),)
+            human[view] = terms_of(laws, whole, "together", GROUPS)
+    return Together(
+        method=CONVOLVED if fixed_in_advance else ADDED,
+        delta=delta,
+        neighbours=parts[0].run.neighbours,
+        epsilon=epsilon,
+        reason=over_draw,
+        same_records=all(part.data is not None for part in parts),
+        simulated=any(part.noise_seed is not None for part in parts),
+        runs=tuple(_alone(part, known) for part in parts),
+        human=human,
+    )
+
+
+def shared_noise(parts: Sequence[Part]) -> str | None:
+    """Why nothing is promised about runs of which two share the seed of their noise, or None."""
+    for one, other in itertools.combinations(parts, 2):
+        if one.noise_seed is not None and one.noise_seed == other.noise_seed:
+            return (
+                f"{one.name} and {other.name} share the seed {one.noise_seed}, and with it their "
+                f"noise, which cancels between them: nothing is promised about both together"
+            )
+    return None
+
+
+def shared_draw(parts: Sequence[Part]) -> str | None:
+    """Why only the ledgers add up, or None where each run's participants were drawn anew."""
+    for one, other in itertools.combinations(parts, 2):
+        if one.draw_seed is not None and one.draw_seed == other.draw_seed:
+            return (
+                f"{one.name} and {other.name} drew their participants from the seed "
+                f"{one.draw_seed}: the second draw is no chance to whoever saw the first, so only "
+                f"what was spent given who took part adds up"
+            )
+    return None
+
+
+def _check(parts: Sequence[Part]) -> None:
+    """Refuse what cannot be added: other neighbours, other records."""
+    if len(parts) < 2:
+        raise PrivacyError(f"{len(parts)} run has nothing to be composed with; give at least 2")
+    first = parts[0]
+    for part in parts[1:]:
+        if (part.run.unit, part.run.neighbours) != (first.run.unit, first.run.neighbours):
+            raise PrivacyError(
+                f"{part.name} protects {part.run.neighbours} where {first.name} protects "
+                f"{first.run.neighbours}; give runs with the same unit and neighbours"
+            )
+        if None not in (part.data, first.data) and part.data != first.data:
+            raise PrivacyError(
+                f"{part.name} ran on other data than {first.name} (their digests differ); give "
+                f"runs over the same records, or say --same-records if only their preparation "
+                f"differs"
+            )
+
+
+def _added(parts: Sequence[Part], view: str) -> float:
+    if view != GIVEN:
+        return math.fsum(part.epsilon(view) for part in parts)
+    ledgers = [part.ledger for part in parts if part.ledger is not None]
+    if len({part.data for part in parts}) == 1 and parts[0].data is not None:
+        # The same data, so the same users: the largest sum, not the sum of the largest.
+        each = np.sum([_spent(part) for part in parts], axis=0)
+        return float(each.max())
+    return math.fsum(
+        max(law.epsilon(part.run.delta) for law in part.given_laws())
+        if part.costs
+        else ledger.largest()
+        for part, ledger in zip(parts, ledgers, strict=True)
+    )
+
+
+def _spent(part: Part) -> np.ndarray:
+    """ε of each user, (M,); with costs, that of the user who took part most often for all."""
+    assert part.ledger is not None
+    if not part.costs:
+        return part.ledger.epsilons()
+    value = max(law.epsilon(part.run.delta) for law in part.given_laws())
+    return np.full(part.run.users, value)
+
+
+def _convolved(parts: Sequence[Part], view: str) -> Laws:
+    """One law per direction: a record is in all runs or in none, so directions do not mix."""
+    each = [part.given_laws() if view == GIVEN else part.laws(view) for part in parts]
+    reach = sum(
+        max(len(law.probs) * law.interval + abs(law.losses[0]) for law in laws) for laws in each
+    )
+    finest = min(law.interval for laws in each for law in laws)
+    interval = max(finest, 4 * reach / LONGEST)
+    total: list[LossDistribution] = []
+    for direction in range(directions(parts[0].run)):
+        chosen = [laws[direction].on_grid(interval) for laws in each]
+        law = chosen[0]
+        for other in chosen[1:]:
+            law = law.compose(other)
+        total.append(law)
+    return tuple(total)
+
+
+def _alone(part: Part, views: Sequence[str]) -> Alone:
+    values: dict[str, float | None] = {}
+    for view in views:
+        value = (
+            max(law.epsilon(part.run.delta) for law in part.given_laws())
+            if view == GIVEN
+            else part.epsilon(view)
+        )
+        values[view] = value if math.isfinite(value) else None
+    return Alone(part.name, values, part.run.delta, part.rounds)

@@ -1,0 +1,228 @@
+"""Several runs over the same records: sums, convolutions, and what is not promised."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from privacy.explicit_pairs import gaussian_epsilon
+from privacy.settings import SMALL, run_of
+from privacy.test_commands import answer, call, refused
+
+from dpscaffold.privacy import (
+    AGGREGATE,
+    RANDOM_PARTICIPATION,
+    Cost,
+    Ledger,
+    PrivacyError,
+)
+from dpscaffold.privacy.composition import Part, together
+
+SERVER = {"server": RANDOM_PARTICIPATION}
+
+
+def part(name: str, **changes) -> Part:
+    run = run_of(SMALL, **changes)
+    return Part(name, run, run.rounds, SERVER)
+
+
+def test_two_gaussians_convolve_to_one():
+    """Users as the unit, all of them in every round: μ² adds, ε does not."""
+    noises = (6.0, 9.0)
+    parts = [part(f"run {z}", unit="user", participants=10, noise=z) for z in noises]
+    mu = math.sqrt(sum(60 / z**2 for z in noises))
+    found = together(parts, fixed_in_advance=True)
+    truth = gaussian_epsilon(2e-5, mu)
+    assert found.delta == 2e-5
+    assert truth * (1 - 1e-9) <= found.epsilon["server"] <= truth * 1.01
+    added = together(parts)
+    alone = [gaussian_epsilon(1e-5, math.sqrt(60) / z) for z in noises]
+    assert sum(alone) <= added.epsilon["server"] <= sum(alone) * 1.01
+    assert "Rogers" in added.method and "convolved" in found.method
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_run_cut_in_two_is_the_run(sampling):
+    """T rounds in two runs with draws of their own are T rounds, each direction by itself."""
+    whole = run_of(SMALL, sampling=sampling, rounds=30, delta=2e-5)
+    parts = [part(f"{t} rounds", sampling=sampling, rounds=t) for t in (12, 18)]
+    found = together(parts, fixed_in_advance=True).epsilon["server"]
+    truth = RANDOM_PARTICIPATION.epsilon(whole)
+    assert truth * (1 - 1e-9) <= found <= truth * 1.005
+
+
+small_parts = st.builds(
+    lambda **kw: part("r", **kw),
+    rounds=st.integers(1, 40),
+    local_steps=st.integers(1, 6),
+    participants=st.integers(1, 9),
+    noise=st.floats(1.0, 20.0),
+)
+
+
+@given(st.lists(small_parts, min_size=2, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_convolving_is_between_the_largest_and_the_sum(parts):
+    added = together(parts).epsilon["server"]
+    convolved = together(parts, fixed_in_advance=True)
+    alone = [RANDOM_PARTICIPATION.epsilon(replace(p.run, delta=convolved.delta)) for p in parts]
+    assert max(alone) * (1 - 1e-6) <= convolved.epsilon["server"] <= added * (1 + 1e-3) + 1e-3
+    assert added == pytest.approx(sum(p.epsilon("server") for p in parts))
+
+
+def test_costs_and_repeats_count():
+    plain = [part("a"), part("b")]
+    ledger = Ledger(plain[0].run)
+    ledger.record(1, [0, 1])
+    ledger.record(1, [0, 1], again=True)
+    for fixed in (False, True):
+        base = together(plain, fixed).epsilon["server"]
+        cost = replace(plain[0], costs=(Cost("mean", noise=3.0),))
+        again = replace(plain[0], ledger=ledger)
+        assert together([cost, plain[1]], fixed).epsilon["server"] > base * 1.02
+        assert together([again, plain[1]], fixed).epsilon["server"] > base * 1.001
+
+
+def test_unequal_users_fall_back_to_the_servers_bound():
+    """The aggregate has several candidates for the worst user; convolving takes the bound that
+    has one."""
+    run = run_of(
+        SMALL,
+        local_steps=1,
+        memory=False,
+        records=[100] * 5 + [400] * 5,
+        batches=[20] * 5 + [40] * 5,
+        weighting="records",
+    )
+    unequal = Part("a", run, run.rounds, {"third_party": AGGREGATE})
+    server = together([replace(unequal, bounds=SERVER)] * 2, True).epsilon["server"]
+    assert together([unequal] * 2, True).epsilon["third_party"] <= server * (1 + 1e-9)
+
+
+def test_shared_seeds_promise_nothing():
+    seeded = [replace(part(name), noise_seed=7, draw_seed=7) for name in "ab"]
+    nothing = together(seeded)
+    assert nothing.epsilon == {"server": None} and not nothing.human
+    assert "share the seed 7" in nothing.reason
+    other = together([seeded[0], replace(seeded[1], noise_seed=8, draw_seed=8)])
+    assert other.epsilon["server"] > 0 and other.simulated and other.reason is None
+
+
+def test_secret_runs_of_one_draw_add_their_ledgers_only():
+    ledgers = []
+    for _ in range(2):
+        ledger = Ledger(run_of(SMALL))
+        for round in range(1, 6):
+            ledger.record(round, [0, round])
+        ledgers.append(ledger)
+    parts = [
+        Part(str(k), ledger.run, 5, SERVER, ledger, draw_seed=3, data="same")
+        for k, ledger in enumerate(ledgers)
+    ]
+    found = together(parts)
+    assert found.epsilon["server"] is None and "no chance" in found.reason
+    assert found.epsilon["ledger"] == pytest.approx(2 * ledgers[0].largest())
+    convolved = together(parts, fixed_in_advance=True)
+    ten = Ledger(run_of(SMALL, delta=2e-5))
+    for round in range(1, 11):
+        ten.record(round, [0])
+    assert convolved.epsilon["ledger"] == pytest.approx(ten.largest(), rel=5e-3)
+
+
+def test_given_who_took_part_the_same_user_adds_up():
+    """Over one dataset users are the same: the largest sum; over unknown ones, the sum of the
+    largest."""
+    parts = []
+    for name, often in (("a", 0), ("b", 5)):
+        ledger = Ledger(run_of(SMALL))
+        for round in range(1, 9):
+            ledger.record(round, [often, 1])
+        ledger.record(9, [often])
+        parts.append(Part(name, ledger.run, 9, SERVER, ledger, data="same"))
+    known = together(parts).epsilon["ledger"]
+    unknown = together([replace(p, data=None) for p in parts])
+    assert known < unknown.epsilon["ledger"] and not unknown.same_records
+    one = parts[0].ledger.of(1)
+    assert known == pytest.approx(2 * one)
+
+
+def test_what_cannot_be_added_is_refused():
+    with pytest.raises(PrivacyError, match="at least 2"):
+        together([part("a")])
+    with pytest.raises(PrivacyError, match="same unit and neighbours"):
+        together([part("a"), part("b", unit="user")])
+    with pytest.raises(PrivacyError, match="digests differ"):
+        together([replace(part("a"), data="x"), replace(part("b"), data="y")])
+
+
+def test_it_is_json():
+    said = json.loads(json.dumps(together([part("a"), part("b")]).to_json(), allow_nan=False))
+    assert said["runs"][1]["name"] == "b" and said["human"]["server"]["accuracy"] > 0.5
+
+
+CONFIG = """
+[data]
+source = "synthetic"
+users = 4
+records = 40
+[plan]
+rounds = 3
+local_steps = 2
+user_ratio = 0.5
+data_ratio = 0.5
+"""
+
+
+def trained(folder, seed: int, extra: str = "secret = true", data: str = "") -> str:
+    """A run folder made by the command."""
+    config = folder.parent / f"{folder.name}.toml"
+    text = CONFIG.replace("records = 40\n", f"records = 40\n{data}\n")
+    config.write_text(f"{text}seed = {seed}\n[privacy]\nnoise = 8.0\n{extra}\n")
+    result = call("train", str(config), "--out", str(folder))
+    assert result.exit_code == 0, result.output
+    return str(folder)
+
+
+def test_run_folders_together(tmp_path):
+    a, b = trained(tmp_path / "a", 1), trained(tmp_path / "b", 2)
+    alone = [answer("privacy", folder) for folder in (a, b)]
+    both = answer("privacy", a, b)
+    assert both["epsilon"]["server"] == pytest.approx(
+        sum(said["server"]["epsilon"] for said in alone)
+    )
+    assert both["delta"] == pytest.approx(2 * alone[0]["delta"])
+    convolved = answer("privacy", a, b, "--fixed-in-advance")
+    assert convolved["epsilon"]["server"] < both["epsilon"]["server"]
+    at = answer("privacy", a, b, "--delta", "0.001")
+    assert at["delta"] == pytest.approx(0.001) and at["runs"][0]["delta"] == pytest.approx(0.0005)
+    shown = call("privacy", a, b)
+    assert "together" in shown.stdout and "Rogers" in shown.stdout and "at most" in shown.stdout
+
+
+def test_run_folders_that_share_a_seed(tmp_path):
+    seeded = [trained(tmp_path / name, 5, "") for name in "ab"]
+    shown = call("privacy", *seeded)
+    assert "nothing is promised" in shown.stdout and shown.exit_code == 0
+    assert answer("privacy", *seeded)["epsilon"]["server"] is None
+    secret = [trained(tmp_path / name, 5) for name in "cd"]
+    said = answer("privacy", *secret)
+    assert said["epsilon"]["server"] is None and said["epsilon"]["ledger"] > 0
+
+
+def test_bad_compositions_are_one_sentence(tmp_path):
+    a = trained(tmp_path / "a", 1)
+    user = trained(tmp_path / "u", 2, 'secret = true\nunit = "user"')
+    assert "given twice" in refused("privacy", a, a)
+    assert "same unit" in refused("privacy", a, user)
+    assert "--noise is given beside" in refused("privacy", a, user, "--noise", "3")
+    assert "does not exist" in refused("privacy", a, str(tmp_path / "none"))
+    assert "--fixed-in-advance is about several" in refused("privacy", a, "--fixed-in-advance")
+    assert "delta=2.0" in refused("privacy", a, user, "--delta", "2")
+    assert "a plot is about one run" in refused("privacy", a, user, "--plot", "x.png")
+    plain = tmp_path / "plain.toml"
+    plain.write_text(CONFIG)
+    assert "without privacy" in refused("privacy", a, str(plain))
