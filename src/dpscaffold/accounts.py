@@ -18,18 +18,19 @@ import numpy as np
 
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation
 from dpscaffold.privacy import (
     Cost,
     Ledger,
     PrivacyError,
-    Run,
+    Remark,
     Spending,
     bound_for,
+    charged,
     largest_rounds,
     no_guarantee,
     statement,
 )
+from dpscaffold.privacy.preparation import from_sentence
 from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.setting import Setting
@@ -86,7 +87,7 @@ class Accounts:
                 )
             return
         self.ledger = Ledger(self.run, budget.user_epsilon)
-        self.costs, self._unprotected = preprocessing_costs(setting.federation, self.run)
+        self.costs, self._unprotected = charged(setting.federation.preparation, self.run)
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
         if budget.user_epsilon is not None:
@@ -203,12 +204,12 @@ class Accounts:
         """The privacy statement after so many rounds."""
         federation = self.setting.federation
         if self.run is None:
-            return statement(None, preprocessing=federation.preprocessing)
+            return statement(None, preparation=federation.preparation)
         seeded = not (self.setting.privacy and self.setting.privacy.secret)
         return statement(
             self.run,
             ledger=self.ledger if self.ledger.rounds else None,
-            preprocessing=(*federation.preprocessing, *self._unprotected),
+            preparation=(*federation.preparation, *self._unprotected),
             seed_public=seeded,
             draw_public=True,  # participants are drawn from plan.seed, which is in config.toml
             extra_costs=self.costs,
@@ -226,8 +227,9 @@ class Accounts:
         """What the data's preparation spent or left unprotected, so that the folder can be stated
         on its own."""
         assert self.folder is not None and self.run is not None
+        steps = (*self.setting.federation.preparation, *self._unprotected)
         said = {
-            "sentences": [*self.setting.federation.preprocessing, *self._unprotected],
+            "steps": [{"sentence": step.sentence, "protection": step.protection} for step in steps],
             "costs": [vars(cost) for cost in self.costs],
         }
         self.folder.write_text("preprocessing.json", json.dumps(said, indent=2) + "\n")
@@ -237,36 +239,20 @@ class Accounts:
         self.folder.write_text("ledger.json", json.dumps(self.ledger.to_dict()) + "\n")
 
 
-def preprocessing_costs(
-    federation: Federation, run: Run
-) -> tuple[tuple[Cost, ...], tuple[str, ...]]:
-    """What private preprocessing adds to a run's account, for the run's own neighbours.
+def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ...]]:
+    """What is said of a run's data preparation, and its costs.
 
-    A step that does not protect what the run protects (a whole user, say) cannot be added; the
-    second part of the answer names it as outside the guarantee.
+    Folders of earlier versions hold sentences alone; those that are not known to be harmless count
+    as unprotected.
     """
-    costs, unprotected = [], []
-    for cost in federation.preprocessing_costs:
-        noise = cost.noise_multiplier if run.sampling == "fixed" else cost.add_remove_multiplier
-        if run.unit == "user" or (noise is None and cost.epsilon is None):
-            unprotected.append(
-                f"{cost.name}: its noise hides single records ({cost.neighbours}), not what this "
-                f"run protects, so it is outside the guarantee."
-            )
-        elif noise is not None:
-            costs.append(Cost(cost.name, noise=noise))
-        else:
-            costs.append(Cost(cost.name, epsilon=cost.epsilon, delta=cost.delta or 0.0))
-    return tuple(costs), tuple(unprotected)
-
-
-def read_preprocessing(folder: Path) -> tuple[tuple[str, ...], tuple[Cost, ...]]:
-    """The sentences and costs of a run's data preparation."""
     path = folder / "preprocessing.json"
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(said["sentences"]), tuple(Cost(**cost) for cost in said["costs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        steps = [Remark(step["sentence"], step["protection"]) for step in said.get("steps", ())]
+        if "steps" not in said:
+            steps = [from_sentence(sentence) for sentence in said["sentences"]]
+        return tuple(steps), tuple(Cost(**cost) for cost in said["costs"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrivacyError(
             f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it"
         ) from error

@@ -18,14 +18,14 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpscaffold.accounts import Budget, preprocessing_costs
+from dpscaffold.accounts import Budget
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedprox
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import bound_for, calibrate_noise
+from dpscaffold.privacy import bound_for, calibrate_noise, charged
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
 
@@ -195,7 +195,7 @@ class Settings(Table):
         assert self.privacy is not None and self.privacy.epsilon is not None
         run = setting.describe(self.privacy.delta, self.privacy.max_participations)
         assert run is not None
-        costs, _ = preprocessing_costs(setting.federation, run)
+        costs, _ = charged(setting.federation.preparation, run)
         bound = bound_for(run, self.privacy.view, draw_hidden=False)
         return calibrate_noise(run, self.privacy.epsilon, bound, costs)
 

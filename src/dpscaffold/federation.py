@@ -9,38 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
+from dpscaffold.schema import Prepared
 
 #: How many values are looked at together when a table is checked or hashed; bounds the memory of a
 #: mapped one.
 BLOCK = 1 << 22
-
-
-@dataclass(frozen=True)
-class PreprocessingCost:
-    """What a differentially private preprocessing step spent, so that a statement can add it to the
-    run's.
-
-    The step released a query with Gaussian noise: its standard deviation is ``noise_multiplier``
-    times the L2 sensitivity under replace-one neighbours (one record of one user replaced), and
-    ``add_remove_multiplier`` times the one under add/remove neighbours (divisors being public
-    constants). A mechanism that is not Gaussian gives ``epsilon`` and ``delta`` instead.
-    ``trusted`` is who saw the query before the noise.
-    """
-
-    name: str
-    neighbours: str = "replace-one"
-    noise_multiplier: float | None = None
-    add_remove_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    trusted: str = "the party that prepares the data"
 
 
 @dataclass(frozen=True)
@@ -182,10 +162,9 @@ class Federation:
     """Train and test records of the same M users.
 
     ``names`` are the users' names, ``classes`` the number of labels, ``title`` one line for tables
-    and figures, and ``preprocessing`` the sentences that a privacy statement must repeat about how
-    the features were made, with the ``preprocessing_costs`` of the steps that were private.
-    ``mapped`` says that the tables live in files and may exceed memory, so engines load only a
-    round's users.
+    and figures, and ``preparation`` the steps that made the features of raw rows, in order: each
+    can be applied to other raw rows, and says how it treats private records. ``mapped`` says
+    that the tables live in files and may exceed memory, so engines load only a round's users.
 
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users
@@ -197,8 +176,7 @@ class Federation:
     classes: int
     names: tuple[str, ...] = ()
     title: str = "federation"
-    preprocessing: tuple[str, ...] = field(default=())
-    preprocessing_costs: tuple[PreprocessingCost, ...] = ()
+    preparation: tuple[Prepared, ...] = ()
     mapped: bool = False
 
     def __post_init__(self) -> None:
@@ -256,6 +234,11 @@ class Federation:
     def dimension(self) -> int:
         """d, the number of features."""
         return self.train.dimension
+
+    @property
+    def preprocessing(self) -> tuple[str, ...]:
+        """What was done to the features, in sentences."""
+        return tuple(step.sentence for step in self.preparation)
 
     def titled(self, title: str) -> Federation:
         """The same data under another title."""

@@ -19,7 +19,7 @@ def federation() -> Federation:
 
 def test_counts_are_counted(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dpscaffold.data.pool.BLOCK_BYTES", 16 * 17
+        "dpscaffold.data.blocks.BLOCK_BYTES", 16 * 17
     )  # blocks that cut through users
     counts = label_counts(federation)
     for user in range(9):
@@ -31,7 +31,7 @@ def test_counts_are_counted(federation: Federation, monkeypatch: pytest.MonkeyPa
 def test_feature_score_is_the_share_of_variance_between_users(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr("dpscaffold.data.pool.BLOCK_BYTES", block)
+    monkeypatch.setattr("dpscaffold.data.blocks.BLOCK_BYTES", block)
     x = federation.train.features.double().numpy()
     mean = x.mean(axis=0)
     parts = [federation.train.of(i)[0].double().numpy() for i in range(9)]

@@ -82,7 +82,7 @@ def test_blocks_do_not_change_the_result(
 ) -> None:
     steps = ["standardise", "pca:3", "unit-norm"]
     whole = preprocess(federation, steps)
-    monkeypatch.setattr("dpscaffold.data.pool.BLOCK_BYTES", 7 * 8 * 4)
+    monkeypatch.setattr("dpscaffold.data.blocks.BLOCK_BYTES", 7 * 8 * 4)
     np.testing.assert_allclose(
         preprocess(federation, steps).train.features, whole.train.features, atol=1e-4
     )
@@ -126,7 +126,7 @@ def test_sentences_name_what_each_step_was_fitted_on(federation: Federation) -> 
         "outside the guarantee" in done.preprocessing[0]
         and "training records" in done.preprocessing[0]
     )
-    assert "no fit" in done.preprocessing[1] and not done.preprocessing_costs
+    assert "no fit" in done.preprocessing[1] and not any(step.cost for step in done.preparation)
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,10 @@ def test_the_noise_that_reaches_the_features_is_the_noise_that_is_accounted() ->
     federation = zeros(users=2, records=5, dimension=40_000)
     step = {"step": "centre", "fit": "private", "norm_bound": 3.0, "noise": 7.0}
     done = preprocess(federation, [step], seed=2)
-    (cost,) = done.preprocessing_costs
-    assert (cost.neighbours, cost.noise_multiplier, cost.add_remove_multiplier) == (
-        "replace-one",
-        7.0,
-        14.0,
-    )
+    (centred,) = done.preparation
+    cost = centred.cost
+    assert cost is not None and centred.protection == "private"
+    assert (cost.noise, cost.add_remove, cost.seeded) == (7.0, 14.0, True)
     noise_of_the_sum = -done.test.features[0].double().numpy() * 10  # 10 pooled training records
     assert abs(measured(noise_of_the_sum, 7.0 * sum_sensitivity(3.0)) - 1) < BAND
     # And the test would notice noise for add/remove neighbours passed off as replace-one.
@@ -171,7 +169,10 @@ def test_private_statistics_approach_the_plain_ones_with_many_records() -> None:
     exact = preprocess(federation, ["centre", "pca:3"])
     # The leading space is found: it holds the same variance.
     assert both.train.features.var(dim=0).sum() > 0.98 * exact.train.features.var(dim=0).sum()
-    assert [cost.name for cost in both.preprocessing_costs] == ["mean", "principal components"]
+    assert [step.cost.name for step in both.preparation if step.cost] == [
+        "mean",
+        "principal components",
+    ]
     assert all("differentially private" in s and "trusted" in s for s in both.preprocessing)
 
 
@@ -184,6 +185,7 @@ def test_noise_repeats_with_the_seed_and_not_with_the_system() -> None:
     assert not torch.equal(fresh[0].train.features, fresh[1].train.features)
     assert "operating system" in fresh[0].preprocessing[0]
     assert "seed" in preprocess(federation, [step]).preprocessing[0]
+    assert fresh[0].preparation[0].cost is not None and not fresh[0].preparation[0].cost.seeded
 
 
 def test_two_steps_draw_independent_noise() -> None:
@@ -214,7 +216,10 @@ def test_epsilon_is_for_the_whole_step() -> None:
         "epsilon": 2.0,
         "delta": 1e-5,
     }
-    costs = preprocess(zeros(1, 4, 3), [step]).preprocessing_costs
-    assert len(costs) == 2
-    together = 1 / math.sqrt(sum(1 / (cost.noise_multiplier or 0) ** 2 for cost in costs))
-    assert together == pytest.approx(gaussian_multiplier(2.0, 1e-5), rel=1e-9)
+    (fitted,) = preprocess(zeros(1, 4, 3), [step]).preparation
+    assert fitted.cost is not None and fitted.cost.noise is not None
+    assert fitted.cost.noise == pytest.approx(gaussian_multiplier(2.0, 1e-5), rel=1e-9)
+    # Under add/remove the sums of x and x² have multipliers 2z and √2·z, z = √2 times the whole's.
+    z = math.sqrt(2) * fitted.cost.noise
+    whole = 1 / math.sqrt(1 / (2 * z) ** 2 + 1 / (math.sqrt(2) * z) ** 2)
+    assert fitted.cost.add_remove == pytest.approx(whole, rel=1e-12)

@@ -22,7 +22,7 @@ from dpscaffold.data import (
     synthetic,
 )
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation, PreprocessingCost
+from dpscaffold.federation import Federation
 
 
 @pytest.fixture
@@ -46,9 +46,15 @@ def equal(a: Federation, b: Federation) -> bool:
 def test_round_trip(federation: Federation, tmp_path: Path, mapped: bool) -> None:
     found = load(save(federation, tmp_path / "kept"), mapped=mapped, verify=True)
     assert equal(found, federation) and found.mapped == mapped
-    for name in ("names", "classes", "title", "preprocessing", "preprocessing_costs"):
+    for name in ("names", "classes", "title", "preparation"):
         assert getattr(found, name) == getattr(federation, name)
-    assert isinstance(found.preprocessing_costs[0], PreprocessingCost)
+    assert [step.protection for step in found.preparation] == [
+        "unprotected",
+        "none needed",
+        "private",
+        "none needed",
+    ]
+    assert found.preparation[2].cost is not None
     assert found.train.digest() == federation.train.digest()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept"]
 
@@ -165,8 +171,7 @@ def test_preprocessing_from_folder_to_folder(federation: Federation, tmp_path: P
     mapped = load(save(federation, tmp_path / "raw"))
     done = load(preprocess_to(mapped, steps, tmp_path / "done"), verify=True)
     expected = preprocess(federation, steps)
-    assert equal(done, expected) and done.preprocessing == expected.preprocessing
-    assert done.preprocessing_costs == federation.preprocessing_costs
+    assert equal(done, expected) and done.preparation == expected.preparation
 
 
 def anonymous() -> int:

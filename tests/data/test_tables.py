@@ -74,7 +74,10 @@ def test_values_labels_users_and_categories(visits: pa.Table, tmp_path: Path, ki
     assert any("ill, well" in note for note in pool.notes) and any(
         "blue, green, red" in note for note in pool.notes
     )
-    assert any("categories of column 'colour'" in caveat for caveat in pool.caveats)
+    assert any(
+        "categories of column 'colour'" in step.sentence and step.protection == "unprotected"
+        for step in pool.preparation
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -161,7 +164,7 @@ def test_numbers_as_labels_keep_their_order(tmp_path: Path) -> None:
 def test_classes_may_be_given(tmp_path: Path) -> None:
     pool = csv(tmp_path, "a,y\n1,no\n2,yes\n", classes=("yes", "no", "maybe"))
     assert pool.labels.tolist() == [1, 0] and pool.classes == 3
-    assert not any("labels was read off" in caveat for caveat in pool.caveats)
+    assert not any("labels was read off" in step.sentence for step in pool.preparation)
     with pytest.raises(
         BadInput, match=r"label 'yess' is not among classes \(did you mean 'yes'\?\)"
     ):
@@ -171,7 +174,7 @@ def test_classes_may_be_given(tmp_path: Path) -> None:
 def test_given_categories_are_public_and_closed(tmp_path: Path) -> None:
     pool = csv(tmp_path, "c,y\nred,0\nblue,1\n", categories={"c": ("red", "green", "blue")})
     assert pool.features.tolist() == [[1, 0, 0], [0, 0, 1]]
-    assert not any("categories" in caveat for caveat in pool.caveats)
+    assert pool.preparation[0].protection == "public"
     with pytest.raises(BadInput, match=r"column 'c' holds 'gren' \(did you mean 'green'\?\)"):
         csv(tmp_path, "c,y\ngren,0\nblue,1\n", categories={"c": ("red", "green", "blue")})
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from privacy.settings import SMALL, SYNTHETIC, run_of
 
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, statement
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, Remark, statement
 from dpscaffold.privacy.statement import round_up
 from dpscaffold.report.privacy_plot import plot_epsilon
 from dpscaffold.report.statement import render
@@ -92,7 +92,9 @@ def test_no_guarantee_is_said_and_epsilon_is_null(changes, words):
 
 
 def test_a_run_without_privacy():
-    said = statement(None, preprocessing=["Features were scaled with private means."])
+    said = statement(
+        None, preparation=[Remark("Features were scaled with private means.", "unprotected")]
+    )
     assert (
         not said["guarantee"]
         and said["server"]["epsilon"] is None
@@ -104,9 +106,9 @@ def test_a_run_without_privacy():
 def test_what_is_outside_is_named():
     said = statement(
         run_of(SMALL),
-        preprocessing=[
-            "Principal components were fitted on private records.",
-            "Rows have unit norm (no fit).",
+        preparation=[
+            Remark("Principal components were fitted on private records (no fit).", "unprotected"),
+            Remark("Rows have unit norm.", "none needed"),
         ],
         seed_public=True,
     )

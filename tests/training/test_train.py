@@ -286,11 +286,11 @@ def test_the_live_epsilon_includes_private_preprocessing(federation):
     """What is shown while training is never below what the statement says at the end."""
     from dataclasses import replace
 
-    from dpscaffold.federation import PreprocessingCost
+    from dpscaffold.privacy import Cost, Remark
 
-    cost = PreprocessingCost("private mean", noise_multiplier=2.0, add_remove_multiplier=4.0)
+    step = Remark("A private mean.", "private", Cost("private mean", noise=2.0, add_remove=4.0))
     paid = train(
-        replace(federation, preprocessing_costs=(cost,)), Logistic(40, 10), fedavg(), plan(), NOISY
+        replace(federation, preparation=(step,)), Logistic(40, 10), fedavg(), plan(), NOISY
     )
     free = train(federation, Logistic(40, 10), fedavg(), plan(), NOISY)
     assert paid.final["epsilon_server"] >= paid.privacy["server"]["epsilon"] * (1 - 1e-9)

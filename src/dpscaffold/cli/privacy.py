@@ -17,9 +17,11 @@ from dpscaffold.checks import floor_share
 from dpscaffold.privacy import (
     BOUNDS,
     Ledger,
+    Preparation,
     PrivacyError,
     Run,
     TradeOff,
+    charged,
     describe,
     statement,
 )
@@ -75,7 +77,7 @@ class Subject:
 
     run: Run | None
     ledger: Ledger | None = None
-    preprocessing: tuple[str, ...] = ()
+    preparation: tuple[Preparation, ...] = ()
     extra_costs: tuple[Any, ...] = ()
     seed_public: bool = False
 
@@ -145,7 +147,7 @@ def privacy(
     said = statement(
         about.run,
         about.ledger,
-        about.preprocessing,
+        about.preparation,
         about.seed_public,
         draw_public=source
         is not None,  # a configuration and a run folder hold the seed of the draw
@@ -285,16 +287,15 @@ def from_folder(folder: Path) -> Subject:
     from dpscaffold.accounts import read_ledger, read_preprocessing
 
     ledger = read_ledger(folder)
-    sentences, costs = read_preprocessing(folder)
+    steps, costs = read_preprocessing(folder)
     config = folder / "config.toml"
     tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
     seeded = config.exists() and not tables.get("privacy", {}).get("secret", False)
-    return Subject(ledger.run, ledger, sentences, costs, seeded)
+    return Subject(ledger.run, ledger, steps, costs, seeded)
 
 
 def from_config(path: Path) -> Subject:
     """A configuration: the run it would make on its data."""
-    from dpscaffold.accounts import preprocessing_costs
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
 
@@ -310,9 +311,9 @@ def from_config(path: Path) -> Subject:
         limits.delta if limits else None, limits.max_participations if limits else None
     )
     if run is None:
-        return Subject(None, None, federation.preprocessing)
-    costs, unprotected = preprocessing_costs(federation, run)
-    return Subject(run, None, (*federation.preprocessing, *unprotected), costs)
+        return Subject(None, None, federation.preparation)
+    costs, unprotected = charged(federation.preparation, run)
+    return Subject(run, None, (*federation.preparation, *unprotected), costs)
 
 
 def show(said: dict[str, Any], console: Console) -> None:

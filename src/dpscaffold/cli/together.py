@@ -49,7 +49,7 @@ def part_of(source: Path, delta: float | None) -> Part:
     said = statement(
         about.run,
         about.ledger,
-        about.preprocessing,
+        about.preparation,
         about.seed_public,
         draw_public=True,
         extra_costs=about.extra_costs,

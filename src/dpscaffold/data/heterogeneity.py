@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpscaffold.data.pool import blocks
+from dpscaffold.data.blocks import blocks
 from dpscaffold.federation import Federation
 
 

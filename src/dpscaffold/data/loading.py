@@ -31,7 +31,8 @@ from dpscaffold.data.config import (
     parse_data,
 )
 from dpscaffold.data.pool import Pool, assemble, offsets, split_rows
-from dpscaffold.data.preparation import fit, preprocess, transformed
+from dpscaffold.data.preparation import fit, preprocess
+from dpscaffold.data.prepared import transformed
 from dpscaffold.data.readers import cifar, images
 from dpscaffold.data.readers.arrays import read_npz
 from dpscaffold.data.readers.coding import Table
@@ -198,11 +199,8 @@ def preprocess_to(
 ) -> Path:
     """Preprocess a federation into a folder, block by block, without loading it."""
     fitted = fit(federation, steps, seed)
-    sentences = federation.preprocessing + tuple(step.sentence for step in fitted)
-    costs = federation.preprocessing_costs + tuple(cost for step in fitted for cost in step.costs)
-    with FederationWriter(
-        folder, federation.classes, federation.title, sentences, costs, overwrite
-    ) as writer:
+    steps = federation.preparation + fitted
+    with FederationWriter(folder, federation.classes, federation.title, steps, overwrite) as writer:
         for part, table in (("train", federation.train), ("test", federation.test)):
             writer.append_table(
                 part, transformed(table.features, fitted), table.labels, table.sizes
@@ -243,7 +241,7 @@ def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federa
         len(scan.classes),
         names,
         title,
-        preprocessing=scan.caveats,
+        preparation=scan.preparation,
         mapped=True,
     )
     return _checked(federation.validated(), settings)

@@ -6,17 +6,17 @@ user; and :func:`assemble` splits every user's rows into train and test and buil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from dpscaffold.data.blocks import blocks
+from dpscaffold.data.prepared import Scale
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-
-#: Bytes of float32 features that are worked on together.
-BLOCK_BYTES = 1 << 24
+from dpscaffold.schema import Prepared
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Pool:
     is (N,) int64 in 0 to ``classes`` − 1. ``users`` holds, where the data have a natural user, its
     number per record, and
     ``names`` the names of these users. ``notes`` say what a reader had to decide (categories,
-    missing values); ``caveats`` are the sentences a privacy statement must repeat.
+    missing values); ``preparation`` are the steps that made these features of raw rows.
     """
 
     features: np.ndarray
@@ -39,7 +39,7 @@ class Pool:
     users: np.ndarray | None = None
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    caveats: tuple[str, ...] = ()
+    preparation: tuple[Prepared, ...] = ()
 
     def __post_init__(self) -> None:
         if self.features.ndim != 2 or len(self.features) != len(self.labels):
@@ -65,17 +65,6 @@ class Pool:
                 self.features[rows[block]], np.float32(self.scale), out=out[block], casting="unsafe"
             )
         return torch.from_numpy(out)
-
-
-def blocks(rows: int, dimension: int) -> Iterator[slice]:
-    """Consecutive slices of a table of ``rows`` × ``dimension`` floats, about 16 MiB each.
-
-    >>> [block.stop for block in blocks(5, 1 << 21)]
-    [2, 4, 5]
-    """
-    step = max(1, BLOCK_BYTES // (4 * max(1, dimension)))
-    for start in range(0, rows, step):
-        yield slice(start, min(rows, start + step))
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
@@ -143,9 +132,11 @@ def assemble(
     """
     names = tuple(names) or tuple(str(i) for i in range(len(parts)))
     tables = [_table(pool, rows) for rows in split_rows(parts, names, test_ratio, seed)]
-    federation = Federation(
-        tables[0], tables[1], pool.classes, names, pool.title, preprocessing=pool.caveats
+    scaled: tuple[Prepared, ...] = (
+        (Scale(np.asarray(pool.scale, dtype=np.float32)),) if pool.scale != 1 else ()
     )
+    steps = scaled + pool.preparation
+    federation = Federation(tables[0], tables[1], pool.classes, names, pool.title, steps)
     return federation.validated()
 
 

@@ -1,21 +1,23 @@
 """Fit preprocessing steps and apply them, block by block, in memory or from file to file.
 
 A step is fitted on the *training* records of all users, pooled, after the steps before it; it is
-then applied to train and test alike. Nothing is ever fitted per user. Every step leaves a sentence
-for the privacy statement, and a private one leaves its cost.
+then applied to train and test alike. Nothing is ever fitted per user. What is fitted is a value
+(:mod:`dpscaffold.data.prepared`) that stays with the federation: it says how it treats private
+records and, where it was private, what it cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dpscaffold.data.pool import blocks, stream
+from dpscaffold.data import prepared
+from dpscaffold.data.pool import stream
+from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.private import clip_rows, noised_moments, noised_squares, noised_sum
 from dpscaffold.data.steps import (
     Centre,
@@ -28,21 +30,13 @@ from dpscaffold.data.steps import (
     parse_steps,
 )
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.federation import Federation, PreprocessingCost, Records
+from dpscaffold.federation import Federation
+from dpscaffold.privacy import Cost
+from dpscaffold.privacy.costs import together
+from dpscaffold.schema import Prepared
 
-#: float32 rows in, float32 rows out, each row by itself.
-Map = Callable[[np.ndarray], np.ndarray]
 _TRUST = "the party that prepared the data saw the sums without noise and is trusted with them"
 _OUTSIDE = "computed from all users' training records without protection: outside the guarantee"
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A step ready to be applied: the map, its sentence, and its cost where it was private."""
-
-    apply: Map
-    sentence: str
-    costs: tuple[PreprocessingCost, ...] = ()
 
 
 def preprocess(
@@ -55,87 +49,47 @@ def preprocess(
     >>> small.test.features.norm(dim=1).tolist(), small.preprocessing
     ([1.0, 1.0], ('Rows were scaled to unit norm, record by record (no fit).',))
     """
-    fitted = fit(federation, steps, seed)
-    if not fitted:
-        return federation
-    train, test = (_applied(table, fitted) for table in (federation.train, federation.test))
-    return described(federation, fitted, train, test)
-
-
-def described(
-    federation: Federation, fitted: list[Fitted], train: Records, test: Records
-) -> Federation:
-    """The federation with new tables and what the steps have to say."""
-    return replace(
-        federation,
-        train=train,
-        test=test,
-        mapped=False,
-        preprocessing=federation.preprocessing + tuple(step.sentence for step in fitted),
-        preprocessing_costs=federation.preprocessing_costs
-        + tuple(cost for step in fitted for cost in step.costs),
-    ).validated()
+    return applied(federation, fit(federation, steps, seed))
 
 
 def fit(
     federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0
-) -> list[Fitted]:
+) -> tuple[Prepared, ...]:
     """Fit the steps one after the other on the pooled training records; reads them in blocks."""
-    fitted: list[Fitted] = []
+    fitted: tuple[Prepared, ...] = ()
     for number, step in enumerate(parse_steps(steps)):
-        fitted.append(_fit(step, federation.train.features, tuple(fitted), seed, number))
+        fitted += (_fit(step, federation.train.features, fitted, seed, number),)
     return fitted
 
 
-def transformed(features: torch.Tensor, fitted: Iterable[Fitted]) -> Iterator[np.ndarray]:
-    """The rows of a table after the steps, in blocks of float32."""
-    table = features.numpy()
-    for block in blocks(*table.shape):
-        rows = table[block]
-        for step in fitted:
-            rows = step.apply(rows)
-        yield rows
-
-
-def _applied(table: Records, fitted: list[Fitted]) -> Records:
-    out: np.ndarray | None = None
-    start = 0
-    for rows in transformed(table.features, fitted):
-        if out is None:
-            out = np.empty((len(table), rows.shape[1]), dtype=np.float32)
-        out[start : start + len(rows)] = rows
-        start += len(rows)
-    assert out is not None  # a validated table has rows
-    return Records(torch.from_numpy(out), table.labels, table.offsets)
-
-
 def _fit(
-    step: _Step, features: torch.Tensor, before: tuple[Fitted, ...], seed: int, number: int
-) -> Fitted:
+    step: _Step, features: torch.Tensor, before: tuple[Prepared, ...], seed: int, number: int
+) -> Prepared:
     if isinstance(step, UnitNorm):
-        return Fitted(_unit_norm, "Rows were scaled to unit norm, record by record (no fit).")
+        return prepared.UnitNorm()
     if isinstance(step, ClipNorm):
-        norm = step.norm
-        return Fitted(
-            lambda rows: clip_rows(rows, norm).astype(np.float32),
-            f"Rows longer than {norm:g} were scaled down to it, record by record (no fit).",
-        )
+        return prepared.ClipNorm(step.norm)
     assert isinstance(step, _Fitted)
     source = _Source(step, features, before, seed, number)
     if isinstance(step, Centre):
-        return Fitted(
-            _shift(source.mean()),
-            source.sentence("Features were centred with the pooled mean"),
-            source.costs(),
-        )
+        mean = source.mean().astype(np.float32)
+        what = "Features were centred with the pooled mean"
+        return Shift(mean, None, step.protection, source.sentence(what), source.cost("mean"))
     if isinstance(step, Standardise):
         mean, deviation = source.mean_and_deviation(step)
         what = "Features were standardised with the pooled mean and deviation"
-        return Fitted(_shift(mean, deviation), source.sentence(what), source.costs())
+        return Shift(
+            mean.astype(np.float32),
+            (1 / deviation).astype(np.float32),
+            step.protection,
+            source.sentence(what),
+            source.cost("mean and deviation"),
+        )
     assert isinstance(step, Pca)
     basis = source.components(step.components)
     what = f"Features were projected on the {step.components} leading principal components"
-    return Fitted(lambda rows: rows @ basis, source.sentence(what), source.costs())
+    cost = source.cost("principal components")
+    return Project(basis, step.protection, source.sentence(what), cost)
 
 
 class _Source:
@@ -145,7 +99,7 @@ class _Source:
         self,
         step: _Fitted,
         features: torch.Tensor,
-        before: tuple[Fitted, ...],
+        before: tuple[Prepared, ...],
         seed: int,
         number: int,
     ):
@@ -154,7 +108,7 @@ class _Source:
         self.dimension = len(next(transformed(features[:1], before))[0])
         self.private = step.fit == "private"
         self.given = _given(step)
-        self.released: list[PreprocessingCost] = []
+        self.released: list[Cost] = []
         system = self.private and step.entropy == "system"
         self.rng = np.random.default_rng() if system else stream(seed, f"noise {number}")
 
@@ -213,8 +167,9 @@ class _Source:
         signs = np.sign(basis[np.abs(basis).argmax(axis=0), np.arange(count)])
         return np.ascontiguousarray((basis * signs).astype(np.float32))
 
-    def costs(self) -> tuple[PreprocessingCost, ...]:
-        return tuple(self.released)
+    def cost(self, name: str) -> Cost | None:
+        """What all releases of the step spent together."""
+        return together(name, self.released) if self.released else None
 
     def sentence(self, what: str) -> str:
         if self.step.fit == "public":
@@ -241,8 +196,8 @@ class _Source:
         """The multiplier of a release, noted as spent; ``ratio`` is Δ(replace-one) over
         Δ(add/remove)."""
         z = self.step.multiplier()
-        cost = PreprocessingCost(name, noise_multiplier=z, add_remove_multiplier=ratio * z)
-        self.released.append(cost)
+        seeded = self.step.entropy == "seed"
+        self.released.append(Cost(name, noise=z, add_remove=ratio * z, seeded=seeded))
         return z
 
     def _public(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -286,24 +241,3 @@ def _squares(rows: np.ndarray) -> np.ndarray:
 def _floored(deviation: np.ndarray, floor: float) -> np.ndarray:
     deviation = np.maximum(deviation, floor)
     return np.where(deviation > 0, deviation, 1.0)
-
-
-def _shift(mean: np.ndarray, deviation: np.ndarray | None = None) -> Map:
-    centre = mean.astype(np.float32)
-    if deviation is None:
-        return lambda rows: rows - centre
-    factor = (1 / deviation).astype(np.float32)
-
-    def standardise(rows: np.ndarray) -> np.ndarray:
-        out = rows - centre
-        out *= factor
-        return out
-
-    return standardise
-
-
-def _unit_norm(rows: np.ndarray) -> np.ndarray:
-    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
-    return (rows / np.where(norms > 0, norms, np.float32(1))[:, None]).astype(
-        np.float32, copy=False
-    )

@@ -27,8 +27,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
 from dpscaffold.errors import BadInput
 
@@ -90,6 +88,8 @@ def gaussian_delta(epsilon: float, multiplier: float) -> float:
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937
     """
+    from scipy.special import log_ndtr
+
     a, b = 1 / (2 * multiplier) - epsilon * multiplier, -1 / (2 * multiplier) - epsilon * multiplier
     return float(np.exp(log_ndtr(a)) - np.exp(epsilon + log_ndtr(b)))
 
@@ -107,6 +107,8 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
             f"epsilon is {epsilon} and delta {delta}; epsilon must be positive and delta lie "
             f"between 0 and 1"
         )
+    from scipy.optimize import brentq
+
     low, high = 1e-3, 1.0
     while gaussian_delta(epsilon, high) > delta:
         low, high = high, 2 * high

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.privacy.preparation import Protection
 
 
 class _Step(BaseModel):
@@ -102,6 +103,11 @@ class _Fitted(_Step):
                 f"'{self.fit}'"
             )
         return self
+
+    @property
+    def protection(self) -> Protection:
+        """How the records are treated that the step is fitted on."""
+        return self.fit
 
     def multiplier(self) -> float:
         """The noise multiplier of each release."""

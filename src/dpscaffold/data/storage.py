@@ -8,19 +8,23 @@ appears under its name only when it is whole.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import warnings
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
-from dpscaffold.data.pool import blocks
-from dpscaffold.data.writer import FORMAT, INDEX, TYPES, FederationWriter
+from dpscaffold.data.blocks import blocks
+from dpscaffold.data.stored import ARRAYS, earlier_steps, steps
+from dpscaffold.data.writer import EARLIER, FORMAT, INDEX, TYPES, FederationWriter
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation, PreprocessingCost, Records
+from dpscaffold.federation import Federation, Records
+from dpscaffold.schema import Prepared
 
 
 def save(federation: Federation, folder: str | Path, overwrite: bool = False) -> Path:
@@ -29,8 +33,7 @@ def save(federation: Federation, folder: str | Path, overwrite: bool = False) ->
         folder,
         federation.classes,
         federation.title,
-        federation.preprocessing,
-        federation.preprocessing_costs,
+        federation.preparation,
         overwrite,
     )
     with writer:
@@ -60,18 +63,16 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
         tables.append(Records(**columns))
     try:
         names = tuple(index["names"] or ())
-        costs = tuple(PreprocessingCost(**cost) for cost in index["preprocessing_costs"])
         federation = Federation(
             tables[0],
             tables[1],
             int(index["classes"]),
             names,
             index["title"],
-            tuple(index["preprocessing"]),
-            costs,
+            _read_preparation(folder, index),
             mapped,
         )
-    except (KeyError, TypeError) as problem:
+    except (KeyError, TypeError, AttributeError) as problem:
         raise BadInput(
             f"{folder / INDEX} is damaged ({problem}); prepare the federation again"
         ) from None
@@ -101,12 +102,37 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index["files"].keys()
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path} is damaged; prepare the federation again") from None
-    if found != FORMAT:
+    if found not in (*EARLIER, FORMAT):
         raise BadInput(
-            f"{path} has format {found}, and this version reads format {FORMAT}; prepare the "
-            f"federation again"
+            f"{path} has format {found}, and this version reads formats up to {FORMAT}; "
+            f"use a newer version or prepare the federation again"
         )
     return index
+
+
+def _read_preparation(folder: Path, index: dict[str, Any]) -> tuple[Prepared, ...]:
+    """The steps that made the features. Nothing is fitted here: a private step was released once.
+
+    Format 1 kept sentences and costs, so its steps can be stated and not applied.
+    """
+    if index["format"] == 1:
+        return earlier_steps(index["preprocessing"], index["preprocessing_costs"])
+    arrays: dict[str, np.ndarray] = {}
+    if ARRAYS in index["files"]:
+        path = folder / ARRAYS
+        try:
+            content = path.read_bytes()
+            digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+            if digest != index["files"][ARRAYS]["blake2b"]:
+                raise ValueError("its checksum differs")
+            with np.load(io.BytesIO(content), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, BadZipFile) as problem:
+            raise BadInput(
+                f"{path} cannot be read ({problem}); the folder is damaged, prepare the "
+                f"federation again"
+            ) from None
+    return steps(index["preparation"], arrays, folder / INDEX)
 
 
 def _read_column(

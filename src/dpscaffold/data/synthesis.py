@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dpscaffold.checks import number, whole
+from dpscaffold.data.prepared import Standardised, UnitNorm, applied
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 
@@ -88,21 +89,17 @@ def synthetic(
 
     pooled = np.concatenate([x for x, _ in train])
     mean, deviation = pooled.mean(axis=0, dtype=np.float64), pooled.std(axis=0, dtype=np.float64)
-
-    def table(parts: list[tuple[np.ndarray, np.ndarray]]) -> Records:
-        features = [((x - mean) / np.maximum(deviation, 1e-12)) for x, _ in parts]
-        features = [
-            x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in features
-        ]
-        return Records.from_users(
-            [torch.from_numpy(x) for x in features], [torch.from_numpy(y) for _, y in parts]
-        )
-
-    kind = "synthetic iid" if iid else f"synthetic ({alpha:g}, {beta:g})"
     sentence = (
         "Features were standardised with the pooled mean and deviation of all training records, "
         "without noise; this is outside the guarantee."
     )
-    return Federation(
-        table(train), table(test), classes, title=kind, preprocessing=(sentence,)
-    ).validated()
+    standardised = Standardised(mean, np.maximum(deviation, 1e-12), "unprotected", sentence)
+    kind = "synthetic iid" if iid else f"synthetic ({alpha:g}, {beta:g})"
+    raw = Federation(_table(train), _table(test), classes, title=kind)
+    return applied(raw, (standardised, UnitNorm()))
+
+
+def _table(parts: list[tuple[np.ndarray, np.ndarray]]) -> Records:
+    return Records.from_users(
+        [torch.from_numpy(x) for x, _ in parts], [torch.from_numpy(y) for _, y in parts]
+    )

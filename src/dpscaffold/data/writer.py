@@ -1,7 +1,8 @@
 """Write a federation to a folder, user by user: a federation larger than memory is built here.
 
-The folder holds three ``.npy`` files for train, three for test (features, labels, offsets) and
-``federation.json`` with everything else, sizes and checksums included.
+The folder holds three ``.npy`` files for train, three for test (features, labels, offsets),
+``preparation.npz`` with the arrays of the steps that made the features, and ``federation.json``
+with everything else, sizes and checksums included.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,10 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpscaffold.data.stored import ARRAYS, entries
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import PreprocessingCost
+from dpscaffold.schema import Prepared
 
-FORMAT = 1
+#: 1 had sentences where preparation now is, and class numbers without names.
+FORMAT = 2
+EARLIER = (1,)
 INDEX = "federation.json"
 TYPES: dict[str, np.dtype[Any]] = {
     "features": np.dtype("<f4"),
@@ -115,8 +118,7 @@ class FederationWriter:
         folder: str | Path,
         classes: int,
         title: str = "federation",
-        preprocessing: Sequence[str] = (),
-        preprocessing_costs: Sequence[PreprocessingCost] = (),
+        preparation: Sequence[Prepared] = (),
         overwrite: bool = False,
     ):
         self.folder = Path(folder)
@@ -124,11 +126,8 @@ class FederationWriter:
         if classes < 2:
             raise BadInput(f"classes is {classes}; a classifier needs at least 2")
         self.classes = classes
-        self.about = {
-            "title": title,
-            "preprocessing": list(preprocessing),
-            "preprocessing_costs": [asdict(cost) for cost in preprocessing_costs],
-        }
+        self.title = title
+        self.steps, self.arrays = entries(preparation)
         self.names: list[str] = []
         self.dimension: int | None = None
         try:
@@ -199,13 +198,19 @@ class FederationWriter:
             for table in self.tables.values()
             for name, entry in table.finish(self.dimension).items()
         }
+        if self.arrays:
+            path = self.draft / ARRAYS
+            np.savez(path, **self.arrays)  # type: ignore[arg-type]
+            checksum = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+            files[ARRAYS] = {"bytes": path.stat().st_size, "blake2b": checksum}
         numbered = all(name == str(i) for i, name in enumerate(self.names))
         index = {
             "format": FORMAT,
             "users": len(self.names),
             "dimension": self.dimension,
             "classes": self.classes,
-            **self.about,
+            "title": self.title,
+            "preparation": self.steps,
             "names": None if numbered else self.names,
             "files": files,
         }

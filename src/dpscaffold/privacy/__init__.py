@@ -31,6 +31,7 @@ from dpscaffold.privacy.goals import Goal, noise_for, rounds_for
 from dpscaffold.privacy.human import GroupTerms, HumanTerms, TruePositives, human_terms
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.live import Spending, largest_rounds
+from dpscaffold.privacy.preparation import Preparation, Protection, Remark, charged
 from dpscaffold.privacy.statement import statement
 from dpscaffold.privacy.tradeoff import TradeOff
 
@@ -53,7 +54,10 @@ __all__ = [
     "HumanTerms",
     "Ledger",
     "Participation",
+    "Preparation",
     "PrivacyError",
+    "Protection",
+    "Remark",
     "Round",
     "Run",
     "Spending",
@@ -64,6 +68,7 @@ __all__ = [
     "bound_named",
     "budget_table",
     "calibrate_noise",
+    "charged",
     "describe",
     "human_terms",
     "largest_rounds",

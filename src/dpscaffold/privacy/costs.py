@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from dpscaffold.privacy.describe import Sampling
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
 from dpscaffold.privacy.steps import REACH, step_losses
@@ -23,6 +25,11 @@ class Cost:
     ``delta``. It is composed with the training's loss distribution: exactly for a Gaussian, through
     the dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and the δ.
 
+    A mechanism that may stand beside runs of either kind gives ``noise`` for replace-one neighbours
+    (one record of one user replaced) and ``add_remove`` for add/remove ones, the divisors being
+    public constants; :meth:`under` chooses. ``seeded`` says that the noise was drawn from a stored
+    seed, as in a simulation, and can be drawn again by whoever knows it.
+
     >>> Cost("private mean", noise=4.0).noise
     4.0
     """
@@ -31,6 +38,8 @@ class Cost:
     noise: float | None = None
     epsilon: float | None = None
     delta: float = 0.0
+    add_remove: float | None = None
+    seeded: bool = False
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
@@ -48,6 +57,18 @@ class Cost:
         if not 0.0 <= self.delta < 1.0:
             raise PrivacyError(f"delta={self.delta} of the cost {self.name!r} must lie in [0, 1)")
 
+    def under(self, sampling: Sampling) -> Cost | None:
+        """This cost for the neighbours of a run that samples so; None where it is not known.
+
+        >>> Cost("mean", noise=3.0, add_remove=6.0).under("poisson")
+        Cost(name='mean', noise=6.0, epsilon=None, delta=0.0, add_remove=None, seeded=False)
+        """
+        if self.epsilon is not None or sampling == "fixed":
+            return replace(self, add_remove=None)
+        if self.add_remove is None:
+            return None
+        return replace(self, noise=self.add_remove, add_remove=None)
+
     def reach(self) -> float:
         """The largest finite loss."""
         if self.epsilon is not None:
@@ -61,6 +82,32 @@ class Cost:
             return privacy_parameters(self.epsilon, self.delta, interval)
         assert self.noise is not None
         return step_losses(1.0, self.noise, "fixed", interval)[0]
+
+
+def together(name: str, costs: Sequence[Cost]) -> Cost:
+    """Several Gaussians on the same records as the one that they are: 1/z² = Σ 1/z_i².
+
+    Exact, for adaptive releases too (Dong, Roth and Su, "Gaussian differential privacy", 2022).
+
+    >>> together("both", [Cost("a", noise=3.0), Cost("b", noise=4.0)]).noise
+    2.4
+    """
+
+    def one(multipliers: list[float | None]) -> float | None:
+        known = [z for z in multipliers if z is not None]
+        if len(known) < len(multipliers):
+            return None
+        return 1 / math.sqrt(sum(1 / z**2 for z in known))
+
+    noise = one([cost.noise for cost in costs])
+    if noise is None:
+        raise PrivacyError(f"the costs of {name!r} are not all Gaussian; compose them with a run")
+    return Cost(
+        name,
+        noise=noise,
+        add_remove=one([cost.add_remove for cost in costs]),
+        seeded=any(cost.seeded for cost in costs),
+    )
 
 
 def with_costs(law: LossDistribution, costs: tuple[Cost, ...]) -> LossDistribution:

@@ -26,21 +26,19 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms
 from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.preparation import Preparation
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 DRAW_PUBLIC = (
     "the seed that draws participants is stored beside the results, so who took part can be told"
 )
-#: What a sentence about preprocessing says where nothing is left unprotected; any other counts as
-#: outside.
-HARMLESS = ("(no fit)", "no private record was read", "differentially private for")
 NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
 
 def statement(
     run: Run | None,
     ledger: Ledger | None = None,
-    preprocessing: Sequence[str] = (),
+    preparation: Sequence[Preparation] = (),
     seed_public: bool = False,
     draw_public: bool = False,
     extra_costs: Sequence[Cost] = (),
@@ -50,9 +48,8 @@ def statement(
     """Everything that may be said about a run's privacy, ready for JSON.
 
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
-    beside the bound over the draw, never in its place. ``preprocessing`` are sentences about how
-    the features were made; all but those that say that no record was read, or only privately, are
-    outside the guarantee.
+    beside the bound over the draw, never in its place. ``preparation`` are the steps that made
+    the features; those whose ``protection`` is ``"unprotected"`` are outside the guarantee.
     ``seed_public`` says that the seed of the noise is stored beside the results, ``draw_public``
     that the seed of the participants is. ``extra_costs`` are private mechanisms on the same
     records, composed into
@@ -69,8 +66,8 @@ def statement(
     if run is None:
         return {
             **_empty(NOT_PRIVATE),
-            "preprocessing": list(preprocessing),
-            "outside": _outside(preprocessing, False, ledger),
+            **_prepared(preparation),
+            "outside": _outside(preparation, False, ledger),
             "run": None,
         }
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
@@ -122,8 +119,8 @@ def statement(
         {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
         for c in extra_costs
     ]
-    said["preprocessing"] = list(preprocessing)
-    said["outside"] = _outside(preprocessing, seed_public, ledger)
+    said |= _prepared(preparation)
+    said["outside"] = _outside(preparation, seed_public, ledger)
     said["run"] = run.to_dict()
     return said
 
@@ -281,17 +278,25 @@ def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:
     return sentence
 
 
-def _outside(preprocessing: Sequence[str], seed_public: bool, ledger: Ledger | None) -> list[str]:
+def _prepared(preparation: Sequence[Preparation]) -> dict[str, Any]:
+    """How the records were prepared: the sentences, and each with its protection."""
+    return {
+        "preprocessing": [step.sentence for step in preparation],
+        "preparation": [
+            {"sentence": step.sentence, "protection": step.protection} for step in preparation
+        ],
+    }
+
+
+def _outside(
+    preparation: Sequence[Preparation], seed_public: bool, ledger: Ledger | None
+) -> list[str]:
     """What no bound covers."""
     outside = [
         "Metrics computed on private records (accuracy, losses, dissimilarity), if they are "
         "published.",
         "Hyperparameters tuned on private records.",
-        *(
-            sentence
-            for sentence in preprocessing
-            if not any(words in sentence for words in HARMLESS)
-        ),
+        *(step.sentence for step in preparation if step.protection == "unprotected"),
     ]
     if seed_public:
         outside.append(

@@ -4,6 +4,7 @@ dataset."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -13,6 +14,7 @@ import torch
 
 from dpscaffold.data.pool import Pool, assemble
 from dpscaffold.data.preparation import preprocess as _preprocess
+from dpscaffold.data.prepared import Scale
 from dpscaffold.data.steps import _Step
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
@@ -131,22 +133,23 @@ def from_huggingface(
             )
     chosen = tuple(features) or tuple(name for name in names if name not in (label, user))
     columns = [_flat_column(dataset, name) for name in chosen]
+    scale = np.concatenate([np.full(x.shape[1], factor, np.float32) for x, factor in columns])
     users = np.asarray(dataset[user]) if user else None
-    return from_pooled(
-        np.concatenate(columns, axis=1),
+    pool = from_pooled(
+        np.concatenate([x for x, _ in columns], axis=1) * scale,
         np.asarray(dataset[label]),
         users,
         title=title or "Hugging Face dataset",
     )
+    return replace(pool, preparation=(Scale(scale),)) if (scale != 1).any() else pool
 
 
-def _flat_column(dataset: Any, name: str) -> np.ndarray:
-    """One column as (n, d) float32; bytes scaled to [0, 1]."""
+def _flat_column(dataset: Any, name: str) -> tuple[np.ndarray, float]:
+    """One column as (n, d) float32, and the factor that brings bytes to [0, 1]."""
     try:
         rows = [np.asarray(value) for value in dataset[name]]
         column = np.stack(rows).reshape(len(rows), -1)
-        scale = 1 / 255 if column.dtype == np.uint8 else 1.0
-        return column.astype(np.float32) * np.float32(scale)
+        return column.astype(np.float32), 1 / 255 if column.dtype == np.uint8 else 1.0
     except (ValueError, TypeError):
         raise BadInput(
             f"column '{name}' cannot be made numbers of one shape; choose other features"

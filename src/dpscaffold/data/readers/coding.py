@@ -10,7 +10,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.privacy.preparation import Remark
+from dpscaffold.schema import Prepared
 
 #: More labels than this are taken for a mistake: a measurement or an identifier is not a class.
 MOST_CLASSES = 10_000
@@ -117,34 +120,42 @@ def category_values(table: Table, name: str, numbers: dict[str, int]) -> tuple[s
     return tuple(given)
 
 
-def remarks(
+def notes_on(
     table: Table, categories: dict[str, tuple[str, ...]], classes: tuple[str, ...], dropped: int
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Notes for whoever reads the file, and caveats for the privacy statement."""
-    notes, caveats = [], []
+) -> tuple[str, ...]:
+    """What was decided, for whoever reads the file."""
     shown = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
-    notes.append(
-        f"column '{table.label}' has {len(classes)} classes, numbered in this order: {shown}"
-    )
-    for name, values in categories.items():
-        notes.append(
-            f"column '{name}' is one-hot: "
-            f"{', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
-        )
-        if not table.categories[name]:
-            caveats.append(
-                f"The categories of column '{name}' were read off the data: outside the guarantee."
-            )
-    if not table.classes:
-        caveats.append("The list of labels was read off the data: outside the guarantee.")
+    notes = [f"column '{table.label}' has {len(classes)} classes, numbered in this order: {shown}"]
+    notes += [
+        f"column '{name}' is one-hot: {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
+        for name, values in categories.items()
+    ]
     if dropped:
         notes.append(f"{dropped} records with missing values were left out")
-    if table.missing == "drop":
-        caveats.append("Records with missing values were left out, record by record (no fit).")
-    elif table.missing != "refuse":
+    if not isinstance(table.missing, str):
         notes.append(f"missing values were replaced by {table.missing:g}")
-        caveats.append(f"Missing values were replaced by {table.missing:g}, a constant (no fit).")
-    return tuple(notes), tuple(caveats)
+    return tuple(notes)
+
+
+def preparation_of(
+    table: Table, columns: tuple[str, ...], categories: dict[str, tuple[str, ...]]
+) -> tuple[Prepared, ...]:
+    """How the file's columns become features, and what that says about private records."""
+    read_off = tuple(name for name in categories if not table.categories[name])
+    steps: list[Prepared] = [Coding(columns, tuple(categories.items()), table.missing, read_off)]
+    if not table.classes:
+        steps.append(
+            Remark(
+                "The list of labels was read off the data: outside the guarantee.", "unprotected"
+            )
+        )
+    if table.missing == "drop":
+        left_out = "Records with missing values were left out, record by record (no fit)."
+        steps.append(Remark(left_out, "none needed"))
+    elif table.missing != "refuse":
+        filled = f"Missing values were replaced by {table.missing:g}, a constant (no fit)."
+        steps.append(Remark(filled, "none needed"))
+    return tuple(steps)
 
 
 def _order(text: str) -> tuple[int, float, str]:

@@ -2,7 +2,7 @@
 
 A file is read twice, in batches: a scan finds labels, users, categories and missing values, then
 the features go straight to where they belong. Nothing but the result is held in memory, and the
-result may be a mapped file (:mod:`dpscaffold.data.prepare`).
+result may be a mapped file (:func:`dpscaffold.data.prepare`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from dpscaffold.data.readers.coding import (
     category_values,
     code_labels,
     code_users,
-    remarks,
+    notes_on,
+    preparation_of,
 )
 from dpscaffold.data.readers.columns import column_names, read_batches, require_column
 from dpscaffold.errors import BadInput
+from dpscaffold.schema import Prepared
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Scan:
     users: np.ndarray | None
     user_names: tuple[str, ...]
     notes: tuple[str, ...]
-    caveats: tuple[str, ...]
+    preparation: tuple[Prepared, ...]
 
     @property
     def dimension(self) -> int:
@@ -74,7 +76,7 @@ def read_table(table: Table) -> Pool:
         scan.users,
         scan.user_names,
         scan.notes,
-        scan.caveats,
+        scan.preparation,
     )
 
 
@@ -106,7 +108,7 @@ def scan_table(table: Table) -> Scan:
         else (None, ())
     )
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
-    notes, caveats = remarks(table, categories, classes, int((~kept).sum()))
+    columns = tuple(name for name in table.features or names if name in {*numbers, *texts})
     return Scan(
         table,
         numbers,
@@ -117,8 +119,8 @@ def scan_table(table: Table) -> Scan:
         classes,
         users,
         user_names,
-        notes,
-        caveats,
+        notes_on(table, categories, classes, int((~kept).sum())),
+        preparation_of(table, columns, categories),
     )
 
 

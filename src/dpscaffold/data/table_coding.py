@@ -1,0 +1,182 @@
+"""The columns of a table as features: numbers as they are, categories one-hot, missing values by a
+rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from dpscaffold.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    from dpscaffold.privacy import Cost, Protection
+
+
+@dataclass(frozen=True)
+class Coding:
+    """Raw rows (N, columns) of numbers and texts ↦ features (N, d) float32.
+
+    ``columns`` are the raw columns in order. Those in ``categories`` (name, values) become one
+    feature for each value, after all numbers; the rest are numbers. ``missing`` is the number that
+    stands for a missing one (a missing category is zero everywhere), or ``"refuse"`` or ``"drop"``:
+    then a row that lacks a value cannot be coded. ``read_off`` are the categorical columns whose
+    values were read off private records.
+
+    A cell that is text is read as a file's would be, to the last bit.
+
+    >>> coding = Coding(("age", "sex"), (("sex", ("f", "m")),))
+    >>> coding(np.array([[31, "m"], ["58", "f"]], dtype=object)).tolist()
+    [[31.0, 0.0, 1.0], [58.0, 1.0, 0.0]]
+    """
+
+    columns: tuple[str, ...]
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    missing: Literal["refuse", "drop"] | float = "refuse"
+    read_off: tuple[str, ...] = ()
+    cost: ClassVar[Cost | None] = None
+
+    @property
+    def protection(self) -> Protection:
+        """Whether private records decided which features there are."""
+        if self.read_off:
+            return "unprotected"
+        return "public" if self.categories else "none needed"
+
+    @property
+    def sentence(self) -> str:
+        """What was done, for people."""
+        if self.read_off:
+            names = " and ".join(f"'{name}'" for name in self.read_off)
+            return (
+                f"The categories of column{'s' if len(self.read_off) > 1 else ''} {names} were "
+                f"read off the data: outside the guarantee."
+            )
+        if self.categories:
+            return "Columns were coded by categories given beforehand (no private record was read)."
+        return "Columns were read as numbers, record by record (no fit)."
+
+    @property
+    def width(self) -> int:
+        """How many raw columns it takes."""
+        return len(self.columns)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns that are numbers."""
+        coded = {name for name, _ in self.categories}
+        return tuple(name for name in self.columns if name not in coded)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        if rows.shape[1] != len(self.columns):
+            raise BadInput(
+                f"rows have {rows.shape[1]} columns, and {len(self.columns)} are expected: "
+                f"{', '.join(self.columns[:8])}{', …' if len(self.columns) > 8 else ''}"
+            )
+        at = {name: j for j, name in enumerate(self.columns)}
+        parts = [self._number(name, rows[:, at[name]])[:, None] for name in self.numbers]
+        parts += [
+            self._one_hot(name, values, rows[:, at[name]]) for name, values in self.categories
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def _number(self, name: str, column: np.ndarray) -> np.ndarray:
+        if column.dtype.kind in "OUS":
+            values = _numbers(name, [_cell(value) for value in column])
+        else:
+            values = column.astype(np.float32)
+        gone = np.isnan(values)
+        if not gone.any():
+            return values
+        if isinstance(self.missing, str):
+            self._refuse(name, int(np.flatnonzero(gone)[0]))
+        return np.where(gone, np.float32(self.missing), values)
+
+    def _one_hot(self, name: str, values: tuple[str, ...], column: np.ndarray) -> np.ndarray:
+        index = {value: i for i, value in enumerate(values)}
+        out = np.zeros((len(column), len(values)), dtype=np.float32)
+        for row, raw in enumerate(column):
+            text = _category(raw, index)
+            if text is None:
+                if isinstance(self.missing, str):
+                    self._refuse(name, row)
+            elif text not in index:
+                raise BadInput(
+                    f"column '{name}' holds '{text}'{nearest(text, values)}; its categories are "
+                    f"{', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
+                )
+            else:
+                out[row, index[text]] = 1.0
+        return out
+
+    def _refuse(self, name: str, row: int) -> None:
+        raise BadInput(
+            f"column '{name}' lacks a value in row {row}, and the data were read with missing = "
+            f"'{self.missing}'; leave such rows out"
+        )
+
+
+@cache
+def _nulls() -> frozenset[str]:
+    """The texts that stand for a missing value in a file."""
+    import pyarrow.csv
+
+    return frozenset(pyarrow.csv.ConvertOptions().null_values)
+
+
+def _cell(value: Any) -> Any:
+    """A raw value as text, number, or None where it is missing."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, str):
+        return None if value in _nulls() else str(value)
+    if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
+        return None
+    return value
+
+
+def _numbers(name: str, cells: Sequence[Any]) -> np.ndarray:
+    """Cells as float32, NaN where they are missing; texts are read as a file's are."""
+    out = np.full(len(cells), np.nan, dtype=np.float32)
+    texts = [row for row, value in enumerate(cells) if isinstance(value, str)]
+    for row, value in enumerate(cells):
+        if value is not None and not isinstance(value, str):
+            try:
+                out[row] = value
+            except (TypeError, ValueError):
+                raise BadInput(
+                    f"column '{name}' holds {value!r}, and numbers are expected"
+                ) from None
+    if texts:
+        import pyarrow as pa
+
+        try:
+            read = pa.array([cells[row] for row in texts], pa.string()).cast(pa.float32())
+        except pa.ArrowInvalid:
+            wrong = next(cells[row] for row in texts if not _is_number(cells[row]))
+            raise BadInput(f"column '{name}' holds '{wrong}', and numbers are expected") from None
+        out[texts] = read.to_numpy(zero_copy_only=False)
+    return out
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _category(raw: Any, known: dict[str, int]) -> str | None:
+    """A raw value as the text that a file holds for it."""
+    value = _cell(raw)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    text = str(value)
+    return f"{value:g}" if text not in known and isinstance(value, float | np.floating) else text

@@ -1,0 +1,140 @@
+"""How records were prepared before the training, as the accountant and the statement see it.
+
+Every step of a preparation says, as data, how it treats the records that it was fitted on:
+
+===============  =====================================================================
+protection       meaning
+===============  =====================================================================
+``none needed``  it works record by record and was fitted on nothing
+``public``       it was fitted on what no private record went into
+``private``      it was fitted by a differentially private mechanism, of a known cost
+``unprotected``  it was fitted on private records as they are: outside the guarantee
+===============  =====================================================================
+
+The sentence beside it is for people; nobody decides anything from its words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.errors import PrivacyError
+
+Protection = Literal["none needed", "public", "private", "unprotected"]
+PROTECTIONS: tuple[Protection, ...] = ("none needed", "public", "private", "unprotected")
+
+Rows = TypeVar("Rows")
+
+
+class Preparation(Protocol):
+    """One step of a preparation, as far as privacy is concerned."""
+
+    @property
+    def protection(self) -> Protection:
+        """How the records that it was fitted on are protected."""
+        ...
+
+    @property
+    def cost(self) -> Cost | None:
+        """What a private step spent."""
+        ...
+
+    @property
+    def sentence(self) -> str:
+        """What was done, for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A step that changes no row: what a reader of data decided, or a step of which only this is
+    known.
+
+    >>> Remark("The list of labels was read off the data.", "unprotected").cost is None
+    True
+    """
+
+    sentence: str
+    protection: Protection
+    cost: Cost | None = None
+
+    def __post_init__(self) -> None:
+        if self.protection not in PROTECTIONS:
+            raise PrivacyError(
+                f"protection is {self.protection!r}; it must be one of {', '.join(PROTECTIONS)}"
+            )
+
+    def __call__(self, rows: Rows) -> Rows:
+        """The rows, as they are."""
+        return rows
+
+
+def remark(step: Preparation) -> Remark:
+    """A step without its arrays: all that a statement needs of it."""
+    return Remark(step.sentence, step.protection, step.cost)
+
+
+def charged(
+    preparation: Iterable[Preparation], run: Run
+) -> tuple[tuple[Cost, ...], tuple[Remark, ...]]:
+    """What private preparation adds to a run's account, for the run's own neighbours.
+
+    A step that does not protect what the run protects (a whole user, say) cannot be added; the
+    second part of the answer names it as unprotected.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=4, local_steps=5, users=10, participants=2, records=40, batches=8,
+    ...                noise=6, sampling="poisson")
+    >>> step = Remark("A noised mean.", "private", Cost("mean", noise=3.0, add_remove=6.0))
+    >>> charged([step], run)[0][0].noise
+    6.0
+    """
+    costs, unprotected = [], []
+    for step in preparation:
+        if step.cost is None:
+            continue
+        cost = None if run.unit == "user" else step.cost.under(run.sampling)
+        if cost is None:
+            unprotected.append(
+                Remark(
+                    f"{step.cost.name}: its noise hides single records (replace-one), not what "
+                    f"this run protects, so it is outside the guarantee.",
+                    "unprotected",
+                )
+            )
+        else:
+            costs.append(cost)
+    return tuple(costs), tuple(unprotected)
+
+
+#: How sentences began that were stored before their protection was; all others count as
+#: unprotected. Nothing that a user chose (the name of a column) stands in these beginnings.
+_FITTED = (
+    r"Features were (centred with the pooled mean|standardised with the pooled mean and deviation"
+    r"|projected on the \d+ leading principal components), "
+)
+_EARLIER: tuple[tuple[str, Protection], ...] = (
+    (_FITTED + "taken from public statistics", "public"),
+    (_FITTED + "differentially private for replace-one neighbours", "private"),
+    ("Rows were scaled to unit norm, record by record", "none needed"),
+    (r"Rows longer than \S+ were scaled down to it, record by record", "none needed"),
+    ("Records with missing values were left out, record by record", "none needed"),
+    (r"Missing values were replaced by \S+, a constant", "none needed"),
+)
+
+
+def from_sentence(sentence: str) -> Remark:
+    """What a sentence meant that was written before steps said their protection as data.
+
+    >>> from_sentence("The categories of column 'sex (no fit)' were read off the data.").protection
+    'unprotected'
+    """
+    for beginning, protection in _EARLIER:
+        if re.match(beginning, sentence):
+            return Remark(sentence, protection)
+    return Remark(sentence, "unprotected")
