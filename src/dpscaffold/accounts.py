@@ -2,27 +2,25 @@
 said.
 
 The journal ``ledger.jsonl`` gets one line per round *before* the round's uploads are used, so a
-crash can only make the ledger say too much, never too little. ``ledger.json`` is its summary, with
-the description of the run, and is replaced at the start and at the end.
+crash can only make the ledger say too much, never too little. Every ε, live, halting or stated,
+counts the journalled rounds, those that a crash has lost included. The files are
+:mod:`~dpscaffold.runledger`'s.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
+from dpscaffold.journal import Anchor, Journal
 from dpscaffold.privacy import (
-    Cost,
     Ledger,
     PrivacyError,
-    Remark,
     Spending,
     bound_for,
     charged,
@@ -30,9 +28,20 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
-from dpscaffold.privacy.preparation import from_sentence
 from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
+from dpscaffold.runledger import (
+    JOURNAL,
+    PREPARATION,
+    SUMMARY,
+    Opening,
+    check_anchor,
+    read_account,
+    read_entries,
+    read_ledger,
+    read_opening,
+    summary_text,
+)
 from dpscaffold.setting import Setting
 
 View = Literal["server", "third-party", "paper-third-party"]
@@ -76,9 +85,9 @@ class Accounts:
         self.setting, self.budget = setting, budget
         self.run = setting.describe(budget.delta, budget.max_participations)
         self.folder: RunFolder | None = None
+        self._journal: Journal | None = None
         self._replay_until = 0
         self._most_rounds = setting.plan.rounds
-        self._shown: tuple[int, float | None] = (0, None)
         if self.run is None:
             if budget != Budget():
                 raise BadInput(
@@ -109,119 +118,149 @@ class Accounts:
                 costs=self.costs,
             )
 
-    def attach(self, folder: RunFolder, completed: int) -> None:
-        """Keep the ledger in a run folder; picks up what was spent there, at or beyond
-        ``completed`` rounds."""
+    def attach(
+        self, folder: RunFolder, data: str, completed: int = 0, anchor: Anchor | None = None
+    ) -> None:
+        """Keep the ledger in a run folder; picks up what was spent there.
+
+        ``data`` is the digest of the run's data. ``completed`` and ``anchor`` are the checkpoint's
+        round and journal: what was spent is at or beyond them. Nothing is written before all is
+        checked.
+        """
         self.folder = folder
         if self.run is None:
             return
-        if folder.file("ledger.json").exists():
+        journal = Journal(folder.file(JOURNAL))
+        if folder.file(SUMMARY).exists():
             self.ledger = read_ledger(folder.path)
-            if self.ledger.run != self.run:
-                raise BadInput(
-                    f"the ledger in {folder.path} describes another run; resume it with its own "
-                    f"configuration"
-                )
-        elif completed:
+        elif completed or len(journal) > 1:
             raise BadInput(
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or "
                 f"start the run anew"
+            )
+        opening = Opening.of(Ledger(self.run, self.budget.user_epsilon), self.costs, data)
+        if self.ledger.run != self.run or (len(journal) and read_opening(journal) != opening):
+            raise BadInput(
+                f"the ledger in {folder.path} describes another run; resume it with its own "
+                f"configuration"
             )
         if self.ledger.rounds < completed:
             raise BadInput(
                 f"the ledger in {folder.path} records {self.ledger.rounds} of {completed} "
                 f"completed rounds; restore ledger.jsonl or start the run anew"
             )
+        if anchor is not None:
+            check_anchor(journal, anchor, "the checkpoint")
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
         # outputs, which costs nothing; a secret one draws fresh noise, which does.
-        self._write_preprocessing()
         self._replay_until = (
             self.ledger.rounds if self.setting.privacy and self.setting.privacy.secret else 0
         )
-        self._write_summary()
+        self._write_preprocessing()
+        self._journal = journal
+        if not len(journal):
+            journal.append({"opens": asdict(opening)})
+        folder.write_text(SUMMARY, summary_text(self.ledger, journal))
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """The journal as it stands, for a checkpoint."""
+        return self._journal.anchor if self._journal else None
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""
-        if self.budget.target_epsilon is None or self._within_target(round):
+        if self.budget.target_epsilon is None:
             return ""
-        return (
-            f"halted after round {round - 1} of {self.setting.plan.rounds}: one more would exceed "
-            f"epsilon = {self.budget.target_epsilon:g} towards the {self.budget.view}"
-        )
+        try:
+            if self._within_target(round):
+                return ""
+            reason = (
+                f"one more would exceed epsilon = {self.budget.target_epsilon:g} towards the "
+                f"{self.budget.view}"
+            )
+        except PrivacyError as error:  # a bound that holds for no run with repeated rounds
+            reason = str(error)
+        return f"halted after round {round - 1} of {self.setting.plan.rounds}: {reason}"
 
     def _within_target(self, round: int) -> bool:
-        """Whether ε stays within the target after this round, second runs of earlier ones
-        counted."""
+        """Whether ε stays within the target after this round, with all that was released."""
         assert self.run is not None and self.budget.target_epsilon is not None
-        repeats = (*self.ledger.repeats, *([1] if round <= self._replay_until else []))
+        rounds, repeats = self.ledger.with_round(round, again=round <= self._replay_until)
         if not repeats:
-            return round <= self._most_rounds
+            return rounds <= self._most_rounds
         bound = bound_for(self.run, self.budget.view, draw_hidden=False, repeats=repeats)
-        return bound.epsilon(self.run, round, self.costs, repeats) <= self.budget.target_epsilon
+        return bound.epsilon(self.run, rounds, self.costs, repeats) <= self.budget.target_epsilon
 
     def admit(self, round: int, drawn: np.ndarray) -> np.ndarray:
         """Those of the drawn users who take part; they are in the ledger when this returns."""
         if self.run is None:
             return drawn
-        active = np.array(self.ledger.allowed(drawn.tolist()), dtype=np.int64)
         again = round <= self._replay_until
-        if again or round > self.ledger.rounds:
-            if self.folder:
-                append_line(self.folder.file("ledger.jsonl"), round, active.tolist(), again)
-            self.ledger.record(round, active.tolist(), again=again)
-        else:
-            active = np.array(self._recorded(round, drawn), dtype=np.int64)
-        return active
+        if round <= self.ledger.rounds and not again:
+            return np.array(self._recorded(round), dtype=np.int64)
+        active = self.ledger.allowed(drawn.tolist())
+        if self._journal:
+            self._withdraw_statement()
+            self._journal.append({"round": round, "users": active, "again": again})
+        self.ledger.record(round, active, again=again)
+        return np.array(active, dtype=np.int64)
 
-    def _recorded(self, round: int, drawn: np.ndarray) -> list[int]:
+    def _recorded(self, round: int) -> tuple[int, ...]:
         """Who took part when this round first ran: a repeat under a cap must admit the same
         users."""
-        assert self.folder is not None
-        for line in read_lines(self.folder.file("ledger.jsonl")):
-            if line["round"] == round:
-                return list(line["users"])
+        assert self._journal is not None
+        for entry in read_entries(self._journal):
+            if entry.round == round:
+                return entry.users
         raise BadInput(
-            f"the ledger in {self.folder.path} lacks round {round}; restore ledger.jsonl or start "
-            f"the run anew"
+            f"{self._journal.path} lacks round {round}; restore it or start the run anew"
         )
 
+    def _withdraw_statement(self) -> None:
+        """Take back what an earlier part of the run stated, before more is released than that."""
+        assert self.folder is not None
+        for name in ("privacy.md", "privacy.json"):
+            self.folder.file(name).unlink(missing_ok=True)
+
     def live(self, round: int) -> dict[str, float | None]:
-        """ε towards the server after this round, refreshed at evaluated rounds."""
+        """ε towards the server once this round is over, with all that was released and lost."""
         if self.run is None:
             return {}
-        every = self.setting.plan.evaluate_every
-        if self.promises and (round % every == 0 or round == self.setting.plan.rounds):
-            self._shown = (round, self._spent_by(round))
-        return {"epsilon_server": self._shown[1]}
+        if not self.promises:
+            return {"epsilon_server": None}
+        released = max(round, self.ledger.rounds)
+        return {"epsilon_server": self.spending.shown(released, self.ledger.repeats)}
 
-    def _spent_by(self, round: int) -> float:
-        assert self.run is not None
-        if self.ledger.repeats:
-            return self.spending.bound.epsilon(self.run, round, self.costs, self.ledger.repeats)
-        return self.spending.shown(round)
-
-    def statement(self, rounds: int) -> dict[str, Any]:
-        """The privacy statement after so many rounds."""
+    def statement(self) -> dict[str, Any]:
+        """The privacy statement of what was released so far; with a folder, what the folder says
+        to anyone who reads it."""
         federation = self.setting.federation
         if self.run is None:
             return statement(None, preparation=federation.preparation)
+        if self.folder is not None:
+            account = read_account(self.folder.path)
+            if account.anchor != self.anchor:
+                raise BadInput(
+                    f"{self.folder.file(JOURNAL)} is not as this run left it, so nothing is "
+                    f"stated; restore it"
+                )
+            return account.statement()
         seeded = not (self.setting.privacy and self.setting.privacy.secret)
         return statement(
             self.run,
-            ledger=self.ledger if self.ledger.rounds else None,
+            ledger=self.ledger,
             preparation=(*federation.preparation, *self._unprotected),
             seed_public=seeded,
-            draw_public=True,  # participants are drawn from plan.seed, which is in config.toml
+            draw_public=True,  # participants are drawn from plan.seed
             extra_costs=self.costs,
-            rounds=rounds,
         )
 
     def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:
-        """``privacy.json``, ``privacy.md`` and the ledger's summary."""
+        """The ledger's summary, then ``privacy.json`` and ``privacy.md``."""
+        if self._journal is not None:
+            folder.write_text(SUMMARY, summary_text(self.ledger, self._journal))
         folder.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
         folder.write_text("privacy.md", render(said))
-        if self.run is not None:
-            self._write_summary()
 
     def _write_preprocessing(self) -> None:
         """What the data's preparation spent or left unprotected, so that the folder can be stated
@@ -232,90 +271,4 @@ class Accounts:
             "steps": [{"sentence": step.sentence, "protection": step.protection} for step in steps],
             "costs": [vars(cost) for cost in self.costs],
         }
-        self.folder.write_text("preprocessing.json", json.dumps(said, indent=2) + "\n")
-
-    def _write_summary(self) -> None:
-        assert self.folder is not None
-        self.folder.write_text("ledger.json", json.dumps(self.ledger.to_dict()) + "\n")
-
-
-def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ...]]:
-    """What is said of a run's data preparation, and its costs.
-
-    Folders of earlier versions hold sentences alone; those that are not known to be harmless count
-    as unprotected.
-    """
-    path = folder / "preprocessing.json"
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        steps = [Remark(step["sentence"], step["protection"]) for step in said.get("steps", ())]
-        if "steps" not in said:
-            steps = [from_sentence(sentence) for sentence in said["sentences"]]
-        return tuple(steps), tuple(Cost(**cost) for cost in said["costs"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PrivacyError(
-            f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it"
-        ) from error
-
-
-def append_line(path: Path, round: int, users: list[int], again: bool) -> None:
-    """Add one round to a journal; it is with the operating system when this returns."""
-    body = {"round": round, "users": users, "again": again}
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps({**body, "check": _check(body)}) + "\n")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a journal. A last line cut short is a round that never ran; other damage is
-    refused."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-    rows = []
-    for position, line in enumerate(lines):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-            body = {key: row[key] for key in ("round", "users", "again")}
-            intact = row["check"] == _check(body)
-        except (ValueError, KeyError, TypeError):
-            intact = False
-        if not intact:
-            if position == len(lines) - 1:
-                break
-            raise PrivacyError(
-                f"{path} is damaged at line {position + 1}; restore it or start the run anew"
-            )
-        rows.append(body)
-    return rows
-
-
-def _check(body: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
-
-
-def read_ledger(folder: Path) -> Ledger:
-    """The ledger of a run folder.
-
-    The journal is the record; the summary describes the run and may never count more than the
-    journal.
-    """
-    summary = folder / "ledger.json"
-    if not summary.exists():
-        raise PrivacyError(
-            f"{folder} holds no ledger (ledger.json); name the folder of a private run"
-        )
-    try:
-        saved = Ledger.from_dict(json.loads(summary.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
-        raise PrivacyError(
-            f"{summary} is damaged ({error}); restore it or start the run anew"
-        ) from error
-    ledger = Ledger(saved.run, saved.user_budget)
-    for row in read_lines(folder / "ledger.jsonl"):
-        ledger.record(row["round"], row["users"], again=row["again"])
-    if bool((ledger.participations < saved.participations).any()):
-        raise PrivacyError(
-            f"{folder / 'ledger.jsonl'} records less than ledger.json counts; restore it or start "
-            f"the run anew"
-        )
-    return ledger
+        self.folder.write_text(PREPARATION, json.dumps(said, indent=2) + "\n")

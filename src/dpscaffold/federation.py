@@ -21,6 +21,9 @@ from dpscaffold.schema import Prepared
 #: How many values are looked at together when a table is checked or hashed; bounds the memory of a
 #: mapped one.
 BLOCK = 1 << 22
+#: The most bytes of a mapped federation that are read to tell whether it is the same; of a larger
+#: one, so many rows.
+WHOLE, SAMPLED_ROWS = 1 << 32, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,11 @@ class Records:
                     f"or impute them first"
                 )
 
+    def sampled(self, rows: int) -> Records:
+        """At most so many evenly spaced rows, copied, as one user's."""
+        kept = torch.linspace(0, len(self) - 1, min(rows, len(self)), dtype=torch.float64).long()
+        return Records(self.features[kept], self.labels[kept], torch.tensor([0, len(kept)]))
+
     def digest(self) -> str:
         """A short hash of the contents, to key caches."""
         state = hashlib.blake2b(digest_size=16)
@@ -158,13 +166,22 @@ class Records:
 
 
 @dataclass(frozen=True)
+class Digest:
+    """A hash by which a federation is known again, and a sentence on what it covers."""
+
+    value: str
+    covers: str
+
+
+@dataclass(frozen=True)
 class Federation:
     """Train and test records of the same M users.
 
     ``names`` are the users' names, ``classes`` the number of labels, ``title`` one line for tables
     and figures, and ``preparation`` the steps that made the features of raw rows, in order: each
     can be applied to other raw rows, and says how it treats private records. ``mapped`` says
-    that the tables live in files and may exceed memory, so engines load only a round's users.
+    that the tables live in files and may exceed memory, so engines load only a round's users;
+    ``checksum`` is that of the stored files as they were written.
 
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users
@@ -178,6 +195,7 @@ class Federation:
     title: str = "federation"
     preparation: tuple[Prepared, ...] = ()
     mapped: bool = False
+    checksum: str = ""
 
     def __post_init__(self) -> None:
         if self.train.users != self.test.users:
@@ -239,6 +257,32 @@ class Federation:
     def preprocessing(self) -> tuple[str, ...]:
         """What was done to the features, in sentences."""
         return tuple(step.sentence for step in self.preparation)
+
+    def digest(self) -> Digest:
+        """Tells this federation from any other, down to a single record.
+
+        A mapped one beyond 4 GiB is not read whole: its hash then covers the checksums of its
+        files as they were written, every label and every size, and evenly spaced rows.
+        """
+        state = hashlib.blake2b(digest_size=16)
+        state.update(repr((self.classes, self.dimension)).encode())
+        tables = (self.train, self.test)
+        size = sum(table.features.numel() * table.features.element_size() for table in tables)
+        if not self.mapped or size <= WHOLE:
+            for table in tables:
+                state.update(table.digest().encode())
+            return Digest(state.hexdigest(), "every record, train and test")
+        state.update(self.checksum.encode())
+        for table in tables:
+            state.update(table.sampled(SAMPLED_ROWS).digest().encode())
+            state.update(np.ascontiguousarray(table.offsets.numpy()).data)
+            state.update(np.ascontiguousarray(table.labels.numpy()).data)
+        return Digest(
+            state.hexdigest(),
+            f"the checksums of the files as they were written, every label and size, and "
+            f"{SAMPLED_ROWS} rows of train and of test; other rows changed in place go unnoticed "
+            f"(data.verify = true reads them all)",
+        )
 
     def titled(self, title: str) -> Federation:
         """The same data under another title."""

@@ -3,37 +3,65 @@
 ===================  ==========================================================================
 file                 holds
 ===================  ==========================================================================
-config.toml          the configuration as resolved (written first, so a folder names its run)
 versions.json        the software and device that made it
+run.json             the digest of its data and its engine: what a configuration does not tell
+config.toml          the configuration as resolved; a folder that has it holds a run
+ledger.jsonl         who took part; a line is written before a round's uploads are used
+ledger.json          what the ledger is about, and a summary of it
+preprocessing.json   what preparing the data spent or left unprotected
 metrics.jsonl        one object per evaluated round
 checkpoint.pt        the state after some round; replaced whole, never edited
-ledger.json          who took part; written before a round's uploads are used
 model.pt             the output, once the run is complete
 summary.json         final metrics, timing and how the run ended
 privacy.json / .md   the privacy statement
+.lock                held by the process at work; says which
 ===================  ==========================================================================
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dpscaffold.errors import BadInput
+from dpscaffold.journal import sync_folder
+
+#: The layout of checkpoint.pt; raise it when an older one can no longer be read.
+CHECKPOINT_FORMAT = 1
+#: What a run that was killed before it had a configuration may leave behind.
+BEGUN = ("versions.json", "run.json", ".lock")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a run this run beside its configuration: on what it really runs.
+
+    ``data`` is the digest of its records and ``covers`` what that digest looked at.
+    """
+
+    data: str
+    covers: str
+    engine: str
 
 
 class RunFolder:
-    """Reads and writes one run's files, each replaced atomically."""
+    """Reads and writes one run's files, each replaced atomically.
+
+    From :meth:`begin` or :meth:`lock` to :meth:`release` no other process can work on the folder.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._lock: int | None = None
 
     def file(self, name: str) -> Path:
         """The path of one of the run's files."""
@@ -44,23 +72,57 @@ class RunFolder:
         """Whether a run has begun here."""
         return self.file("config.toml").exists()
 
-    def begin(self, config: str) -> None:
+    def begin(self, config: str, identity: Identity) -> None:
         """Claim the folder for a new run; refuses one that holds another run or anything else."""
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"--out is {self.path}, which is a file; name a folder")
-        if self.holds_run:
-            raise BadInput(
-                f"--out is {self.path}, which already holds a run; "
-                "add --resume to go on with it, or name another folder"
-            )
-        if self.path.exists() and any(self.path.iterdir()):
+        self._refuse_a_run()
+        if self.path.exists() and any(not _is_left_over(path) for path in self.path.iterdir()):
             raise BadInput(
                 f"--out is {self.path}, which is not empty and holds no run; name a new or an "
                 f"empty folder"
             )
         self.path.mkdir(parents=True, exist_ok=True)
+        self.lock()
+        self._refuse_a_run()  # begun by another process since
         self.write_text("versions.json", json.dumps(versions(), indent=2) + "\n")
+        self.write_text("run.json", json.dumps(asdict(identity), indent=2) + "\n")
         self.write_text("config.toml", config)
+
+    def _refuse_a_run(self) -> None:
+        if self.holds_run:
+            raise BadInput(
+                f"--out is {self.path}, which already holds a run; "
+                "add --resume to go on with it, or name another folder"
+            )
+
+    def lock(self) -> None:
+        """Keep other processes out until :meth:`release`, or until this process ends."""
+        descriptor = os.open(self.file(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise BadInput(
+                f"--out is {self.path}, where another process{holder and f' ({holder})'} is at "
+                f"work; wait until it ends, or name another folder"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise BadInput(
+                f"--out is {self.path}, which cannot be locked ({error.strerror}); name a folder "
+                f"on a file system with locks"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._lock = descriptor
+
+    def release(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def check_same(self, config: Mapping[str, Any]) -> None:
         """Refuse to resume under another configuration, naming the first difference."""
@@ -76,13 +138,33 @@ class RunFolder:
                 f"own configuration"
             )
 
+    def check_identity(self, now: Identity) -> None:
+        """Refuse to resume on other data or with another engine."""
+        saved = self.read_json("run.json")
+        if saved is None:
+            raise BadInput(
+                f"{self.path} holds a run of an earlier version, which did not write down its "
+                f"data's digest (run.json), so it cannot be resumed; start it anew elsewhere"
+            )
+        if saved.get("data") != now.data:
+            raise BadInput(
+                f"{self.path} holds a run on other data (digest {saved.get('data')}, not "
+                f"{now.data}); resume it on the very records it began with"
+            )
+        if saved.get("engine") != now.engine:
+            raise BadInput(
+                f"{self.path} holds a run of the engine {saved.get('engine')!r}, not "
+                f"{now.engine!r}; resume it with its own"
+            )
+
     def write_text(self, name: str, text: str) -> None:
         """Replace a file whole."""
         self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def save_checkpoint(self, content: dict[str, Any]) -> None:
         """Replace the checkpoint whole."""
-        self._replace("checkpoint.pt", lambda path: torch.save(content, path))
+        numbered = {"format": CHECKPOINT_FORMAT, **content}
+        self._replace("checkpoint.pt", lambda path: torch.save(numbered, path))
 
     def save_model(self, content: dict[str, Any]) -> None:
         """Write the output."""
@@ -94,12 +176,18 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return dict(torch.load(path, map_location="cpu", weights_only=True))
+            saved = dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
             raise BadInput(
                 f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be "
                 f"started anew"
             ) from error
+        if saved.get("format") != CHECKPOINT_FORMAT:
+            raise BadInput(
+                f"{path} has format {saved.get('format')}, and this version reads format "
+                f"{CHECKPOINT_FORMAT}; resume it with the version that wrote it"
+            )
+        return saved
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one evaluated round."""
@@ -141,6 +229,11 @@ class RunFolder:
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
         os.replace(partial, self.file(name))
+        sync_folder(self.path)
+
+
+def _is_left_over(path: Path) -> bool:
+    return path.name in BEGUN or (path.name.startswith(".") and path.name.endswith(".partial"))
 
 
 def versions() -> dict[str, str]:

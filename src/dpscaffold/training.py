@@ -18,12 +18,14 @@ from dpscaffold.algorithms import Algorithm
 from dpscaffold.engines import Draw, Engine, Loop, Simulator, State
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.federation import Federation
+from dpscaffold.identity import describe_in_words
+from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_device, stop_signals
 from dpscaffold.metrics import Evaluator
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
-from dpscaffold.runfolder import RunFolder, plain
+from dpscaffold.runfolder import Identity, RunFolder, plain
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 
@@ -115,9 +117,12 @@ def train(
             f"optimum is asked for, but the task {task.name!r} is not convex; leave it out"
         )
     run = _Run(setting, budget or Budget(), engine, pick_device(device), observer, chunk)
-    run.open(Path(out) if out is not None else None, resume, config)
-    best = solve(federation, task, plan.regularisation) if optimum else None
-    return run.go(best)
+    try:
+        run.open(Path(out) if out is not None else None, resume, config)
+        best = solve(federation, task, plan.regularisation) if optimum else None
+        return run.go(best)
+    finally:
+        run.close()
 
 
 class _Run:
@@ -151,27 +156,42 @@ class _Run:
             return
         from dpscaffold.config import to_toml
 
-        described = config if config is not None else describe_in_words(self.setting)
+        described = config
+        if described is None:
+            described = describe_in_words(self.setting, self.accounts.budget)
+        digest = self.setting.federation.digest()
+        identity = Identity(digest.value, digest.covers, self.engine_name)
         self.folder = RunFolder(out)
         if resume and self.folder.holds_run:
+            self.folder.lock()
             self.folder.check_same(described)
-            self._pick_up()
+            self.folder.check_identity(identity)
+            self._pick_up(self.folder, digest.value)
         else:
-            self.folder.begin(to_toml(described))
-        self.accounts.attach(self.folder, self.saved_state.round if self.saved_state else 0)
+            self.folder.begin(to_toml(described), identity)
+            self.accounts.attach(self.folder, digest.value)
 
-    def _pick_up(self) -> None:
-        assert self.folder is not None
-        saved = self.folder.load_checkpoint()
+    def close(self) -> None:
+        """Let other processes work on the run folder."""
+        if self.folder:
+            self.folder.release()
+
+    def _pick_up(self, folder: RunFolder, data: str) -> None:
+        """Go on from the last checkpoint; everything is checked before anything is written."""
+        saved = folder.load_checkpoint()
         if saved is None:
-            self.folder.rewind_metrics(0)
+            self.accounts.attach(folder, data)
+            folder.rewind_metrics(0)
             return
-        self.saved_state = State.from_dict(saved["state"], self.device)
-        self.chunk = saved["chunk"]
+        state = State.from_dict(saved["state"], self.device)
+        journal = saved["journal"]
+        anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
+        self.accounts.attach(folder, data, state.round, anchor)
+        self.saved_state, self.chunk = state, saved["chunk"]
         if self.device.type == "cpu":
             torch.set_num_threads(saved["threads"])
         self.seconds = saved["seconds"]
-        self.history = self.folder.rewind_metrics(self.saved_state.round)
+        self.history = folder.rewind_metrics(state.round)
 
     def _build(self) -> Engine:
         engine: Engine
@@ -267,18 +287,20 @@ class _Run:
     def _checkpoint(self, state: State) -> None:
         if not self.folder:
             return
+        anchor = self.accounts.anchor
         self.folder.save_checkpoint(
             {
                 "state": state.to_dict(),
                 "chunk": self.chunk,
                 "threads": torch.get_num_threads(),
+                "journal": vars(anchor) if anchor else None,
                 "seconds": self.seconds,
             }
         )
 
     def _finish(self, state: State, ended: str, message: str, optimum: Optimum | None) -> Result:
         """Write what a finished (or halted) run leaves behind."""
-        statement = self.accounts.statement(state.round)
+        statement = self.accounts.statement()
         result = Result(
             self.setting,
             self.history,
@@ -328,20 +350,3 @@ def summarise(result: Result) -> dict[str, Any]:
         summary["optimum_loss"] = result.optimum.loss
         summary["optimum_gradient_norm"] = result.optimum.gradient_norm
     return summary
-
-
-def describe_in_words(setting: Setting) -> dict[str, Any]:
-    """The configuration of a run that was started from Python rather than from a file."""
-    described: dict[str, Any] = {
-        "data": {
-            "source": "python",
-            "title": setting.federation.title,
-            "digest": setting.federation.train.digest(),
-        },
-        "task": {"kind": setting.task.name, "parameters": setting.task.parameters},
-        "algorithm": {"name": setting.algorithm.name},
-        "plan": {key: value for key, value in setting.plan.to_dict().items() if value is not None},
-    }
-    if setting.privacy:
-        described["privacy"] = dict(vars(setting.privacy))
-    return described

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import pytest
 from privacy.settings import SMALL, run_of
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
-from dpscaffold.privacy import Ledger, PrivacyError, describe
+from dpscaffold.journal import Journal
+from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
+from dpscaffold.runledger import Opening, summary_text
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "
@@ -159,23 +162,44 @@ def test_bad_calibrations_are_one_sentence():
     )
 
 
-def write_ledger(folder, rounds: int = 4) -> Ledger:
-    from dpscaffold.accounts import append_line
+COSTS = [{"name": "a private mean", "noise": 6.0, "epsilon": None, "delta": 0.0}]
 
-    ledger = Ledger(run_of(SMALL))
-    (folder / "ledger.json").write_text(json.dumps(ledger.to_dict()))
-    costs = [{"name": "a private mean", "noise": 6.0}]
-    (folder / "preprocessing.json").write_text(
-        json.dumps({"sentences": ["Rows were scaled."], "costs": costs})
-    )
+
+def write_ledger(folder, rounds: int = 4) -> Ledger:
+    """The ledger of a run folder, as a run writes it."""
+    ledger, journal = Ledger(run_of(SMALL)), Journal(folder / "ledger.jsonl")
+    opening = Opening.of(ledger, [Cost(**cost) for cost in COSTS], "data")
+    journal.append({"opens": vars(opening)})
+    (folder / "ledger.json").write_text(summary_text(ledger, journal))
+    write_costs(folder)
     for round in range(1, rounds + 1):
         ledger.record(round, [0, round])
-        append_line(folder / "ledger.jsonl", round, [0, round], False)
+        journal.append({"round": round, "users": [0, round], "again": False})
     return ledger
 
 
-def test_a_run_folder(tmp_path):
-    ledger = write_ledger(tmp_path)
+def write_old_ledger(folder) -> Ledger:
+    """The same as earlier versions wrote it: no chain, a checksum a line, no opening."""
+    ledger = Ledger(run_of(SMALL))
+    (folder / "ledger.json").write_text(json.dumps(ledger.to_dict()))
+    write_costs(folder)
+    with (folder / "ledger.jsonl").open("a") as stream:
+        for round in range(1, 5):
+            ledger.record(round, [0, round])
+            body = {"round": round, "users": [0, round], "again": False}
+            check = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+            stream.write(json.dumps({**body, "check": check}) + "\n")
+    return ledger
+
+
+def write_costs(folder) -> None:
+    said = {"sentences": ["Rows were scaled."], "costs": COSTS}
+    (folder / "preprocessing.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize("write", [write_ledger, write_old_ledger])
+def test_a_run_folder(tmp_path, write):
+    ledger = write(tmp_path)
     said = answer("privacy", str(tmp_path))
     assert said["rounds"] == 4 and said["ledger"]["epsilon"] == ledger.of(0)
     assert said["server"]["ledger"] == ledger.of(0)
@@ -187,6 +211,25 @@ def test_a_run_folder(tmp_path):
         answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"]
         < said["server"]["epsilon"]
     )
+    assert ("journal" in said) == (write is write_ledger)
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_an_old_ledger_without_one_of_its_rounds(tmp_path, gone):
+    """Without a chain the round after it gives the loss away; of the last, its summary does."""
+    ledger = write_old_ledger(tmp_path)
+    (tmp_path / "ledger.json").write_text(json.dumps(ledger.to_dict()))
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "ledger.jsonl").write_text("".join(lines[:gone] + lines[gone + 1 :]))
+    assert "ledger.jsonl" in refused("privacy", str(tmp_path))
+
+
+def test_preparation_that_is_not_the_run_s_own(tmp_path):
+    """Costs struck from the folder would lower ε; the journal's opening holds their hash."""
+    write_ledger(tmp_path)
+    said = {"sentences": ["Rows were scaled."], "costs": []}
+    (tmp_path / "preprocessing.json").write_text(json.dumps(said))
+    assert "not the one this run began with" in refused("privacy", str(tmp_path))
 
 
 def test_a_folder_without_a_ledger_or_with_a_damaged_one(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +26,7 @@ from dpscaffold.privacy import (
 )
 from dpscaffold.privacy.human import GROUPS, losses
 from dpscaffold.privacy.statement import NO_NOISE, round_up
+from dpscaffold.runledger import Account, read_account
 
 #: Whether an algorithm's users keep something between rounds.
 MEMORY = {
@@ -73,13 +73,30 @@ Cap = Annotated[
 
 @dataclass(frozen=True)
 class Subject:
-    """What a statement is about: a run, its ledger if it has run, and what its data add."""
+    """What a statement is about: a run and what its data add, or the account of a run folder."""
 
     run: Run | None
-    ledger: Ledger | None = None
     preparation: tuple[Preparation, ...] = ()
     extra_costs: tuple[Any, ...] = ()
-    seed_public: bool = False
+    account: Account | None = None
+    draw_public: bool = True  # a configuration and a run folder hold the seed of the draw
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Who took part, where there is a run folder."""
+        return self.account.ledger if self.account else None
+
+    def statement(self, groups: tuple[int, ...] = GROUPS) -> dict[str, Any]:
+        """What may be said; of a run folder, the very statement that its run writes."""
+        if self.account:
+            return self.account.statement(groups)
+        return statement(
+            self.run,
+            preparation=self.preparation,
+            draw_public=self.draw_public,
+            extra_costs=self.extra_costs,
+            groups=groups,
+        )
 
 
 def privacy(
@@ -141,19 +158,14 @@ def privacy(
         option = "--fixed-in-advance" if fixed_in_advance else "--same-records"
         raise PrivacyError(f"{option} is about several runs; name at least 2 run folders")
     source = sources[0] if sources else None
-    about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
+    about = (
+        from_source(source, numbers, delta)
+        if source
+        else Subject(from_numbers(numbers, delta), draw_public=False)
+    )
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
-    said = statement(
-        about.run,
-        about.ledger,
-        about.preparation,
-        about.seed_public,
-        draw_public=source
-        is not None,  # a configuration and a run folder hold the seed of the draw
-        extra_costs=about.extra_costs,
-        groups=tuple(group) if group else GROUPS,
-    )
+    said = about.statement(tuple(group) if group else GROUPS)
     if tradeoff is not None:
         draw_tradeoff(about, said, tradeoff)
     if plot is not None:
@@ -273,25 +285,16 @@ def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> S
     """What a run folder or a configuration describes."""
     refuse_numbers(numbers, source)
     about = from_folder(source) if source.is_dir() else from_config(source)
-    if delta is not None and about.run is not None:
-        run = Run.from_dict({**about.run.to_dict(), "delta": delta})
-        ledger = about.ledger
-        if ledger is not None:
-            ledger.run = run
-        about = replace(about, run=run, ledger=ledger)
-    return about
+    if delta is None or about.run is None:
+        return about
+    run = Run.from_dict({**about.run.to_dict(), "delta": delta})
+    return replace(about, run=run, account=about.account and about.account.at_delta(delta))
 
 
 def from_folder(folder: Path) -> Subject:
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
-    from dpscaffold.accounts import read_ledger, read_preprocessing
-
-    ledger = read_ledger(folder)
-    steps, costs = read_preprocessing(folder)
-    config = folder / "config.toml"
-    tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    seeded = config.exists() and not tables.get("privacy", {}).get("secret", False)
-    return Subject(ledger.run, ledger, steps, costs, seeded)
+    account = read_account(folder)
+    return Subject(account.ledger.run, account.preparation, account.costs, account)
 
 
 def from_config(path: Path) -> Subject:
@@ -311,9 +314,9 @@ def from_config(path: Path) -> Subject:
         limits.delta if limits else None, limits.max_participations if limits else None
     )
     if run is None:
-        return Subject(None, None, federation.preparation)
+        return Subject(None, federation.preparation)
     costs, unprotected = charged(federation.preparation, run)
-    return Subject(run, None, (*federation.preparation, *unprotected), costs)
+    return Subject(run, (*federation.preparation, *unprotected), costs)
 
 
 def show(said: dict[str, Any], console: Console) -> None:
@@ -349,6 +352,8 @@ def show(said: dict[str, Any], console: Console) -> None:
             console.print(
                 f"{row['name']} does not apply: {row['reason']}", style="dim", highlight=False
             )
+    if "journal" in said:
+        console.print(f"head of the journal: {said['journal']['head']}", style="dim")
     for sentence in said["outside"]:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)
 

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dpscaffold.privacy import BOUNDS, PrivacyError, statement
+from dpscaffold.privacy import BOUNDS, PrivacyError
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
 from dpscaffold.privacy.human import round_up
 
@@ -46,14 +46,7 @@ def part_of(source: Path, delta: float | None) -> Part:
     about = from_source(source, {}, delta)
     if about.run is None:
         raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
-    said = statement(
-        about.run,
-        about.ledger,
-        about.preparation,
-        about.seed_public,
-        draw_public=True,
-        extra_costs=about.extra_costs,
-    )
+    said = about.statement()
     if not said["guarantee"]:
         raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
     tables = _tables(source)

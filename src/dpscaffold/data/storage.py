@@ -71,6 +71,7 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
             index["title"],
             _read_preparation(folder, index),
             mapped,
+            hashlib.blake2b(repr(sorted(index["files"].items())).encode()).hexdigest(),
         )
     except (KeyError, TypeError, AttributeError) as problem:
         raise BadInput(

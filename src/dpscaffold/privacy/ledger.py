@@ -18,7 +18,7 @@ from dpscaffold.privacy.describe import Group, Run
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution
 
-VERSION = 1
+VERSION = 2
 #: Where users have more distinct rates than this, rates are rounded up to so many for per-user
 #: figures.
 MOST_RATES = 48
@@ -41,9 +41,9 @@ def spent(run: Run, participations: int, group: Group) -> float:
 class Ledger:
     """Participations per user, kept with the run and saved before a round's uploads are used.
 
-    It never goes backwards: a round is recorded once, in order; recording it again with the same
-    participants changes nothing (a resumed simulation repeats its very outputs), with others is
-    refused.
+    It never goes backwards: rounds are recorded in rising order, passing over those in which none
+    of these users was drawn; recording a round again with the same participants changes nothing (a
+    resumed simulation repeats its very outputs), with others is refused.
     ``again=True`` counts a round that is run a second time with fresh noise, as a deployment does.
 
     ``max_participations`` (of the run) and ``user_budget`` (an ε per user) are caps: a user whose
@@ -69,14 +69,15 @@ class Ledger:
         self.run = run
         self.user_budget = user_budget
         self.participations: NDArray[np.int64] = np.zeros(run.users, dtype=np.int64)
-        self._marks: list[int] = []  # one number per recorded round, to tell a repeat from a change
+        self._last = 0
+        self._marks: dict[int, int] = {}  # one number a recorded round: is it a repeat or a change?
         self._repeats: dict[int, int] = {}
         self._caps: NDArray[np.int64] | None = None
 
     @property
     def rounds(self) -> int:
-        """How many rounds are recorded; the next one is ``rounds + 1``."""
-        return len(self._marks)
+        """The last recorded round: so many may have drawn anyone; the next has a larger number."""
+        return self._last
 
     def record(self, round: int, participants: Iterable[int], again: bool = False) -> None:
         """Enter who took part in a round (counted from 1), before its uploads are used."""
@@ -92,15 +93,15 @@ class Ledger:
                 f"{self.run.participants}; the bounds would not hold"
             )
         mark = zlib.crc32(users.tobytes())
-        if round == self.rounds + 1:
-            self._marks.append(mark)
-        elif not 1 <= round <= self.rounds:
+        if round > self._last:
+            self._marks[round], self._last = mark, round
+        elif round not in self._marks:
             raise PrivacyError(
-                f"round={round} does not follow the {self.rounds} recorded rounds; record "
-                f"{self.rounds + 1}"
+                f"round={round} does not follow the last recorded round; record "
+                f"{self._last + 1} or a later one"
             )
         elif not again:
-            if self._marks[round - 1] != mark:
+            if self._marks[round] != mark:
                 raise PrivacyError(
                     f"round={round} is already recorded with other participants; a ledger never "
                     f"changes what was spent (again=True counts a second run of the round)"
@@ -114,6 +115,22 @@ class Ledger:
     def repeats(self) -> tuple[int, ...]:
         """For each round that was run again with fresh noise, how many times it was."""
         return tuple(sorted(self._repeats.values()))
+
+    def with_round(self, round: int, again: bool = False) -> tuple[int, tuple[int, ...]]:
+        """:attr:`rounds` and :attr:`repeats` as they would stand with this round recorded too.
+
+        >>> from dpscaffold.privacy import describe
+        >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50,
+        ...                batches=5, noise=2.0)
+        >>> ledger = Ledger(run)
+        >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(1, [0, 3], again=True)
+        >>> ledger.with_round(1, again=True), ledger.with_round(3)
+        ((2, (2,)), (3, (1,)))
+        """
+        if round > self._last or not again:
+            return max(round, self._last), self.repeats
+        more = {**self._repeats, round: self._repeats.get(round, 0) + 1}
+        return self._last, tuple(sorted(more.values()))
 
     def of(self, user: int) -> float:
         """ε of a record of this user so far."""
@@ -217,7 +234,7 @@ class Ledger:
             "run": self.run.to_dict(),
             "user_budget": self.user_budget,
             "participations": self.participations.tolist(),
-            "rounds": list(self._marks),
+            "rounds": {str(round): mark for round, mark in self._marks.items()},
             "repeats": {str(round): times for round, times in self._repeats.items()},
         }
         return {**body, "checksum": _checksum(body)}
@@ -234,14 +251,17 @@ class Ledger:
             raise PrivacyError(
                 "the ledger is damaged: its checksum does not match; restore it from a checkpoint"
             )
-        if body.get("version") != VERSION:
+        if body.get("version") not in (1, VERSION):
             raise PrivacyError(
-                f"the ledger has version {body.get('version')}; this program reads version "
-                f"{VERSION}"
+                f"the ledger has version {body.get('version')}; this program reads versions 1 "
+                f"and {VERSION}"
             )
         ledger = cls(Run.from_dict(body["run"]), body["user_budget"])
         ledger.participations = np.array(body["participations"], dtype=np.int64)
-        ledger._marks = [int(mark) for mark in body["rounds"]]
+        marks = body["rounds"]  # version 1: a list, as no round could be passed over
+        numbered = enumerate(marks, start=1) if body["version"] == 1 else marks.items()
+        ledger._marks = {int(round): int(mark) for round, mark in numbered}
+        ledger._last = max(ledger._marks, default=0)
         ledger._repeats = {int(round): int(times) for round, times in body["repeats"].items()}
         if ledger.participations.shape != (ledger.run.users,):
             raise PrivacyError(

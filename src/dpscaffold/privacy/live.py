@@ -32,20 +32,24 @@ class Spending:
     run: Run
     bound: Bound = RANDOM_PARTICIPATION
     costs: tuple[Cost, ...] = ()
-    _known: dict[int, float] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict, repr=False)
 
-    def after(self, rounds: int) -> float:
-        """ε after ``rounds`` rounds, exactly as the bound gives it."""
-        if rounds not in self._known:
-            self._known[rounds] = self.bound.epsilon(self.run, rounds, self.costs)
-        return self._known[rounds]
+    def after(self, rounds: int, repeats: tuple[int, ...] = ()) -> float:
+        """ε after ``rounds`` rounds, exactly as the bound gives it.
 
-    def shown(self, rounds: int) -> float:
+        ``repeats`` has, for each of them that was released again with fresh noise, how many times.
+        """
+        if (rounds, repeats) not in self._known:
+            value = self.bound.epsilon(self.run, rounds, self.costs, repeats)
+            self._known[rounds, repeats] = value
+        return self._known[rounds, repeats]
+
+    def shown(self, rounds: int, repeats: tuple[int, ...] = ()) -> float:
         """An upper value of ε after ``rounds`` rounds, at hand for most of them."""
         if rounds <= 10:
-            return self.after(rounds)
+            return self.after(rounds, repeats)
         knot = math.ceil(1.1 ** math.ceil(math.log(rounds) / math.log(1.1) - 1e-9))
-        return self.after(max(rounds, min(knot, self.run.rounds)))
+        return self.after(max(rounds, min(knot, self.run.rounds)), repeats)
 
 
 def largest_rounds(

@@ -32,6 +32,9 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
         parts += ["## In human terms", _human(said["human"])]
     if said.get("ledger"):
         parts += ["## Ledger", _ledger(said["ledger"])]
+    if said.get("journal"):
+        journal = said["journal"]
+        parts.append(f"Journal of {journal['lines']} lines, head `{journal['head']}`.")
     if said.get("extra_costs"):
         parts += ["## Other mechanisms on the same records", _costs(said)]
     if said.get("preprocessing"):

@@ -1,0 +1,96 @@
+"""What a run that was started from Python is, in words: by this it is known again on resume."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from dpscaffold.accounts import Budget
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.journal import digest
+from dpscaffold.setting import Setting
+
+#: How deep the values inside an algorithm's parts are followed.
+DEPTH = 5
+
+
+def describe_in_words(setting: Setting, budget: Budget) -> dict[str, Any]:
+    """The configuration of a run that was started from Python rather than from a file.
+
+    Everything that a resumed run must share: data by title (its digest lies beside it, in
+    ``run.json``), task, algorithm with its numbers, plan, mechanism and limits.
+    """
+    described: dict[str, Any] = {
+        "data": {"source": "python", "title": setting.federation.title},
+        "task": {"kind": setting.task.name, "parameters": setting.task.parameters},
+        "algorithm": describe_algorithm(setting.algorithm),
+        "plan": _given(setting.plan.to_dict()),
+    }
+    if setting.privacy:
+        described["privacy"] = dict(vars(setting.privacy))
+        described["budget"] = _given(vars(budget))
+    return described
+
+
+def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm's name, its parts and every number that can be seen in them.
+
+    A part is a function, named; a value (a dataclass, a ``functools.partial``, a function with
+    defaults or a closure), named with the numbers it holds. What hides its numbers elsewhere, in a
+    global variable say, cannot be told apart.
+
+    >>> from dpscaffold import fedprox
+    >>> describe_algorithm(fedprox(0.1))["direction"]["mu"]
+    0.1
+    """
+    return {
+        field.name: _part(value)
+        for field in fields(algorithm)
+        if (value := getattr(algorithm, field.name)) is not None
+    }
+
+
+def _part(value: Any, depth: int = DEPTH) -> Any:
+    """A value in words; beyond ``depth`` only its name, as a function may hold itself."""
+    if isinstance(value, str | bool | int | float):
+        return value
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy and torch
+        plain = value.tolist()
+        return plain if not isinstance(plain, list) else digest(repr(plain))
+    if depth == 0:
+        return _name(value)
+    if isinstance(value, list | tuple):
+        return [_part(item, depth - 1) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _part(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, Algorithm):
+        return describe_algorithm(value)
+    held = {name: _part(item, depth - 1) for name, item in _held(value).items()}
+    return {"kind": _name(value), **held} if held else _name(value)
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """The values that a function carries with it, or that stand in an object's attributes."""
+    if isinstance(value, type):
+        return {}
+    if isinstance(value, functools.partial):
+        return {"of": value.func, "given": value.args, **value.keywords}
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return dict(getattr(value, "__dict__", {}))
+    cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
+    defaults = value.__defaults__ or ()
+    named = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    held = {name: cell.cell_contents for name, cell in cells}
+    return held | dict(zip(named, defaults, strict=True)) | (value.__kwdefaults__ or {})
+
+
+def _name(value: Any) -> str:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,278 @@
+"""What was released counts, whatever became of it: crash × resume × every way to end.
+
+The oracle reads the journal with nothing but ``json``: how many rounds, and how often each was
+released again with fresh noise. Every ε that a run shows, halts by or states must agree with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold.cli import app
+from dpscaffold.engines import Simulator
+from dpscaffold.privacy import RANDOM_PARTICIPATION
+
+SECRET = Gaussian(clip=1.0, noise=3.0, secret=True)
+SEEDED = Gaussian(clip=1.0, noise=3.0)
+PLAN = Plan(rounds=9, local_steps=4, user_ratio=0.25, evaluate_every=2, checkpoint_every=3, seed=4)
+DATA = {"alpha": 2, "beta": 2, "users": 12, "records": 100, "seed": 3}
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(**DATA)
+
+
+def go(federation, folder, privacy=SECRET, **options):
+    return train(
+        federation, Logistic(40, 10), fedavg(), PLAN, privacy, out=folder, resume=True, **options
+    )
+
+
+def die_after(last):
+    """An observer that dies when a round is over but not yet in a checkpoint."""
+
+    def observe(round, row):
+        if round == last:
+            raise Crash
+
+    return observe
+
+
+def crash(federation, folder, last, moment="after the round", **options):
+    """Run until round ``last`` is journalled, then die before or after its uploads are used.
+
+    Whether it came to that: a target may halt the run first.
+    """
+    real = Simulator.round
+
+    def dies(self, round, draw):
+        if round == last:
+            raise Crash
+        return real(self, round, draw)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if moment == "before its uploads":
+            patch.setattr(Simulator, "round", dies)
+        try:
+            go(federation, folder, observer=die_after(last), **options)
+        except Crash:
+            return True
+    return False
+
+
+def journalled(folder):
+    """(rounds, repeats) as the file says."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    times = Counter(line["round"] for line in lines if "round" in line)
+    assert set(times) == set(range(1, len(times) + 1))
+    return len(times), tuple(sorted(count - 1 for count in times.values() if count > 1))
+
+
+def released(folder, run):
+    """ε towards the server of all that the journal says was released."""
+    rounds, repeats = journalled(folder)
+    return RANDOM_PARTICIPATION.epsilon(run, rounds, repeats=repeats)
+
+
+def privacy_command(folder):
+    answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.stdout)
+
+
+def check(result):
+    """The statement, returned and written, and the last shown ε are the journal's."""
+    true = released(result.folder, result.setting.describe())
+    assert result.privacy["server"]["epsilon"] == pytest.approx(true, rel=1e-9)
+    assert result.privacy["rounds"] == journalled(result.folder)[0]
+    stated = json.loads((result.folder / "privacy.json").read_text())
+    assert stated == privacy_command(result.folder)
+    assert stated["journal"]["head"] in (result.folder / "privacy.md").read_text()
+
+
+def stop_in_first_round():
+    sent = []
+
+    def observe(round, row):
+        if not sent:
+            sent.append(round)
+            signal.raise_signal(signal.SIGTERM)
+
+    return observe
+
+
+def watching(folder, run, then):
+    """An observer that compares the ε of every round it is shown with the journal's."""
+
+    def observe(round, row):
+        assert row["epsilon_server"] >= released(folder, run) * (1 - 1e-9)
+        if then:
+            then(round, row)
+
+    return observe
+
+
+@pytest.mark.parametrize("ending", ["completed", "interrupted", "budget"])
+@pytest.mark.parametrize("moment", ["before its uploads", "after the round"])
+@pytest.mark.parametrize("privacy", [SECRET, SEEDED], ids=["secret", "seeded"])
+@pytest.mark.parametrize("crashes", [(8,), (5, 8), (8, 8), (2, 2, 2)], ids=str)
+def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment, privacy, crashes):
+    """Kill × resume × {completion, SIGTERM, halt}: what is stated is what the journal says."""
+    folder, run = tmp_path / "run", described(federation, privacy)
+    target = (1.05 if privacy.secret else 0.95) * RANDOM_PARTICIPATION.epsilon(run, 9)
+    budget = Budget(target_epsilon=target) if ending == "budget" else None
+    died = [crash(federation, folder, n, moment, privacy=privacy, budget=budget) for n in crashes]
+    assert died[0] and (all(died) or budget)
+    then = stop_in_first_round() if ending == "interrupted" else None
+    observer = watching(folder, run, then)
+    result = go(federation, folder, privacy, budget=budget, observer=observer)
+    assert result.ended == ending
+    check(result)
+    rounds, repeats = journalled(folder)
+    assert bool(repeats) == privacy.secret  # without a seed a replay is a second release
+    if ending == "budget":
+        assert released(folder, run) <= target
+        again = go(federation, folder, privacy, budget=budget)
+        assert again.ended == "budget" and journalled(folder) == (rounds, repeats)
+
+
+def described(federation, privacy):
+    from dpscaffold.setting import Setting
+
+    return Setting(federation, Logistic(40, 10), fedavg(), PLAN, privacy).describe()
+
+
+def test_a_lost_round_weighs_as_often_as_it_was_released(federation, tmp_path):
+    """Round 1 lost four times over is five releases of one draw; the target sees all of them."""
+    run = described(federation, SECRET)
+    target = RANDOM_PARTICIPATION.epsilon(run, 1, repeats=(3,)) * 1.0001
+    budget = Budget(target_epsilon=target)
+    for _ in range(4):
+        crash(federation, tmp_path / "run", 1, budget=budget)
+    result = go(federation, tmp_path / "run", budget=budget)
+    assert result.ended == "budget" and result.rounds == 0
+    assert journalled(tmp_path / "run") == (1, (3,))
+    assert released(tmp_path / "run", run) <= target
+
+
+def test_a_statement_is_withdrawn_before_more_is_released(federation, tmp_path):
+    """Stopped and stated, resumed and killed: the old statement would be too small, so it goes."""
+    folder = tmp_path / "run"
+    first = go(federation, folder, observer=stop_in_first_round())
+    assert first.ended == "interrupted" and (folder / "privacy.json").exists()
+    crash(federation, folder, 5)
+    assert not (folder / "privacy.json").exists() and not (folder / "privacy.md").exists()
+    assert privacy_command(folder)["rounds"] == 5
+    check(go(federation, folder))
+
+
+CHILD = """
+import sys, time
+from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
+
+def observe(round, row):
+    if round == 8:
+        print("ready", flush=True)
+        time.sleep(60)
+
+train(synthetic({data}), Logistic(40, 10), fedavg(), {plan}, {privacy}, out=sys.argv[1],
+      observer=observe)
+"""
+
+
+def test_kill_nine_and_two_processes(federation, tmp_path):
+    """A second process is kept out while the first lives; killed, its releases are all counted."""
+    data = ", ".join(f"{key}={value}" for key, value in DATA.items())
+    code = CHILD.format(data=data, plan=PLAN, privacy=SECRET)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        before = contents(tmp_path / "run")
+        with pytest.raises(BadInput, match=rf"another process \({child.pid}\) is at work"):
+            go(federation, tmp_path / "run")
+        answer = CliRunner().invoke(app, ["privacy", str(tmp_path / "run"), "--json"])
+        assert answer.exit_code == 0 and json.loads(answer.stdout)["rounds"] == 8
+        assert contents(tmp_path / "run") == before
+    finally:
+        child.kill()
+        child.wait(timeout=30)
+    assert child.returncode == -signal.SIGKILL and journalled(tmp_path / "run") == (8, ())
+    result = go(federation, tmp_path / "run")
+    assert journalled(tmp_path / "run") == (9, (1, 1))  # rounds 7 and 8 once more
+    check(result)
+    writers = [
+        json.loads(line)["process"]
+        for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
+    ]
+    assert len(set(writers)) == 2 and writers == sorted(writers, key=writers.index)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(federation, tmp_path):
+    """Resumed or begun, from the first round to the last; afterwards the folder is free."""
+    heard = []
+
+    def intrude(round, row):
+        for resume in (True, False):
+            try:
+                train(
+                    federation,
+                    Logistic(40, 10),
+                    fedavg(),
+                    PLAN,
+                    SECRET,
+                    out=tmp_path / "run",
+                    resume=resume,
+                )
+            except BadInput as error:
+                heard.append(str(error))
+
+    go(federation, tmp_path / "run", observer=intrude)
+    assert len(heard) == 18
+    assert sum(f"another process ({os.getpid()}) is at work" in text for text in heard) == 9
+    assert sum("already holds a run" in text for text in heard) == 9
+    check(go(federation, tmp_path / "run"))
+
+
+def test_two_processes_that_begin_at_once(federation, tmp_path):
+    """Of two that find an empty folder, one runs; the other writes nothing into it."""
+    from dpscaffold.runfolder import Identity, RunFolder
+
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    first.lock()
+    with pytest.raises(BadInput, match="another process"):
+        second.begin("", Identity("", "", ""))
+    first.release()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert go(federation, tmp_path).ended == "completed"
+
+
+@pytest.mark.parametrize("size", [1, 40, -1])
+def test_a_torn_line_bricks_no_run(federation, tmp_path, size):
+    """The beginning of a line that was never finished is a round that never ran."""
+    folder = tmp_path / "run"
+    crash(federation, folder, 8)
+    line = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)[-1]
+    with (folder / "ledger.jsonl").open("ab") as stream:
+        stream.write(line.replace(b'"round": 8', b'"round": 9')[:-1][:size])
+    assert privacy_command(folder)["rounds"] == 8
+    check(go(federation, folder))
