@@ -23,6 +23,7 @@ COMMANDS = {
     "data": "app",
     "tune": "tune_command",
     "reproduce": "reproduce_command",
+    "provision": "provision_command",
 }
 
 

@@ -1,0 +1,301 @@
+"""The server's side: an :class:`~dpscaffold.engines.exchange.Exchange` over Flower's Grid.
+
+A process of our own opens a Flower run, claims its task with the secret that it shares with the
+SuperLink, and sends and fetches messages in a loop of its own: Flower's loop sleeps 3 s and does
+not say who is missing. Flower hands a message out once, so what a node had claimed when it died
+never comes back; an unanswered letter is therefore sent again, as it is. If the SuperLink goes away
+a new Flower run is opened and the question asked again: Flower's run is transport, nothing more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import httpx
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from dpscaffold.engines.exchange import Accept
+from dpscaffold.engines.letters import Letter
+from dpscaffold.flower.wire import from_records, to_records
+from dpscaffold.provision import Member
+
+TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError)
+_LAST_PAUSE = 3.0
+_TASK_BEAT = 8.0
+
+#: A Flower run needs a bundle. This one holds nothing; no site of ours would fetch it anyway.
+_BUNDLE = {
+    "pyproject.toml": b"""[project]
+name = "dpscaffold-letters"
+version = "1.0.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "dpscaffold"
+[tool.flwr.app.components]
+serverapp = "nothing:app"
+clientapp = "nothing:app"
+""",
+    "nothing.py": b"app = None\n",
+}
+
+
+@dataclass(frozen=True)
+class Office:
+    """The SuperLink's loopback side, and what it takes to speak there; ``ca`` None: plain text."""
+
+    address: str
+    ca: bytes | None
+    secret: bytes
+
+
+@dataclass
+class Traffic:
+    """What an exchange did, for status and benchmarks: seconds, letters sent again, reconnections,
+    and the bytes of the vectors and headers that crossed."""
+
+    seconds: float = 0.0
+    again: int = 0
+    opened: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+class Grid:
+    """One open Flower run: registers the roster's keys, claims the run's task, keeps it alive."""
+
+    def __init__(self, office: Office, members: Iterable[Member]) -> None:
+        self._office = office
+        register(office, members)
+        token = self._claim(self._start())
+        self.grid = HttpGrid(
+            runtime_api_address=office.address,
+            insecure=office.ca is None,
+            root_certificates=office.ca,
+            token=token,
+        )
+        # Flower's own retries block for ever and answer a 401 with SIGINT to this very process.
+        self.grid._retry_invoker = None
+        given = self.grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        self.grid.set_run(run_from_proto(given.run))
+        self._stopped = threading.Event()
+        threading.Thread(target=self._beat, daemon=True, name="task-heartbeat").start()
+
+    def _start(self) -> int:
+        control = control_client(self._office)
+        content, _ = build_fab_from_files(_BUNDLE)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        started = control.StartRun(
+            StartRunRequest(
+                fab=fab_to_proto(fab),
+                override_config=user_config_to_proto({}),
+                federation=NOOP_FEDERATION_ID,
+            )
+        )
+        control.close()
+        return int(started.run_id)
+
+    def _claim(self, run: int) -> str:
+        """The token of our run's task; a run of somebody else is claimed and left unserved."""
+        client = RuntimeHttpClient.from_server_address(
+            server_address=self._office.address,
+            insecure=self._office.ca is None,
+            root_certificates=self._office.ca,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                SuperExecAuthHttpInterceptor(
+                    master_secret=self._office.secret,
+                    protected_methods={"/flwr.proto.Runtime/AcquireTask"},
+                ),
+            ],
+        )
+        for _ in range(50):
+            got = client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+            if got.HasField("task") and got.task.run_id == run:
+                client.close()
+                return str(got.token)
+            time.sleep(0 if got.HasField("task") else 0.2)
+        raise RuntimeError("the SuperLink does not hand out the task of our run")
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(_TASK_BEAT):
+            with suppress(*TROUBLE):  # the next message will notice
+                self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def nodes(self) -> dict[str, int]:
+        """The online nodes by public key (PEM, stripped)."""
+        return {
+            node.public_key.decode().strip()
+            if isinstance(node.public_key, bytes)
+            else str(node.public_key).strip(): node.node_id
+            for node in self.grid.get_nodes()
+        }
+
+    def close(self, completed: bool) -> None:
+        """Report the end to the SuperLink, if it is there."""
+        self._stopped.set()
+        status = "completed" if completed else "failed"
+        with suppress(*TROUBLE):
+            self.grid._runtime_client.PushTaskOutput(
+                PushTaskOutputRequest(sub_status=status, details="")
+            )
+        self.grid.close()
+
+
+def control_client(office: Office) -> ControlHttpClient:
+    """A client of the SuperLink's control paths."""
+    return ControlHttpClient.from_server_address(
+        office.address,
+        office.ca is None,
+        office.ca,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+
+
+def register(office: Office, members: Iterable[Member]) -> None:
+    """Make the members' node keys known to the SuperLink; known ones stay."""
+    control = control_client(office)
+    for member in members:
+        try:
+            control.RegisterNode(RegisterNodeRequest(public_key=member.node_key.encode()))
+        except httpx.HTTPStatusError as error:
+            if "in use" not in error.response.text and error.response.status_code != 409:
+                raise
+    control.close()
+
+
+@dataclass
+class Post:
+    """Letters over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
+    the last time the SuperLink was reached anew, so its own absence costs no site its round."""
+
+    office: Office
+    members: tuple[Member, ...]
+    deadline: float = 60.0
+    resend: float = 6.0
+    poll: float = 0.1
+    say: Callable[[str], None] = lambda sentence: None
+    traffic: Traffic = field(default_factory=Traffic)
+    _grid: Grid | None = None
+
+    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+        """As :class:`~dpscaffold.engines.exchange.Exchange`."""
+        begun, found, pause = time.monotonic(), dict[str, Letter](), 0.2
+        while True:
+            try:
+                if self._grid is None:
+                    self._grid = Grid(self.office, self.members)
+                    self.traffic.opened += 1
+                self._ask_over(self._grid, letters, accept, found)
+                self.traffic.seconds += time.monotonic() - begun
+                return found
+            except TROUBLE as error:
+                self.say(f"the SuperLink is away ({type(error).__name__}); trying again")
+                self._grid = None
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE)
+
+    def _ask_over(
+        self,
+        grid: Grid,
+        letters: Mapping[str, Letter],
+        accept: Accept,
+        found: dict[str, Letter],
+    ) -> None:
+        until = time.monotonic() + self.deadline
+        waiting: dict[str, str] = {}
+        due = dict.fromkeys((name for name in letters if name not in found), 0.0)
+        contents = {name: to_records(letters[name]) for name in due}
+        first = True
+        while due and time.monotonic() < until:
+            now = time.monotonic()
+            sending = [name for name, when in due.items() if when <= now]
+            if sending:
+                self.traffic.again += 0 if first else len(sending)
+                first = False
+                reached = self._push(grid, sending, letters, contents, until - now, waiting)
+                for name in sending:
+                    due[name] = now + (self.resend if name in reached else 1.0)
+            for name, letter in self._pull(grid, waiting):
+                if name in due and accept(name, letter):
+                    found[name] = letter
+                    del due[name]
+            if due:
+                time.sleep(self.poll)
+
+    def _push(
+        self,
+        grid: Grid,
+        names: list[str],
+        letters: Mapping[str, Letter],
+        contents: Mapping[str, object],
+        seconds: float,
+        waiting: dict[str, str],
+    ) -> set[str]:
+        """Send; note under which id each answer will come. Returns who could be reached."""
+        online = grid.nodes()
+        keys = {member.name: member.node_key.strip() for member in self.members}
+        names = [name for name in names if keys.get(name) in online]
+        messages = [
+            Message(
+                content=contents[name],
+                dst_node_id=online[keys[name]],
+                message_type="query",
+                ttl=max(10.0, seconds + 10.0),
+            )
+            for name in names
+        ]
+        ids = list(grid.grid.push_messages(messages)) if messages else []
+        reached = set()
+        for name, identity in zip(names, ids, strict=True):
+            if identity:
+                waiting[identity] = name
+                reached.add(name)
+                self.traffic.bytes_out += _size(letters[name])
+        return reached
+
+    def _pull(self, grid: Grid, waiting: dict[str, str]) -> list[tuple[str, Letter]]:
+        if not waiting:
+            return []
+        arrived = []
+        for reply in grid.grid.pull_messages(list(waiting)):
+            name = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if name is None or reply.has_error():
+                continue
+            letter = from_records(reply.content)
+            self.traffic.bytes_in += _size(letter)
+            arrived.append((name, letter))
+        return arrived
+
+    def close(self, completed: bool = True) -> None:
+        """End the Flower run."""
+        if self._grid is not None:
+            self._grid.close(completed)
+            self._grid = None
+
+
+def _size(letter: Letter) -> int:
+    return sum(vector.nbytes for vector in letter.vectors.values()) + len(letter.signature) + 400

@@ -1,0 +1,80 @@
+"""``dpscaffold site init``: keys made where they are used, and a ``site.toml`` to be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpscaffold.errors import BadInput
+from dpscaffold.provision import Invitation, Member, make_node_key, make_signing_key, write_secret
+
+_TEMPLATE = """# This site's file. No message changes it: read the policy, and set it.
+name = "{name}"
+server = "{server}"
+ca = "ca.crt"
+coordinator = "{coordinator}"   # whose letters are obeyed
+node_key = "node.key"           # 0600, made here
+signing_key = "site.key"        # 0600, made here
+state = "state"                 # ledger and memory: never restore it from a backup, never copy it
+device = "auto"
+share_slots = false             # true: the server may check M·c = Σc_i at the end of a run
+
+[data]                          # one source of a training configuration; this site is one user
+{data}
+
+[policy]
+{policy}
+"""
+
+_DATA = '''source = "csv"
+path = "records.csv"'''
+
+#: The policy of a new site, key by key, with what each means.
+_POLICY = {
+    "epsilon": ("2.0", "towards the server, all runs over these records together"),
+    "delta": ("1e-6", "likewise"),
+    "max_runs": ("10", "each is granted at most epsilon/max_runs"),
+    "max_participations": ("500", "of one run"),
+    "min_noise": ("5.0", "σ_g"),
+    "max_clip": ("1.5", "C"),
+    "max_local_steps": ("100", "K"),
+    "max_data_ratio": ("0.5", "s"),
+    "units": ('["record"]', "what is hidden: a record, or a user's whole data"),
+    "samplings": ('["fixed", "poisson"]', "of batches"),
+    "algorithms": ('["scaffold", "scaffold-warm", "fedavg"]', "by name, from installed code"),
+    "tasks": ('["logistic", "mlp"]', "a module of one's own only by its full name"),
+    "max_parameters": ("2_000_000", "of the model"),
+    "largest_value": ("1e4", "of any number that the server sends"),
+    "unprotected": ("false", "true: runs without privacy are accepted"),
+    "rehearsal": ("false", "true: noise from the plan's seed, for public data only"),
+}
+
+
+def make_site(
+    invitation: Invitation, folder: Path, data: str = _DATA, policy: dict[str, str] | None = None
+) -> Member:
+    """Make a site's keys and files in ``folder``; returns what the server may know of it.
+
+    ``data`` is the text of the ``[data]`` table, ``policy`` replaces single values.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "site.toml"
+    if path.exists():
+        raise BadInput(f"{path} exists; a site is made once, so name another folder")
+    member = Member(
+        invitation.name,
+        make_signing_key(folder / "site.key"),
+        make_node_key(folder / "node.key"),
+    )
+    (folder / "ca.crt").write_text(invitation.ca)
+    values = {key: value for key, (value, _) in _POLICY.items()} | (policy or {})
+    lines = [f"{key} = {value:<40} # {_POLICY[key][1]}" for key, value in values.items()]
+    text = _TEMPLATE.format(
+        name=invitation.name,
+        server=invitation.server,
+        coordinator=invitation.coordinator,
+        data=data,
+        policy="\n".join(lines),
+    )
+    write_secret(path, text.encode())
+    (folder / f"{member.name}.site").write_text(member.to_toml())
+    return member

@@ -1,0 +1,167 @@
+"""The contract with Flower: the names and fields that ``dpscaffold.flower`` uses, in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpscaffold import flower
+from dpscaffold.engines.letters import Letter, new_key, pack, public_of, sign
+from dpscaffold.errors import BadInput
+
+flower.require()
+
+from dpscaffold.flower import link, node, run, wire  # noqa: E402
+
+KEY = new_key()
+
+
+@pytest.mark.parametrize("version", ["1.40.9", "1.43.0", "2.0", "0.1"])
+def test_an_unknown_version_is_refused_by_name(version):
+    with pytest.raises(BadInput, match=r"tried with 1\.41 and 1\.42"):
+        flower.check_version(version)
+
+
+def test_flower_is_quiet():
+    assert {key: os.environ[key] for key in flower.QUIET} == flower.QUIET
+    from flwr.supercore import telemetry
+
+    assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
+
+
+def test_importing_dpscaffold_imports_no_flwr():
+    code = (
+        "import sys, dpscaffold, dpscaffold.cli, dpscaffold.engines.letters, dpscaffold.provision;"
+        "sys.exit(any(name.split('.')[0] == 'flwr' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_a_letter_crosses_as_records(size):
+    vectors = {name: np.random.default_rng(1).standard_normal(size) for name in ("params", "b.c")}
+    letter = sign({"kind": "task", "round": 3}, vectors, KEY)
+    content = wire.to_records(letter)
+    assert len(content) == 2  # the header, and all vectors
+    again = wire.from_records(content)
+    assert pack(again) == pack(letter) and again.signed_by(public_of(KEY))
+
+
+def test_the_vectors_of_a_round_are_one_object_for_all_sites():
+    vectors = {"params": np.ones(5, "<f4"), "shared.control": np.ones(5, "<f4")}
+    contents = [wire.to_records(sign({"site": name}, vectors, KEY)) for name in ("north", "east")]
+    assert contents[0]["shared"].object_id == contents[1]["shared"].object_id
+    assert contents[0]["letter"].object_id != contents[1]["letter"].object_id
+    own = wire.to_records(sign({}, vectors | {"restore.control": np.ones(5, "<f4")}, KEY))
+    assert own["shared"].object_id == contents[0]["shared"].object_id
+
+
+def test_whatever_else_arrives_is_an_empty_letter():
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    strange = [
+        RecordDict(),
+        RecordDict({"letter": ConfigRecord({"header": "text", "signature": b""})}),
+        RecordDict({"letter": ConfigRecord({"header": b"{}", "signature": "text"})}),
+        RecordDict({"letter": ConfigRecord({"header": b"{}"})}),
+        RecordDict(
+            {
+                "letter": ConfigRecord({"header": b"{}", "signature": b""}),
+                "shared": ConfigRecord({"params": [1.0, 2.0]}),
+            }
+        ),
+        RecordDict(
+            {
+                "letter": ConfigRecord({"header": b"{}", "signature": b""}),
+                "shared": ArrayRecord([np.ones((2, 2))]),
+            }
+        ),
+    ]
+    for content in strange:
+        letter = wire.from_records(content)
+        assert dict(letter.header) == {} and not letter.vectors
+        assert not letter.signed_by(public_of(KEY))
+
+
+def test_the_superlinks_configuration_is_all_there(tmp_path):
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig
+
+    from dpscaffold.provision import FederationFile, provision
+
+    provision(FederationFile("127.0.0.1:8443", ("north",)), tmp_path)
+    listeners = link.Listeners(("127.0.0.1", 8443), ("127.0.0.1", 8444), tmp_path / "server")
+    config = link.superlink_config(listeners)
+    assert {f.name for f in dataclasses.fields(SuperLinkLifespanConfig)} == set(vars(config))
+    assert config.enable_supernode_auth and config.superexec_auth_secret
+    assert config.isolation == "process" and not config.insecure
+
+
+def test_the_names_that_are_used_are_there():
+    used = {
+        node.FleetHttpClient: (
+            "ActivateNode DeactivateNode PullMessages PushMessages PullObject PushObject "
+            "ConfirmMessageReceived SendNodeHeartbeat from_server_address close"
+        ),
+        run.HttpGrid: "push_messages pull_messages get_nodes set_run close _runtime_client",
+        run.ControlHttpClient: "RegisterNode StartRun close",
+        run.RuntimeHttpClient: "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat",
+    }
+    for owner, names in used.items():
+        assert all(hasattr(owner, name) for name in names.split()), owner
+    fields = {
+        node.ActivateNodeRequest: "public_key heartbeat_interval",
+        node.PushMessagesRequest: (
+            "node messages_list message_object_trees clientapp_runtime_list"
+        ),
+        run.StartRunRequest: "fab override_config federation",
+        run.AcquireTaskRequest: "supported_task_types",
+        run.PushTaskOutputRequest: "sub_status details",
+    }
+    for message, names in fields.items():
+        assert set(names.split()) <= {f.name for f in message.DESCRIPTOR.fields}, message
+    given = inspect.signature(run.HttpGrid.__init__).parameters
+    assert {"runtime_api_address", "insecure", "root_certificates", "token"} <= set(given)
+    assert run.build_fab_from_files(run._BUNDLE)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "open_"),
+    [
+        ("/v1/fleet/pull-messages", None, True),
+        ("/v1/fleet/", None, False),
+        ("/v1/fleet/../control/start-run", None, False),
+        ("/v1/fleet/pull-messages", b"/v1/%66leet/pull-messages", False),
+        ("/v1/fleet/..%2fcontrol", None, False),
+        ("//v1/fleet/pull-messages", None, False),
+        ("/v1/control/start-run", None, False),
+        ("/v1/runtime/acquire-task", None, False),
+        ("/docs", None, False),
+        ("/health", None, False),
+    ],
+)
+def test_the_gate_lets_the_fleet_through_and_nothing_else(path, raw, open_):
+    scope = {"type": "http", "path": path, "raw_path": raw or path.encode()}
+    assert link.FleetOnly._is_fleet(scope) is open_
+
+
+def test_a_proxy_that_catches_loopback_is_refused(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    flower.check_proxy("127.0.0.1:8443")
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    flower.check_proxy("federation.example:8443")
+    with pytest.raises(BadInput, match="https_proxy"):
+        flower.check_proxy("127.0.0.1:8443")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    flower.check_proxy("127.0.0.1:8443")
+
+
+def test_an_empty_letter_is_a_letter():
+    assert pack(Letter({})) == pack(wire.from_records(wire.to_records(Letter({}))))
