@@ -1,0 +1,475 @@
+"""``Site.answer``: the whole protocol on the site's side, whoever carries the letters.
+
+Whatever arrives, an answer leaves: what was asked for, or a reason code. Free text and tracebacks
+stay in the site's log. On a task the order of steps is the guarantee: the participation is in the
+ledger, fsynced, before anything is computed, and the upload is on disk before it leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from dpscaffold.engines.letters import (
+    ASK,
+    SERVER,
+    VERSION,
+    Header,
+    Json,
+    Letter,
+    Refused,
+    Vectors,
+    check_values,
+    commitment,
+    digest,
+    fresh_id,
+    joint_seed,
+    reply,
+    text_of,
+    texts_of,
+    vector_digests,
+    whole_of,
+)
+from dpscaffold.journal import Anchor
+from dpscaffold.site.file import Grant, Policy, Terms, grant, judge, most_within
+from dpscaffold.site.ledger import Booking, SiteLedger
+from dpscaffold.site.memory import Enrolment, Pending, RunMemory, StateFolder
+from dpscaffold.site.recovery import note_behind, read_behind
+
+Said = tuple[dict[str, Json], Vectors]
+
+
+class Work(Protocol):
+    """What an offer asks for, on this site's data: its public numbers and its computation."""
+
+    @property
+    def terms(self) -> Terms:
+        """The offer's numbers that a policy looks at."""
+        ...
+
+    @property
+    def records(self) -> int:
+        """R_i, public."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """b_i, public."""
+        ...
+
+    @property
+    def data(self) -> str:
+        """The digest of the site's records."""
+        ...
+
+    def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
+        """Who of ``users`` is drawn for a round, from the joint seed or, where that is None, from
+        the plan's."""
+        ...
+
+    def expects(self, round: int) -> Mapping[str, int]:
+        """Names and lengths of the vectors of a round's task, without ``restore.*``."""
+        ...
+
+    def remembers(self) -> Mapping[str, int]:
+        """Names and lengths of the site's slots."""
+        ...
+
+    def participate(
+        self, round: int, user: int, told: Vectors, slots: Vectors
+    ) -> tuple[Vectors, Vectors]:
+        """One participation with noise of its own: the upload's vectors, and the new slots."""
+        ...
+
+
+@dataclass
+class Site:
+    """One site: its identity, its state on disk, and its policy as it is now.
+
+    ``open_work(offer, policy)`` reads the data by the offer's schema; ``policy()`` reads the file,
+    so that a stricter policy counts from the next letter; ``step`` is told of each step of a task,
+    for tests that crash there.
+    """
+
+    name: str
+    coordinator: str
+    key: Ed25519PrivateKey
+    state: StateFolder
+    policy: Callable[[], Policy]
+    open_work: Callable[[Mapping[str, Any], Policy], Work]
+    share_slots: bool = False
+    log: Callable[[str], None] = lambda sentence: None
+    step: Callable[[str], None] = lambda name: None
+    refusals: dict[str, int] = field(default_factory=dict)
+    _works: dict[str, Work] = field(default_factory=dict)
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, letter: Letter) -> Letter:
+        """The answer to any letter at all."""
+        if not self._busy.acquire(blocking=False):
+            return self._sealed(letter, self._refusal("busy"), {})
+        try:
+            fields, vectors = self._handle(letter)
+        except Refused as no:
+            self.log(f"refused: {no}")
+            fields, vectors = self._refusal(no.reason), {}
+        except Exception:  # whatever it is, only a code leaves
+            self.log(f"error: {traceback.format_exc()}")
+            fields, vectors = self._refusal("site-error"), {}
+        finally:
+            self._busy.release()
+        return self._sealed(letter, fields, vectors)
+
+    def _sealed(self, letter: Letter, fields: Header, vectors: Vectors) -> Letter:
+        return reply(letter, self.name, fields, vectors, self.key)
+
+    def _refusal(self, reason: str) -> dict[str, Json]:
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        return {"status": "no", "reason": reason}
+
+    def _handle(self, letter: Letter) -> Said:
+        header = letter.header
+        if not letter.signed_by(self.coordinator) or header.get("direction") != ASK:
+            raise Refused("bad-signature")
+        if header.get("version") != VERSION:
+            raise Refused("version", f"{header.get('version')!r:.40}")
+        if header.get("site") != self.name:
+            raise Refused("not-for-me", f"{header.get('site')!r:.80}")
+        if (self.state.path / "paused").exists():
+            raise Refused("paused")
+        kinds = {
+            "offer": self._offer,
+            "begin": self._begin,
+            "draw": self._draw,
+            "task": self._task,
+            "settle": self._settle,
+        }
+        kind = kinds.get(text_of(header, "kind", "bad-offer"))
+        if kind is None:
+            raise Refused("version", f"{header.get('kind')!r:.40}")
+        run = text_of(header, "run", "unknown-run")
+        ledger = SiteLedger(self.state.ledger, self.name)
+        return kind(letter, run, self.state.run(run), ledger)
+
+    # --- enrolment
+
+    def _offer(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Judge the offer, book the grant, commit to a nonce."""
+        offer = letter.header.get("offer")
+        if not isinstance(offer, dict):
+            raise Refused("bad-offer", "it is not a table")
+        promised = text_of(letter.header, "commitment", "bad-offer")
+        self._check_seen(letter.header, run, ledger)
+        plan, policy = digest(offer), self.policy()
+        known = memory.enrolment()
+        if known is None:
+            work = self.open_work(offer, policy)
+            judge(policy, work.terms)
+            self._book(run, plan, policy, work, ledger)
+            known = Enrolment(
+                run=run,
+                plan=plan,
+                offer=offer,
+                data=work.data,
+                records=work.records,
+                nonce=fresh_id(),
+                server_commitment=promised,
+                anchor=vars(ledger.anchor),
+            )
+            self.step("booked")
+            memory.write_enrolment(known)
+            self._works[run] = work
+        elif known.plan != plan or known.server_commitment != promised:
+            raise Refused("plan-changed", f"enrolled in {known.plan}")
+        booking = self._booking(run, ledger)
+        return {
+            "status": "yes",
+            "records": known.records,
+            "cap": booking.grant.participations,
+            "uploads": _held(memory),
+            "commitment": commitment(run, self.name, known.nonce),
+            **_counts(booking, ledger),
+        }, {}
+
+    def _book(self, run: str, plan: str, policy: Policy, work: Work, ledger: SiteLedger) -> None:
+        """A grant for a new run. One that the ledger holds already (the run's folder was lost)
+        stays as it is."""
+        if run in ledger.runs:
+            booking = self._booking(run, ledger)
+            if booking.plan != plan:
+                raise Refused("plan-changed", f"the ledger has {booking.plan}")
+            return
+        granted = self._granted(run, policy, work, ledger)
+        mechanism = work.terms.mechanism
+        account = {
+            "records": work.records,
+            "batch": work.batch,
+            "data": work.data,
+            "terms": {key: value for key, value in vars(work.terms).items() if key != "mechanism"},
+            "mechanism": vars(mechanism) if mechanism else None,
+        }
+        ledger.book(run, plan, granted, account)
+
+    def _granted(self, run: str, policy: Policy, work: Work, ledger: SiteLedger) -> Grant:
+        def asked() -> Grant:
+            return grant(policy, work.terms, work.records, work.batch, ledger.left(policy))
+
+        try:
+            return asked()
+        except Refused:
+            if not ledger.release_unbegun(besides=run):
+                raise
+        return asked()
+
+    def _begin(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Fix roster and commitments, then show the nonce: from here on the grant is booked."""
+        known = self._enrolment(memory)
+        names, sizes, commitments = _roster_of(letter.header)
+        if known.roster and (known.roster, known.sizes) != (names, sizes):
+            raise Refused("roster-changed")
+        if known.roster and dict(known.commitments) != commitments:
+            raise Refused("roster-changed", "other commitments")
+        booking = self._booking(run, ledger)
+        if self.name not in names or sizes[names.index(self.name)] != known.records:
+            raise Refused("roster-changed", "this site is not in it, or with another size")
+        if set(commitments) != {*names, SERVER}:
+            raise Refused("bad-draw", "not everybody has committed")
+        mine = commitment(run, self.name, known.nonce)
+        lost = booking.began and commitments[self.name] != mine  # the run's folder was lost
+        if not lost and commitments[self.name] != mine:
+            raise Refused("bad-draw", "this site committed to something else")
+        if commitments[SERVER] != known.server_commitment:
+            raise Refused("bad-draw", "the server committed to something else")
+        ledger.begin(run, digest(list(names), list(sizes), commitments))
+        if not known.roster:
+            memory.amend(known, roster=names, sizes=sizes, commitments=commitments)
+        return {"status": "yes", "nonce_shown": "" if lost else known.nonce}, {}
+
+    def _draw(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Check the nonces against their commitments and keep them."""
+        known = self._enrolment(memory)
+        nonces = texts_of(letter.header, "nonces", "bad-draw")
+        if not known.roster or set(nonces) != set(known.commitments):
+            raise Refused("bad-draw", "the run has not begun here, or names are missing")
+        for name, nonce in nonces.items():
+            if commitment(run, name, nonce) != known.commitments[name]:
+                raise Refused("bad-draw", f"the nonce of {name!r} is not the committed one")
+        if not known.nonces:
+            memory.amend(known, nonces=nonces)
+        return {"status": "yes"}, {}
+
+    # --- rounds
+
+    def _task(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """One participation, or the same answer again."""
+        header = letter.header
+        self._check_seen(header, run, ledger)
+        known = self._enrolment(memory)
+        booking = self._booking(run, ledger)
+        self._check_anchors(known, memory, ledger)
+        if header.get("plan") != known.plan:
+            raise Refused("plan-changed")
+        policy = self.policy()
+        work = self._work(known, policy)
+        round = whole_of(header, "round", "bad-round", least=1)
+        self._check_round(round, known, booking, work)
+        restore = _check_vectors(letter.vectors, work, round, policy.largest_value)
+        self.step("checked")
+        acknowledged = text_of(header, "acknowledged", "state-mismatch")
+        slots = memory.settle(acknowledged, restore).slots
+        self.step("settled")
+        question = question_of(run, round, acknowledged, letter.vectors)
+        pending = memory.pending()
+        if pending is not None and pending.question == question:
+            return self._upload(pending, booking, ledger, fresh=False)
+        if booking.participations >= self._cap(booking, policy, work, ledger):
+            raise Refused("budget-spent")
+        ledger.participate(run, round)
+        self.step("counted")
+        pending = self._compute(work, known, round, letter.vectors, slots, question, ledger)
+        self.step("computed")
+        memory.write_pending(pending)
+        self.step("stored")
+        return self._upload(pending, self._booking(run, ledger), ledger, fresh=True)
+
+    def _compute(
+        self,
+        work: Work,
+        known: Enrolment,
+        round: int,
+        vectors: Vectors,
+        slots: Vectors,
+        question: str,
+        ledger: SiteLedger,
+    ) -> Pending:
+        told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
+        zero = {name: np.zeros(size, "<f4") for name, size in work.remembers().items()}
+        user = known.roster.index(self.name)
+        uploaded, kept = work.participate(round, user, told, {**zero, **slots})
+        count = ledger.runs[known.run].participations
+        return Pending(fresh_id(), question, round, count, ledger.anchor, uploaded, kept)
+
+    def _upload(self, pending: Pending, booking: Booking, ledger: SiteLedger, fresh: bool) -> Said:
+        fields: dict[str, Json] = {
+            "status": "yes",
+            "upload": pending.upload,
+            "round": pending.round,
+            "fresh": fresh,
+            **_counts(booking, ledger),
+        }
+        return fields, pending.vectors
+
+    def _settle(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Take the last acknowledgement; at the end of the run, the model too."""
+        self._check_seen(letter.header, run, ledger)
+        known = self._enrolment(memory)
+        policy = self.policy()
+        work = self._work(known, policy)
+        restore = _named(letter.vectors, "restore.") or None
+        if restore is not None:
+            _check_shapes(restore, work.remembers())
+        check_values(letter.vectors, policy.largest_value)
+        slots = memory.settle(
+            text_of(letter.header, "acknowledged", "state-mismatch"), restore
+        ).slots
+        if letter.header.get("over") is True:
+            memory.write_model(dict(letter.header), _named(letter.vectors, "model."))
+            memory.amend(known, over=True)
+        fields: dict[str, Json] = {"status": "yes"}
+        fields |= _counts(self._booking(run, ledger), ledger)
+        shared = {f"slot.{name}": value for name, value in slots.items()}
+        return fields, shared if self.share_slots else {}
+
+    # --- checks
+
+    def _enrolment(self, memory: RunMemory) -> Enrolment:
+        known = memory.enrolment()
+        if known is None:
+            raise Refused("unknown-run")
+        return known
+
+    def _booking(self, run: str, ledger: SiteLedger) -> Booking:
+        booking = ledger.runs.get(run)
+        if booking is None:
+            raise Refused("ledger-behind", f"the run {run} is not in the ledger")
+        if booking.released:
+            raise Refused("unknown-run", "its grant was taken back before it began")
+        return booking
+
+    def _check_seen(self, header: Header, run: str, ledger: SiteLedger) -> None:
+        """The server may not have seen more participations than the ledger holds."""
+        seen = whole_of(header, "seen", "bad-offer")
+        total = whole_of(header, "seen_total", "bad-offer")
+        booking = ledger.runs.get(run)
+        if seen > (booking.participations if booking else 0) or total > ledger.total:
+            note_behind(self.state, run, seen, total)
+        behind = read_behind(self.state)
+        if behind:
+            raise Refused("ledger-behind", f"the server has seen more: {behind}")
+
+    def _check_anchors(self, known: Enrolment, memory: RunMemory, ledger: SiteLedger) -> None:
+        """The ledger must still begin with what it held when these files were written."""
+        pending = memory.pending()
+        anchors = [Anchor.read(known.anchor, "enrolment.json")]
+        if pending is not None:
+            anchors.append(pending.anchor)
+        if not all(ledger.follows(anchor) for anchor in anchors):
+            raise Refused("ledger-behind", "the ledger was emptied, shortened or replaced")
+
+    def _check_round(self, round: int, known: Enrolment, booking: Booking, work: Work) -> None:
+        if round > work.terms.rounds:
+            raise Refused("bad-round", f"{round} of {work.terms.rounds}")
+        if not known.nonces:
+            raise Refused("bad-draw", "the nonces were never shown here")
+        seed = joint_seed(known.run, known.nonces) if work.terms.protected else None
+        drawn = work.cohort(round, len(known.roster), seed)
+        if known.roster.index(self.name) not in drawn:
+            raise Refused("not-drawn", f"round {round}")
+        if round < booking.last_round:
+            raise Refused("stale-round", f"{round}, after {booking.last_round}")
+
+    def _work(self, known: Enrolment, policy: Policy) -> Work:
+        """The run's work on the data that the site enrolled with, under the policy of today."""
+        if known.run not in self._works:
+            self._works[known.run] = self.open_work(known.offer, policy)
+        work = self._works[known.run]
+        judge(policy, work.terms)
+        if work.data != known.data:
+            raise Refused("data-changed")
+        return work
+
+    def _cap(self, booking: Booking, policy: Policy, work: Work, ledger: SiteLedger) -> int:
+        """The grant, or less where the policy has become stricter since."""
+        cap = min(booking.grant.participations, policy.max_participations)
+        if booking.grant.epsilon is None:
+            return cap
+        left = ledger.left(policy, without=booking.run)
+        if booking.grant.epsilon <= left.epsilon:
+            return cap
+        run = work.terms.run(work.records, work.batch, booking.grant.delta)
+        return most_within(run, left.epsilon, cap)
+
+
+def question_of(run: str, round: int, acknowledged: str, vectors: Vectors) -> str:
+    """What makes two tasks the same question: run, round, x and what is shared, and the memory
+    that the answer starts from."""
+    asked = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
+    digests: dict[str, Json] = {k: v.hex() for k, v in vector_digests(asked).items()}
+    return digest("question", run, round, acknowledged, digests)
+
+
+def _counts(booking: Booking, ledger: SiteLedger) -> dict[str, Json]:
+    return {"participations": booking.participations, "total": ledger.total}
+
+
+def _held(memory: RunMemory) -> list[Json]:
+    """The upload ids that this site knows of."""
+    pending = memory.pending()
+    return [memory.acknowledged().upload, *([pending.upload] if pending else [])]
+
+
+def _named(vectors: Vectors, prefix: str) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in vectors.items() if k.startswith(prefix)}
+
+
+def _check_vectors(
+    vectors: Vectors, work: Work, round: int, largest: float
+) -> dict[str, np.ndarray] | None:
+    """Names, lengths and values of a task's vectors; gives those to restore memory from."""
+    restore = _named(vectors, "restore.")
+    told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
+    _check_shapes(told, work.expects(round))
+    if restore:
+        _check_shapes(restore, work.remembers())
+    check_values(vectors, largest)
+    return restore or None
+
+
+def _check_shapes(vectors: Vectors, wanted: Mapping[str, int]) -> None:
+    found = {name: len(vector) for name, vector in vectors.items()}
+    if found != dict(wanted):
+        raise Refused("bad-shape", f"{found} instead of {dict(wanted)}")
+
+
+def _roster_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]:
+    names, sizes = header.get("roster"), header.get("sizes")
+    if (
+        not isinstance(names, list)
+        or not isinstance(sizes, list)
+        or not all(isinstance(name, str) and name for name in names)
+        or not all(type(size) is int and size > 0 for size in sizes)
+        or len(set(map(str, names))) != len(names)
+        or len(sizes) != len(names)
+    ):
+        raise Refused("roster-changed", "the roster is not a list of names with their sizes")
+    return (
+        tuple(str(name) for name in names),
+        tuple(int(str(size)) for size in sizes),
+        texts_of(header, "commitments", "bad-draw"),
+    )

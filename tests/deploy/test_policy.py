@@ -1,0 +1,167 @@
+"""The site's file, what its policy refuses, and what it grants, against direct accounting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dpscaffold.engines.letters import Refused
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import CAP, describe
+from dpscaffold.provision import FederationFile, provision, read_invitation
+from dpscaffold.site.begin import make_site
+from dpscaffold.site.file import (
+    Grant,
+    Left,
+    Mechanism,
+    Policy,
+    Terms,
+    grant,
+    judge,
+    read_site_file,
+)
+
+POLICY = Policy(
+    epsilon=2.0,
+    delta=1e-6,
+    max_runs=2,
+    min_noise=5.0,
+    algorithms=("scaffold", "package.file:factory"),
+)
+SECRET = Mechanism(1.0, 24.0, "fixed", "record", secret=True)
+TERMS = Terms(20, 10, 0.5, 0.2, "uniform", "scaffold", "logistic", 410, SECRET)
+
+
+def reason(policy: Policy, terms: Terms) -> str:
+    try:
+        judge(policy, terms)
+    except Refused as no:
+        return no.reason
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({}, ""),
+        ({"mechanism": None}, "policy-unprotected"),
+        ({"mechanism": replace(SECRET, secret=False)}, "policy-rehearsal"),
+        ({"mechanism": replace(SECRET, noise=4.99)}, "policy-noise"),
+        ({"mechanism": replace(SECRET, noise=0.0)}, "policy-noise"),
+        ({"mechanism": replace(SECRET, noise=math.nan)}, "policy-noise"),
+        ({"mechanism": replace(SECRET, clip=1.6)}, "policy-clip"),
+        ({"mechanism": replace(SECRET, clip="median")}, "policy-clip"),
+        ({"mechanism": replace(SECRET, clip=math.nan)}, "policy-clip"),
+        ({"mechanism": replace(SECRET, unit="user")}, "policy-unit"),
+        ({"local_steps": 101}, "policy-steps"),
+        ({"data_ratio": 0.51}, "policy-steps"),
+        ({"algorithm": "fedavg"}, "policy-algorithm"),
+        ({"algorithm": "package.file:factory"}, ""),
+        ({"algorithm": "other.file:factory"}, "policy-algorithm"),
+        ({"task": "package:net"}, "policy-model"),
+        ({"parameters": 2_000_001}, "policy-model"),
+    ],
+)
+def test_each_rule_has_its_code(changed, code):
+    assert reason(POLICY, replace(TERMS, **changed)) == code
+
+
+def test_what_the_file_allows_is_allowed():
+    loose = POLICY.model_copy(update={"unprotected": True, "rehearsal": True})
+    assert reason(loose, replace(TERMS, mechanism=None)) == ""
+    assert reason(loose, replace(TERMS, mechanism=replace(SECRET, secret=False))) == ""
+    only = POLICY.model_copy(update={"samplings": ("poisson",)})
+    assert reason(only, TERMS) == "policy-sampling"
+    users = POLICY.model_copy(update={"units": ("user",)})
+    by_user = replace(TERMS, mechanism=replace(SECRET, unit="user"))
+    assert reason(users, by_user) == ""
+    assert reason(users, replace(by_user, weighting="records")) == "policy-unit"
+
+
+def direct(terms: Terms, records: int, batch: int, n: int, delta: float) -> float:
+    """ε of n participations by the bound ``cap``, from a description of its own."""
+    assert terms.mechanism is not None
+    run = describe(
+        rounds=n,
+        local_steps=terms.local_steps,
+        users=7,
+        participants=3,
+        records=records,
+        batches=batch,
+        noise=terms.mechanism.noise,
+        sampling=terms.mechanism.sampling,
+        delta=delta,
+    )
+    return CAP.epsilon(run)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_the_grant_is_the_largest_that_fits(sampling):
+    terms = replace(TERMS, mechanism=replace(SECRET, sampling=sampling))
+    whole = grant(POLICY, terms, 400, 80, Left(2.0, 1e-6, 2))
+    assert whole.participations == 22  # T + max(2, ⌈T/20⌉)
+    assert whole.epsilon == pytest.approx(direct(terms, 400, 80, 22, 5e-7), rel=1e-9)
+    least = direct(terms, 400, 80, 12, 5e-7)  # ⌈lT⌉ + 2
+    some = grant(POLICY, terms, 400, 80, Left(direct(terms, 400, 80, 15, 5e-7), 1e-6, 1))
+    assert some.participations == 15 and some.delta == 5e-7
+    assert grant(POLICY, terms, 400, 80, Left(least, 1e-6, 1)).participations == 12
+    with pytest.raises(Refused, match="policy-epsilon"):
+        grant(POLICY, terms, 400, 80, Left(least * 0.999, 1e-6, 1))
+    with pytest.raises(Refused, match="policy-runs"):
+        grant(POLICY, terms, 400, 80, Left(2.0, 1e-6, 0))
+    with pytest.raises(Refused, match="policy-epsilon"):
+        grant(POLICY, terms, 400, 80, Left(2.0, 4e-7, 1))
+
+
+def test_one_run_gets_its_share_and_no_more():
+    thrifty = POLICY.model_copy(update={"run_epsilon": direct(TERMS, 400, 80, 13, 5e-7)})
+    assert grant(thrifty, TERMS, 400, 80, Left(2.0, 1e-6, 2)).participations == 13
+    capped = POLICY.model_copy(update={"max_participations": 14})
+    assert grant(capped, TERMS, 400, 80, Left(2.0, 1e-6, 2)).participations == 14
+    long = replace(TERMS, rounds=200, user_ratio=0.01)
+    assert grant(POLICY, long, 400, 80, Left(2.0, 1e-6, 2)).participations <= 210
+
+
+def test_without_a_promise_nothing_is_booked():
+    open_ = replace(TERMS, mechanism=None)
+    assert grant(POLICY, open_, 400, 80, Left(0.0, 0.0, 1)) == Grant(22, None, 0.0)
+
+
+@pytest.fixture
+def site(tmp_path):
+    invitations = provision(FederationFile("127.0.0.1:8443", ("north",)), tmp_path / "fed")
+    make_site(read_invitation(invitations[0]), tmp_path / "north")
+    return tmp_path / "north" / "site.toml"
+
+
+def test_a_new_site_has_the_documented_policy(site):
+    file = read_site_file(site)
+    assert file.policy == Policy(epsilon=2.0, delta=1e-6, min_noise=5.0)
+    assert file.state == site.parent / "state" and file.data["source"] == "csv"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("max_clip", "max_klip", "did you mean 'max_clip'"),
+        ("epsilon = 2.0", "epsilon = 0.0", "policy.epsilon is 0.0"),
+        ("epsilon = 2.0", "epsilon = nan", "policy.epsilon is nan"),
+        ("delta = 1e-6", "delta = 1.5", "policy.delta is 1.5"),
+        ("delta = 1e-6", "delta = 1e-13", "too small for the accountant"),
+        ("delta = 1e-6", "", "policy.delta is missing"),
+        ('name = "north"', 'name = "../x"', "the site's name is '../x'"),
+        ('"ed25519:', '"rsa:', "it must be 'ed25519:'"),
+        ("127.0.0.1:8443", "127.0.0.1", "write host:port"),
+        ('name = "north"', "name = ", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(site, old, new, says):
+    text = site.read_text()
+    assert old in text
+    site.chmod(0o600)
+    site.write_text(text.replace(old, new, 1))
+    with pytest.raises(BadInput) as error:
+        read_site_file(site)
+    assert says in str(error.value) and "\n" not in str(error.value).strip()

@@ -1,0 +1,217 @@
+"""The site's ledger and memory: what was booked stays booked, whatever happens to the files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpscaffold.engines.letters import Refused
+from dpscaffold.errors import BadInput
+from dpscaffold.site.file import Grant, Policy
+from dpscaffold.site.ledger import Lost, SiteLedger
+from dpscaffold.site.memory import Enrolment, Pending, RunMemory, StateFolder
+
+POLICY = Policy(epsilon=1.0, delta=1e-6, max_runs=3)
+
+
+def ledger_at(path):
+    return SiteLedger(path / "ledger.jsonl", "north")
+
+
+def with_run(path, run="aa", epsilon=0.3):
+    ledger = ledger_at(path)
+    ledger.book(run, "plan", Grant(5, epsilon, 3e-7), {"records": 400})
+    ledger.begin(run, "fixed")
+    return ledger
+
+
+def test_what_was_written_is_read(tmp_path):
+    ledger = with_run(tmp_path)
+    assert [ledger.participate("aa", round) for round in (2, 7, 7)] == [1, 2, 3]
+    again = ledger_at(tmp_path)
+    assert again.runs == ledger.runs and again.total == 3
+    booking = again.runs["aa"]
+    assert (booking.remaining, booking.last_round, booking.began) == (2, 7, True)
+    again.begin("aa", "fixed")
+    with pytest.raises(Refused, match="roster-changed"):
+        again.begin("aa", "another roster")
+    assert again.anchor == ledger.anchor
+
+
+def test_epsilon_and_delta_add_across_runs(tmp_path):
+    ledger = with_run(tmp_path)
+    ledger.book("bb", "plan", Grant(5, 0.5, 3e-7), {})
+    left = ledger.left(POLICY)
+    assert left.epsilon == pytest.approx(0.2) and left.delta == pytest.approx(4e-7)
+    assert left.runs == 1
+    assert ledger.left(POLICY, without="aa").epsilon == pytest.approx(0.5)
+    assert ledger.release_unbegun(besides="cc")  # bb never began
+    assert ledger.left(POLICY).epsilon == pytest.approx(0.7)
+    assert not ledger.release_unbegun(besides="cc")
+    assert ledger_at(tmp_path).left(POLICY) == ledger.left(POLICY)
+
+
+def test_a_recovery_books_the_rest(tmp_path):
+    ledger = with_run(tmp_path)
+    ledger.participate("aa", 1)
+    ledger.recover(["aa"], Lost(4, 0.25, 1e-7, ""))
+    again = ledger_at(tmp_path)
+    assert again.runs["aa"].remaining == 0 and again.total == 5 + 4
+    assert again.left(POLICY).epsilon == pytest.approx(1 - 0.3 - 0.25)
+
+
+def test_an_infinite_epsilon_is_never_granted(tmp_path):
+    with pytest.raises(Refused, match="policy-epsilon"):
+        ledger_at(tmp_path).book("aa", "plan", Grant(5, float("inf"), 0.0), {})
+
+
+@pytest.mark.parametrize("place", range(0, 900, 37))
+def test_a_flipped_byte_is_noticed(tmp_path, place):
+    with_run(tmp_path).participate("aa", 1)
+    path = tmp_path / "ledger.jsonl"
+    raw = bytearray(path.read_bytes())
+    raw[place % (len(raw) - 1)] ^= 1
+    path.write_bytes(bytes(raw))
+    with pytest.raises(Refused, match="ledger-damaged"):
+        ledger_at(tmp_path)
+
+
+def test_a_torn_last_line_was_never_acted_upon(tmp_path):
+    ledger = with_run(tmp_path)
+    path = tmp_path / "ledger.jsonl"
+    whole = path.read_bytes()
+    ledger.participate("aa", 1)
+    line = path.read_bytes()[len(whole) :]
+    for cut in (1, len(line) // 2, len(line) - 2):
+        path.write_bytes(whole + line[:cut])
+        torn = ledger_at(tmp_path)
+        assert torn.runs["aa"].participations == 0
+        assert torn.participate("aa", 1) == 1
+        assert ledger_at(tmp_path).runs["aa"].participations == 1
+
+
+def test_an_emptied_or_shortened_ledger_does_not_follow_its_anchor(tmp_path):
+    ledger = with_run(tmp_path)
+    before = ledger.anchor
+    ledger.participate("aa", 1)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert ledger_at(tmp_path).follows(ledger.anchor) and ledger.follows(before)
+    for kept in (0, 1, len(lines) - 1):
+        path.write_bytes(b"".join(lines[:kept]))
+        assert not ledger_at(tmp_path).follows(ledger.anchor)
+
+
+def test_another_sites_ledger_is_refused(tmp_path):
+    with_run(tmp_path)
+    with pytest.raises(BadInput, match="ledger of the site 'north'"):
+        SiteLedger(tmp_path / "ledger.jsonl", "east")
+
+
+def test_a_full_disk_leaves_the_ledger_whole(tmp_path, monkeypatch):
+    ledger = with_run(tmp_path)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    import os
+
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, raw: real(handle, bytes(raw)[:10]))
+    with pytest.raises(OSError):
+        ledger.participate("aa", 1)
+    monkeypatch.undo()
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    assert ledger.runs["aa"].participations == 0
+    assert ledger.participate("aa", 1) == 1
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def vector(*values):
+    return np.array(values, "<f4")
+
+
+def pending(upload, round=1, value=1.0, anchor=None):
+    from dpscaffold.journal import Anchor
+
+    return Pending(
+        upload,
+        f"question of round {round}",
+        round,
+        round,
+        anchor or Anchor(2, "ab"),
+        {"params": vector(value), "totals.control": vector(2 * value)},
+        {"control": vector(3 * value)},
+    )
+
+
+def test_settle_follows_the_acknowledgement(tmp_path):
+    memory = RunMemory(tmp_path)
+    assert memory.settle("").slots == {}
+    memory.write_pending(pending("u1"))
+    assert memory.settle("").slots == {}  # not acknowledged: memory unchanged, upload kept
+    assert memory.pending() is not None
+    assert memory.settle("u1").slots["control"].tolist() == [3.0]
+    assert memory.pending() is None
+    memory.write_pending(pending("u2", 2, 5.0))
+    assert memory.settle("u1").slots["control"].tolist() == [3.0]
+    memory.write_pending(pending("u3", 3, 7.0))  # u2 was never applied, and is gone
+    with pytest.raises(Refused, match="state-mismatch"):
+        memory.settle("u2")
+    assert memory.settle("u3").slots["control"].tolist() == [21.0]
+    with pytest.raises(Refused, match="state-mismatch"):
+        memory.settle("")
+    restored = memory.settle("u9", {"control": vector(9.0)})
+    assert restored.slots["control"].tolist() == [9.0]
+    assert RunMemory(tmp_path).acknowledged().upload == "u9"
+
+
+def test_the_pending_upload_is_read_back_whole(tmp_path):
+    memory = RunMemory(tmp_path)
+    memory.write_pending(pending("u1"))
+    found = RunMemory(tmp_path).pending()
+    assert found is not None and found.question == "question of round 1" and found.count == 1
+    assert found.vectors["totals.control"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("name", ["memory.box", "pending.box"])
+def test_a_damaged_box_is_noticed(tmp_path, name):
+    memory = RunMemory(tmp_path)
+    memory.write_pending(pending("u1"))
+    memory.settle("u1")
+    memory.write_pending(pending("u2"))
+    raw = bytearray((tmp_path / name).read_bytes())
+    for change in (lambda r: r[:-5], lambda r: r[:3] + b"x" + r[4:], lambda r: b""):
+        (tmp_path / name).write_bytes(change(bytes(raw)))
+        with pytest.raises(Refused, match="state-damaged"):
+            memory.settle("u2")
+
+
+def test_a_damaged_enrolment_is_noticed(tmp_path):
+    memory = RunMemory(tmp_path / "aa")
+    assert memory.enrolment() is None
+    enrolment = Enrolment("aa", "plan", {"task": {}}, "digest", 400, "n", "c", {"lines": 1})
+    memory.write_enrolment(enrolment)
+    assert memory.enrolment() == enrolment
+    amended = memory.amend(enrolment, roster=("east", "north"), nonces={"north": "n"})
+    assert memory.enrolment() == amended and amended.roster == ("east", "north")
+    path = tmp_path / "aa" / "enrolment.json"
+    path.write_text(path.read_text().replace('"records": 400', '"records": 401'))
+    with pytest.raises(Refused, match="state-damaged"):
+        memory.enrolment()
+
+
+def test_one_process_at_a_time_and_one_site(tmp_path):
+    state = StateFolder(tmp_path / "state", "north")
+    with pytest.raises(BadInput, match="in use"):
+        StateFolder(tmp_path / "state", "north")
+    state.close()
+    with pytest.raises(BadInput, match="belongs to the site 'north'"):
+        StateFolder(tmp_path / "state", "east")
+    again = StateFolder(tmp_path / "state", "north")
+    for odd in ("", "../x", "A", "a" * 65, "0/1"):
+        with pytest.raises(Refused, match="unknown-run"):
+            again.run(odd)
+    again.close()
+    (tmp_path / "state" / "site.json").write_text('{"format": 2, "site": "north"}')
+    with pytest.raises(BadInput, match="has format 2"):
+        StateFolder(tmp_path / "state", "north")
