@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpscaffold.booking import Booking
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.journal import Anchor, Journal
@@ -56,6 +57,8 @@ class Budget:
     - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose
       next participation would exceed a cap declines; the draw and the divisor stay the same.
     - ``target_epsilon``: training halts before ε towards ``view`` would exceed it.
+    - ``file``: a budget file that several runs over the same records share
+      (:mod:`~dpscaffold.allowance`). The run's whole plan is granted before it begins, or refused.
 
     >>> Budget(target_epsilon=1.0).view
     'server'
@@ -66,6 +69,7 @@ class Budget:
     user_epsilon: float | None = None
     target_epsilon: float | None = None
     view: View = "server"
+    file: str | None = None
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < number("privacy.delta", self.delta) < 1:
@@ -76,6 +80,8 @@ class Budget:
             value = getattr(self, name)
             if value is not None and not number(f"privacy.{name}", value) > 0:
                 raise BadInput(f"privacy.{name} is {value}; it must be positive")
+        if self.file is not None and (not isinstance(self.file, str) or not self.file):
+            raise BadInput(f"privacy.budget_file is {self.file!r}; give the path of a budget file")
 
 
 class Accounts:
@@ -86,6 +92,7 @@ class Accounts:
         self.run = setting.describe(budget.delta, budget.max_participations)
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
+        self._booking: Booking | None = None
         self._replay_until = 0
         self._most_rounds = setting.plan.rounds
         if self.run is None:
@@ -117,6 +124,28 @@ class Accounts:
                 at_most=setting.plan.rounds,
                 costs=self.costs,
             )
+        if budget.file is not None:
+            if not self.promises:
+                reason = no_guarantee(self.run) or "no noise is added"
+                raise BadInput(
+                    f"privacy.budget_file is set for a run that nothing can be counted of: {reason}"
+                )
+            rounds = min(setting.plan.rounds, self._most_rounds)
+            self._booking = Booking(
+                budget.file, setting, self.run, self.costs, budget.user_epsilon, rounds
+            )
+
+    def check_room(self) -> None:
+        """Refuse, before anything is written, a run that its budget file has no room for."""
+        if self._booking:
+            self._booking.check()
+
+    def book(self, folder: RunFolder | None = None) -> None:
+        """Have the run's grant booked, or find the one it was given when it began."""
+        if self._booking:
+            entries = list(read_entries(self._journal)) if self._journal else []
+            again = [entry.round for entry in entries if entry.again]
+            self._booking.begin(folder, len(entries), again)
 
     def attach(
         self, folder: RunFolder, data: str, completed: int = 0, anchor: Anchor | None = None
@@ -161,6 +190,7 @@ class Accounts:
         if not len(journal):
             journal.append({"opens": asdict(opening)})
         folder.write_text(SUMMARY, summary_text(self.ledger, journal))
+        self.book(folder)
 
     @property
     def anchor(self) -> Anchor | None:
@@ -169,18 +199,25 @@ class Accounts:
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""
+        reason = self._beyond_target(round)
+        if not reason and self._booking:
+            reason = self._booking.refuses(round, again=round <= self._replay_until)
+        planned = self.setting.plan.rounds
+        return f"halted after round {round - 1} of {planned}: {reason}" if reason else ""
+
+    def _beyond_target(self, round: int) -> str:
+        """Why this round would exceed the run's own target, or the empty string."""
         if self.budget.target_epsilon is None:
             return ""
         try:
             if self._within_target(round):
                 return ""
-            reason = (
-                f"one more would exceed epsilon = {self.budget.target_epsilon:g} towards the "
-                f"{self.budget.view}"
-            )
         except PrivacyError as error:  # a bound that holds for no run with repeated rounds
-            reason = str(error)
-        return f"halted after round {round - 1} of {self.setting.plan.rounds}: {reason}"
+            return str(error)
+        return (
+            f"one more would exceed epsilon = {self.budget.target_epsilon:g} towards the "
+            f"{self.budget.view}"
+        )
 
     def _within_target(self, round: int) -> bool:
         """Whether ε stays within the target after this round, with all that was released."""
@@ -203,6 +240,8 @@ class Accounts:
             self._withdraw_statement()
             self._journal.append({"round": round, "users": active, "again": again})
         self.ledger.record(round, active, again=again)
+        if self._booking:
+            self._booking.participate(round, again)
         return np.array(active, dtype=np.int64)
 
     def _recorded(self, round: int) -> tuple[int, ...]:

@@ -135,6 +135,7 @@ class PrivacySettings(Table):
     max_participations: int | None = None
     user_epsilon: float | None = None
     target_epsilon: float | None = None
+    budget_file: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySettings:
@@ -156,7 +157,12 @@ class PrivacySettings(Table):
     def budget(self) -> Budget:
         """The limits."""
         return Budget(
-            self.delta, self.max_participations, self.user_epsilon, self.target_epsilon, self.view
+            self.delta,
+            self.max_participations,
+            self.user_epsilon,
+            self.target_epsilon,
+            self.view,
+            self.budget_file,
         )
 
 

@@ -7,6 +7,7 @@ versions.json        the software and device that made it
 run.json             the digest of its data and its engine: what a configuration does not tell
 config.toml          the configuration as resolved; a folder that has it holds a run
 ledger.jsonl         who took part; a line is written before a round's uploads are used
+grant.json           the run's name in its budget file, if it has one
 ledger.json          what the ledger is about, and a summary of it
 preprocessing.json   what preparing the data spent or left unprotected
 metrics.jsonl        one object per evaluated round

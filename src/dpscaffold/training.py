@@ -153,6 +153,8 @@ class _Run:
         if out is None:
             if resume:
                 raise BadInput("resume is asked for without a run folder; name it with out (--out)")
+            self.accounts.check_room()
+            self.accounts.book()
             return
         from dpscaffold.config import to_toml
 
@@ -168,6 +170,7 @@ class _Run:
             self.folder.check_identity(identity)
             self._pick_up(self.folder, digest.value)
         else:
+            self.accounts.check_room()
             self.folder.begin(to_toml(described), identity)
             self.accounts.attach(self.folder, digest.value)
 

@@ -203,6 +203,16 @@ def test_run_folders_together(tmp_path):
     assert "together" in shown.stdout and "Rogers" in shown.stdout and "at most" in shown.stdout
 
 
+def test_run_folders_over_other_records(tmp_path):
+    a = trained(tmp_path / "a", 1)
+    other = trained(tmp_path / "b", 2, data="seed = 77")
+    assert "ran on other data" in refused("privacy", a, other)
+    said = answer("privacy", a, other, "--same-records")
+    assert said["same_records"] is False and said["epsilon"]["server"] > 0
+    same = answer("privacy", a, trained(tmp_path / "c", 3))
+    assert same["same_records"] is True
+
+
 def test_run_folders_that_share_a_seed(tmp_path):
     seeded = [trained(tmp_path / name, 5, "") for name in "ab"]
     shown = call("privacy", *seeded)

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "compare_command",
     "privacy": "privacy",
     "calibrate": "calibrate",
+    "budget": "budget_command",
     "data": "app",
     "tune": "tune_command",
     "reproduce": "reproduce_command",

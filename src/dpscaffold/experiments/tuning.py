@@ -172,6 +172,11 @@ def parse_tuning(tables: Mapping[str, Any]) -> tuple[Settings, TuneSettings]:
 
     rest = {name: table for name, table in tables.items() if name != "tune"}
     settings = parse(rest)
+    if settings.privacy is not None and settings.privacy.budget_file is not None:
+        raise BadInput(
+            f"privacy.budget_file is {settings.privacy.budget_file!r}, and tuning books none of "
+            f"its runs; leave it out, and count tuning on private records as outside the guarantee"
+        )
     given = dict(tables.get("tune", {}))
     for key in given:
         if key not in TuneSettings.model_fields:

@@ -1,0 +1,70 @@
+"""``dpscaffold budget``: a privacy budget that several runs over the same records share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dpscaffold.allowance import Allowance, Book
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.human import round_up
+
+
+def budget_command(
+    file: Annotated[Path, typer.Argument(help="the budget file")],
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="open a new file: ε in all")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option("--delta", help="open a new file: δ in all")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the book as JSON")] = False,
+) -> None:
+    """Show what runs have booked from a budget file, or open a new one with --epsilon and --delta.
+
+    Runs take from it with privacy.budget_file = "FILE" in their configuration.
+    """
+    if (epsilon is None) != (delta is None):
+        one, other = ("--epsilon", "--delta") if delta is None else ("--delta", "--epsilon")
+        raise BadInput(f"{one} is given without {other}; give both to open a new budget file")
+    if epsilon is not None and delta is not None:
+        Allowance.open(file, epsilon, delta)
+    book = Allowance(file).read()
+    if as_json:
+        typer.echo(json.dumps(book.to_json(), indent=2, allow_nan=False))
+    else:
+        show(book, Console(soft_wrap=False, highlight=False))
+
+
+def show(book: Book, console: Console) -> None:
+    """A row per run, then what is spent and left: spent rounded up, left rounded down."""
+    if book.grants:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("run", "data", "rounds", "of", "epsilon", "delta", "noise"):
+            table.add_column(name, justify="left" if name in ("run", "data") else "right")
+        for run, grant in book.grants.items():
+            table.add_row(
+                run,
+                grant.data[:12],
+                str(book.participations.get(run, 0)),
+                str(grant.rounds),
+                round_up(grant.epsilon),
+                f"{grant.delta:.3g}",
+                "secret" if grant.noise_seed is None else f"seed {grant.noise_seed}",
+            )
+        console.print(table)
+        neighbours = next(iter(book.grants.values())).neighbours
+        console.print(f"neighbours: {neighbours}")
+    epsilon, delta = book.left()
+    spent = book.spent()
+    console.print(
+        f"granted: epsilon = {round_up(spent[0])} of {book.epsilon:g}, delta = {spent[1]:.3g} of "
+        f"{book.delta:g} (epsilon and delta add: Rogers, Roth, Ullman, Vadhan 2016)"
+    )
+    console.print(f"left: epsilon = {int(epsilon * 1000) / 1000:.3f}, delta = {delta:.3g}")

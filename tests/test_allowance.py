@@ -1,0 +1,153 @@
+"""The budget file: what is booked stays booked, by whomever, and never exceeds the total."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpscaffold.allowance import Allowance, Grant, Participation
+from dpscaffold.errors import BadInput
+
+GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one", "6f3c")
+
+
+@pytest.fixture
+def allowance(tmp_path):
+    return Allowance.open(tmp_path / "budget.jsonl", 1.0, 1e-5)
+
+
+def test_grants_add_up_to_the_total_and_no_further(allowance):
+    allowance.book(GRANT)
+    allowance.book(replace(GRANT, run="b", epsilon=0.6))
+    before = allowance.path.read_bytes()
+    with pytest.raises(BadInput, match=r"epsilon = 0 of 1 .* left"):
+        allowance.book(replace(GRANT, run="c", epsilon=1e-9))
+    with pytest.raises(BadInput, match=r"delta = 1\.1e-05"):
+        Allowance.open(allowance.path.with_name("other"), 9.0, 1e-5).book(
+            replace(GRANT, delta=1.1e-5)
+        )
+    assert allowance.path.read_bytes() == before
+    book = Allowance(allowance.path).read()
+    assert book.left() == (0.0, pytest.approx(8e-6)) and list(book.grants) == ["a", "b"]
+
+
+def test_a_later_grant_of_a_run_raises_its_earlier_and_never_lowers_it(allowance):
+    allowance.book(GRANT)
+    allowance.book(replace(GRANT, epsilon=0.9))
+    allowance.book(replace(GRANT, epsilon=0.1))
+    assert allowance.read().spent()[0] == 0.9
+    with pytest.raises(BadInput):
+        allowance.book(replace(GRANT, epsilon=1.1))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 0.7)), max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
+    """A plain reckoning beside the file: the largest grant counts, refusals change nothing."""
+    path = tmp_path_factory.mktemp("b") / "budget.jsonl"
+    allowance = Allowance.open(path, 1.0, 0.5)
+    granted: dict[str, float] = {}
+    for run, epsilon in asked:
+        wish = {**granted, run: max(epsilon, granted.get(run, 0.0))}
+        try:
+            Allowance(path).book(replace(GRANT, run=run, epsilon=epsilon))
+            assert math.fsum(wish.values()) <= 1.0
+            granted = wish
+        except BadInput:
+            assert math.fsum(wish.values()) > 1.0
+    assert allowance.read().spent()[0] == math.fsum(granted.values()) <= 1.0
+
+
+def _book_many(path, name):
+    for k in range(8):
+        allowance = Allowance(path)
+        try:
+            allowance.book(replace(GRANT, run=f"{name}{k}", epsilon=0.1, delta=1e-7))
+            allowance.participate(Participation(f"{name}{k}", 1), after=0)
+        except BadInput:
+            pass
+
+
+def test_processes_share_a_file(allowance):
+    """Two processes ask for 16 tenths of one budget: ten are granted, and the chain holds."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_book_many, args=(allowance.path, n)) for n in "xy"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    book = Allowance(allowance.path).read()
+    # 10 × 0.1 rounds to exactly 1; the eleventh does not fit.
+    assert len(book.grants) == 10 and book.spent()[0] <= 1.0
+    assert sum(book.participations.values()) == 10
+
+
+def test_one_object_writes_on_after_another_has_written(allowance):
+    other = Allowance(allowance.path)
+    allowance.book(GRANT)
+    other.participate(Participation("a", 1), after=0)
+    allowance.participate(Participation("a", 2), after=1)
+    other.participate(Participation("a", 3), after=2)
+    assert Allowance(allowance.path).read().participations == {"a": 3}
+
+
+def test_two_copies_of_a_run_cannot_both_go_on(allowance):
+    copy = Allowance(allowance.path)
+    allowance.book(GRANT)
+    allowance.participate(Participation("a", 1), after=0)
+    with pytest.raises(BadInput, match="records 1 rounds of this run where 0 are known"):
+        copy.participate(Participation("a", 1), after=0)
+    assert Allowance(allowance.path).read().participations == {"a": 1}
+
+
+def test_other_neighbours_and_shared_noise_are_refused(allowance):
+    allowance.book(replace(GRANT, noise_seed=3))
+    with pytest.raises(BadInput, match="budget file of its own"):
+        allowance.book(replace(GRANT, run="b", unit="user", epsilon=0.1))
+    with pytest.raises(BadInput, match="the seed 3, whose noise this one would repeat"):
+        allowance.book(replace(GRANT, run="b", noise_seed=3, epsilon=0.1))
+    allowance.book(replace(GRANT, run="b", noise_seed=4, epsilon=0.1))
+    allowance.book(replace(GRANT, run="c", epsilon=0.1))
+
+
+def test_a_changed_or_shortened_file_is_refused(allowance):
+    allowance.book(GRANT)
+    anchor = allowance.read().anchor
+    text = allowance.path.read_text()
+    allowance.path.write_text(text.replace("0.4", "0.1"))
+    with pytest.raises(BadInput, match="damaged"):
+        Allowance(allowance.path).read()
+    allowance.path.write_text(text.splitlines(keepends=True)[0])
+    assert not Allowance(allowance.path).follows(anchor)
+    allowance.path.write_text("")
+    with pytest.raises(BadInput, match="does not say how much"):
+        Allowance(allowance.path).read()
+    allowance.path.unlink()
+    with pytest.raises(BadInput, match="no budget file"):
+        Allowance(allowance.path).read()
+    assert [p.name for p in allowance.path.parent.iterdir()] == [".budget.jsonl.lock"]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "words"),
+    [(0.0, 0.1, "epsilon is 0"), (math.inf, 0.1, "epsilon is inf"), (1.0, 0.0, "delta is 0")],
+)
+def test_bad_totals_are_one_sentence(tmp_path, epsilon, delta, words):
+    with pytest.raises(BadInput, match=words):
+        Allowance.open(tmp_path / "b", epsilon, delta)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_said_is_json(allowance):
+    allowance.book(GRANT)
+    allowance.participate(Participation("a", 1), after=0)
+    said = json.loads(json.dumps(allowance.read().to_json(), allow_nan=False))
+    assert said["left"]["epsilon"] == pytest.approx(0.6)
+    assert said["runs"][0]["participations"] == 1 and said["runs"][0]["run"] == "a"

@@ -1,0 +1,273 @@
+"""Runs that share a budget file, end to end: granted before they begin, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journalled
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold.allowance import Allowance, Participation
+from dpscaffold.cli import app
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger
+from dpscaffold.randomness import Randomness
+
+PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(**DATA)
+
+
+@pytest.fixture
+def file(tmp_path):
+    Allowance.open(tmp_path / "budget.jsonl", 1.5, 0.1)
+    return str(tmp_path / "budget.jsonl")
+
+
+def go(federation, file, folder=None, privacy=SECRET, plan=PLAN, **options):
+    return train(
+        federation,
+        Logistic(40, 10),
+        fedavg(),
+        plan,
+        privacy,
+        budget=Budget(file=file),
+        out=folder,
+        resume=folder is not None,
+        **options,
+    )
+
+
+def price(run, rounds=6, seed=4, again=()):
+    """The larger of ε over the draw and ε given the seed's draw, reckoned from scratch."""
+    ledger, draw = Ledger(run), Randomness(seed)
+    for round in range(1, rounds + 1):
+        ledger.record(round, draw.participants(round, run.users, run.participants).tolist())
+    for round in again:
+        users = draw.participants(round, run.users, run.participants).tolist()
+        ledger.record(round, users, again=True)
+    over = RANDOM_PARTICIPATION.epsilon(run, rounds, repeats=ledger.repeats)
+    return max(over, ledger.largest())
+
+
+def test_a_run_is_granted_its_whole_plan(federation, file, tmp_path):
+    seen = []
+    result = go(
+        federation,
+        file,
+        tmp_path / "run",
+        observer=lambda round, row: seen.append(Allowance(file).read()),
+    )
+    run = result.setting.describe()
+    book = Allowance(file).read()
+    (grant,) = book.grants.values()
+    assert grant.epsilon == pytest.approx(price(run)) and grant.delta == run.delta
+    assert grant.epsilon >= result.privacy["server"]["epsilon"] * (1 - 1e-9)
+    assert grant.epsilon >= result.privacy["ledger"]["epsilon"] * (1 - 1e-9)
+    assert grant.data == json.loads((tmp_path / "run" / "run.json").read_text())["data"]
+    # All of it was booked before the first round, and each round before it was over.
+    assert [dict(b.grants) for b in seen] == [{grant.run: grant}] * 6
+    assert [b.participations[grant.run] for b in seen] == [1, 2, 3, 4, 5, 6]
+
+
+def test_runs_add_up_until_one_is_refused(federation, file, tmp_path):
+    first = go(federation, file)
+    cost = price(first.setting.describe())
+    runs = int(1.5 / cost)
+    assert runs >= 2
+    for _ in range(runs - 1):
+        go(federation, file)
+    before = (tmp_path / "budget.jsonl").read_bytes()
+    with pytest.raises(BadInput, match=r"6 rounds would take epsilon = .* would fit\)"):
+        go(federation, file, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "budget.jsonl").read_bytes() == before
+    assert Allowance(file).read().spent()[0] == pytest.approx(runs * cost)
+
+
+def test_the_rounds_that_would_fit_do(federation, tmp_path):
+    run = go(federation, None).setting.describe()
+    total = price(run) * 0.999
+    most = max(rounds for rounds in range(1, 6) if price(run, rounds) <= total)
+    Allowance.open(tmp_path / "b", total, 0.01)
+    with pytest.raises(BadInput, match=rf"\({most} would fit\)"):
+        go(federation, str(tmp_path / "b"))
+    plan = Plan(**{**PLAN.to_dict(), "rounds": most})
+    assert go(federation, str(tmp_path / "b"), plan=plan).ended == "completed"
+
+
+def test_rounds_run_again_raise_the_grant(federation, file, tmp_path):
+    """Killed after round 5 with a checkpoint at 3: rounds 4 and 5 are released twice."""
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run", observer=die_after(5))
+    before = Allowance(file).read()
+    result = go(federation, file, tmp_path / "run")
+    assert result.ended == "completed" and journalled(tmp_path / "run") == (6, (1, 1))
+    book = Allowance(file).read()
+    (grant,) = book.grants.values()
+    assert grant.epsilon == pytest.approx(price(result.setting.describe(), again=(4, 5)))
+    assert grant.epsilon > before.grants[grant.run].epsilon
+    assert book.participations[grant.run] == 8
+
+
+def test_a_repeat_without_room_halts(federation, tmp_path):
+    run = go(federation, None).setting.describe()
+    Allowance.open(tmp_path / "b", price(run) * 1.0001, 0.01)
+    with pytest.raises(Crash):
+        go(federation, str(tmp_path / "b"), tmp_path / "run", observer=die_after(5))
+    halted = go(federation, str(tmp_path / "b"), tmp_path / "run")
+    first = 4 if price(run, again=(4,)) > price(run) * 1.0001 else 5
+    assert price(run, again=(4, 5)) > price(run) * 1.0001
+    assert halted.ended == "budget" and halted.rounds == first - 1
+    assert f"round {first} would be run again with fresh noise" in halted.message
+    assert Allowance(tmp_path / "b").read().spent()[0] <= price(run) * 1.0001
+
+
+def test_a_simulation_repeats_its_rounds_for_nothing(federation, file, tmp_path):
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run", SEEDED, observer=die_after(5))
+    go(federation, file, tmp_path / "run", SEEDED)
+    book = Allowance(file).read()
+    assert sum(book.participations.values()) == 6 and len(book.grants) == 1
+    with pytest.raises(BadInput, match="the seed 4, whose noise this one would repeat"):
+        go(federation, file, privacy=SEEDED)
+
+
+def test_a_copy_of_a_run_is_noticed(federation, file, tmp_path):
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run", observer=die_after(3))
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    go(federation, file, tmp_path / "copy")
+    with pytest.raises(BadInput, match="a copy of the run has gone on"):
+        go(federation, file, tmp_path / "run")
+
+
+def test_a_copy_that_runs_at_the_same_time_is_noticed(federation, file, tmp_path):
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run", observer=die_after(3))
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    def run_the_copy(round, row):
+        if round == 4:
+            go(federation, file, tmp_path / "copy")
+
+    with pytest.raises(BadInput, match="a copy of the run has gone on"):
+        go(federation, file, tmp_path / "run", observer=run_the_copy)
+
+
+@pytest.mark.parametrize("damage", ["shortened", "another", "gone"])
+def test_a_budget_file_that_lost_the_grant_is_refused(federation, file, tmp_path, damage):
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run", observer=die_after(3))
+    path = tmp_path / "budget.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.unlink()
+    if damage == "shortened":
+        path.write_text(lines[0])
+    elif damage == "another":
+        Allowance.open(path, 1.5, 0.1)
+    words = "is no budget file" if damage == "gone" else "shortened or changed"
+    with pytest.raises(BadInput, match=words):
+        go(federation, file, tmp_path / "run")
+
+
+def test_a_crash_between_the_ledger_and_the_budget_file(federation, file, tmp_path, monkeypatch):
+    """The run's own ledger is ahead by one: the round counts as released, and the run goes on."""
+    real = Allowance.participate
+
+    def dies(self, participation, after):
+        if participation.round == 5:
+            raise Crash
+        real(self, participation, after)
+
+    monkeypatch.setattr(Allowance, "participate", dies)
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run")
+    monkeypatch.setattr(Allowance, "participate", real)
+    result = go(federation, file, tmp_path / "run")
+    assert journalled(tmp_path / "run") == (6, (1, 1))
+    (grant,) = Allowance(file).read().grants.values()
+    assert grant.epsilon == pytest.approx(price(result.setting.describe(), again=(4, 5)))
+
+
+def test_what_no_budget_can_count_is_refused(federation, file, tmp_path):
+    for privacy, words in (
+        (Gaussian(clip="median", noise=3.0), "clip='median'"),
+        (Gaussian(clip=1.0, noise=0.0), "no noise is added"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            go(federation, file, tmp_path / "run", privacy)
+    with pytest.raises(BadInput, match="without privacy"):
+        go(federation, file, tmp_path / "run", None)
+    with pytest.raises(BadInput, match="budget file of its own"):
+        go(federation, file)
+        go(federation, file, privacy=Gaussian(1.0, 30.0, unit="user", secret=True))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BadInput, match="budget_file is 3"):
+        Budget(file=3)
+
+
+CONFIG = """
+[data]
+source = "synthetic"
+users = 4
+records = 40
+[plan]
+rounds = 3
+local_steps = 2
+user_ratio = 0.5
+data_ratio = 0.5
+[privacy]
+noise = 8.0
+secret = true
+budget_file = "FILE"
+"""
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "160"})
+
+
+def test_the_commands(tmp_path):
+    file, config = tmp_path / "budget.jsonl", tmp_path / "run.toml"
+    config.write_text(CONFIG.replace("FILE", str(file)))
+    missing = call("train", config, "--out", tmp_path / "a")
+    assert "no budget file; open one with: dpscaffold budget" in str(missing.exception)
+    opened = call("budget", file, "--epsilon", "0.3", "--delta", "0.1")
+    assert opened.exit_code == 0 and "left: epsilon = 0.300" in opened.stdout
+    assert call("train", config, "--out", tmp_path / "a").exit_code == 0
+    refused = call("train", config, "--out", tmp_path / "b", "--set", "plan.seed=9")
+    assert isinstance(refused.exception, BadInput) and "\n" not in str(refused.exception)
+    assert not (tmp_path / "b").exists()
+    said = json.loads(call("budget", file, "--json").stdout)
+    assert said["runs"][0]["participations"] == 3 and said["runs"][0]["noise_seed"] is None
+    assert "secret" in call("budget", file).stdout
+    assert call("train", config, "--out", tmp_path / "a", "--resume").exit_code == 0
+
+
+def test_bad_commands_are_one_sentence(tmp_path):
+    file = tmp_path / "budget.jsonl"
+    cases = {
+        ("budget", file): "is no budget file",
+        ("budget", file, "--epsilon", "1"): "--epsilon is given without --delta",
+        ("budget", file, "--delta", "0.1"): "--delta is given without --epsilon",
+        ("budget", file, "--epsilon", "-1", "--delta", "0.1"): "epsilon is -1",
+        ("budget", file, "--epsilon", "1", "--delta", "2"): "delta is 2",
+        ("budget", tmp_path / "no" / "b", "--epsilon", "1", "--delta", "0.1"): "folder does not",
+    }
+    for arguments, words in cases.items():
+        error = call(*arguments).exception
+        assert isinstance(error, BadInput) and words in str(error) and "\n" not in str(error)
+    assert not list(tmp_path.iterdir())
+    Allowance.open(file, 1.0, 0.1).participate(Participation("a", 1), after=0)
+    assert "exists" in str(call("budget", file, "--epsilon", "1", "--delta", "0.1").exception)
+    (tmp_path / "text").write_text("hello\n")
+    assert "damaged" in str(call("budget", tmp_path / "text").exception)
+    tune = tmp_path / "tune.toml"
+    tune.write_text(CONFIG.replace("FILE", str(file)))
+    assert "tuning books none" in str(call("tune", tune).exception)
