@@ -21,31 +21,27 @@ from collections.abc import Callable
 import torch
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
-from dpscaffold.engines import Draw, Simulator
+from dpscaffold.engines import Simulator, State
+from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 
+CPU = torch.device("cpu")
 USERS, RECORDS, STEPS, FEATURES, CLASSES = 100, 5000, 50, 40, 10
 
 
 def ours() -> Callable[[], object]:
     """A round of the simulator."""
+    data = synthetic(alpha=5, beta=5, users=USERS, records=RECORDS)
     setting = Setting(
-        synthetic(alpha=5, beta=5, users=USERS, records=RECORDS),
+        data,
         Logistic(FEATURES, CLASSES),
         scaffold(),
         Plan(rounds=10**6, local_steps=STEPS, user_ratio=0.2, data_ratio=0.2, learning_rate=0.5),
         Gaussian(clip=1.5, noise=60.0),
     )
-    engine = Simulator([setting], torch.device("cpu"))
-    randomness = setting.randomness()
-    number = iter(range(1, 10**6))
-
-    def once() -> None:
-        t = next(number)
-        drawn = randomness.participants(t, setting.users, setting.participants)
-        engine.round(t, Draw(drawn, drawn))
-
-    return once
+    drawing, start = plain_draws(setting, setting.randomness()), State.initial(setting, CPU)
+    left = rounds(setting, Simulator([setting], [data]), drawing, start)
+    return lambda: next(left)
 
 
 def bare(participants: int = 20, batch: int = 800) -> Callable[[], object]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpscaffold.algorithms import ALGORITHMS, Algorithm
-from dpscaffold.engines import Draw, Loop, Simulator, State
+from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedavg, with_adam
+from dpscaffold.algorithms.naming import factory_of
+from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.randomness import Randomness
+from dpscaffold.rounds import Round, rounds, stacked_rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
 
@@ -57,6 +60,21 @@ def module(dimension: int, classes: int, seed: int = 0) -> nn.Module:
     return net
 
 
+def fedadam() -> Algorithm:
+    """FedAvg with Adam at the server, under a name of its own."""
+    return with_adam(fedavg()).replace(name="fedadam")
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+#: The registry, a server optimiser that keeps three slots, and a user's own file: what the laws of
+#: conformance are stated for.
+EVERY: dict[str, Callable[..., Algorithm]] = {
+    **ALGORITHMS,
+    "fedadam": fedadam,
+    "feddyn": factory_of("feddyn:feddyn", EXAMPLES),
+}
+
 #: Every task, made for some dimension and number of classes.
 TASKS: dict[str, Callable[[int, int], Task]] = {
     "logistic": Logistic,
@@ -96,46 +114,139 @@ def setting(
 ) -> Setting:
     """A whole setting from names; keywords change the plan."""
     data = data if data is not None else federation()
-    algorithm = ALGORITHMS[algorithm]() if isinstance(algorithm, str) else algorithm
+    algorithm = EVERY[algorithm]() if isinstance(algorithm, str) else algorithm
     task = TASKS[task](data.dimension, data.classes) if isinstance(task, str) else task
     privacy = PRIVACIES[privacy] if isinstance(privacy, str) else privacy
     return Setting(data, task, algorithm, replace(PLAN, **plan), privacy)  # type: ignore[arg-type]
 
 
-ENGINES: dict[str, Callable[..., Loop | Simulator]] = {
-    "loop": lambda setting, randomness=None: Loop(setting, CPU, randomness),
-    "simulator": lambda setting, randomness=None: Simulator(
-        [setting], CPU, [randomness] if randomness else None
-    ),
+def loop(run: Setting, randomness: Randomness | None = None) -> Loop:
+    """The readable engine on the run's own data."""
+    return Loop(run, run.federation, Hardware(), randomness)
+
+
+def simulator(
+    runs: Setting | Sequence[Setting],
+    randomness: Randomness | Sequence[Randomness] | None = None,
+    chunk: int | None = None,
+    ahead: bool = False,
+) -> Simulator:
+    """The fast engine on the runs' own data."""
+    runs = [runs] if isinstance(runs, Setting) else runs
+    streams = [randomness] if isinstance(randomness, Randomness) else randomness
+    hardware = Hardware(chunk=chunk)
+    return Simulator(runs, [run.federation for run in runs], hardware, streams, ahead)
+
+
+class Driven:
+    """An engine, with the servers of its runs between rounds."""
+
+    def __init__(self, engine: Loop | Simulator) -> None:
+        self.engine = engine
+        if isinstance(engine, Simulator):
+            self.settings, self.randomness = engine.settings, engine.randomness
+        else:
+            self.settings, self.randomness = [engine.setting], [engine.randomness]
+        self.states = [State.initial(run, CPU) for run in self.settings]
+
+    def rounds(self, *draws: Draw) -> list[Round]:
+        """The next round of every run, with these participants."""
+        drawings = [lambda number, draw=draw: draw for draw in draws]
+        if isinstance(self.engine, Simulator):
+            return next(stacked_rounds(self.settings, self.engine, drawings, self.states))
+        done = next(rounds(self.settings[0], self.engine, drawings[0], self.states[0]))
+        self.states[0] = done.state
+        return [done]
+
+    def round(self, draw: Draw) -> Round:
+        """The next round of a single run."""
+        return self.rounds(draw)[0]
+
+    def round_of(self, users: Sequence[int]) -> Round:
+        """The next round, with these participants."""
+        chosen = np.array(users, dtype=np.int64)
+        return self.round(Draw(chosen, chosen))
+
+    def drive(self, count: int | None = None) -> Driven:
+        """Rounds with the participants of the runs' own streams, up to the last or to ``count``."""
+        for number in range(self.states[0].round + 1, (count or self.settings[0].plan.rounds) + 1):
+            drawn = [
+                streams.participants(number, run.users, run.participants)
+                for run, streams in zip(self.settings, self.randomness, strict=True)
+            ]
+            self.rounds(*(Draw(users, users) for users in drawn))
+        return self
+
+    @property
+    def reached(self) -> Reached:
+        """Where the first run stands."""
+        return self.all_reached[0]
+
+    @property
+    def all_reached(self) -> list[Reached]:
+        """Where every run stands."""
+        memories = [self.engine.memories]
+        if isinstance(self.engine, Simulator):
+            memories = self.engine.all_memories
+        return [
+            Reached(state, kept.recall(range(run.users)))
+            for state, kept, run in zip(self.states, memories, self.settings, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a run stands: the server's state, and the slots of all users, (M, P) or (M, 1)."""
+
+    state: State
+    memories: dict[str, Tensor]
+
+    @property
+    def params(self) -> Tensor:
+        return self.state.params
+
+    @property
+    def output(self) -> Tensor:
+        return self.state.output
+
+    @property
+    def control(self) -> Tensor:
+        """SCAFFOLD's c."""
+        return self.state.server.slots["control"]
+
+    @property
+    def memory(self) -> Tensor:
+        """SCAFFOLD's c_i, (M, P)."""
+        return self.memories["control"]
+
+
+#: Each gives an engine on a setting, ready to be driven.
+ENGINES: dict[str, Callable[..., Driven]] = {
+    "loop": lambda run, randomness=None: Driven(loop(run, randomness)),
+    "simulator": lambda run, randomness=None: Driven(simulator(run, randomness)),
 }
-
-
-def drive(engine: Loop | Simulator, rounds: int | None = None) -> State:
-    """All rounds of an engine that holds one setting, with the participants of its own streams."""
-    if isinstance(engine, Simulator):
-        (setting,), (randomness,) = engine.settings, engine.randomness
-    else:
-        setting, randomness = engine.setting, engine.randomness
-    for round in range(1, (rounds or setting.plan.rounds) + 1):
-        drawn = randomness.participants(round, setting.users, setting.participants)
-        engine.round(round, Draw(drawn, drawn))
-    return engine.state
 
 
 def final(
     engine: str, setting: Setting, randomness: Randomness | None = None, rounds: int | None = None
-) -> State:
-    """The state after all rounds of this setting on the named engine."""
-    return drive(ENGINES[engine](setting, randomness), rounds)
+) -> Reached:
+    """Where this setting stands after all rounds on the named engine."""
+    return ENGINES[engine](setting, randomness).drive(rounds).reached
 
 
-def parts(state: State) -> dict[str, Tensor]:
-    """The tensors of a state by name."""
-    return {key: value for key, value in vars(state).items() if isinstance(value, Tensor)}
+def parts(reached: Reached) -> dict[str, Tensor]:
+    """The tensors of a run by name."""
+    server = reached.state.server
+    return {
+        "params": server.params,
+        "average": reached.state.average,
+        **{f"server {name}": value for name, value in server.slots.items()},
+        **{f"users {name}": value for name, value in reached.memories.items()},
+    }
 
 
-def assert_agree(one: State, two: State, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    """Two states agree to float tolerance, relative to the largest number of each part."""
+def assert_agree(one: Reached, two: Reached, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """Two runs agree to float tolerance, relative to the largest number of each part."""
     assert parts(one).keys() == parts(two).keys()
     for key, value in parts(one).items():
         other = parts(two)[key]
@@ -145,9 +256,9 @@ def assert_agree(one: State, two: State, rtol: float = 1e-4, atol: float = 1e-5)
         )
 
 
-def assert_identical(one: State, two: State) -> None:
-    """Two states are equal bit for bit."""
-    assert one.round == two.round and one.averaged == two.averaged
+def assert_identical(one: Reached, two: Reached) -> None:
+    """Two runs stand at the same place, bit for bit."""
+    assert one.state.round == two.state.round and one.state.averaged == two.state.averaged
     assert parts(one).keys() == parts(two).keys()
     for key, value in parts(one).items():
         assert torch.equal(value, parts(two)[key]), key
@@ -164,14 +275,17 @@ def uploads(
     seen: list[dict[str, list[Tensor]]] = [{} for _ in range(rounds)]
 
     def watched(algorithm: Algorithm) -> Algorithm:
-        def finish(local, broadcast, memory):
-            upload, kept = algorithm.finish(local, broadcast, memory)
-            values = {"move": upload.params, "control": upload.control, "memory": kept.control}
+        def finish(local, at):
+            upload, kept = algorithm.finish(local, at)
+            values = {
+                "move": upload.params,
+                **upload.totals,
+                **{f"memory {name}": value for name, value in kept.items()},
+            }
             for key, value in values.items():
-                if value is not None:
-                    seen[broadcast.round - 1].setdefault(key, []).append(
-                        value.reshape(-1, value.shape[-1]).clone()
-                    )
+                seen[at.broadcast.round - 1].setdefault(key, []).append(
+                    value.reshape(-1, value.shape[-1]).clone()
+                )
             return upload, kept
 
         return algorithm.replace(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 from small import (
-    CPU,
+    ENGINES,
     EQUAL,
     TASKS,
     UNEQUAL,
@@ -32,8 +32,7 @@ from small import (
 from torch.func import grad, vmap
 from toys import Linear, Quadratic, quadratics, vectors
 
-from dpscaffold.algorithms import ALGORITHMS
-from dpscaffold.engines import Draw, Loop, Simulator
+from dpscaffold.algorithms import ALGORITHMS, Server
 from dpscaffold.local import Gaussian
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger
 from dpscaffold.randomness import Randomness
@@ -51,18 +50,14 @@ def one_round(
     engine: str, run: Setting, control=None, memory=None, params=None, randomness=None
 ) -> torch.Tensor:
     """x after one round with everybody, from a state of the test's making."""
-    made = (
-        Loop(run, CPU, randomness)
-        if engine == "loop"
-        else Simulator([run], CPU, randomness and [randomness])
-    )
-    state = made.state
-    state.control = state.control if control is None else control.clone()
-    state.memory = state.memory if memory is None else memory.clone()
-    state.params = state.params if params is None else params.clone()
-    everyone = np.arange(run.users)
-    made.round(1, Draw(everyone, everyone))
-    return made.state.params
+    made = ENGINES[engine](run, randomness)
+    server = made.states[0].server
+    slots = dict(server.slots) if control is None else {"control": control.clone()}
+    server = Server(server.params if params is None else params.clone(), slots)
+    made.states[0] = replace(made.states[0], server=server)
+    if memory is not None:
+        made.engine.memories.keep(range(run.users), {"control": memory})
+    return made.round_of(range(run.users)).state.params
 
 
 # --- FL4Health, Fed-BioMed: the correction is added before the private step, which overwrites it
@@ -500,7 +495,7 @@ def test_unequal_users_take_exactly_k_steps(algorithm, sampling, engine):
     )
     run = replace(
         run,
-        algorithm=run.algorithm.replace(direction=lambda gradient, y, broadcast, memory: gradient),
+        algorithm=run.algorithm.replace(direction=lambda gradient, y, at: gradient),
     )
     moves = uploads(engine, run, 1, Scripted(0, lambda round, user, step: 10.0**step))[0]["move"]
     taken = -moves / (run.plan.step_size * 2)
@@ -520,10 +515,10 @@ def test_c_i_is_the_mean_of_the_k_noised_gradients(algorithm, privacy, warm, eng
     seen: list[torch.Tensor] = []
 
     def watched(made):
-        def direction(gradient, y, broadcast, memory):
-            if broadcast.round == 2 - (made.name == "warm-up"):
+        def direction(gradient, y, at):
+            if at.broadcast.round == 2 - (made.name == "warm-up"):
                 seen.append(gradient.clone())
-            return made.direction(gradient, y, broadcast, memory)
+            return made.direction(gradient, y, at)
 
         return made.replace(direction=direction, warm_up=made.warm_up and watched(made.warm_up))
 

@@ -40,3 +40,26 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise BadInput(f"{name} is {value!r}; choose one of {', '.join(choices)}")
     return str(value)
+
+
+def at_least(name: str, value: object, least: float) -> float:
+    """``value`` as a finite number of at least ``least``, or a refusal that names it."""
+    if (found := number(name, value)) < least:
+        what = "0 or positive" if least == 0 else f"{least:g} or more"
+        raise BadInput(f"{name} is {value}; it must be {what}")
+    return found
+
+
+def above(name: str, value: object, bound: float) -> float:
+    """``value`` as a finite number above ``bound``, or a refusal that names it."""
+    if (found := number(name, value)) <= bound:
+        what = "positive" if bound == 0 else f"above {bound:g}"
+        raise BadInput(f"{name} is {value}; it must be {what}")
+    return found
+
+
+def fraction(name: str, value: object) -> float:
+    """``value`` as a number in [0, 1), or a refusal that names it."""
+    if not 0 <= (found := number(name, value)) < 1:
+        raise BadInput(f"{name} is {value}; it must lie in [0, 1)")
+    return found

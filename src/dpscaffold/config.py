@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from dpscaffold.accounts import Budget
-from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedprox
+from dpscaffold.algorithms import DEFAULT, Algorithm
+from dpscaffold.algorithms.naming import build, numbers_of
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
@@ -78,14 +87,49 @@ class TaskSettings(Table):
 
 
 class AlgorithmSettings(Table):
-    """``[algorithm]``: which one, and FedProx's μ."""
+    """``[algorithm]``: an entry of ``ALGORITHMS`` or ``my_file:factory``, a server optimiser, and
+    the numbers of both, which are the arguments of their factories.
 
-    name: Literal["fedavg", "fedsgd", "fedprox", "scaffold", "scaffold-warm"] = "scaffold"
-    mu: float = 0.1
+    >>> AlgorithmSettings(name="fedprox").model_dump(exclude_none=True)
+    {'name': 'fedprox', 'mu': 0.1}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=True)
+
+    name: str = DEFAULT
+    server: str | None = None
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any, info: ValidationInfo) -> Any:
+        """Spell the numbers out."""
+        if not isinstance(given, Mapping):
+            return given
+        name, server = given.get("name", DEFAULT), given.get("server")
+        if not isinstance(name, str) or not isinstance(server, str | None):
+            return given
+        numbers = {key: value for key, value in given.items() if key not in ("name", "server")}
+        return {**given, **numbers_of(name, server, numbers, _folder_of(info))}
+
+    @model_validator(mode="after")
+    def _checked(self, info: ValidationInfo) -> AlgorithmSettings:
+        self._folder = _folder_of(info)
+        self.build()
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """Where a file of the user's own is looked for first."""
+        return self._folder
 
     def build(self) -> Algorithm:
         """The algorithm."""
-        return fedprox(self.mu) if self.name == "fedprox" else ALGORITHMS[self.name]()
+        return build(self.name, self.server, self.model_extra or {}, self._folder)
+
+
+def _folder_of(info: ValidationInfo) -> Path | None:
+    return (info.context or {}).get("folder")
 
 
 class PlanSettings(Table):
@@ -234,7 +278,7 @@ def load(
             raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
     for item in overrides:
         tables = override(tables, item)
-    return parse(tables)
+    return parse(tables, Path(path).parent if path is not None else None)
 
 
 def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
@@ -270,10 +314,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def parse(tables: Mapping[str, Any]) -> Settings:
-    """Check tables; the first thing wrong is said in one sentence."""
+def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Settings:
+    """Check tables; the first thing wrong is said in one sentence. ``folder`` is where a user's own
+    algorithm is looked for first."""
     try:
-        return Settings.model_validate(tables)
+        return Settings.model_validate(tables, context={"folder": folder})
     except ValidationError as error:
         raise BadInput(_sentence(error)) from None
 

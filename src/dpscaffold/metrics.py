@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dpscaffold.engines.store import prepared
 from dpscaffold.federation import Federation, Records
+from dpscaffold.local.records import prepared
 from dpscaffold.tasks import Batch, Task
 
 #: Records evaluated together; bounds the memory of an evaluation.

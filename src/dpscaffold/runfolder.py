@@ -37,7 +37,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.journal import sync_folder
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
 #: What a run that was killed before it had a configuration may leave behind.
 BEGUN = ("versions.json", "run.json", ".lock")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm
+from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.local.gaussian import Gaussian
@@ -38,14 +39,14 @@ class Setting:
         plan = self.plan
         if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
             raise BadInput(
-                f"plan.local_steps is {plan.local_steps}, but fedsgd takes one pass over the data "
-                f"a round; with plan.data_ratio {plan.data_ratio} use "
+                f"plan.local_steps is {plan.local_steps}, but {self.algorithm.name} takes one pass "
+                f"over the data a round; with plan.data_ratio {plan.data_ratio} use "
                 f"{max(1, round(1 / plan.data_ratio))}"
             )
         if self.warm_rounds >= plan.rounds:
             raise BadInput(
                 f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
-                "use more rounds, set plan.warm_rounds, or choose the algorithm 'scaffold'"
+                "use more rounds, set plan.warm_rounds, or choose an algorithm without one"
             )
 
     def _check_task(self) -> None:
@@ -71,6 +72,11 @@ class Setting:
         """M."""
         return self.federation.users
 
+    @property
+    def sizes(self) -> Tensor:
+        """R_i, (M,)."""
+        return self.federation.train.sizes
+
     @cached_property
     def participants(self) -> int:
         """m = ⌊lM⌋."""
@@ -79,7 +85,7 @@ class Setting:
     @cached_property
     def batches(self) -> Tensor:
         """b_i = ⌊sR_i⌋, (M,)."""
-        return self.plan.batches(self.federation.train.sizes)
+        return self.plan.batches(self.sizes)
 
     @cached_property
     def warm_rounds(self) -> int:
@@ -97,10 +103,36 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """The algorithm's name in figures and tables, e.g. ``DP-SCAFFOLD-warm``."""
-        names = {"fedavg": "FedAvg", "fedsgd": "FedSGD", "fedprox": "FedProx"}
-        base = names.get(self.algorithm.name, self.algorithm.name.upper().replace("-WARM", "-warm"))
-        return f"DP-{base}" if self.privacy else base
+        """The algorithm's title in figures and tables, e.g. ``DP-SCAFFOLD-warm``."""
+        return f"DP-{self.algorithm.shown}" if self.privacy else self.algorithm.shown
+
+    @property
+    def structure(self) -> dict[str, object]:
+        """What runs must share to be stacked, besides the task itself and the algorithm's
+        numbers."""
+        privacy = self.privacy
+        return {
+            "task": (self.task.name, self.task.parameters),
+            "algorithm": self.algorithm.name,
+            "plan.local_steps": self.plan.local_steps,
+            "plan.rounds": self.plan.rounds,
+            "warm rounds": self.warm_rounds,
+            "privacy": privacy is None,
+            "privacy.sampling": self.sampling,
+            "privacy.unit": privacy.unit if privacy else None,
+            "privacy.clip": isinstance(privacy.clip, str) if privacy else None,
+        }
+
+    def known(self, users: Sequence[int]) -> Known:
+        """The public numbers of these users' participation; the spread is (U, 1)."""
+        plan, privacy = self.plan, self.privacy
+        if privacy is None or privacy.noise == 0:
+            return Known(plan.local_steps, plan.step_size)
+        if privacy.clip == "median":
+            return Known(plan.local_steps, plan.step_size, None)
+        batches = self.batches[torch.as_tensor(users, dtype=torch.long)].float()[:, None]
+        spread = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
+        return Known(plan.local_steps, plan.step_size, spread)
 
     def randomness(self) -> Randomness:
         """The run's streams."""
@@ -117,7 +149,7 @@ class Setting:
             local_steps=self.plan.local_steps,
             users=self.users,
             participants=self.participants,
-            records=self.federation.train.sizes.tolist(),
+            records=self.sizes.tolist(),
             batches=self.batches.tolist(),
             noise=self.privacy.noise,
             clip=self.privacy.clip,

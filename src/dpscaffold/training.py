@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpscaffold.accounts import Accounts, Budget
 from dpscaffold.algorithms import Algorithm
-from dpscaffold.engines import Draw, Engine, Loop, Simulator, State
+from dpscaffold.checks import choice
+from dpscaffold.engines import ENGINES, Draw, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.federation import Federation
 from dpscaffold.identity import describe_in_words
@@ -25,11 +26,11 @@ from dpscaffold.machine import pick_device, stop_signals
 from dpscaffold.metrics import Evaluator
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
+from dpscaffold.rounds import rounds
 from dpscaffold.runfolder import Identity, RunFolder, plain
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 
-EngineName = Literal["loop", "simulator"]
 Observer = Callable[[int, Mapping[str, Any]], None]
 
 
@@ -80,7 +81,7 @@ def train(
     privacy: Gaussian | None = None,
     *,
     budget: Budget | None = None,
-    engine: EngineName = "simulator",
+    engine: str = "simulator",
     device: str = "cpu",
     optimum: bool = False,
     out: Path | str | None = None,
@@ -132,20 +133,19 @@ class _Run:
         self,
         setting: Setting,
         budget: Budget,
-        engine: EngineName,
+        engine: str,
         device: torch.device,
         observer: Observer | None,
         chunk: int | None,
     ) -> None:
-        if engine not in ("loop", "simulator"):
-            raise BadInput(f"engine is {engine!r}; choose loop or simulator")
+        choice("engine", engine, tuple(ENGINES))
         self.setting, self.device, self.observer = setting, device, observer
         self.engine_name, self.chunk = engine, chunk
         self.accounts = Accounts(setting, budget)
         self.randomness = setting.randomness()
         self.folder: RunFolder | None = None
         self.history: list[dict[str, Any]] = []
-        self.saved_state: State | None = None
+        self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
 
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
@@ -190,33 +190,23 @@ class _Run:
         journal = saved["journal"]
         anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
         self.accounts.attach(folder, data, state.round, anchor)
-        self.saved_state, self.chunk = state, saved["chunk"]
+        self.saved, self.chunk = saved, saved["chunk"]
         if self.device.type == "cpu":
             torch.set_num_threads(saved["threads"])
         self.seconds = saved["seconds"]
         self.history = folder.rewind_metrics(state.round)
 
-    def _build(self) -> Engine:
-        engine: Engine
-        if self.engine_name == "loop":
-            engine = Loop(self.setting, self.device, self.randomness)
-        else:
-            engine = Simulator(
-                [self.setting],
-                self.device,
-                [self.randomness],
-                self.chunk,
-                ahead=self.device.type == "cuda",
-            )
-            self.chunk = engine.chunk
-        if self.saved_state is not None:
-            engine.state = self.saved_state
-        return engine
-
     def go(self, optimum: Optimum | None) -> Result:
         """Run the rounds that are left."""
         setting, plan = self.setting, self.setting.plan
-        engine = self._build()
+        hardware = Hardware.on(self.device, self.chunk)
+        engine = ENGINES[self.engine_name](setting, setting.federation, hardware, self.randomness)
+        if isinstance(engine, Simulator):
+            self.chunk = engine.chunk
+        state = State.initial(setting, self.device)
+        if self.saved is not None:
+            state = State.from_dict(self.saved["state"], self.device)
+            engine.memories.restore(self.saved["memories"])
         evaluate = Evaluator(
             setting.federation,
             setting.task,
@@ -225,50 +215,58 @@ class _Run:
             optimum.loss if optimum else None,
         )
         ended, message = "completed", ""
+        refusal = ""
+
+        def draw(round: int) -> Draw | None:
+            nonlocal refusal
+            refusal = self.accounts.refuses(round)
+            if refusal:
+                return None
+            drawn = self.randomness.participants(round, setting.users, setting.participants)
+            return Draw(drawn, self.accounts.admit(round, drawn))
+
         started = time.perf_counter() - self.seconds
         with stop_signals() as stop:
-            for round in range(engine.state.round + 1, plan.rounds + 1):
-                refusal = self.accounts.refuses(round)
-                if refusal:
-                    ended, message = "budget", refusal
-                    break
-                drawn = self.randomness.participants(round, setting.users, setting.participants)
-                active = self.accounts.admit(round, drawn)
-                report = engine.round(round, Draw(drawn, active))
-                self._check_finite(engine.state)
+            for done in rounds(setting, engine, draw, state):
+                round, state = done.number, done.state
+                self._check_finite(state)
                 row: dict[str, Any] = {
                     "round": round,
-                    **report.metrics,
+                    **done.gathered.metrics,
                     **self.accounts.live(round),
                 }
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
-                    row = self._evaluate(evaluate, engine.state, row)
+                    row = self._evaluate(evaluate, state, engine.memories, row)
                 if self.observer:
                     self.observer(round, row)
                 self.seconds = time.perf_counter() - started
                 if round % plan.checkpoint_every == 0 or round == plan.rounds or stop:
-                    self._checkpoint(engine.state)
+                    self._checkpoint(state, engine.memories)
                 if stop and round < plan.rounds:
                     ended, message = "interrupted", f"stopped by {stop[0]} after round {round}"
                     break
+        if refusal:
+            ended, message = "budget", refusal
         if (
             ended == "budget"
-            and engine.state.round
-            and (not self.history or self.history[-1]["round"] < engine.state.round)
+            and state.round
+            and (not self.history or self.history[-1]["round"] < state.round)
         ):
-            row = {"round": engine.state.round, **self.accounts.live(engine.state.round)}
-            self._evaluate(evaluate, engine.state, row)
-            self._checkpoint(engine.state)
-        return self._finish(engine.state, ended, message, optimum)
+            row = {"round": state.round, **self.accounts.live(state.round)}
+            self._evaluate(evaluate, state, engine.memories, row)
+            self._checkpoint(state, engine.memories)
+        return self._finish(state, ended, message, optimum)
 
-    def _evaluate(self, evaluate: Evaluator, state: State, row: dict[str, Any]) -> dict[str, Any]:
+    def _evaluate(
+        self, evaluate: Evaluator, state: State, memories: Memories, row: dict[str, Any]
+    ) -> dict[str, Any]:
         """Judge the output; where it is an average, the last iterate too."""
         row = row | evaluate(state.output)
         if state.averaged:
             row |= {f"last_{key}": value for key, value in evaluate(state.params).items()}
-        row["control_norm"] = None if state.control is None else float(state.control.norm())
-        if state.memory is not None:
-            row["largest_user_control"] = float(state.memory.norm(dim=1).max())
+        row["control_norm"] = None  # a column of every run, filled where there is a control
+        row |= {f"{name}_norm": float(slot.norm()) for name, slot in state.server.slots.items()}
+        row |= {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
         row = plain(row)
         self.history.append(row)
         if self.folder:
@@ -287,13 +285,14 @@ class _Run:
             f"raise plan.regularisation{kept}"
         )
 
-    def _checkpoint(self, state: State) -> None:
+    def _checkpoint(self, state: State, memories: Memories) -> None:
         if not self.folder:
             return
         anchor = self.accounts.anchor
         self.folder.save_checkpoint(
             {
                 "state": state.to_dict(),
+                "memories": memories.to_dict(),
                 "chunk": self.chunk,
                 "threads": torch.get_num_threads(),
                 "journal": vars(anchor) if anchor else None,

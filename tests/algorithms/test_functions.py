@@ -5,15 +5,26 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small import EVERY
 
-from dpscaffold.algorithms import ALGORITHMS, Algorithm, Broadcast, Local, Memory, Server, Upload
+from dpscaffold.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    Broadcast,
+    Cohort,
+    Known,
+    Local,
+    Participant,
+    Server,
+    Upload,
+)
 
-USERS, SIZE = 4, 6
+USERS, SIZE, STEPS = 4, 6, 5
 
 
 def phases() -> list[tuple[str, Algorithm]]:
     """Every algorithm, and the warm-up of those that have one."""
-    made = [(name, make()) for name, make in ALGORITHMS.items()]
+    made = [(name, make()) for name, make in EVERY.items()]
     return made + [
         (f"{name}: warm-up", one.warm_up) for name, one in made if one.warm_up is not None
     ]
@@ -24,60 +35,112 @@ each_phase = pytest.mark.parametrize(
 )
 
 
-def stack(algorithm: Algorithm) -> tuple[torch.Tensor, Local, Broadcast, Memory]:
-    """A gradient, what local steps left, and what came from the server, for a stack of users."""
+def slots(sizes, generator, *users) -> dict[str, torch.Tensor]:
+    """Random slots of these sizes."""
+    width = {"vector": SIZE, "number": 1}
+    return {
+        name: torch.randn(*users, width[size], generator=generator) for name, size in sizes.items()
+    }
+
+
+def server(algorithm: Algorithm) -> Server:
+    """A server with random slots."""
+    generator = torch.Generator().manual_seed(1)
+    kept = slots(algorithm.keeps, generator)
+    return Server(
+        torch.randn(SIZE, generator=generator),
+        {name: value.abs() if "adam" in name else value for name, value in kept.items()},
+    )
+
+
+def stack(algorithm: Algorithm) -> tuple[torch.Tensor, Local, Participant]:
+    """A gradient, what local steps left, and what a stack of users has before it."""
     generator = torch.Generator().manual_seed(0)
-    gradient, y, x, c, own, mean = torch.randn(6, USERS, SIZE, generator=generator)
-    controls = (c, own) if algorithm.memory else (None, None)
-    travelled = torch.tensor([[0.5], [1.0], [2.0], [3.0]])
-    return gradient, Local(y, mean, travelled), Broadcast(1, x, controls[0]), Memory(controls[1])
+    gradient, y, mean = torch.randn(3, USERS, SIZE, generator=generator)
+    memories = slots(algorithm.remembers, generator, USERS)
+    known = Known(STEPS, torch.tensor([[0.1], [0.2], [0.4], [0.6]]), torch.ones(USERS, 1))
+    cohort = Cohort(
+        tuple(range(USERS)),
+        torch.full((USERS,), 1 / USERS),
+        known,
+        memories if algorithm.mirrored else {},
+        torch.ones(USERS, dtype=torch.bool),
+    )
+    sent = server(algorithm)
+    shared = {
+        name: value.expand(USERS, -1) for name, value in algorithm.announce(sent, cohort).items()
+    }
+    broadcast = Broadcast(1, sent.params.expand(USERS, -1), shared)
+    return gradient, Local(y, mean), Participant(broadcast, memories, known)
 
 
-def row(value: torch.Tensor | None, u: int) -> torch.Tensor | None:
-    return None if value is None else value[u]
+def of_user(at: Participant, u: int) -> Participant:
+    """What one of the users has before it."""
+
+    def row(values):
+        return {name: value[u] for name, value in values.items()}
+
+    broadcast = Broadcast(1, at.broadcast.params[u], row(at.broadcast.shared))
+    known = Known(STEPS, float(at.known.step_size[u]), float(at.known.spread[u]))
+    return Participant(broadcast, row(at.memory), known)
 
 
 @each_phase
 def test_a_stack_moves_as_its_rows_do(algorithm):
     """direction and finish of (U, P) are those of each user's (P,)."""
-    gradient, local, broadcast, memory = stack(algorithm)
-    moved = algorithm.direction(gradient, local.params, broadcast, memory)
-    upload, kept = algorithm.finish(local, broadcast, memory)
+    gradient, local, at = stack(algorithm)
+    moved = algorithm.direction(gradient, local.params, at)
+    upload, kept = algorithm.finish(local, at)
     for u in range(USERS):
-        sent = Broadcast(1, broadcast.params[u], row(broadcast.control, u))
-        mine, alone = Memory(row(memory.control, u)), float(local.travelled[u])
-        single = Local(local.params[u], local.mean_gradient[u], alone)
+        mine = of_user(at, u)
         torch.testing.assert_close(
-            moved[u], algorithm.direction(gradient[u], local.params[u], sent, mine)
+            moved[u], algorithm.direction(gradient[u], local.params[u], mine)
         )
-        one, remembered = algorithm.finish(single, sent, mine)
+        one, remembered = algorithm.finish(Local(local.params[u], local.mean_gradient[u]), mine)
         torch.testing.assert_close(upload.params[u], one.params)
-        if algorithm.memory:
-            torch.testing.assert_close(upload.control[u], one.control)
-            torch.testing.assert_close(kept.control[u], remembered.control)
+        for name, value in one.totals.items():
+            torch.testing.assert_close(upload.totals[name][u], value)
+        for name, value in remembered.items():
+            torch.testing.assert_close(kept[name][u], value)
 
 
 @each_phase
 def test_the_functions_are_pure(algorithm):
     """No argument is written to, and the same arguments give the same result."""
-    gradient, local, broadcast, memory = stack(algorithm)
+    gradient, local, at = stack(algorithm)
+    sent = server(algorithm)
     values = [
         gradient,
         local.params,
         local.mean_gradient,
-        broadcast.params,
-        broadcast.control,
-        memory.control,
+        at.broadcast.params,
+        *at.broadcast.shared.values(),
+        *at.memory.values(),
+        sent.params,
+        *sent.slots.values(),
     ]
-    before = [None if v is None else v.clone() for v in values]
-    once = algorithm.direction(gradient, local.params, broadcast, memory)
-    assert torch.equal(once, algorithm.direction(gradient, local.params, broadcast, memory))
-    algorithm.finish(local, broadcast, memory)
-    server = Server(broadcast.params[0], row(broadcast.control, 0))
-    mean = Upload(local.params[0], local.mean_gradient[0])
-    algorithm.update(server, mean, 0.5)
+    before = [value.clone() for value in values]
+    once = algorithm.direction(gradient, local.params, at)
+    assert torch.equal(once, algorithm.direction(gradient, local.params, at))
+    upload, _ = algorithm.finish(local, at)
+    mean = Upload(upload.params[0], {name: value[0] for name, value in upload.totals.items()})
+    algorithm.update(sent, mean, 0.5)
     for value, old in zip(values, before, strict=True):
-        assert value is old is None or torch.equal(value, old)
+        assert torch.equal(value, old)
+
+
+@each_phase
+def test_the_slots_are_those_declared(algorithm):
+    """finish keeps every slot of ``remembers`` and no other, update every one of ``keeps``."""
+    _, local, at = stack(algorithm)
+    upload, kept = algorithm.finish(local, at)
+    assert kept.keys() == algorithm.remembers.keys()
+    mean = Upload(upload.params[0], {name: value[0] for name, value in upload.totals.items()})
+    moved = algorithm.update(server(algorithm), mean, 0.5)
+    assert moved.slots.keys() == algorithm.keeps.keys()
+    shapes = {name: (SIZE,) if size == "vector" else (1,) for name, size in algorithm.keeps.items()}
+    assert {name: tuple(value.shape) for name, value in moved.slots.items()} == shapes
+    assert algorithm.memory == bool(algorithm.remembers or algorithm.mirrored)
 
 
 @each_phase
@@ -86,12 +149,11 @@ def test_what_is_kept_and_what_is_sent_agree(algorithm):
 
     Memoryless ones send none.
     """
-    _, local, broadcast, memory = stack(algorithm)
-    upload, kept = algorithm.finish(local, broadcast, memory)
-    if algorithm.memory:
-        torch.testing.assert_close(upload.control, kept.control - memory.control)
-    else:
-        assert upload.control is None and kept.control is None
+    _, local, at = stack(algorithm)
+    upload, kept = algorithm.finish(local, at)
+    assert upload.totals.keys() == kept.keys()
+    for name, value in upload.totals.items():
+        torch.testing.assert_close(value, kept[name] - at.memory[name])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -106,8 +168,6 @@ def test_the_warm_up_comes_first(name):
 def test_a_variant_replaces_one_function():
     """The base stays as it was."""
     base = ALGORITHMS["fedavg"]()
-    signed = base.replace(
-        name="signed", direction=lambda gradient, y, broadcast, memory: gradient.sign()
-    )
+    signed = base.replace(name="signed", direction=lambda gradient, y, at: gradient.sign())
     assert base.name == "fedavg" and signed.finish is base.finish
-    assert signed.direction(torch.tensor([-3.0, 2.0]), None, None, None).tolist() == [-1.0, 1.0]
+    assert signed.direction(torch.tensor([-3.0, 2.0]), None, None).tolist() == [-1.0, 1.0]

@@ -186,7 +186,7 @@ def test_every_example_configuration_is_valid(example):
     from dpscaffold.config import parse
 
     tables = tomllib.loads(example.read_text(encoding="utf-8"))
-    parse({name: table for name, table in tables.items() if name != "tune"})
+    parse({name: table for name, table in tables.items() if name != "tune"}, example.parent)
 
 
 def test_the_python_example_runs(tmp_path):
@@ -294,7 +294,7 @@ BAD = [
     (["--set", "rounds=3"], "table.key=value"),
     (["--set", "planet.rounds=3"], "did you mean 'plan'"),
     (["--device", "cuda:7"], "device is 'cuda:7'"),
-    (["--engine", "warp"], "choose loop or simulator"),
+    (["--engine", "warp"], "choose one of simulator, loop"),
 ]
 
 

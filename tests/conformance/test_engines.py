@@ -11,22 +11,24 @@ import numpy as np
 import pytest
 import torch
 from small import (
-    CPU,
     ENGINES,
     EQUAL,
+    EVERY,
     PRIVACIES,
     TASKS,
     UNEQUAL,
+    Driven,
     assert_agree,
     assert_identical,
-    drive,
     federation,
     final,
+    loop,
     setting,
+    simulator,
 )
 
-from dpscaffold.algorithms import ALGORITHMS, fedprox
-from dpscaffold.engines import Draw, Loop, Simulator
+from dpscaffold.algorithms import fedprox
+from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
 from dpscaffold.randomness import Randomness
@@ -37,7 +39,7 @@ SHAPES = {
     "equal": (EQUAL, {"weighting": "uniform", "averaging": "none"}),
 }
 
-every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("algorithm", EVERY)
 every_task = pytest.mark.parametrize("task", TASKS)
 every_privacy = pytest.mark.parametrize("privacy", PRIVACIES)
 
@@ -85,7 +87,17 @@ def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
     tolerance."""
     run = setting(algorithm, task, privacy)
     whole = final("simulator", run)
-    assert_agree(drive(Simulator([run], CPU, chunk=chunk)), whole)
+    assert_agree(Driven(simulator(run, chunk=chunk)).drive().reached, whole)
+
+
+@every_algorithm
+@pytest.mark.parametrize("privacy", ["none", "poisson"])
+def test_devices_that_share_a_round_change_nothing(algorithm, privacy):
+    """Chunks dealt to two workers give the very run of one worker with those chunks."""
+    run = setting(algorithm, "mlp", privacy)
+    hardware = Hardware((torch.device("cpu"), torch.device("cpu")), chunk=2)
+    shared = Driven(Simulator([run], [run.federation], hardware))
+    assert_identical(shared.drive().reached, Driven(simulator(run, chunk=2)).drive().reached)
 
 
 @every_algorithm
@@ -125,15 +137,9 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
         )
     )
     for chunk in (None, 2):
-        stack = Simulator(runs, CPU, chunk=chunk)
-        for round in range(1, runs[0].plan.rounds + 1):
-            drawn = [
-                r.participants(round, s.users, s.participants)
-                for r, s in zip(stack.randomness, runs, strict=True)
-            ]
-            stack.rounds(round, [Draw(d, d) for d in drawn])
-        for state, run in zip(stack.states, runs, strict=True):
-            assert_agree(state, final("simulator", run))
+        stack = Driven(simulator(runs, chunk=chunk)).drive()
+        for reached, run in zip(stack.all_reached, runs, strict=True):
+            assert_agree(reached, final("simulator", run))
 
 
 def test_a_silent_run_may_share_a_stack_with_a_noised_one():
@@ -146,13 +152,10 @@ def test_a_silent_run_may_share_a_stack_with_a_noised_one():
         "scaffold", "logistic", Gaussian(clip=0.1, noise=0.0, sampling="poisson", unit="user")
     )
     runs = [silent, noised, tight]
-    stack = Simulator(runs, CPU)
-    for round in range(1, 4):
-        drawn = stack.randomness[0].participants(round, silent.users, silent.participants)
-        stack.rounds(round, [Draw(drawn, drawn)] * 3)
-    for state, run in zip(stack.states, runs, strict=True):
+    stack = Driven(simulator(runs)).drive(3)
+    for reached, run in zip(stack.all_reached, runs, strict=True):
         for engine in ("simulator", "loop"):
-            assert_agree(state, final(engine, run, rounds=3))
+            assert_agree(reached, final(engine, run, rounds=3))
 
 
 def test_runs_of_different_structure_are_not_stacked():
@@ -172,9 +175,9 @@ def test_runs_of_different_structure_are_not_stacked():
     }
     for name, other in others.items():
         with pytest.raises(BadInput, match="cannot be stacked"):
-            Simulator([base, other], CPU)
+            simulator([base, other])
             pytest.fail(f"a stack was accepted although {name} differs")
-    Simulator([base, setting(fedprox(mu=0.1), base.task, "fixed", seed=4)], CPU)
+    simulator([base, setting(fedprox(mu=0.1), base.task, "fixed", seed=4)])
 
 
 @every_algorithm
@@ -184,9 +187,9 @@ def test_mapped_federations_agree_with_resident_ones(algorithm, task, privacy):
     """Loading only a round's users gives the same run as keeping everyone's records at hand."""
     run = setting(algorithm, task, privacy)
     mapped = replace(run, federation=replace(run.federation, mapped=True))
-    assert not Simulator([mapped], CPU).store.resident
+    assert not simulator(mapped).workers[0].store.resident
     assert_agree(final("simulator", mapped), final("simulator", run), rtol=1e-5, atol=1e-6)
-    assert_agree(drive(Simulator([mapped], CPU, chunk=2)), final("simulator", run))
+    assert_agree(Driven(simulator(mapped, chunk=2)).drive().reached, final("simulator", run))
 
 
 @every_algorithm
@@ -196,14 +199,22 @@ def test_a_user_who_declines_leaves_the_divisor_alone(algorithm, engine, weighti
     """Drawn but inactive users contribute zero: the mean is still over all who were drawn."""
     run = setting(algorithm, "logistic", "fixed", weighting=weighting, warm_rounds=0)
     drawn = np.array([0, 2, 5])
-    moves = {}
+    means = {}
     for active in ([0, 2, 5], [0], [2, 5], []):
         one = ENGINES[engine](run)
-        report = one.round(1, Draw(drawn, np.array(active, dtype=np.int64)))
-        assert report.participants == tuple(active)
-        moves[tuple(active)] = one.state.params
-    torch.testing.assert_close(moves[0,] + moves[2, 5], moves[0, 2, 5], rtol=1e-5, atol=1e-6)
-    assert torch.equal(moves[()], torch.zeros_like(moves[()]))
+        done = one.round(Draw(drawn, np.array(active, dtype=np.int64)))
+        assert done.gathered.arrived == tuple(active)
+        means[tuple(active)] = done.gathered.mean
+        if not active:
+            assert torch.equal(done.state.params, run.task.initial(run.plan.seed))
+    for key in ("params", *means[0,].totals):
+        parts = {
+            active: mean.params if key == "params" else mean.totals[key]
+            for active, mean in means.items()
+            if active
+        }
+        torch.testing.assert_close(parts[0,] + parts[2, 5], parts[0, 2, 5], rtol=1e-5, atol=1e-6)
+    assert float(means[()].params.norm()) == 0
 
 
 class Recorder(Randomness):
@@ -238,9 +249,9 @@ def test_every_engine_and_chunk_makes_the_same_draws_once(algorithm, privacy):
     round."""
     run = setting(algorithm, "logistic", privacy)
     recorders = [Recorder(run.plan.seed) for _ in range(3)]
-    drive(Loop(run, CPU, recorders[0]))
-    drive(Simulator([run], CPU, [recorders[1]]))
-    drive(Simulator([run], CPU, [recorders[2]], chunk=2))
+    Driven(loop(run, recorders[0])).drive()
+    Driven(simulator(run, recorders[1])).drive()
+    Driven(simulator(run, recorders[2], chunk=2)).drive()
     first = recorders[0].given
     assert len(first) == 2 * run.plan.rounds * run.participants
     for other in recorders[1:]:

@@ -5,37 +5,47 @@ Adding an entry to ``ALGORITHMS`` adds it to every test here.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from small import (
     CPU,
     ENGINES,
+    EVERY,
     PRIVACIES,
     TASKS,
     assert_agree,
+    assert_identical,
     federation,
     final,
-    parts,
     setting,
     uploads,
 )
 from toys import Quadratic, quadratics
 
-from dpscaffold.algorithms import ALGORITHMS, Memory, Upload, fedavg, fedprox, scaffold
-from dpscaffold.engines import Draw, State
+from dpscaffold.algorithms import ALGORITHMS, Upload, fedavg, fedprox, scaffold
+from dpscaffold.engines import State
 from dpscaffold.local import Gaussian
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
-each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
-WITH_MEMORY = [name for name, make in ALGORITHMS.items() if make().memory]
+each_algorithm = pytest.mark.parametrize("algorithm", EVERY)
+#: Algorithms whose server keeps the mean of what users remember, and the slots of which that holds.
+MIRRORS = {
+    name: sorted(set(make().keeps) & set(make().remembers))
+    for name, make in EVERY.items()
+    if set(make().keeps) & set(make().remembers)
+}
+
+
+#: Names of what is uploaded to be summed, over all algorithms.
+TOTALS = {name for make in EVERY.values() for name in make().keeps}
 
 
 def test_the_table_is_named_after_its_algorithms():
     """Each entry makes an algorithm of its own name, and two calls make equal ones."""
-    for name, make in ALGORITHMS.items():
+    for name, make in EVERY.items():
         assert make().name == name
         assert make() == make()
 
@@ -58,9 +68,10 @@ def test_no_noise_and_no_clip_is_the_classical_algorithm(algorithm, task, unit, 
 def test_scaffold_without_control_variates_is_fedavg(task, privacy, engine):
     """c and c_i held at zero: SCAFFOLD is FedAvg, and DP-SCAFFOLD is DP-FedAvg."""
 
-    def forget(local, broadcast, memory):
-        move = local.params - broadcast.params
-        return Upload(move, torch.zeros_like(move)), Memory(torch.zeros_like(move))
+    def forget(local, at):
+        move = local.params - at.broadcast.params
+        nothing = {"control": torch.zeros_like(move)}
+        return Upload(move, nothing), nothing
 
     run = setting(scaffold().replace(finish=forget), task, privacy)
     plain = replace(run, algorithm=fedavg())
@@ -103,23 +114,26 @@ def test_fedprox_takes_the_proximal_step(engine):
 
 
 @each_engine
-@pytest.mark.parametrize("algorithm", WITH_MEMORY)
+@pytest.mark.parametrize("algorithm", MIRRORS)
 @pytest.mark.parametrize("privacy", PRIVACIES)
 @pytest.mark.parametrize("weighting", ["uniform", "records"])
-def test_c_is_always_the_mean_of_all_c_i(algorithm, privacy, weighting, engine):
+def test_the_server_keeps_the_mean_of_what_users_remember(algorithm, privacy, weighting, engine):
     """c = (1/M)Σc_i after every round, under either weighting, in warm rounds too."""
     run = setting(algorithm, "logistic", privacy, weighting=weighting)
     for rounds in (1, 2, 4):
-        state = final(engine, run, rounds=rounds)
-        torch.testing.assert_close(state.control, state.memory.mean(0), rtol=1e-3, atol=1e-4)
-    assert float(state.control.norm()) > 1e-3
+        reached = final(engine, run, rounds=rounds)
+        for name in MIRRORS[algorithm]:
+            kept, mean = reached.state.server.slots[name], reached.memories[name].mean(0)
+            torch.testing.assert_close(kept, mean, rtol=1e-3, atol=1e-4)
+            assert float(kept.norm()) > 1e-3
 
 
 @each_engine
 @each_algorithm
 @pytest.mark.parametrize("weighting", ["uniform", "records"])
-def test_the_server_moves_by_its_rate_times_the_mean_move(algorithm, weighting, engine):
-    """x ← x + η_g·Σw_iΔy_i with w_i = 1/m, or R_i/ΣR_j over the participants."""
+def test_the_server_moves_by_the_mean_upload(algorithm, weighting, engine):
+    """``update`` gets Σw_iΔy_i with w_i = 1/m, or R_i/ΣR_j over the participants, totals divided by
+    M, and η_g; FedAvg and SCAFFOLD then move by η_g times that mean."""
     run = setting(
         algorithm, "logistic", "fixed", weighting=weighting, server_rate=0.6, warm_rounds=0
     )
@@ -127,8 +141,16 @@ def test_the_server_moves_by_its_rate_times_the_mean_move(algorithm, weighting, 
     chosen = run.randomness().participants(1, run.users, run.participants)
     sizes = run.federation.train.sizes[chosen].float()
     weights = torch.full((3,), 1 / 3) if weighting == "uniform" else sizes / sizes.sum()
-    moved = final(engine, run, rounds=1).params - run.task.initial(0)
-    torch.testing.assert_close(moved, 0.6 * weights @ sent["move"], rtol=1e-4, atol=1e-6)
+    totals = {name: value.sum(0) / run.users for name, value in sent.items() if name in TOTALS}
+    start = State.initial(run, CPU).server
+    moved = run.algorithm.update(start, Upload(weights @ sent["move"], totals), 0.6)
+    reached = final(engine, run, rounds=1)
+    torch.testing.assert_close(reached.params, moved.params, rtol=1e-4, atol=1e-6)
+    for name, value in moved.slots.items():
+        torch.testing.assert_close(reached.state.server.slots[name], value, rtol=1e-4, atol=1e-6)
+    if algorithm in ALGORITHMS:
+        expected = start.params + 0.6 * weights @ sent["move"]
+        torch.testing.assert_close(reached.params, expected, rtol=1e-4, atol=1e-6)
 
 
 @each_engine
@@ -158,16 +180,17 @@ def test_the_output_is_the_average_that_was_asked_for(algorithm, averaging, take
 def test_users_who_are_not_drawn_are_left_alone(algorithm, engine):
     """A round changes the memory of its participants only."""
     run = setting(algorithm, "logistic", "fixed")
-    made = ENGINES[engine](run)
-    if made.state.memory is None:
-        assert not run.algorithm.memory
-        return
-    made.state.memory += 7.0
-    chosen = np.array([1, 4])
-    made.round(1, Draw(chosen, chosen))
-    untouched = [i for i in range(run.users) if i not in chosen]
-    assert bool((made.state.memory[untouched] == 7.0).all())
-    assert bool((made.state.memory[chosen] != 7.0).any(dim=1).all())
+    made, remembers = ENGINES[engine](run), run.algorithm.remembers
+    memories, everyone = made.engine.memories, range(run.users)
+    sevens = {name: torch.full_like(v, 7.0) for name, v in memories.recall(everyone).items()}
+    memories.keep(everyone, sevens)
+    chosen = [1, 4]
+    made.round_of(chosen)
+    untouched = [i for i in everyone if i not in chosen]
+    assert made.reached.memories.keys() == remembers.keys()
+    for table in made.reached.memories.values():
+        assert bool((table[untouched] == 7.0).all())
+        assert bool((table[chosen] != 7.0).any(dim=1).all())
 
 
 @each_engine
@@ -175,25 +198,14 @@ def test_users_who_are_not_drawn_are_left_alone(algorithm, engine):
 def test_a_state_survives_a_checkpoint(algorithm, engine):
     """Two rounds, a checkpoint, two more: bit for bit the four rounds in one go."""
     run = setting(algorithm, "mlp", "poisson", averaging="uniform")
-    made = ENGINES[engine](run)
-    randomness = run.randomness()
-
-    def rounds(engine, first, last):
-        for t in range(first, last + 1):
-            drawn = randomness.participants(t, run.users, run.participants)
-            engine.round(t, Draw(drawn, drawn))
-
-    rounds(made, 1, 2)
-    saved = {
-        key: value.clone() if torch.is_tensor(value) else value
-        for key, value in made.state.to_dict().items()
-    }
+    made = ENGINES[engine](run).drive(2)
+    saved = copy.deepcopy((made.states[0].to_dict(), made.engine.memories.to_dict()))
+    made.drive()
     resumed = ENGINES[engine](run)
-    resumed.state = State.from_dict(saved, CPU)
-    rounds(resumed, 3, 4)
-    whole = final(engine, run)
-    for key, value in parts(whole).items():
-        assert torch.equal(value, parts(resumed.state)[key]), key
+    resumed.states[0] = State.from_dict(saved[0], CPU)
+    resumed.engine.memories.restore(saved[1])
+    assert_identical(resumed.drive().reached, made.reached)
+    assert_identical(resumed.reached, final(engine, run))
 
 
 @each_engine
@@ -201,13 +213,11 @@ def test_a_state_survives_a_checkpoint(algorithm, engine):
 def test_the_report_names_the_participants_and_the_largest_drift(algorithm, engine):
     """largest_drift is max_i ‖y_i^K − x‖ over the round's participants."""
     run = setting(algorithm, "logistic", "fixed", data=federation(), warm_rounds=0)
-    made = ENGINES[engine](run)
-    chosen = np.array([0, 3, 5])
-    report = made.round(1, Draw(chosen, chosen))
-    assert report.round == 1 and report.participants == (0, 3, 5)
+    done = ENGINES[engine](run).round_of([0, 3, 5])
+    assert done.number == 1 and done.gathered.arrived == (0, 3, 5)
     drawn = run.randomness().participants(1, run.users, run.participants)
     (sent,) = uploads(engine, run)
-    again = ENGINES[engine](run).round(1, Draw(drawn, drawn))
+    again = ENGINES[engine](run).round_of(drawn).gathered
     assert again.metrics["largest_drift"] == pytest.approx(
         float(sent["move"].norm(dim=1).max()), rel=1e-5
     )

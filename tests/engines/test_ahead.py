@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small import Driven, simulator
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
-from dpscaffold.engines import Draw, Simulator
+from dpscaffold.engines import Draw
 from dpscaffold.setting import Setting
 
 
@@ -23,11 +24,11 @@ def test_draws_made_ahead_are_the_same_even_where_users_decline(sampling):
         plan,
         Gaussian(clip=1.0, noise=2.0, sampling=sampling),
     )
-    runs = [Simulator([setting], torch.device("cpu"), ahead=ahead) for ahead in (False, True)]
+    runs = [Driven(simulator(setting, ahead=ahead)) for ahead in (False, True)]
     for round in range(1, 7):
         drawn = setting.randomness().participants(round, 12, 6)
         active = drawn[1:] if round == 3 else drawn
         for engine in runs:
-            engine.round(round, Draw(drawn, np.asarray(active)))
-    assert runs[1]._drawn_ahead is None  # nothing is drawn beyond the last round
-    assert torch.equal(runs[0].state.params, runs[1].state.params)
+            engine.round(Draw(drawn, np.asarray(active)))
+    assert runs[1].engine.ahead._held is None  # nothing is drawn beyond the last round
+    assert torch.equal(runs[0].reached.params, runs[1].reached.params)

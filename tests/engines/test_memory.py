@@ -10,11 +10,12 @@ import pytest
 SCRIPT = """
 import resource, torch
 from dpscaffold.algorithms import scaffold
-from dpscaffold.engines import Draw, Simulator
+from dpscaffold.engines import Simulator, State
 from dpscaffold.federation import Federation, Records
 from dpscaffold.local import Gaussian
 from dpscaffold.metrics import Evaluator
 from dpscaffold.plan import Plan
+from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic
 
@@ -30,11 +31,11 @@ data = Federation(table(records), table(5), classes).validated()
 plan = Plan(rounds=1, user_ratio=0.2)
 run = Setting(data, Logistic(dimension, classes), scaffold(), plan, Gaussian(1.0, 5.0))
 device = torch.device("cpu")
-engine = Simulator([run], device)
-drawn = run.randomness().participants(1, users, run.participants)
-engine.round(1, Draw(drawn, drawn))
-assert torch.isfinite(engine.state.params).all() and len(drawn) == 2000
-Evaluator(data, run.task, 0.005, device)(engine.state.params)
+engine = Simulator([run], [data])
+drawing, start = plain_draws(run, run.randomness()), State.initial(run, device)
+(done,) = rounds(run, engine, drawing, start)
+assert torch.isfinite(done.state.params).all() and len(done.draw.drawn) == 2000
+Evaluator(data, run.task, 0.005, device)(done.state.params)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
 

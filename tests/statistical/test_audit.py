@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import beta
+from small import Driven, simulator
 
 from dpscaffold.algorithms import Upload, scaffold
-from dpscaffold.engines import Draw, Simulator
-from dpscaffold.engines import simulator as simulator_module
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
+from dpscaffold.local import participate as participate_module
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import CAP
 from dpscaffold.randomness import Randomness
@@ -102,11 +102,10 @@ def play(setting: Setting, randomness: Randomness | None = None) -> tuple[np.nda
     A control variate is the mean of the round's noised gradients, all that a participation reveals
     here. The statistics are the victim's own and its difference from the bystander's.
     """
-    engine = Simulator([setting], torch.device("cpu"), [randomness or Randomness(11)])
-    everyone = np.arange(setting.users)
-    engine.round(1, Draw(everyone, everyone))
+    driven = Driven(simulator(setting, randomness or Randomness(11)))
+    driven.round_of(range(setting.users))
     direction = torch.tensor([-1.0, -1.0, 1.0, 1.0]) / 2
-    scores = (engine.state.memory @ direction).numpy() * int(setting.batches[0]) / (2 * CLIP)
+    scores = (driven.reached.memory @ direction).numpy() * int(setting.batches[0]) / (2 * CLIP)
     victim, bystander = scores[::2], scores[1::2]
     statistics = np.stack([victim, victim - bystander])
     return statistics[:, ::2], statistics[:, 1::2]
@@ -150,17 +149,15 @@ def test_noise_shared_between_users_is_caught():
 def test_a_correction_computed_before_the_noise_is_caught(monkeypatch):
     """Uploads carry noise, but the control variate is built from the gradients as they were before
     it."""
-    proper = simulator_module.local_steps
+    proper = participate_module.local_steps
 
-    def leaky(task, algorithm, broadcast, memory, batches, scales):
+    def leaky(task, algorithm, at, batches, scales):
         drawn = list(batches)
-        noised, _ = proper(task, algorithm, broadcast, memory, drawn, scales)
-        bare, kept = proper(
-            task, algorithm, broadcast, memory, [(batch, None) for batch, _ in drawn], scales
-        )
-        return Upload(noised.params, bare.control), kept
+        noised, _ = proper(task, algorithm, at, drawn, scales)
+        bare, kept = proper(task, algorithm, at, [(batch, None) for batch, _ in drawn], scales)
+        return Upload(noised.params, bare.totals), kept
 
-    monkeypatch.setattr(simulator_module, "local_steps", leaky)
+    monkeypatch.setattr(participate_module, "local_steps", leaky)
     setting = the_setting(1)
     assert lower_epsilon(*play(setting), DELTA) > claimed(setting)
 

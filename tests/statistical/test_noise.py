@@ -52,9 +52,9 @@ def queries(
     seen: dict[int, list[torch.Tensor]] = {}
 
     def watched(made):
-        def direction(gradient, y, broadcast, memory):
-            seen.setdefault(broadcast.round, []).append(gradient.clone())
-            return made.direction(gradient, y, broadcast, memory)
+        def direction(gradient, y, at):
+            seen.setdefault(at.broadcast.round, []).append(gradient.clone())
+            return made.direction(gradient, y, at)
 
         return made.replace(direction=direction, warm_up=made.warm_up and watched(made.warm_up))
 

@@ -7,15 +7,13 @@ released.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import CPU, TASKS, Scripted, setting
+from small import ENGINES, TASKS, Scripted, loop, setting
 from torch import Tensor
 
-from dpscaffold.engines import Draw, Loop, Simulator
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.local.steps import Scales, noised_query
@@ -59,8 +57,8 @@ def query(
             Federation.from_arrays(table, table, classes=CLASSES),
             user_ratio=1.0,
         )
-        loop = Loop(run, CPU)
-        return loop.noised(loop.gradients(params, made.prepare(x), y), divisor, draws)
+        oracle = loop(run)
+        return oracle.noised(oracle.gradients(params, made.prepare(x), y), divisor, draws)
     column = torch.ones(1, 1)
     scales = Scales(
         step_size=column, regularisation=column, divisor=column * divisor, steps=1,
@@ -208,10 +206,9 @@ def test_a_whole_round_moves_by_no_more_than_stated(
             "scaffold", task, privacy, data, local_steps=1, data_ratio=share, user_ratio=1.0
         )
         still = Scripted(seed, lambda *key: 0.0)
-        made = Loop(run, CPU, still) if engine == "loop" else Simulator([run], CPU, [still])
-        everyone = np.arange(len(sizes))
-        made.round(1, Draw(everyone, everyone))
-        reached.append(made.state)
+        made = ENGINES[engine](run, still)
+        made.round_of(range(len(sizes)))
+        reached.append(made.reached)
     eta, batch = run.plan.step_size, int(run.batches[user])
     moved = float((reached[0].params - reached[1].params).norm())
     assert moved <= SLACK * eta * 2 * clip / batch / len(sizes) + 1e-5

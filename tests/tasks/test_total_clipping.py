@@ -14,10 +14,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from small import CPU, TASKS, federation, final, setting
+from small import TASKS, federation, final, loop, setting
 from torch import Tensor
 
-from dpscaffold.engines import Loop
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
@@ -123,8 +122,8 @@ def released(engine: str, task: Task, privacy: Gaussian, params, x, y, divisor: 
     if engine == "loop":
         table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
         data = Federation.from_arrays(table, table, classes=CLASSES)
-        loop = Loop(setting("fedavg", task, privacy, data, user_ratio=1.0), CPU)
-        return loop.noised(loop.gradients(params, task.prepare(x), y), divisor, draws)
+        oracle = loop(setting("fedavg", task, privacy, data, user_ratio=1.0))
+        return oracle.noised(oracle.gradients(params, task.prepare(x), y), divisor, draws)
     column = torch.ones(1, 1)
     clip = "median" if privacy.clip == "median" else column[0] * float(privacy.clip)
     scales = Scales(

@@ -57,16 +57,16 @@ def crash(federation, folder, last, moment="after the round", **options):
 
     Whether it came to that: a target may halt the run first.
     """
-    real = Simulator.round
+    real = Simulator.gather
 
-    def dies(self, round, draw):
-        if round == last:
+    def dies(self, phase, broadcast, draw):
+        if broadcast.round == last:
             raise Crash
-        return real(self, round, draw)
+        return real(self, phase, broadcast, draw)
 
     with pytest.MonkeyPatch.context() as patch:
         if moment == "before its uploads":
-            patch.setattr(Simulator, "round", dies)
+            patch.setattr(Simulator, "gather", dies)
         try:
             go(federation, folder, observer=die_after(last), **options)
         except Crash:

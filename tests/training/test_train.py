@@ -184,14 +184,14 @@ def test_the_ledger_is_written_before_the_uploads_are_used(federation, tmp_path,
     """If the engine dies in a round, that round is in the journal already."""
     from dpscaffold.engines import Simulator
 
-    real = Simulator.round
+    real = Simulator.gather
 
-    def dies(self, round, draw):
-        if round == 5:
+    def dies(self, phase, broadcast, draw):
+        if broadcast.round == 5:
             raise RuntimeError("power cut")
-        return real(self, round, draw)
+        return real(self, phase, broadcast, draw)
 
-    monkeypatch.setattr(Simulator, "round", dies)
+    monkeypatch.setattr(Simulator, "gather", dies)
     with pytest.raises(RuntimeError):
         train(federation, Logistic(40, 10), fedavg(), plan(), NOISY, out=tmp_path / "run")
     assert read_ledger(tmp_path / "run").rounds == 5

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dpscaffold.algorithms.base import Algorithm, Broadcast, Local, Memory, Server, Upload
+from dpscaffold.algorithms.base import (
+    Algorithm,
+    Broadcast,
+    Cohort,
+    Known,
+    Local,
+    Participant,
+    Server,
+    Size,
+    Slots,
+    Upload,
+)
 from dpscaffold.algorithms.fedavg import fedavg, fedsgd
 from dpscaffold.algorithms.fedprox import fedprox
-from dpscaffold.algorithms.scaffold import scaffold, scaffold_warm
+from dpscaffold.algorithms.scaffold import scaffold
+from dpscaffold.algorithms.scaffold_warm import scaffold_warm
+from dpscaffold.algorithms.server import SERVERS, with_adam, with_momentum
 
 #: Every algorithm, by the name it has in a configuration. The conformance tests run over this
-#: table.
+#: table; configuration, commands, labels and the accountant ask it or the algorithm itself.
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,
     "fedsgd": fedsgd,
@@ -19,17 +32,28 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "scaffold-warm": scaffold_warm,
 }
 
+#: What a configuration that names no algorithm runs.
+DEFAULT = "scaffold"
+
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT",
+    "SERVERS",
     "Algorithm",
     "Broadcast",
+    "Cohort",
+    "Known",
     "Local",
-    "Memory",
+    "Participant",
     "Server",
+    "Size",
+    "Slots",
     "Upload",
     "fedavg",
     "fedprox",
     "fedsgd",
     "scaffold",
     "scaffold_warm",
+    "with_adam",
+    "with_momentum",
 ]

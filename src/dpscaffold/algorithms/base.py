@@ -1,84 +1,136 @@
-"""The central type: an algorithm is three pure functions on flat vectors.
+"""The central type: an algorithm is a handful of small pure functions on flat vectors.
 
 Everything here works alike on one user's vectors of length P (as the loop engine calls it) and on a
-stack of users, (U, P) (as the simulator does).
+stack of users, (U, P) (as the simulator does). PyTorch is imported for its types alone, so that the
+registry of algorithms can be read by commands that start without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Named vectors (P,) or numbers (1,); in a stack of users (U, P) or (U, 1).
+Slots = Mapping[str, "Tensor"]
+
+#: What a slot holds: a vector like x, or one number.
+Size = Literal["vector", "number"]
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Server → user at the start of a round: x^{t−1} and, for SCAFFOLD, c^{t−1}."""
+    """Server → user at the start of a round: x^{t−1} and whatever the algorithm announces."""
 
     round: int
     params: Tensor
-    control: Tensor | None = None
+    shared: Slots = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What stays with a user between rounds: SCAFFOLD's c_i, or nothing."""
+class Known:
+    """Public numbers of a participation, and nothing else: K, η_l, and the standard deviation of
+    the noise on one step's gradient (2Cσ_g/b_i; None where C is read off the batch). In a stack
+    η_l and the spread are (U, 1).
+    """
 
-    control: Tensor | None = None
+    steps: int
+    step_size: float | Tensor
+    spread: float | Tensor | None = 0.0
 
 
 @dataclass(frozen=True)
-class Upload:
-    """User → server at the end of a round: the differences Δy_i and, for SCAFFOLD, Δc_i."""
+class Participant:
+    """What a user has before it when it takes part: the server's word, its own slots, and the
+    public numbers."""
 
-    params: Tensor
-    control: Tensor | None = None
+    broadcast: Broadcast
+    memory: Slots
+    known: Known
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What ``announce`` may use of a round's participants: nothing that is private.
+
+    ``weights`` (m,) are those of the mean of Δy, ``seen`` (m,) says who took part before, and
+    ``memories`` holds their slots, (m, P) or (m, 1), where the algorithm is ``mirrored``.
+    """
+
+    users: tuple[int, ...]
+    weights: Tensor
+    known: Known
+    memories: Slots
+    seen: Tensor
 
 
 @dataclass(frozen=True)
 class Local:
-    """What K local steps leave behind: the last y_i^K, the mean of the K noised and regularised
-    gradients H + λy, and Kη_l (a float, or (U, 1) for a stack)."""
+    """What K local steps leave behind: the last y_i^K, and the mean of the K noised and regularised
+    gradients H + λy."""
 
     params: Tensor
     mean_gradient: Tensor
-    travelled: float | Tensor
+
+
+@dataclass(frozen=True)
+class Upload:
+    """User → server at the end of a round.
+
+    ``params`` (Δy_i) is averaged over the participants; ``totals`` (SCAFFOLD's Δc_i) are summed and
+    divided by M, the number of all users.
+    """
+
+    params: Tensor
+    totals: Slots = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Server:
-    """The server's state: x^t and, for SCAFFOLD, c^t."""
+    """The server's state: x^t and whatever it keeps besides (SCAFFOLD's c, a velocity)."""
 
     params: Tensor
-    control: Tensor | None = None
+    slots: Slots = field(default_factory=dict)
 
 
-Direction = Callable[[Tensor, Tensor, Broadcast, Memory], Tensor]
-Finish = Callable[[Local, Broadcast, Memory], tuple[Upload, Memory]]
+Announce = Callable[[Server, Cohort], Slots]
+Direction = Callable[["Tensor", "Tensor", Participant], "Tensor"]
+Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
 Update = Callable[[Server, Upload, float], Server]
+
+
+def tell_nothing(server: Server, cohort: Cohort) -> Slots:
+    """Participants are sent x alone."""
+    return {}
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated algorithm as three pure functions.
+    """A federated algorithm as pure functions, with a word on the state that they carry.
 
-    - ``direction(gradient, y, broadcast, memory)``: where a local step goes, given the *noised*
-      gradient H + λy at y. Whatever is added here stands outside clipping and noise.
-    - ``finish(local, broadcast, memory)``: the upload and the new memory after K steps.
-    - ``update(server, mean, rate)``: the server's move, given ``mean``: the mean of Δy_i over the
-      participants and (1/M)ΣΔc_i.
+    - ``announce(server, cohort)``: what the participants of a round are told besides x.
+    - ``direction(gradient, y, participant)``: where a local step goes, given the *noised* gradient
+      H + λy at y. Whatever is added here stands outside clipping and noise.
+    - ``finish(local, participant)``: the upload and the user's new slots after K steps.
+    - ``update(server, mean, rate)``: the server's move, given the mean upload: of Δy_i over the
+      participants, and of the totals over all M users.
 
-    ``memory`` says that users keep a control variate; ``warm_up`` is the algorithm of the
-    warm-start rounds, itself an ordinary :class:`Algorithm`. A variant is the base with one
-    function replaced:
+    ``remembers`` names the slots of every user, ``keeps`` those of the server; all are zero at the
+    start. ``numbers`` are the algorithm's own (μ, β): they are configured, stored and compared.
+    ``mirrored`` says that ``announce`` needs the cohort's memories. ``warm_up`` is the algorithm of
+    the warm-start rounds, itself an ordinary :class:`Algorithm`. The functions are plain functions
+    or frozen dataclasses with ``__call__``, never closures, so that equal algorithms compare equal.
+    A variant is the base with one function replaced:
 
     >>> import torch
     >>> from dpscaffold import fedavg
-    >>> def signs(gradient, y, broadcast, memory):
+    >>> def signs(gradient, y, participant):
     ...     return gradient.sign()
     >>> signed = fedavg().replace(name="signed", direction=signs)
-    >>> signed.direction(torch.tensor([-3.0, 2.0]), None, None, None).tolist()
+    >>> signed.direction(torch.tensor([-3.0, 2.0]), None, None).tolist()
     [-1.0, 1.0]
     """
 
@@ -86,9 +138,24 @@ class Algorithm:
     direction: Direction
     finish: Finish
     update: Update
-    memory: bool = False
+    announce: Announce = tell_nothing
+    remembers: Mapping[str, Size] = field(default_factory=dict, hash=False)
+    keeps: Mapping[str, Size] = field(default_factory=dict, hash=False)
+    numbers: Mapping[str, float | str] = field(default_factory=dict, hash=False)
+    title: str = ""
+    mirrored: bool = False
     warm_up: Algorithm | None = None
     full_pass: bool = False  # FedSGD: K·s must be 1
+
+    @property
+    def memory(self) -> bool:
+        """Whether a round depends on what a user did in earlier ones, as the accountant asks."""
+        return bool(self.remembers) or self.mirrored
+
+    @property
+    def shown(self) -> str:
+        """The title, or the name where there is none."""
+        return self.title or self.name
 
     def replace(self, **changes: object) -> Algorithm:
         """This algorithm with some parts replaced."""

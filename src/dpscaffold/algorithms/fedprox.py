@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from dpscaffold.algorithms.base import Algorithm, Broadcast, Memory
+from dpscaffold.algorithms.base import Algorithm, Participant
 from dpscaffold.algorithms.fedavg import fedavg
-from dpscaffold.checks import number
-from dpscaffold.errors import BadInput
+from dpscaffold.checks import at_least
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class Pulled:
 
     mu: float
 
-    def __call__(self, gradient: Tensor, y: Tensor, broadcast: Broadcast, memory: Memory) -> Tensor:
+    def __call__(self, gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
         """The pulled direction."""
-        return gradient + self.mu * (y - broadcast.params)
+        return gradient + self.mu * (y - at.broadcast.params)
 
 
 def fedprox(mu: float = 0.1) -> Algorithm:
@@ -31,7 +32,7 @@ def fedprox(mu: float = 0.1) -> Algorithm:
     >>> fedprox(mu=0.0).name
     'fedprox'
     """
-    if number("algorithm.mu", mu) < 0:
-        raise BadInput(f"algorithm.mu is {mu}; it must be 0 or positive")
-
-    return fedavg().replace(name="fedprox", direction=Pulled(mu))
+    at_least("algorithm.mu", mu, 0)
+    return fedavg().replace(
+        name="fedprox", title="FedProx", direction=Pulled(mu), numbers={"mu": mu}
+    )

@@ -12,7 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dpscaffold.algorithms import ALGORITHMS, DEFAULT
+from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.checks import floor_share
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     BOUNDS,
     Ledger,
@@ -27,15 +30,6 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.human import GROUPS, losses
 from dpscaffold.privacy.statement import NO_NOISE, round_up
 from dpscaffold.runledger import Account, read_account
-
-#: Whether an algorithm's users keep something between rounds.
-MEMORY = {
-    "fedavg": False,
-    "fedsgd": False,
-    "fedprox": False,
-    "scaffold": True,
-    "scaffold-warm": True,
-}
 
 Source = Annotated[
     Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")
@@ -62,7 +56,11 @@ Noise = Annotated[
 ]
 Sampling = Annotated[str | None, typer.Option("--sampling", help="fixed (default) or poisson")]
 AlgorithmName = Annotated[
-    str | None, typer.Option("--algorithm", help=f"one of {', '.join(MEMORY)}; scaffold by default")
+    str | None,
+    typer.Option(
+        "--algorithm",
+        help=f"one of {', '.join(ALGORITHMS)}, or my_file:factory; {DEFAULT} by default",
+    ),
 ]
 Unit = Annotated[str | None, typer.Option("--unit", help="record (default) or user")]
 Delta = Annotated[float | None, typer.Option("--delta", help="δ; 1 over all records by default")]
@@ -247,9 +245,12 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
                 f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at "
                 f"most 1"
             )
-    name = numbers.get("algorithm") or "scaffold"
-    if name not in MEMORY:
-        raise PrivacyError(f"--algorithm is {name!r}; give one of {', '.join(MEMORY)}")
+    name = numbers.get("algorithm") or DEFAULT
+    try:
+        factory_of(name, argument="--algorithm")
+        remembers = build(name).memory
+    except BadInput as error:
+        raise PrivacyError(str(error)) from error
     participants = floor_share(numbers["user_ratio"], numbers["users"])
     if participants < 1:
         raise PrivacyError(
@@ -266,7 +267,7 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
         noise=numbers["noise"],
         sampling=numbers.get("sampling") or "fixed",
         unit=numbers.get("unit") or "record",
-        memory=MEMORY[name],
+        memory=remembers,
         delta=delta,
         max_participations=numbers.get("max_participations"),
     )

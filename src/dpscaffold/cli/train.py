@@ -70,7 +70,7 @@ def run_settings(
             setting.plan,
             setting.privacy,
             budget=settings.privacy.budget if settings.privacy else None,
-            engine=engine,  # type: ignore[arg-type]
+            engine=engine,
             device=device,
             optimum=settings.task.optimum,
             out=folder,

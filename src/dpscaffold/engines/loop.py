@@ -1,19 +1,25 @@
 """The paper's pseudo-code, one user and one step at a time: the oracle of the simulator.
 
 Slow and obvious on purpose. Per-example gradients are formed one by one from the task's loss,
-clipped and summed; nothing here is shared with the fast path but the algorithm's three functions
-and the streams.
+clipped and summed; nothing here is shared with the fast path but the algorithm's functions, the
+streams and the law of aggregation.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from dpscaffold.algorithms import Broadcast, Local, Memory, Server, Upload
+from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Slots, Upload
 from dpscaffold.cipher import on_grid
-from dpscaffold.engines.state import Draw, RoundReport, State, mean_weights
+from dpscaffold.engines.aggregate import aggregate
+from dpscaffold.engines.hardware import Hardware
+from dpscaffold.engines.memories import Memories
+from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.federation import Federation
 from dpscaffold.randomness import NoiseStreams, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import BOUNDS
@@ -24,44 +30,36 @@ class Loop:
     noise as some published code does."""
 
     def __init__(
-        self, setting: Setting, device: torch.device, randomness: Randomness | None = None
+        self,
+        setting: Setting,
+        federation: Federation,
+        hardware: Hardware | None = None,
+        randomness: Randomness | None = None,
     ) -> None:
-        self.setting = setting
-        self.device = device
+        self.setting, self.federation = setting, federation
+        self.hardware = hardware or Hardware()
+        self.device = self.hardware.device
         self.randomness = randomness or setting.randomness()
-        self.state = State.initial(setting, device)
+        self.memories = Memories(setting.algorithm.remembers, setting.task.parameters, self.device)
 
-    def round(self, round: int, draw: Draw) -> RoundReport:
-        """One round: broadcast, every participant's local steps, aggregation."""
-        setting, state = self.setting, self.state
-        algorithm = setting.algorithm.phase(round, setting.warm_rounds)
-        broadcast = Broadcast(round, state.params, state.control)
-        mean_move = torch.zeros_like(state.params)
-        sum_control = torch.zeros_like(state.params)
-        drift = 0.0
-        for user, weight in zip(draw.active.tolist(), mean_weights(setting, draw), strict=True):
-            memory = Memory(None if state.memory is None else state.memory[user].clone())
-            upload, memory = self.participate(user, algorithm, broadcast, memory)
-            mean_move += float(weight) * upload.params
-            drift = max(drift, float(upload.params.norm()))
-            if (
-                state.memory is not None
-                and upload.control is not None
-                and memory.control is not None
-            ):
-                state.memory[user] = memory.control
-                sum_control += upload.control
-        mean = Upload(mean_move, sum_control / setting.users)
-        server = algorithm.update(
-            Server(state.params, state.control), mean, setting.plan.server_rate
-        )
-        state.advance(round, server.params, server.control, setting)
-        return RoundReport(round, tuple(draw.active.tolist()), {"largest_drift": drift})
+    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
+        """Every participant's local steps, and the mean of what they send."""
 
-    def participate(self, user, algorithm, broadcast, memory):  # type: ignore[no-untyped-def]
+        def uploads() -> Iterator[tuple[list[int], Upload]]:
+            for user in draw.active.tolist():
+                memory = {name: value[0] for name, value in self.memories.recall([user]).items()}
+                upload, kept = self.participate(user, phase, broadcast, memory)
+                self.memories.keep([user], _stacked(kept))
+                yield [user], Upload(upload.params[None], _stacked(upload.totals))
+
+        return aggregate(self.setting, draw, broadcast, uploads())
+
+    def participate(
+        self, user: int, algorithm: Algorithm, broadcast: Broadcast, memory: Slots
+    ) -> tuple[Upload, Slots]:
         """User i's part of the round: K local steps from y = x."""
         plan, privacy = self.setting.plan, self.setting.privacy
-        features, labels = self.setting.federation.train.of(user)
+        features, labels = self.federation.train.of(user)
         features = self.setting.task.prepare(features).to(self.device)
         labels = labels.to(self.device)
         batch = int(self.setting.batches[user])
@@ -69,6 +67,7 @@ class Loop:
             broadcast.round, user, len(labels), batch, plan.local_steps, self.setting.sampling
         )
         noise = NoiseStreams([self.randomness.noise(broadcast.round, user)], len(broadcast.params))
+        at = Participant(broadcast, memory, self.known(batch))
 
         y = broadcast.params
         total = torch.zeros_like(y)
@@ -82,9 +81,16 @@ class Loop:
                 query = self.noised(gradients, batch, draws)  # H̃_i^k
             gradient = query + plan.regularisation * y
             total += gradient
-            y = y - plan.step_size * algorithm.direction(gradient, y, broadcast, memory)
-        local = Local(y, total / plan.local_steps, plan.local_steps * plan.step_size)
-        return algorithm.finish(local, broadcast, memory)
+            y = y - plan.step_size * algorithm.direction(gradient, y, at)
+        return algorithm.finish(Local(y, total / plan.local_steps), at)
+
+    def known(self, batch: int) -> Known:
+        """K, η_l and the spread of the noise on one step's gradient."""
+        plan, privacy = self.setting.plan, self.setting.privacy
+        spread: float | None = 0.0
+        if privacy is not None and privacy.noise > 0:
+            spread = None if privacy.clip == "median" else privacy.scale(privacy.clip, batch)
+        return Known(plan.local_steps, plan.step_size, spread)
 
     def gradients(self, y: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients ∇f(y; d_j), (b, P)."""
@@ -126,3 +132,8 @@ class Loop:
 def shrinkage(norms: Tensor, clip: float | Tensor) -> Tensor:
     """1/max(1, ‖g‖/C), also where C is 0 or infinite."""
     return torch.where(norms > clip, clip / norms, 1.0)
+
+
+def _stacked(slots: Slots) -> Slots:
+    """One user's slots as a stack of one."""
+    return {name: value[None] for name, value in slots.items()}

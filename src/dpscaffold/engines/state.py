@@ -2,67 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpscaffold.algorithms import Algorithm, Broadcast, Server, Upload
+from dpscaffold.engines.memories import Memories
 from dpscaffold.setting import Setting
 
 
-@dataclass
+@dataclass(frozen=True)
 class State:
-    """One run between two rounds: x, c, every user's c_i, and the running average of the
-    iterates."""
+    """A server between two rounds: x and its slots, and the running average of the iterates."""
 
     round: int
-    params: Tensor
-    control: Tensor | None
-    memory: Tensor | None  # (M, P)
+    server: Server
     average: Tensor
     averaged: int = 0
 
     @classmethod
     def initial(cls, setting: Setting, device: torch.device) -> State:
-        """x⁰, and control variates of zero where the algorithm has them."""
+        """x⁰, and zero in every slot that the algorithm keeps."""
         params = setting.task.initial(setting.plan.seed).to(device)
-        remembers = setting.algorithm.memory
-        return cls(
-            round=0,
-            params=params,
-            control=torch.zeros_like(params) if remembers else None,
-            memory=torch.zeros(setting.users, len(params), device=device) if remembers else None,
-            average=torch.zeros_like(params),
-        )
+        slots = {
+            name: torch.zeros_like(params) if size == "vector" else params.new_zeros(1)
+            for name, size in setting.algorithm.keeps.items()
+        }
+        return cls(0, Server(params, slots), torch.zeros_like(params))
+
+    @property
+    def params(self) -> Tensor:
+        """x^t."""
+        return self.server.params
 
     @property
     def output(self) -> Tensor:
         """The model to hand out: the averaged iterate where there is one, else x^t."""
         return self.average if self.averaged else self.params
 
-    def advance(self, round: int, params: Tensor, control: Tensor | None, setting: Setting) -> None:
-        """Take the server's new state and count x^round into the average where the plan says so."""
-        self.round, self.params, self.control = round, params, control
-        if setting.plan.averages(round, setting.warm_rounds):
-            self.averaged += 1
-            self.average = self.average + (params - self.average) / self.averaged
+    def moved(self, server: Server, setting: Setting) -> State:
+        """The next round's state; x^round counts into the average where the plan says so."""
+        moved = replace(self, round=self.round + 1, server=server)
+        if not setting.plan.averages(moved.round, setting.warm_rounds):
+            return moved
+        count = self.averaged + 1
+        average = self.average + (server.params - self.average) / count
+        return replace(moved, averaged=count, average=average)
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return {
-            key: value.cpu() if isinstance(value, Tensor) else value
-            for key, value in vars(self).items()
+            "round": self.round,
+            "params": self.params.cpu(),
+            "slots": {name: value.cpu() for name, value in self.server.slots.items()},
+            "average": self.average.cpu(),
+            "averaged": self.averaged,
         }
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any], device: torch.device) -> State:
         """From a checkpoint."""
-        placed: dict[str, Any] = {
-            k: v.to(device) if isinstance(v, Tensor) else v for k, v in saved.items()
-        }
-        return cls(**placed)
+        slots = {name: value.to(device) for name, value in saved["slots"].items()}
+        server = Server(saved["params"].to(device), slots)
+        return cls(saved["round"], server, saved["average"].to(device), saved["averaged"])
 
 
 @dataclass(frozen=True)
@@ -75,28 +81,43 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class RoundReport:
-    """What a round tells about itself."""
+class Gathered:
+    """What a round brings back: the mean upload, who it came from, and what it tells about itself.
 
-    round: int
-    participants: tuple[int, ...]
-    metrics: dict[str, float] = field(default_factory=dict)
+    ``arrived`` may be fewer than take part (a reply is lost); less noise is then in the sum.
+    """
+
+    mean: Upload
+    arrived: tuple[int, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Where rounds run. Engines hold the state and decide nothing else."""
+    """Where users' steps run. It gathers uploads; the server's move is taken elsewhere.
 
-    state: State
+    ``memories`` is what is known here of the users' slots.
+    """
 
-    def round(self, round: int, draw: Draw) -> RoundReport:
-        """Run one round with these participants and move the state to x^round."""
+    @property
+    def memories(self) -> Memories:
+        """The slots of users who took part."""
+        ...
+
+    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
+        """One round at the users who take part."""
         ...
 
 
-def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
-    """The weights of the active users in the mean of Δy: 1/m, or R_i/ΣR_j over all drawn users,
-    (active,)."""
-    if setting.plan.weighting == "uniform":
-        return np.full(len(draw.active), 1 / len(draw.drawn))
-    sizes = setting.federation.train.sizes.numpy()
-    return sizes[draw.active] / sizes[draw.drawn].sum()
+class StackedEngine(Protocol):
+    """Gathers for several runs of equal shape at once; ``all_memories`` are those of each run."""
+
+    @property
+    def all_memories(self) -> list[Memories]:
+        """The slots of each run's users."""
+        ...
+
+    def gather_all(
+        self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]
+    ) -> list[Gathered]:
+        """The same round of every run."""
+        ...

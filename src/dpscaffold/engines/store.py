@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from dpscaffold.federation import Federation
+from dpscaffold.local.records import LocalRecords, prepared
 from dpscaffold.tasks import Task
-from dpscaffold.tasks.clipping import row_squares
-
-
-@dataclass(frozen=True)
-class Shelf:
-    """Prepared records at hand: features (N, D), their squared norms and labels (N,), and where the
-    records of each requested user begin."""
-
-    features: Tensor
-    squares: Tensor
-    labels: Tensor
-    starts: list[int]
-
-
-def prepared(task: Task, features: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Features as the task wants them, on the device, and their squared row norms."""
-    features = task.prepare(features.to(device))
-    return features, row_squares(features)
 
 
 class Store:
@@ -71,23 +52,15 @@ class Store:
                 torch.cat(column) for column in zip(*parts, strict=True)
             )
 
-    def shelf(self, wanted: Sequence[tuple[Federation, int]]) -> Shelf:
+    def of(self, wanted: Sequence[tuple[Federation, int]]) -> LocalRecords:
         """The records of these (federation, user) pairs."""
         if self.resident:
             starts = [self._base[id(f)] + self._offsets[id(f)][user] for f, user in wanted]
-            return Shelf(self._features, self._squares, self._labels, starts)
+            return LocalRecords(self._features, self._squares, self._labels, starts)
         tables = [federation.train.of(user) for federation, user in wanted]
         features, squares = prepared(self.task, torch.cat([x for x, _ in tables]), self.device)
         labels = torch.cat([y for _, y in tables]).to(self.device)
         starts = [0]
         for _, y in tables[:-1]:
             starts.append(starts[-1] + len(y))
-        return Shelf(features, squares, labels, starts)
-
-    def everything(self, federation: Federation) -> tuple[Tensor, Tensor] | None:
-        """All prepared features and labels of one resident federation, else None."""
-        if not self.resident:
-            return None
-        base = self._base[id(federation)]
-        rows = slice(base, base + len(federation.train))
-        return self._features[rows], self._labels[rows]
+        return LocalRecords(features, squares, labels, starts)

@@ -12,15 +12,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from dpscaffold.engines import Draw, Simulator, State
+from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.judging import Judge
+from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 
 #: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains
@@ -86,20 +87,8 @@ class Course:
 
 def stack_key(setting: Setting) -> tuple[object, ...]:
     """Settings with equal keys may share a stack."""
-    privacy = setting.privacy
-    return (
-        setting.task.name,
-        setting.task.parameters,
-        setting.algorithm.name,
-        getattr(setting.algorithm.direction, "mu", None),
-        setting.plan.rounds,
-        setting.plan.local_steps,
-        setting.warm_rounds,
-        privacy is None,
-        setting.sampling,
-        privacy.unit if privacy else None,
-        isinstance(privacy.clip, str) if privacy else None,
-    )
+    numbers = tuple(sorted(setting.algorithm.numbers.items()))
+    return (*setting.structure.values(), numbers)
 
 
 def split(
@@ -155,33 +144,27 @@ def train_stack(
     device = torch.device(device)
     schedule = schedule or Schedule()
     started = time.perf_counter()
-    engine = Simulator(settings, device, shared_draws(settings), ahead=device.type == "cuda")
+    streams = shared_draws(settings)
+    data = [setting.federation for setting in settings]
+    engine = Simulator(settings, data, Hardware.on(device), streams)
+    states = [State.initial(setting, device) for setting in settings]
     judge = Judge(settings, device, schedule.full, optima)
     courses = [Course(setting) for setting in settings]
-    last = settings[0].plan.rounds
-    evaluated = set(schedule.rounds(last))
-    for round in range(1, last + 1):
-        engine.rounds(round, [draw_participants(engine, k, round) for k in range(len(settings))])
-        _set_aside_diverged(engine, courses, round)
+    evaluated = set(schedule.rounds(settings[0].plan.rounds))
+    drawings = [plain_draws(*one) for one in zip(settings, streams, strict=True)]
+    for done in stacked_rounds(settings, engine, drawings, states):
+        round = done[0].number
+        _set_aside_diverged(engine, states, courses, round)
         if round in evaluated:
-            _note(courses, judge([state.params for state in engine.states]), round)
+            _note(courses, judge([state.params for state in states]), round)
         if watch:
             watch(round)
-    if engine.state.averaged:
-        for course, row in zip(
-            courses, judge([state.average for state in engine.states]), strict=True
-        ):
+    if states[0].averaged:
+        for course, row in zip(courses, judge([state.average for state in states]), strict=True):
             course.average = row if course.diverged is None else {}
     for course in courses:
         course.seconds = (time.perf_counter() - started) / len(courses)
     return courses
-
-
-def draw_participants(engine: Simulator, k: int, round: int) -> Draw:
-    """Who takes part in a round of the ``k``-th run."""
-    setting = engine.settings[k]
-    drawn = engine.randomness[k].participants(round, setting.users, setting.participants)
-    return Draw(drawn, drawn)
 
 
 def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]], round: int) -> None:
@@ -191,14 +174,16 @@ def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]], round: int)
             course.history.append({"round": round, **row})
 
 
-def _set_aside_diverged(engine: Simulator, courses: Sequence[Course], round: int) -> None:
+def _set_aside_diverged(
+    engine: Simulator, states: list[State], courses: Sequence[Course], round: int
+) -> None:
     """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no
     surprises."""
-    finite = torch.isfinite(torch.stack([state.params for state in engine.states])).all(1).tolist()
+    finite = torch.isfinite(torch.stack([state.params for state in states])).all(1).tolist()
     for k, (course, fine) in enumerate(zip(courses, finite, strict=True)):
         if not fine:
             if course.diverged is None:
                 course.diverged = round
             fresh = State.initial(course.setting, engine.device)
-            fresh.round, fresh.averaged = round, engine.states[k].averaged
-            engine.states[k] = fresh
+            states[k] = replace(fresh, round=round, averaged=states[k].averaged)
+            engine.all_memories[k] = engine.fresh_memories(course.setting)

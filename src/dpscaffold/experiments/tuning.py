@@ -158,10 +158,12 @@ def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Settings, Tu
         raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
     for item in overrides:
         tables = override(tables, item)
-    return parse_tuning(tables)
+    return parse_tuning(tables, path.parent)
 
 
-def parse_tuning(tables: Mapping[str, Any]) -> tuple[Settings, TuneSettings]:
+def parse_tuning(
+    tables: Mapping[str, Any], folder: Path | None = None
+) -> tuple[Settings, TuneSettings]:
     """Check the tables of a tuning.
 
     >>> settings, tune = parse_tuning({"plan": {"rounds": 5}, "tune": {"folds": 3}})
@@ -171,7 +173,7 @@ def parse_tuning(tables: Mapping[str, Any]) -> tuple[Settings, TuneSettings]:
     from pydantic import ValidationError
 
     rest = {name: table for name, table in tables.items() if name != "tune"}
-    settings = parse(rest)
+    settings = parse(rest, folder)
     if settings.privacy is not None and settings.privacy.budget_file is not None:
         raise BadInput(
             f"privacy.budget_file is {settings.privacy.budget_file!r}, and tuning books none of "
@@ -212,6 +214,8 @@ def _flat(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """The configuration with dotted keys set, checked anew."""
     tables = settings.model_dump(mode="json", exclude_none=True)
+    if "algorithm.name" in values or "algorithm.server" in values:
+        tables["algorithm"] = {}  # the numbers belong to the one that was configured
     for key, value in values.items():
         table, _, name = key.partition(".")
         inner = tables.setdefault(table, {})
@@ -220,7 +224,7 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
             inner.pop("epsilon", None)
         if key == "privacy.epsilon":
             inner.pop("noise", None)
-    return parse(tables)
+    return parse(tables, settings.algorithm.folder)
 
 
 def tune(
@@ -256,7 +260,7 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
     one."""
     tables = settings.model_dump(mode="json", exclude_none=True)
     tables["plan"]["averaging"] = "tail"
-    averaged = parse(tables)
+    averaged = parse(tables, settings.algorithm.folder)
     first = averaged.setting(folds[0])
     return [Setting(fold, first.task, first.algorithm, first.plan, first.privacy) for fold in folds]
 

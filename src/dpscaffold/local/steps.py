@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm, Broadcast, Local, Memory, Upload
+from dpscaffold.algorithms import Algorithm, Known, Local, Participant, Slots, Upload
 from dpscaffold.cipher import on_grid
 from dpscaffold.local.gaussian import Unit
 from dpscaffold.randomness import Sampling
@@ -34,6 +34,15 @@ class Scales:
     noise: Tensor | None = None
     sampling: Sampling = "fixed"
     unit: Unit = "record"
+
+    @property
+    def known(self) -> Known:
+        """The public numbers that an algorithm may use; with a clip read off the batch there is no
+        spread."""
+        spread: Tensor | float | None = 0.0
+        if self.noise is not None:
+            spread = self._fixed_spread if isinstance(self.clip, Tensor) else None
+        return Known(self.steps, self.step_size, spread)
 
     def spread(self, bound: Tensor) -> Tensor:
         """The standard deviation of the noise on the mean, (U, 1), for the clip bound (U,) of a
@@ -89,21 +98,19 @@ def add_noise(query: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
 def local_steps(
     task: Task,
     algorithm: Algorithm,
-    broadcast: Broadcast,
-    memory: Memory,
+    at: Participant,
     batches: Iterable[tuple[Batch, Tensor | None]],
     scales: Scales,
-) -> tuple[Upload, Memory]:
+) -> tuple[Upload, Slots]:
     """The inner loop of Algorithm 1 for U users at once; all vectors are (U, P).
 
     ``batches`` yields the K pairs (batch, standard normal noise or None).
     """
-    y = broadcast.params.clone()
+    y = at.broadcast.params.clone()
     total = torch.zeros_like(y)
     for batch, noise in batches:
         gradient = noised_query(task, y, batch, scales, noise)
         gradient.addcmul_(scales.regularisation, y)
         total += gradient
-        y = y - scales.step_size * algorithm.direction(gradient, y, broadcast, memory)
-    local = Local(y, total / scales.steps, scales.step_size * scales.steps)
-    return algorithm.finish(local, broadcast, memory)
+        y = y - scales.step_size * algorithm.direction(gradient, y, at)
+    return algorithm.finish(Local(y, total / scales.steps), at)

@@ -49,8 +49,11 @@ class Case:
     @property
     def digest(self) -> str:
         """Names the run whatever figure it is shown in."""
+        tables = self.settings.model_dump(mode="json", exclude_none=True)
+        # Every algorithm once had a key mu, and finished runs are found by their digest.
+        tables["algorithm"] = {"mu": 0.1, **tables["algorithm"]}
         content: dict[str, Any] = {
-            "tables": self.settings.model_dump(mode="json", exclude_none=True),
+            "tables": tables,
             "schedule": vars(self.schedule),
             "fold": self.fold,
             "version": VERSION,
@@ -108,7 +111,7 @@ def scaled(case: Case, scale: float) -> Case:
     smaller = min(users, max(least, floor_share(scale, users)))
     changes: dict[str, Any] = {"data.users": smaller}
     rounds = max(4, floor_share(scale, settings.plan.rounds))
-    if settings.algorithm.name == "scaffold-warm":
+    if settings.algorithm.build().warm_up is not None:
         warm = settings.plan.warm_rounds
         warm = round(4 / ratio) if warm is None else warm
         changes["plan.warm_rounds"] = max(1, floor_share(scale, warm))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.paper.published import caption
 from dpscaffold.paper.results import Results, Run, Summary, average, last
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"SCAFFOLD": "#1b6ca8", "FedAvg": "#d1495b", "FedSGD": "#5a8f3c", "FedProx": "#8e6bbf"}
+#: One for each family of algorithms, in the order of the registry.
+PALETTE = ("#d1495b", "#5a8f3c", "#8e6bbf", "#1b6ca8", "#c98a1b", "#3c8f8a", "#7a5c48")
 SHADES = (1.0, 0.65, 0.4)
 
 
@@ -49,9 +52,19 @@ def _published(results: Results) -> str:
     )
 
 
+def _colours() -> dict[str, str]:
+    """Colours by title; a variant (SCAFFOLD-warm) has the colour of the one it is named after."""
+    families: list[str] = []
+    for make in ALGORITHMS.values():
+        if not any(known in make().shown for known in families):
+            families.append(make().shown)
+    return dict(zip(families, cycle(PALETTE), strict=False))
+
+
 def style(line: str, lines: list[str]) -> dict[str, Any]:
     """Colour by algorithm, dashes without privacy, shades where one algorithm has several lines."""
-    family = next((name for name in COLOURS if name in line), "")
+    colours = _colours()
+    family = next((name for name in colours if name in line), "")
     kin = [
         other
         for other in lines
@@ -59,7 +72,7 @@ def style(line: str, lines: list[str]) -> dict[str, Any]:
     ]
     shade = SHADES[kin.index(line) % len(SHADES)]
     return {
-        "color": COLOURS.get(family, "0.4"),
+        "color": colours.get(family, "0.4"),
         "alpha": shade,
         "linestyle": "-" if line.startswith("DP-") else "--",
         "linewidth": 1.5,

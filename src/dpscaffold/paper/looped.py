@@ -6,10 +6,11 @@ import time
 
 import torch
 
-from dpscaffold.engines import Draw, Loop
+from dpscaffold.engines import Hardware, Loop, State
 from dpscaffold.experiments.draws import SameForEveryUser
 from dpscaffold.experiments.judging import Judge
 from dpscaffold.experiments.stack import Course, Schedule, Watch
+from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 
 
@@ -28,21 +29,21 @@ def train_loop(
     started = time.perf_counter()
     seed = setting.plan.seed
     randomness = SameForEveryUser(seed) if engine == "loop-same-noise" else setting.randomness()
-    loop = Loop(setting, device, randomness)
+    loop = Loop(setting, setting.federation, Hardware.on(device), randomness)
     judge = Judge([setting], device, schedule.full)
     course = Course(setting)
     evaluated = set(schedule.rounds(setting.plan.rounds))
-    for round in range(1, setting.plan.rounds + 1):
-        drawn = randomness.participants(round, setting.users, setting.participants)
-        loop.round(round, Draw(drawn, drawn))
-        if not bool(torch.isfinite(loop.state.params).all()):
-            course.diverged = round
+    state = State.initial(setting, device)
+    for done in rounds(setting, loop, plain_draws(setting, randomness), state):
+        state = done.state
+        if not bool(torch.isfinite(state.params).all()):
+            course.diverged = done.number
             break
-        if round in evaluated:
-            course.history.append({"round": round, **judge([loop.state.params])[0]})
+        if done.number in evaluated:
+            course.history.append({"round": done.number, **judge([state.params])[0]})
         if watch:
-            watch(round)
-    if loop.state.averaged and course.diverged is None:
-        course.average = judge([loop.state.average])[0]
+            watch(done.number)
+    if state.averaged and course.diverged is None:
+        course.average = judge([state.average])[0]
     course.seconds = time.perf_counter() - started
     return course

@@ -98,7 +98,7 @@ def _structure(case: Case) -> tuple[str, int]:
         s.plan.rounds,
         s.plan.local_steps,
         s.plan.warm_rounds,
-        s.plan.user_ratio if s.algorithm.name == "scaffold-warm" else 0,
+        s.plan.user_ratio if s.algorithm.build().warm_up is not None else 0,
         privacy is None,
         privacy and (privacy.sampling, privacy.unit, isinstance(privacy.clip, str)),
         vars(case.schedule),

@@ -44,7 +44,7 @@ def description(settings: Settings, rounds: int | None = None) -> Run:
         clip=privacy.clip,
         sampling=privacy.sampling,
         unit=privacy.unit,
-        memory=settings.algorithm.name.startswith("scaffold"),
+        memory=settings.algorithm.build().memory,
         weighting=plan.weighting,
         delta=privacy.delta,
     )

@@ -1,0 +1,48 @@
+"""Adam at the server: any algorithm, each coordinate of its mean uploads scaled by its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dpscaffold.algorithms.base import Algorithm, Server, Update, Upload
+from dpscaffold.checks import above, fraction
+
+
+@dataclass(frozen=True)
+class Adam:
+    """u ← β₁u + (1 − β₁)Δx, v ← β₂v + (1 − β₂)Δx², and the base moves along û/(√v̂ + τ), where
+    û = u/(1 − β₁ⁿ) and v̂ = v/(1 − β₂ⁿ) after n rounds (Kingma and Ba 2015, Reddi et al. 2021)."""
+
+    base: Update
+    beta: float
+    beta2: float
+    tau: float
+
+    def __call__(self, server: Server, mean: Upload, rate: float) -> Server:
+        """The base's move along the scaled mean."""
+        slots, move = server.slots, mean.params
+        taken = slots["adam_rounds"] + 1
+        first = self.beta * slots["adam_mean"] + (1 - self.beta) * move
+        second = self.beta2 * slots["adam_square"] + (1 - self.beta2) * move.square()
+        unbiased = first / (1 - self.beta**taken)
+        step = unbiased / ((second / (1 - self.beta2**taken)).sqrt() + self.tau)
+        moved = self.base(server, replace(mean, params=step), rate)
+        kept = {"adam_mean": first, "adam_square": second, "adam_rounds": taken}
+        return replace(moved, slots={**moved.slots, **kept})
+
+
+def with_adam(
+    base: Algorithm, beta: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> Algorithm:
+    """The algorithm with Adam at the server (FedAdam where the base is FedAvg). Every coordinate
+    moves by up to η_g a round, so ``plan.server_rate`` wants to be small, 0.01 say."""
+    for name, value in (("beta", beta), ("beta2", beta2)):
+        fraction(f"algorithm.{name}", value)
+    above("algorithm.tau", tau, 0)
+    kept = {"adam_mean": "vector", "adam_square": "vector", "adam_rounds": "number"}
+    return base.replace(
+        title=f"{base.shown} with Adam",
+        update=Adam(base.update, beta, beta2, tau),
+        keeps={**base.keeps, **kept},
+        numbers={**base.numbers, "server": "adam", "beta": beta, "beta2": beta2, "tau": tau},
+    )

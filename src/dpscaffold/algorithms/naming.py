@@ -1,0 +1,161 @@
+"""From a name and numbers, as configurations and commands give them, to an algorithm.
+
+A name is an entry of ``ALGORITHMS``, or ``my_file:factory``: a function of a user's own file that
+returns an :class:`~dpscaffold.Algorithm`. The keys of ``[algorithm]`` are the function's arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dpscaffold.algorithms import ALGORITHMS, SERVERS, Algorithm
+from dpscaffold.errors import BadInput, nearest
+
+Factory = Callable[..., Algorithm]
+
+#: Users' own files that were loaded, by path: a file is run once.
+_loaded: dict[Path, ModuleType] = {}
+
+
+def numbers_of(
+    name: str, server: str | None, given: Mapping[str, Any], folder: Path | None = None
+) -> dict[str, Any]:
+    """Every number of the algorithm and of its server optimiser: those given, and the defaults.
+
+    >>> numbers_of("fedprox", None, {}), numbers_of("fedavg", "momentum", {"beta": 0.5})
+    ({'mu': 0.1}, {'beta': 0.5})
+    """
+    known = {**_arguments(factory_of(name, folder)), **_arguments(_server(server), skip=1)}
+    for key in given:
+        if key not in known:
+            keys = ["name", "server", *known]
+            raise BadInput(
+                f"unknown key algorithm.{key} for {name}{nearest(key, keys)}; "
+                f"known here: {', '.join(keys)}"
+            )
+    numbers = {**known, **given}
+    for key, value in numbers.items():
+        if value is inspect.Parameter.empty:
+            raise BadInput(f"algorithm.{key} is missing, and {name} has no default; give a value")
+    return numbers
+
+
+def build(
+    name: str,
+    server: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
+) -> Algorithm:
+    """The algorithm of this name with these numbers, wrapped in the server optimiser.
+
+    >>> build("fedavg", "momentum", {"beta": 0.5}).numbers
+    {'server': 'momentum', 'beta': 0.5}
+    """
+    numbers = numbers_of(name, server, given or {}, folder)
+    factory = factory_of(name, folder)
+    own = {key: numbers[key] for key in _arguments(factory)}
+    try:
+        made = factory(**own)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"algorithm.name is {name!r}, whose factory failed with "
+            f"{type(error).__name__}: {error}; mend it or its numbers"
+        ) from error
+    if not isinstance(made, Algorithm):
+        raise BadInput(
+            f"algorithm.name is {name!r}, which returned {type(made).__name__}; "
+            f"the factory must return a dpscaffold.Algorithm"
+        )
+    if server is None:
+        return made
+    return SERVERS[server](made, **{k: numbers[k] for k in _arguments(SERVERS[server], skip=1)})
+
+
+def factory_of(name: str, folder: Path | None = None, argument: str = "algorithm.name") -> Factory:
+    """The function that makes the algorithm; files are looked for in ``folder`` (that of the
+    configuration), in the working folder, then among what Python can import."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    place, colon, function = name.partition(":")
+    if not colon:
+        raise BadInput(
+            f"{argument} is {name!r}{nearest(name, list(ALGORITHMS))}; choose one of "
+            f"{', '.join(ALGORITHMS)}, or name a function of your own as 'my_file:factory'"
+        )
+    module = _module(place, folder, f"{argument} is {name!r}")
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        raise BadInput(
+            f"{argument} is {name!r}, but {place} has no function {function!r}; "
+            f"name one that returns a dpscaffold.Algorithm"
+        )
+    return factory
+
+
+def _server(name: str | None) -> Factory | None:
+    if name is not None and name not in SERVERS:
+        raise BadInput(
+            f"algorithm.server is {name!r}{nearest(name, list(SERVERS))}; choose one of "
+            f"{', '.join(SERVERS)}, or leave it out"
+        )
+    return None if name is None else SERVERS[name]
+
+
+def _arguments(factory: Factory | None, skip: int = 0) -> dict[str, Any]:
+    """The arguments of a factory and their defaults, without the first ``skip``."""
+    if factory is None:
+        return {}
+    found = list(inspect.signature(factory).parameters.values())[skip:]
+    return {p.name: p.default for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _module(place: str, folder: Path | None, said: str) -> ModuleType:
+    """A user's module: a file beside the configuration, or one that Python finds."""
+    relative = Path(*place.split(".")).with_suffix(".py")
+    for base in (folder, Path.cwd()):
+        if base is not None and (base / relative).is_file():
+            return _from_file((base / relative).resolve(), base, said)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not place.startswith(error.name):
+            raise BadInput(f"{said}, whose import failed ({error}); mend the file") from error
+        raise BadInput(
+            f"{said}, but there is no file {relative} in {folder or Path.cwd()} and Python finds "
+            f"no module {place!r}; put the file beside the configuration"
+        ) from error
+    except Exception as error:
+        raise BadInput(
+            f"{said}, whose import failed ({type(error).__name__}: {error}); mend the file"
+        ) from error
+
+
+def _from_file(path: Path, base: Path, said: str) -> ModuleType:
+    if path in _loaded:
+        return _loaded[path]
+    unique = f"dpscaffold_own_{path.stem}_{len(_loaded)}"
+    spec = importlib.util.spec_from_file_location(unique, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module  # dataclasses look their module up
+    sys.path.insert(0, str(base))  # the file may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[unique]
+        raise BadInput(
+            f"{said}, whose import failed ({type(error).__name__}: {error}); mend {path.name}"
+        ) from error
+    finally:
+        sys.path.remove(str(base))
+    _loaded[path] = module
+    return module

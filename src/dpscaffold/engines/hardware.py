@@ -1,0 +1,31 @@
+"""Where a run computes: nobody's agreement, and no part of what is learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Devices that share a round's participants, rows computed together (None: as many as fit), and
+    threads (None: as many as PyTorch takes).
+
+    They change no draw, only the order of sums, so they are stored with a checkpoint and taken up
+    again with it.
+    """
+
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    chunk: int | None = None
+    threads: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The first device: there the server's state lives."""
+        return self.devices[0]
+
+    @classmethod
+    def on(cls, device: torch.device | str, chunk: int | None = None) -> Hardware:
+        """One device."""
+        return cls((torch.device(device),), chunk)

@@ -1,0 +1,60 @@
+"""One device's part of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
+from dpscaffold.engines.store import Store
+from dpscaffold.federation import Federation
+from dpscaffold.local.drawing import Indices, Row
+from dpscaffold.local.participate import participate
+from dpscaffold.setting import Setting
+
+#: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
+CPU_CHUNK_BYTES = 256 << 20
+
+
+class Worker:
+    """A device with the records it needs: K steps of the rows that it is handed."""
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        federations: Sequence[Federation],
+        device: torch.device,
+    ) -> None:
+        self.settings, self.federations, self.device = settings, federations, device
+        self.task = settings[0].task
+        limit = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
+        self.store = Store(federations, self.task, device, limit)
+
+    def participate(
+        self,
+        phase: Algorithm,
+        rows: Sequence[Row],
+        broadcast: Broadcast,
+        memory: Slots,
+        drawn: Indices | None,
+    ) -> tuple[Upload, Slots]:
+        """The rows' uploads and new slots, on this device."""
+        records = self.store.of([(self.federations[row.run], row.user) for row in rows])
+        memory = {name: value.to(self.device) for name, value in memory.items()}
+        return participate(self.task, phase, rows, records, broadcast, memory, drawn)
+
+    def fitting_chunk(self) -> int:
+        """How many rows fit the memory that a chunk may take."""
+        first, dimension = self.settings[0], self.federations[0].dimension
+        batch = max(int(s.batches.max()) for s in self.settings)
+        if first.sampling == "poisson":
+            batch += int(6 * batch**0.5) + 6
+        floats = batch * (2 * dimension + self.task.width) + 10 * self.task.parameters
+        row = 4 * floats + 8 * first.plan.local_steps * batch
+        if not self.store.resident:
+            row += 8 * max(int(s.sizes.max()) for s in self.settings) * dimension
+        budget = CPU_CHUNK_BYTES
+        if self.device.type == "cuda":
+            budget = torch.cuda.mem_get_info(self.device)[0] // 3
+        return max(1, budget // row)

@@ -1,0 +1,109 @@
+"""The batches and the noise of some participants, each drawn from its own streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.local.gaussian import Gaussian
+from dpscaffold.plan import Plan
+from dpscaffold.randomness import Batches, NoiseStreams, Randomness, Sampling, in_threads
+
+#: How many numbers of noise are drawn together.
+NOISE_BLOCK = 1 << 22
+
+#: What decides a row's draws: its streams, its user, and how many of how many records.
+Kind = tuple[int, int, int, int]
+
+#: Record numbers (U, K, B) of each user's own, and how many of each batch are real, (U, K).
+Indices = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One participant of one run: user i with its R_i records and b_i, under a plan and a
+    mechanism. Rows of several runs may be stacked if they agree in all but numbers; ``run`` tells
+    them apart.
+    """
+
+    user: int
+    records: int
+    batch: int
+    plan: Plan
+    privacy: Gaussian | None
+    randomness: Randomness
+    run: int = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        """How batches are drawn; without privacy they have a fixed size."""
+        return self.privacy.sampling if self.privacy else "fixed"
+
+    @property
+    def kind(self) -> Kind:
+        """Rows of one kind draw the same."""
+        return id(self.randomness), self.user, self.records, self.batch
+
+
+def distinct(rows: Sequence[Row]) -> tuple[list[Row], list[int] | None]:
+    """Rows that draw the same are drawn once: the first of each kind, and every row's place among
+    them.
+
+    Runs that were given one and the same :class:`~dpscaffold.randomness.Randomness` (those of one
+    seed in a sweep) draw alike for a user who holds as many records in both. The places are None
+    where all rows differ.
+    """
+    kinds: dict[Kind, int] = {}
+    firsts, places = [], []
+    for row in rows:
+        if row.kind not in kinds:
+            kinds[row.kind] = len(kinds)
+            firsts.append(row)
+        places.append(kinds[row.kind])
+    return firsts, None if len(firsts) == len(rows) else places
+
+
+def indices(round: int, rows: Sequence[Row]) -> Indices:
+    """The K batches of every row: record numbers, padded with 0, and how many are real."""
+    steps, sampling = rows[0].plan.local_steps, rows[0].sampling
+
+    def draw(u: int, out: np.ndarray | None = None) -> Batches:
+        row = rows[u]
+        return row.randomness.batches(round, row.user, row.records, row.batch, steps, sampling, out)
+
+    if sampling == "fixed":
+        sizes = [row.batch for row in rows]
+        index = np.empty((len(rows), steps, max(sizes)), dtype=np.int64)
+
+        def place(u: int) -> np.ndarray:
+            index[u, :, sizes[u] :] = 0
+            return draw(u, index[u, :, : sizes[u]]).count
+
+        counts = in_threads(place, len(rows))
+    else:
+        drawn = in_threads(draw, len(rows))
+        counts = [batches.count for batches in drawn]
+        longest = max(batches.index.shape[1] for batches in drawn)
+        index = np.zeros((len(rows), steps, longest), dtype=np.int64)
+        for u, batches in enumerate(drawn):
+            index[u, :, : batches.index.shape[1]] = batches.index
+    return torch.from_numpy(index), torch.from_numpy(np.stack(counts))
+
+
+def normals(
+    round: int, rows: Sequence[Row], size: int, device: torch.device
+) -> Iterator[Tensor | None]:
+    """Each step's standard normals, (U, P); None without a mechanism."""
+    steps = rows[0].plan.local_steps
+    if rows[0].privacy is None:
+        for _ in range(steps):
+            yield None
+        return
+    streams = NoiseStreams([row.randomness.noise(round, row.user) for row in rows], size)
+    block = max(1, NOISE_BLOCK // (len(rows) * size))
+    for start in range(0, steps, block):
+        yield from torch.from_numpy(streams.draw(min(block, steps - start))).to(device)

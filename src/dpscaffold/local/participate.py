@@ -1,0 +1,97 @@
+"""A participation: the K steps of some users, with their batches, scales and noise.
+
+The simulator calls it with a shard of a round's participants, a deployed site with its one user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
+from dpscaffold.local.drawing import Indices, Row, distinct, indices, normals
+from dpscaffold.local.records import LocalRecords
+from dpscaffold.local.steps import Scales, local_steps
+from dpscaffold.tasks import Batch, Clip, Task
+
+
+def participate(
+    task: Task,
+    phase: Algorithm,
+    rows: Sequence[Row],
+    records: LocalRecords,
+    broadcast: Broadcast,
+    memory: Slots,
+    drawn: Indices | None = None,
+) -> tuple[Upload, Slots]:
+    """K local steps of these rows from y = x; their uploads and new slots, all (U, ·).
+
+    ``drawn`` are the batches of the distinct rows where they were drawn ahead.
+    """
+    scales = scales_of(rows, records.device)
+    batches = noised_batches(broadcast.round, rows, records, task.parameters, drawn)
+    return local_steps(task, phase, Participant(broadcast, memory, scales.known), batches, scales)
+
+
+def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
+    """The numbers of these rows, from the plans and the mechanisms of their runs."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+    first = rows[0]
+    mechanisms = [row.privacy for row in rows if row.privacy is not None]
+    clip: Clip = None
+    if mechanisms:
+        clips = [p.clip for p in mechanisms if not isinstance(p.clip, str)]
+        clip = column(clips)[:, 0] if clips else "median"
+    noisy = any(p.noise > 0 for p in mechanisms)
+    return Scales(
+        step_size=column([row.plan.step_size for row in rows]),
+        regularisation=column([row.plan.regularisation for row in rows]),
+        divisor=column([float(row.batch) for row in rows]),
+        steps=first.plan.local_steps,
+        clip=clip,
+        noise=column([p.noise for p in mechanisms]) if noisy else None,
+        sampling=first.sampling,
+        unit=first.privacy.unit if first.privacy else "record",
+    )
+
+
+def noised_batches(
+    round: int,
+    rows: Sequence[Row],
+    records: LocalRecords,
+    size: int,
+    drawn: Indices | None = None,
+) -> Iterator[tuple[Batch, Tensor | None]]:
+    """The K (batch, noise) pairs of these rows, drawn from their own streams."""
+    device, users = records.device, len(rows)
+    starts = torch.tensor(records.starts, device=device)[:, None]
+    firsts, which = distinct(rows)
+    places = None if which is None else torch.tensor(which, device=device)
+    index, count = drawn or indices(round, firsts)
+    index, longest = index.to(device), index.shape[2]
+    full = bool((count == longest).all())
+    column = torch.arange(longest, device=device)
+    counts = count.to(device)
+    noises = normals(round, firsts, size, device)
+    for k in range(rows[0].plan.local_steps):
+        flat = (_spread(index[:, k], places) + starts).view(-1)
+        noise = next(noises)
+        yield (
+            Batch(
+                features=records.features.index_select(0, flat).view(users, longest, -1),
+                labels=records.labels.index_select(0, flat).view(users, longest),
+                weight=None if full else (column < _spread(counts[:, k], places)[:, None]).float(),
+                squares=records.squares.index_select(0, flat).view(users, longest),
+            ),
+            None if noise is None else _spread(noise, places),
+        )
+
+
+def _spread(values: Tensor, places: Tensor | None) -> Tensor:
+    """What was drawn once, handed to every row that draws it."""
+    return values if places is None else values.index_select(0, places)

@@ -1,0 +1,33 @@
+"""Records as local steps want them: prepared for the task and on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpscaffold.tasks import Task
+from dpscaffold.tasks.clipping import row_squares
+
+
+@dataclass(frozen=True)
+class LocalRecords:
+    """Prepared records at hand: features (N, D), their squared norms and labels (N,), and where the
+    records of each participant begin."""
+
+    features: Tensor
+    squares: Tensor
+    labels: Tensor
+    starts: list[int]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.features.device
+
+
+def prepared(task: Task, features: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features as the task wants them, on the device, and their squared row norms."""
+    features = task.prepare(features.to(device))
+    return features, row_squares(features)

@@ -1,0 +1,121 @@
+"""The only loop over rounds: draw → admit → announce → gather → update.
+
+Training drives it with one run, experiments with a stack of them, on whichever engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dpscaffold.algorithms import Algorithm, Broadcast, Cohort
+from dpscaffold.engines import (
+    Draw,
+    Engine,
+    Gathered,
+    Memories,
+    StackedEngine,
+    State,
+    mean_weights,
+)
+from dpscaffold.randomness import Randomness
+from dpscaffold.setting import Setting
+
+#: Who takes part in a round; None ends the run before it.
+Drawing = Callable[[int], Draw | None]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished round: who was drawn, what came back, and the server after its move."""
+
+    number: int
+    draw: Draw
+    gathered: Gathered
+    state: State
+
+
+def rounds(setting: Setting, engine: Engine, drawing: Drawing, state: State) -> Iterator[Round]:
+    """The rounds that are left of one run, each yielded when it is done.
+
+    >>> from dpscaffold import Logistic, Plan, fedavg, synthetic
+    >>> from dpscaffold.engines import Loop
+    >>> data = synthetic(users=5, records=20)
+    >>> setting = Setting(data, Logistic(40, 10), fedavg(), Plan(rounds=2, local_steps=3))
+    >>> loop, start = Loop(setting, data), State.initial(setting, torch.device("cpu"))
+    >>> drawing = plain_draws(setting, loop.randomness)
+    >>> [done.state.round for done in rounds(setting, loop, drawing, start)]
+    [1, 2]
+    """
+    for done in stacked_rounds([setting], _Single(engine), [drawing], [state]):
+        yield done[0]
+
+
+def stacked_rounds(
+    settings: Sequence[Setting],
+    engine: StackedEngine,
+    drawings: Sequence[Drawing],
+    states: list[State],
+) -> Iterator[list[Round]]:
+    """The same for runs of equal shape. ``states`` is moved in place; between two rounds the caller
+    may change it."""
+    first = settings[0]
+    for number in range(states[0].round + 1, first.plan.rounds + 1):
+        draws = [made for made in (drawing(number) for drawing in drawings) if made is not None]
+        if len(draws) < len(drawings):
+            return
+        phase = first.algorithm.phase(number, first.warm_rounds)
+        broadcasts = [
+            announced(*one, phase)
+            for one in zip(settings, states, draws, engine.all_memories, strict=True)
+        ]
+        gathered = engine.gather_all(phase, broadcasts, draws)
+        for k, (setting, got) in enumerate(zip(settings, gathered, strict=True)):
+            server = states[k].server
+            if got.arrived:  # a round of which nothing came back leaves the server as it was
+                server = phase.update(server, got.mean, setting.plan.server_rate)
+            states[k] = states[k].moved(server, setting)
+        yield [Round(number, *one) for one in zip(draws, gathered, list(states), strict=True)]
+
+
+def announced(
+    setting: Setting, state: State, draw: Draw, memories: Memories, phase: Algorithm
+) -> Broadcast:
+    """What the server sends to the participants of the next round: x and what is announced."""
+    users = draw.active.tolist()
+    cohort = Cohort(
+        users=tuple(users),
+        weights=torch.as_tensor(mean_weights(setting, draw), dtype=torch.float32),
+        known=setting.known(users),
+        memories=memories.recall(users) if phase.mirrored else {},
+        seen=memories.seen(users),
+    )
+    return Broadcast(state.round + 1, state.params, phase.announce(state.server, cohort))
+
+
+def plain_draws(setting: Setting, randomness: Randomness) -> Drawing:
+    """⌊lM⌋ of the users, from the run's own stream; everybody drawn takes part."""
+
+    def draw(round: int) -> Draw:
+        drawn = randomness.participants(round, setting.users, setting.participants)
+        return Draw(drawn, drawn)
+
+    return draw
+
+
+class _Single:
+    """An engine of one run as a stack of one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def all_memories(self) -> list[Memories]:
+        return [self.engine.memories]
+
+    def gather_all(
+        self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]
+    ) -> list[Gathered]:
+        return [self.engine.gather(phase, broadcasts[0], draws[0])]

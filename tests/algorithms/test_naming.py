@@ -1,0 +1,223 @@
+"""The registry is the single truth: names and numbers come from it, and from users' own files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpscaffold.algorithms import ALGORITHMS, SERVERS, fedavg
+from dpscaffold.algorithms.naming import build
+from dpscaffold.cli import app, main
+from dpscaffold.config import AlgorithmSettings, load, parse
+from dpscaffold.errors import BadInput
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+#: K·s = 1, so that FedSGD may run it too.
+TOML = """
+[data]
+source = "synthetic"
+users = 6
+records = 20
+[plan]
+rounds = 3
+local_steps = 5
+user_ratio = 0.5
+warm_rounds = 1
+evaluate_every = 3
+[privacy]
+noise = 2.0
+"""
+
+OWN = """
+from dataclasses import dataclass
+from dpscaffold import fedavg
+from neighbour import FACTOR
+
+@dataclass(frozen=True)
+class Scaled:
+    by: float
+    def __call__(self, gradient, y, at):
+        return FACTOR * self.by * gradient
+
+def scaled(by: float = 1.0):
+    return fedavg().replace(name="scaled", title="Scaled", direction=Scaled(by), numbers={"by": by})
+
+def shy(by):
+    return scaled(by)
+
+def wrong():
+    return "fedavg"
+
+def failing():
+    raise KeyError("oh")
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A configuration with a user's own file, and its neighbour, beside it."""
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "neighbour.py").write_text("FACTOR = 0.5\n")
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize("server", [None, *SERVERS])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains_through_toml(name, server, config, tmp_path):
+    """Each entry of the registry, alone and under each server optimiser, from the command line."""
+    extra = ["--set", f"algorithm.server={server}"] if server else []
+    out = tmp_path / "out"
+    done = run("train", config, "--set", f"algorithm.name={name}", *extra, "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    made = build(name, server)
+    assert said["algorithm"] == f"DP-{made.shown}" and said["rounds"] == 3
+    assert said["privacy"]["mechanism"]["memory"] == made.memory
+    kept = load(out / "config.toml").algorithm
+    assert kept.build() == made
+
+
+def test_a_new_entry_is_known_everywhere(monkeypatch, config, tmp_path):
+    """One line in the table: configuration, labels, accounting and its command follow."""
+    remembering = ALGORITHMS["scaffold"]().replace(name="newcomer", title="Newcomer")
+    monkeypatch.setitem(ALGORITHMS, "newcomer", lambda strength=2.0: remembering)
+    settings = parse({"algorithm": {"name": "newcomer"}})
+    assert settings.algorithm.model_dump(exclude_none=True) == {"name": "newcomer", "strength": 2.0}
+    done = run(
+        "train", config, "--set", "algorithm.name=newcomer", "--out", tmp_path / "o", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["algorithm"] == "DP-Newcomer"
+    numbers = ["--users", 100, "--records", 100, "--rounds", 5, "--local-steps", 1]
+    numbers += ["--user-ratio", 0.2, "--data-ratio", 0.2, "--noise", 5.0, "--json"]
+    memories = {}
+    for name in ("newcomer", "fedavg"):
+        said = run("privacy", *numbers, "--algorithm", name)
+        assert said.exit_code == 0, said.output
+        memories[name] = json.loads(said.stdout)["mechanism"]["memory"]
+    assert memories == {"newcomer": True, "fedavg": False}
+
+
+def test_a_file_beside_the_configuration(config, tmp_path):
+    """``my_file:factory`` with its own number, from another working folder and without
+    PYTHONPATH."""
+    config.write_text(TOML + '[algorithm]\nname = "mine:scaled"\nby = 4\n')
+    out = tmp_path / "elsewhere" / "out"
+    out.parent.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "dpscaffold", "train", config, "--out", out, "--json"],
+        cwd=out.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["algorithm"] == "DP-Scaled"
+    assert '\nname = "mine:scaled"\nby = 4' in (out / "config.toml").read_text()
+    twice, base = load(config), load(config, ["algorithm.by=2", "algorithm.name=mine:scaled"])
+    assert twice.algorithm.build().direction.by == 4 and base.algorithm.build().direction.by == 2
+    assert load(config).algorithm.build() == twice.algorithm.build()
+    assert float(twice.algorithm.build().direction(1.0, None, None)) == 2.0
+
+
+def test_an_own_file_on_the_command_line(config, monkeypatch):
+    """In the working folder, for train and for privacy."""
+    monkeypatch.chdir(config.parent)
+    done = run("train", "run.toml", "--set", "algorithm.name=mine:scaled", "--out", "out")
+    assert done.exit_code == 0, done.output
+    numbers = ["--users", 100, "--records", 100, "--rounds", 5, "--local-steps", 1]
+    numbers += ["--user-ratio", 0.2, "--data-ratio", 0.2, "--noise", 5.0]
+    assert run("privacy", *numbers, "--algorithm", "mine:scaled").exit_code == 0
+
+
+def test_the_example_is_what_its_page_says(tmp_path):
+    """examples/feddyn.toml trains FedDyn from the file beside it."""
+    done = run(
+        "train", EXAMPLES / "feddyn.toml", "--set", "plan.rounds=2", "--set", "data.users=10",
+        "--set", "data.records=40", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["algorithm"] == "DP-FedDyn" and said["final"]["dual_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["algorithm.name=fedavgg"], r"algorithm.name is 'fedavgg' \(did you mean 'fedavg'\?\); "),
+        (
+            ["algorithm.name=absent:make"],
+            "there is no file absent.py in .*beside the configuration",
+        ),
+        (["algorithm.name=broken:make"], r"import failed .*nothing_of_that_name.*mend broken.py"),
+        (["algorithm.name=mine:nobody"], "mine has no function 'nobody'"),
+        (["algorithm.name=mine:OWN"], "mine has no function 'OWN'"),
+        (["algorithm.name=mine:wrong"], "returned str; the factory must return"),
+        (["algorithm.name=mine:failing"], "factory failed with KeyError: 'oh'"),
+        (["algorithm.name=mine:shy"], r"algorithm.by is missing, and mine:shy has no default"),
+        (
+            ["algorithm.name=fedprox", "algorithm.mv=1"],
+            r"algorithm.mv for fedprox; known here: name, server, mu",
+        ),
+        (["algorithm.mu=0.1"], "unknown key algorithm.mu for scaffold; known here: name, server$"),
+        (["algorithm.name=fedprox", "algorithm.mu=-1"], "algorithm.mu is -1; it must be 0 or"),
+        (["algorithm.server=momentun"], r"algorithm.server is 'momentun' \(did you mean"),
+        (["algorithm.server=adam", "algorithm.beta2=1"], r"algorithm.beta2 is 1; it must lie in"),
+        (["algorithm.beta=0.5"], "unknown key algorithm.beta for scaffold"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    changes, message, config, tmp_path, monkeypatch, capsys
+):
+    """Exit status 2, the sentence on stderr, no folder."""
+    out = tmp_path / "out"
+    sets = [word for change in changes for word in ("--set", change)]
+    said = refusal(["train", config, *sets, "--out", out], monkeypatch, capsys)
+    assert re.search(message, said), said
+    assert not out.exists()
+
+
+def refusal(arguments, monkeypatch, capsys) -> str:
+    """What the command says on stderr when it ends with status 2."""
+    monkeypatch.setattr(sys, "argv", ["dpscaffold", *(str(word) for word in arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_line_names_its_own_option(monkeypatch, capsys):
+    """As --algorithm, not as a key of a file."""
+    numbers = ["--users", 9, "--records", 9, "--rounds", 5, "--local-steps", 1]
+    numbers += ["--user-ratio", 0.5, "--data-ratio", 0.5, "--noise", 5.0]
+    said = refusal(["privacy", *numbers, "--algorithm", "fedavgg"], monkeypatch, capsys)
+    assert "--algorithm is 'fedavgg' (did you mean 'fedavg'?)" in said
+
+
+def test_settings_spell_their_numbers_out():
+    """As they are stored: the algorithm's, then the server's."""
+    dumped = AlgorithmSettings(name="fedprox", server="momentum", beta=0.5).model_dump()
+    assert dumped == {"name": "fedprox", "server": "momentum", "mu": 0.1, "beta": 0.5}
+    with pytest.raises(BadInput, match=r"algorithm\.name"):
+        parse({"algorithm": {"name": 3}})
+
+
+def test_the_registry_is_read_without_torch():
+    """So that commands which only account or help start light."""
+    script = (
+        "import sys; from dpscaffold.algorithms.naming import build; "
+        "build('fedprox'); build('scaffold-warm', 'adam'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    assert fedavg().shown == "FedAvg"
