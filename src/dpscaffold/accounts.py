@@ -10,6 +10,7 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,8 +21,10 @@ from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.journal import Anchor, Journal
 from dpscaffold.privacy import (
+    Bound,
     Ledger,
     PrivacyError,
+    Run,
     Spending,
     bound_for,
     charged,
@@ -29,6 +32,7 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
+from dpscaffold.privacy.ledger import USER_BUDGET
 from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.runledger import (
@@ -45,7 +49,7 @@ from dpscaffold.runledger import (
 )
 from dpscaffold.setting import Setting
 
-View = Literal["server", "third-party", "paper-third-party"]
+View = Literal["server", "third-party", "participant", "paper-third-party"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Budget:
     - ``max_participations``: the most rounds that any user takes part in.
     - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose
       next participation would exceed a cap declines; the draw and the divisor stay the same.
-    - ``target_epsilon``: training halts before ε towards ``view`` would exceed it.
+    - ``target_epsilon``: training halts before ε towards ``view`` would exceed it; ``colluders`` is
+      how many participants pool what they know in the view ``participant``.
     - ``file``: a budget file that several runs over the same records share
       (:mod:`~dpscaffold.allowance`). The run's whole plan is granted before it begins, or refused.
 
@@ -70,12 +75,14 @@ class Budget:
     target_epsilon: float | None = None
     view: View = "server"
     file: str | None = None
+    colluders: int = 1
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < number("privacy.delta", self.delta) < 1:
             raise BadInput(f"privacy.delta is {self.delta}; it must lie in (0, 1)")
         if self.max_participations is not None:
             whole("privacy.max_participations", self.max_participations, 1)
+        whole("privacy.colluders", self.colluders, 1)
         for name in ("user_epsilon", "target_epsilon"):
             value = getattr(self, name)
             if value is not None and not number(f"privacy.{name}", value) > 0:
@@ -83,13 +90,22 @@ class Budget:
         if self.file is not None and (not isinstance(self.file, str) or not self.file):
             raise BadInput(f"privacy.budget_file is {self.file!r}; give the path of a budget file")
 
+    def describe(self, setting: Setting) -> Run | None:
+        """What a run under these limits does, for the accountant: declining is part of it."""
+        declines = USER_BUDGET if self.user_epsilon is not None else None
+        return setting.describe(self.delta, self.max_participations, declines)
+
+    def bound(self, run: Run, repeats: Sequence[int] = ()) -> Bound:
+        """The bound against the adversary that the budget names."""
+        return bound_for(run, self.view, repeats, self.colluders)
+
 
 class Accounts:
     """Keeps the ledger of one run; without privacy it admits everyone and promises nothing."""
 
     def __init__(self, setting: Setting, budget: Budget) -> None:
         self.setting, self.budget = setting, budget
-        self.run = setting.describe(budget.delta, budget.max_participations)
+        self.run = budget.describe(setting)
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
         self._booking: Booking | None = None
@@ -102,8 +118,8 @@ class Accounts:
                     "privacy.epsilon too"
                 )
             return
-        self.ledger = Ledger(self.run, budget.user_epsilon)
         self.costs, self._unprotected = charged(setting.federation.preparation, self.run)
+        self.ledger = Ledger(self.run, budget.user_epsilon, self.costs)
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
         if budget.user_epsilon is not None:
@@ -116,7 +132,7 @@ class Accounts:
                 raise BadInput(
                     f"privacy.target_epsilon is set for a run that cannot meet one: {reason}"
                 )
-            bound = bound_for(self.run, budget.view, draw_hidden=False)
+            bound = budget.bound(self.run)
             self._most_rounds = largest_rounds(
                 self.run,
                 budget.target_epsilon,
@@ -225,7 +241,7 @@ class Accounts:
         rounds, repeats = self.ledger.with_round(round, again=round <= self._replay_until)
         if not repeats:
             return rounds <= self._most_rounds
-        bound = bound_for(self.run, self.budget.view, draw_hidden=False, repeats=repeats)
+        bound = self.budget.bound(self.run, repeats)
         return bound.epsilon(self.run, rounds, self.costs, repeats) <= self.budget.target_epsilon
 
     def admit(self, round: int, drawn: np.ndarray) -> np.ndarray:
@@ -290,8 +306,8 @@ class Accounts:
             ledger=self.ledger,
             preparation=(*federation.preparation, *self._unprotected),
             seed_public=seeded,
-            draw_public=True,  # participants are drawn from plan.seed
             extra_costs=self.costs,
+            colluders=self.budget.colluders,
         )
 
     def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:

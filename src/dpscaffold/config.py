@@ -34,7 +34,7 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import bound_for, calibrate_noise, charged
+from dpscaffold.privacy import calibrate_noise, charged
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
 
@@ -171,7 +171,8 @@ class PrivacySettings(Table):
     clip: float | Literal["median"] = 1.0
     noise: float | None = None
     epsilon: float | None = None
-    view: Literal["server", "third-party", "paper-third-party"] = "server"
+    view: Literal["server", "third-party", "participant", "paper-third-party"] = "server"
+    colluders: int = 1
     sampling: Literal["fixed", "poisson"] = "fixed"
     unit: Literal["record", "user"] = "record"
     secret: bool = False
@@ -207,6 +208,7 @@ class PrivacySettings(Table):
             self.target_epsilon,
             self.view,
             self.budget_file,
+            self.colluders,
         )
 
 
@@ -243,10 +245,10 @@ class Settings(Table):
 
     def _solve_noise(self, setting: Setting) -> float:
         assert self.privacy is not None and self.privacy.epsilon is not None
-        run = setting.describe(self.privacy.delta, self.privacy.max_participations)
+        run = self.privacy.budget.describe(setting)
         assert run is not None
         costs, _ = charged(setting.federation.preparation, run)
-        bound = bound_for(run, self.privacy.view, draw_hidden=False)
+        bound = self.privacy.budget.bound(run)
         return calibrate_noise(run, self.privacy.epsilon, bound, costs)
 
     def resolved(self, setting: Setting) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class Account:
     """What a run folder says about its privacy: all that a statement needs.
 
     ``seeded`` says that the seed of the noise lies in the folder. ``anchor`` is None in folders
-    from before journals were chained.
+    from before journals were chained. ``colluders`` is how many participants the run's
+    configuration takes to pool what they know.
     """
 
     ledger: Ledger
@@ -67,23 +68,26 @@ class Account:
     costs: tuple[Cost, ...]
     seeded: bool
     anchor: Anchor | None
+    colluders: int = 1
 
     def at_delta(self, delta: float) -> Account:
         """The same account at another δ."""
-        ledger = Ledger.from_dict(self.ledger.to_dict())
+        ledger = Ledger.from_dict(self.ledger.to_dict()).charged(self.costs)
         ledger.run = Run.from_dict({**ledger.run.to_dict(), "delta": delta})
         return replace(self, ledger=ledger)
 
-    def statement(self, groups: Sequence[int] = GROUPS) -> dict[str, Any]:
+    def statement(
+        self, groups: Sequence[int] = GROUPS, colluders: int | None = None
+    ) -> dict[str, Any]:
         """The privacy statement: every round that was journalled counts, kept or lost."""
         said = statement(
             self.ledger.run,
             ledger=self.ledger,
             preparation=self.preparation,
             seed_public=self.seeded,
-            draw_public=True,  # participants are drawn from plan.seed, which is in config.toml
             extra_costs=self.costs,
             groups=tuple(groups),
+            colluders=self.colluders if colluders is None else colluders,
         )
         if self.anchor is not None:
             said["journal"] = vars(self.anchor)
@@ -98,13 +102,18 @@ def read_account(folder: Path) -> Account:
         raise PrivacyError(f"{folder / PREPARATION} is not the one this run began with; {AGAIN}")
     config = folder / "config.toml"
     tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    seeded = config.exists() and not tables.get("privacy", {}).get("secret", False)
-    return Account(ledger, steps, costs, seeded, journal.anchor if journal else None)
+    limits = {**tables.get("budget", {}), **tables.get("privacy", {})}
+    seeded = config.exists() and not limits.get("secret", False)
+    anchor = journal.anchor if journal else None
+    ledger = ledger.charged(costs)
+    return Account(ledger, steps, costs, seeded, anchor, limits.get("colluders", 1))
 
 
 def read_ledger(folder: Path) -> Ledger:
-    """The ledger of a run folder, rebuilt from its journal."""
-    return _read(folder)[0]
+    """The ledger of a run folder, rebuilt from its journal, with what its data's preparation
+    cost."""
+    ledger, _ = _read(folder)
+    return ledger.charged(read_preprocessing(folder)[1])
 
 
 def read_entries(journal: Journal) -> Iterator[Entry]:

@@ -36,6 +36,7 @@ class Setting:
     def __post_init__(self) -> None:
         _ = self.participants, self.batches
         self._check_task()
+        self._check_preparation()
         plan = self.plan
         if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
             raise BadInput(
@@ -65,6 +66,17 @@ class Setting:
                 f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
                 f"record; the federation has {data.classes} classes, so (1, {data.classes}) is "
                 f"needed"
+            )
+
+    def _check_preparation(self) -> None:
+        """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
+        costs = [step.cost for step in self.federation.preparation if step.cost is not None]
+        seeded = [cost.name for cost in costs if cost.seeded]
+        if self.privacy is not None and self.privacy.secret and seeded:
+            raise BadInput(
+                f"privacy.secret is true, but the noise on the private {seeded[0]} came from the "
+                f"data's seed and can be taken off again; set entropy = 'system' in that step and "
+                f"store the data once with 'dpscaffold data prepare'"
             )
 
     @property
@@ -139,9 +151,15 @@ class Setting:
         return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
 
     def describe(
-        self, delta: float | None = None, max_participations: int | None = None
+        self,
+        delta: float | None = None,
+        max_participations: int | None = None,
+        may_decline: str | None = None,
     ) -> Run | None:
-        """What this run does, as data for the accountant; None without privacy."""
+        """What this run does, as data for the accountant; None without privacy.
+
+        The draw is not hidden: its seed is the plan's, which is stored with the run.
+        """
         if self.privacy is None:
             return None
         return describe(
@@ -159,4 +177,5 @@ class Setting:
             weighting=self.plan.weighting,
             delta=delta,
             max_participations=max_participations,
+            may_decline=may_decline,
         )

@@ -181,7 +181,8 @@ def test_noise_repeats_with_the_seed_and_not_with_the_system() -> None:
     step = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 1.0}
     a, b, c = (preprocess(federation, [step], seed).train.features for seed in (0, 0, 1))
     assert torch.equal(a, b) and not torch.equal(a, c)
-    fresh = [preprocess(federation, [{**step, "entropy": "system"}], 0) for _ in range(2)]
+    system = [{**step, "entropy": "system"}]
+    fresh = [preprocess(federation, system, 0, release=True) for _ in range(2)]
     assert not torch.equal(fresh[0].train.features, fresh[1].train.features)
     assert "operating system" in fresh[0].preprocessing[0]
     assert "seed" in preprocess(federation, [step]).preprocessing[0]

@@ -176,10 +176,21 @@ class TestUserUnit:
         )
 
     def test_sampling_users_amplifies_for_memoryless_third_parties_only(self):
-        run = run_of(SMALL, unit="user", memory=False, users=200, participants=4, noise=3.0)
+        run = run_of(
+            SMALL,
+            unit="user",
+            memory=False,
+            users=200,
+            participants=4,
+            noise=3.0,
+            hidden_draw=True,
+        )
         assert USER_SAMPLING.epsilon(run) < RANDOM_PARTICIPATION.epsilon(run)
         assert bound_for(run, "third_party") is USER_SAMPLING
-        assert bound_for(run, "third_party", draw_hidden=False) is RANDOM_PARTICIPATION
+        known = replace(run, hidden_draw=False)
+        assert bound_for(known, "third_party") is RANDOM_PARTICIPATION
+        assert "who takes part can be told" in USER_SAMPLING.applies(known)
+        assert bound_for(run, "participant") is RANDOM_PARTICIPATION
         assert bound_for(run, "server") is RANDOM_PARTICIPATION
         assert "memory" in USER_SAMPLING.applies(replace(run, memory=True))
         assert "does not amplify" in USER_SAMPLING.applies(run_of(SMALL, memory=False))
@@ -190,7 +201,14 @@ class TestUserUnit:
         from dp_accounting.rdp import RdpAccountant
 
         run = run_of(
-            SMALL, unit="user", memory=False, users=200, participants=4, noise=3.0, local_steps=2
+            SMALL,
+            unit="user",
+            memory=False,
+            users=200,
+            participants=4,
+            noise=3.0,
+            local_steps=2,
+            hidden_draw=True,
         )
         accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
         gaussian = dp_event.GaussianDpEvent(3.0 / math.sqrt(2))
@@ -266,7 +284,7 @@ def test_every_bound_explains_itself_in_two_sentences(bound):
         bound.assumptions
         and bound.reference
         and bound.theorem
-        and set(bound.views) <= {"server", "third_party"}
+        and set(bound.views) <= {"server", "third_party", "participant"}
     )
 
 

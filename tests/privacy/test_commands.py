@@ -201,8 +201,9 @@ def write_costs(folder) -> None:
 def test_a_run_folder(tmp_path, write):
     ledger = write(tmp_path)
     said = answer("privacy", str(tmp_path))
-    assert said["rounds"] == 4 and said["ledger"]["epsilon"] == ledger.of(0)
-    assert said["server"]["ledger"] == ledger.of(0)
+    charged = ledger.charged([Cost(**COSTS[0])])
+    assert said["rounds"] == 4 and said["ledger"]["epsilon"] == charged.of(0) > ledger.of(0)
+    assert said["server"]["ledger"] == charged.of(0)
     assert (
         said["server"]["epsilon"] > said["server"]["training_alone"]
         and "Rows were scaled." in said["outside"]
@@ -271,3 +272,36 @@ def test_a_configuration(tmp_path):
     assert said["run"]["rounds"] == 30 and said["run"]["participants"] == 2
     assert said["run"]["groups"][0]["batch"] == said["run"]["groups"][0]["records"] // 4
     assert said["server"]["epsilon"] > 0 and run.delta == pytest.approx(said["delta"])
+
+
+PLANNED = "--users 40 --records 50 --rounds 10 --user-ratio 0.2 --data-ratio 0.2 --delta 1e-4"
+MEMORYLESS = [*PLANNED.split(), "--algorithm", "fedavg"]
+
+
+def test_what_is_calibrated_is_what_is_stated():
+    """A user as unit, towards a third party: no run hides who took part, so no plan may either."""
+    options = [*MEMORYLESS, "--unit", "user", "--local-steps", "3"]
+    found = answer("calibrate", *options, "--epsilon", "1", "--view", "third-party")
+    assert found["bound"] == "random_participation"
+    said = answer("privacy", *options, "--noise", str(found["noise"]))
+    assert said["third_party"]["bound"] == found["bound"]
+    assert said["third_party"]["epsilon"] == found["epsilon"] <= 1.0
+
+
+def test_participants_on_the_command_line():
+    options = [*MEMORYLESS, "--local-steps", "1"]
+    found = answer(
+        "calibrate", *options, "--epsilon", "1", "--view", "participant", "--colluders", "4"
+    )
+    assert found["bound"] == "aggregate_participant" and found["view"] == "participant"
+    options += ["--noise", str(found["noise"])]
+    said = answer("privacy", *options, "--colluders", "4")
+    assert said["participant"]["epsilon"] == found["epsilon"] and found["epsilon"] <= 1.0
+    assert said["third_party"]["epsilon"] < said["participant"]["epsilon"]
+    shown = call("privacy", *options, "--view", "participant", "--colluders", "9").stdout
+    assert "aggregate_participant ←" not in shown and "random_participation ← quote" in shown
+    rows = [line.split()[0] for line in shown.splitlines() if " ← " in line or "cap" in line]
+    assert set(rows) == {"participant"}
+    assert "--view is 'nobody'" in refused("privacy", *options, "--view", "nobody")
+    assert "colluders=0 " in refused("privacy", *options, "--colluders", "0")
+    assert "colluders=40 " in refused("privacy", *options, "--colluders", "40")

@@ -93,7 +93,7 @@ def test_a_statement_says_it_everywhere():
     ledger.record(1, [0, 1])
     said = statement(ledger.run, ledger, groups=(2, 4))
     human = json.loads(json.dumps(said["human"], allow_nan=False))
-    assert list(human) == ["server", "third_party", "ledger"]
+    assert list(human) == ["server", "third_party", "participant", "ledger"]
     assert human["server"]["mu_approximate"] is True
     assert [g["size"] for g in human["server"]["groups"]] == [2, 4]
     page = render(said)
@@ -158,8 +158,9 @@ def test_commands_in_human_terms(tmp_path):
     assert figure.read_text().lstrip().startswith("<?xml")
     human = answer("privacy", *SYNTHETIC)["human"]
     assert [g["size"] for g in human["server"]["groups"]] == [2, 5, 10]
-    users = answer("privacy", *SYNTHETIC, "--unit", "user", "--algorithm", "fedavg")
-    assert users["third_party"]["bound"] == "user_sampling"
+    plan = [*without(SYNTHETIC, "--local-steps"), "--local-steps", "1", "--algorithm", "fedavg"]
+    users = answer("privacy", *plan, "--unit", "user")
+    assert users["third_party"]["bound"] == "aggregate"
     assert users["human"]["third_party"]["accuracy"] < users["human"]["server"]["accuracy"]
 
 

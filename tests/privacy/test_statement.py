@@ -125,7 +125,7 @@ def test_what_is_outside_is_named():
 
 
 def test_a_public_draw_rules_out_user_sampling():
-    run = run_of(SMALL, unit="user", memory=False, users=200, noise=5.0)
+    run = run_of(SMALL, unit="user", memory=False, users=200, noise=5.0, hidden_draw=True)
     assert statement(run)["third_party"]["bound"] == "user_sampling"
     said = statement(run, seed_public=True)
     assert said["third_party"]["bound"] == "random_participation"
@@ -159,7 +159,7 @@ def test_the_page_fits_and_has_every_part():
     ):
         assert f"## {heading}" in page
     assert "0.861" in page and "12.907" in page and "Balle, Barthe, Gaboardi" in page
-    assert len(page.splitlines()) < 70
+    assert len(page.splitlines()) < 75
 
 
 def test_epsilon_is_rounded_up_for_reading():

@@ -14,6 +14,7 @@ from rich.table import Table
 from dpscaffold.cli.privacy import (
     AlgorithmName,
     Cap,
+    Colluders,
     DataRatio,
     Delta,
     LocalSteps,
@@ -22,6 +23,7 @@ from dpscaffold.cli.privacy import (
     Rounds,
     Sampling,
     Source,
+    Subject,
     Unit,
     UserRatio,
     Users,
@@ -70,8 +72,9 @@ def calibrate(
         int, typer.Option("--group", help="the goal holds for k records of one person together")
     ] = 1,
     view: Annotated[
-        str, typer.Option("--view", help="server, third-party or paper-third-party")
+        str, typer.Option("--view", help="server, third-party, participant or paper-third-party")
     ] = "server",
+    colluders: Colluders = None,
     solve: Annotated[
         str, typer.Option("--solve", help="noise, rounds, or table: (K, T, σ_g) on the budget")
     ] = "noise",
@@ -106,10 +109,11 @@ def calibrate(
         "unit": unit,
         "max_participations": max_participations,
     }
-    run, costs = _run(source, numbers, delta, solve)
-    bound = bound_for(
-        run, view, draw_hidden=source is None
-    )  # a configuration holds the seed of the draw
+    about = _subject(source, numbers, delta, solve)
+    run, costs = about.run, about.extra_costs
+    assert run is not None  # _subject refuses a run without privacy
+    # The very bound that the run will state: one function chooses for both.
+    bound = bound_for(run, view, colluders=about.colluders if colluders is None else colluders)
     answer: dict[str, Any] = {
         "solve": solve,
         "view": view.replace("-", "_"),
@@ -205,21 +209,19 @@ def solve_goal(
     }
 
 
-def _run(
-    source: Any, numbers: dict[str, Any], delta: float | None, solve: str
-) -> tuple[Run, tuple[Any, ...]]:
+def _subject(source: Any, numbers: dict[str, Any], delta: float | None, solve: str) -> Subject:
     """The run to solve for, and what its data cost already; what is solved for needs no value of
     its own."""
     if source is not None:
         about = from_source(source, numbers, delta)
         if about.run is None:
             raise PrivacyError(f"{source} describes a run without privacy; add a [privacy] table")
-        return about.run, about.extra_costs
+        return about
     if solve in ("noise", "table") and numbers["noise"] is None:
         numbers = {**numbers, "noise": 1.0}
     if solve == "rounds" and numbers["rounds"] is None:
         numbers = {**numbers, "rounds": 1}
-    return from_numbers(numbers, delta), ()
+    return Subject(from_numbers(numbers, delta))
 
 
 def _show(answer: dict[str, Any], console: Console) -> None:

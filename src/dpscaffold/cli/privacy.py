@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +18,14 @@ from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.checks import floor_share
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
-    BOUNDS,
+    VIEWS,
+    Bound,
     Ledger,
     Preparation,
     PrivacyError,
     Run,
     TradeOff,
+    bound_for,
     charged,
     describe,
     statement,
@@ -64,6 +67,14 @@ AlgorithmName = Annotated[
 ]
 Unit = Annotated[str | None, typer.Option("--unit", help="record (default) or user")]
 Delta = Annotated[float | None, typer.Option("--delta", help="δ; 1 over all records by default")]
+View = Annotated[
+    str | None,
+    typer.Option("--view", help="only this view: server, third-party or participant"),
+]
+Colluders = Annotated[
+    int | None,
+    typer.Option("--colluders", help="k participants who pool what they know; 1 by default"),
+]
 Cap = Annotated[
     int | None, typer.Option("--max-participations", help="after so many, a user declines")
 ]
@@ -77,23 +88,25 @@ class Subject:
     preparation: tuple[Preparation, ...] = ()
     extra_costs: tuple[Any, ...] = ()
     account: Account | None = None
-    draw_public: bool = True  # a configuration and a run folder hold the seed of the draw
+    colluders: int = 1
 
     @property
     def ledger(self) -> Ledger | None:
         """Who took part, where there is a run folder."""
         return self.account.ledger if self.account else None
 
-    def statement(self, groups: tuple[int, ...] = GROUPS) -> dict[str, Any]:
+    def statement(
+        self, groups: tuple[int, ...] = GROUPS, colluders: int | None = None
+    ) -> dict[str, Any]:
         """What may be said; of a run folder, the very statement that its run writes."""
         if self.account:
-            return self.account.statement(groups)
+            return self.account.statement(groups, colluders)
         return statement(
             self.run,
             preparation=self.preparation,
-            draw_public=self.draw_public,
             extra_costs=self.extra_costs,
             groups=groups,
+            colluders=self.colluders if colluders is None else colluders,
         )
 
 
@@ -111,6 +124,8 @@ def privacy(
     unit: Unit = None,
     delta: Delta = None,
     max_participations: Cap = None,
+    view: View = None,
+    colluders: Colluders = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the statement as JSON")] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="draw ε against rounds to this file")
@@ -156,14 +171,11 @@ def privacy(
         option = "--fixed-in-advance" if fixed_in_advance else "--same-records"
         raise PrivacyError(f"{option} is about several runs; name at least 2 run folders")
     source = sources[0] if sources else None
-    about = (
-        from_source(source, numbers, delta)
-        if source
-        else Subject(from_numbers(numbers, delta), draw_public=False)
-    )
+    chosen = checked_view(view)
+    about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
-    said = about.statement(tuple(group) if group else GROUPS)
+    said = about.statement(tuple(group) if group else GROUPS, colluders)
     if tradeoff is not None:
         draw_tradeoff(about, said, tradeoff)
     if plot is not None:
@@ -171,11 +183,11 @@ def privacy(
 
         if about.run is None or not said["guarantee"]:
             raise PrivacyError(f"there is no epsilon to draw: {said['reason']}")
-        plot_epsilon(about.run, plot)
+        plot_epsilon(about.run, plot, about.extra_costs, said["participant"]["colluders"])
     if as_json:
         typer.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
-        show(said, Console(soft_wrap=False))
+        show(said, Console(soft_wrap=False), chosen)
         for path in (plot, tradeoff):
             if path is not None:
                 typer.echo(f"plot: {path}")
@@ -212,16 +224,27 @@ def draw_tradeoff(about: Subject, said: dict[str, Any], path: Path) -> None:
     if about.run is None or not said["guarantee"]:
         raise PrivacyError(f"there is no trade-off to draw: {said['reason']}")
     repeats = about.ledger.repeats if about.ledger else ()
-    quoted: dict[str, list[str]] = {}
-    for view in ("server", "third_party"):
-        quoted.setdefault(said[view]["bound"], []).append(view.replace("_", " "))
+    quoted: dict[Bound, list[str]] = {}
+    for view in VIEWS:
+        bound = bound_for(about.run, view, repeats, said["participant"]["colluders"])
+        quoted.setdefault(bound, []).append(view.replace("_", " "))
     curves = {
         ", ".join(views): TradeOff.of(
-            losses(BOUNDS[name], about.run, said["rounds"], about.extra_costs, repeats)
+            losses(bound, about.run, said["rounds"], about.extra_costs, repeats)
         )
-        for name, views in quoted.items()
+        for bound, views in quoted.items()
     }
     plot_tradeoff(curves, path, said["human"]["server"]["groups"][-1]["size"])
+
+
+def checked_view(view: str | None) -> tuple[str, ...]:
+    """The views to show: all of them, or the one that is asked for."""
+    if view is None:
+        return tuple(VIEWS)
+    name = view.replace("-", "_")
+    if name not in VIEWS:
+        raise PrivacyError(f"--view is {view!r}; give server, third-party or participant")
+    return (name,)
 
 
 def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | None = None) -> Run:
@@ -295,7 +318,9 @@ def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> S
 def from_folder(folder: Path) -> Subject:
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
     account = read_account(folder)
-    return Subject(account.ledger.run, account.preparation, account.costs, account)
+    return Subject(
+        account.ledger.run, account.preparation, account.costs, account, account.colluders
+    )
 
 
 def from_config(path: Path) -> Subject:
@@ -311,16 +336,15 @@ def from_config(path: Path) -> Subject:
     federation = load_federation(settings.data)
     limits = settings.privacy
     setting = settings.setting(federation)
-    run = setting.describe(
-        limits.delta if limits else None, limits.max_participations if limits else None
-    )
-    if run is None:
+    run = limits.budget.describe(setting) if limits else None
+    if run is None or limits is None:
         return Subject(None, federation.preparation)
     costs, unprotected = charged(federation.preparation, run)
-    return Subject(run, (*federation.preparation, *unprotected), costs)
+    steps = (*federation.preparation, *unprotected)
+    return Subject(run, steps, costs, colluders=limits.colluders)
 
 
-def show(said: dict[str, Any], console: Console) -> None:
+def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
     """The table of views × bounds, the assumptions that all share, and what to quote."""
     if said["bounds"]:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -328,7 +352,7 @@ def show(said: dict[str, Any], console: Console) -> None:
         table.add_column("epsilon", justify="right", no_wrap=True)
         table.add_column("bound", no_wrap=True)
         table.add_column("theorem", overflow="fold")
-        for view in ("server", "third_party"):
+        for view in views:
             for row in said["bounds"]:
                 if view in row["views"] and row["applies"]:
                     quoted = said[view].get("bound") == row["name"]

@@ -31,7 +31,7 @@ from dpscaffold.data.config import (
     parse_data,
 )
 from dpscaffold.data.pool import Pool, assemble, offsets, split_rows
-from dpscaffold.data.preparation import fit, preprocess
+from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
 from dpscaffold.data.prepared import transformed
 from dpscaffold.data.readers import cifar, images
 from dpscaffold.data.readers.arrays import read_npz
@@ -48,11 +48,14 @@ from dpscaffold.federation import Federation, Records
 Notify = Callable[[str], None]
 
 
-def load_federation(settings: Any = None, notify: Notify | None = None) -> Federation:
+def load_federation(
+    settings: Any = None, notify: Notify | None = None, release: bool = False
+) -> Federation:
     """The federation that a ``[data]`` table (a dict or its parsed settings) describes.
 
     ``notify`` is called with what a reader had to decide: how labels are numbered, which records
-    were left out.
+    were left out. ``release`` allows private preprocessing with the operating system's noise, for
+    a federation that is stored at once and used from there (:func:`prepare`).
 
     >>> load_federation({"source": "digits", "users": 5, "similarity": 0})
     Federation(digits, 0 % similar: 5 users, 287 train records each, 64 features, 10 classes)
@@ -64,6 +67,8 @@ def load_federation(settings: Any = None, notify: Notify | None = None) -> Feder
         return synthetic(**settings.model_dump(exclude={"source"}))
     if isinstance(settings, Saved):
         return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
+    if not release:
+        refuse_redraws(settings.preprocess)  # before the reading, not after it
     pool = read_pool(settings)
     if isinstance(pool, Federation):  # LEAF data that are split already
         if settings.users or settings.records or settings.chosen_partition != "natural":
@@ -71,13 +76,13 @@ def load_federation(settings: Any = None, notify: Notify | None = None) -> Feder
                 f"{pool.title} is divided into users, train and test already; leave out users, "
                 f"records and partition"
             )
-        return _checked(preprocess(pool, settings.preprocess, settings.seed), settings)
+        return _checked(preprocess(pool, settings.preprocess, settings.seed, release), settings)
     for note in pool.notes if notify else ():
         notify(note)  # type: ignore[misc]
     parts, names = deal(pool.labels, pool.users, pool.names, settings)
     pool = replace(pool, title=_title(pool.title, settings))
     federation = assemble(pool, parts, settings.test_ratio, settings.seed, names)
-    return _checked(preprocess(federation, settings.preprocess, settings.seed), settings)
+    return _checked(preprocess(federation, settings.preprocess, settings.seed, release), settings)
 
 
 def read_pool(settings: Pooled) -> Pool | Federation:
@@ -176,7 +181,7 @@ def prepare(
     settings = parse_data(settings) if isinstance(settings, dict) else settings
     require_free(Path(folder), overwrite)  # before the work, not after it
     if not isinstance(settings, _TableFile):
-        return save(load_federation(settings, notify), folder, overwrite)
+        return save(load_federation(settings, notify, release=True), folder, overwrite)
     folder = Path(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

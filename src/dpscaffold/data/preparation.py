@@ -40,7 +40,10 @@ _OUTSIDE = "computed from all users' training records without protection: outsid
 
 
 def preprocess(
-    federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0
+    federation: Federation,
+    steps: Iterable[str | dict[str, Any] | _Step],
+    seed: int = 0,
+    release: bool = False,
 ) -> Federation:
     """The federation after the steps, in memory.
 
@@ -48,8 +51,27 @@ def preprocess(
     >>> small = preprocess(Federation.from_arrays([(x, y)], [(x, y)]), ["unit-norm"])
     >>> small.test.features.norm(dim=1).tolist(), small.preprocessing
     ([1.0, 1.0], ('Rows were scaled to unit norm, record by record (no fit).',))
+
+    Noise of the operating system (``entropy = "system"``) is refused unless ``release`` says that
+    the result is stored and used from there on: each new draw is a further release of the same
+    records.
     """
+    steps = parse_steps(steps)
+    if not release:
+        refuse_redraws(steps)
     return applied(federation, fit(federation, steps, seed))
+
+
+def refuse_redraws(steps: Iterable[_Step]) -> None:
+    """Refuse private steps whose noise would be drawn anew at every load: each draw spends again,
+    and the average of many has no noise."""
+    for step in steps:
+        if isinstance(step, _Fitted) and step.fit == "private" and step.entropy == "system":
+            raise BadInput(
+                f"preprocess: {getattr(step, 'step', 'a step')} has entropy = 'system', so every "
+                f"load would release it again with fresh noise; store the data once with "
+                f"'dpscaffold data prepare' and use the result with source = 'saved'"
+            )
 
 
 def fit(

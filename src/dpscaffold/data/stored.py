@@ -116,12 +116,10 @@ def earlier_steps(
     sentences: Sequence[str], costs: Sequence[Mapping[str, Any]]
 ) -> tuple[Prepared, ...]:
     """What a folder of format 1 says of its preparation: sentences, and the costs of private
-    steps."""
+    steps. Which cost belongs to which sentence is not known, so one seeded step marks all."""
     said = [from_sentence(sentence) for sentence in sentences]
-    fresh = any(
-        step.protection == "private" and "drawn from the operating system" in step.sentence
-        for step in said
-    )
+    private = [step.sentence for step in said if step.protection == "private"]
+    fresh = bool(private) and all("drawn from the operating system" in text for text in private)
     spent = [
         Remark(
             f"{cost['name']}: released with Gaussian noise when the data were prepared.",

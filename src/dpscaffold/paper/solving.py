@@ -14,16 +14,17 @@ from typing import Any
 
 from dpscaffold.checks import floor_share
 from dpscaffold.config import Settings
+from dpscaffold.errors import BadInput
 from dpscaffold.optimum import cache_folder
 from dpscaffold.paper.cases import Case
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     Run,
-    bound_for,
     calibrate_noise,
     describe,
     largest_rounds,
 )
+from dpscaffold.privacy.ledger import USER_BUDGET
 
 
 def description(settings: Settings, rounds: int | None = None) -> Run:
@@ -31,6 +32,11 @@ def description(settings: Settings, rounds: int | None = None) -> Run:
     records."""
     data, plan, privacy = settings.data, settings.plan, settings.privacy
     assert privacy is not None
+    if any(getattr(step, "fit", None) == "private" for step in getattr(data, "preprocess", ())):
+        raise BadInput(
+            "data.preprocess has a private step, whose cost an experiment does not count; prepare "
+            "the data and train single runs, or fit the step on public statistics"
+        )
     users, records = data.users or 100, data.records or 5000  # type: ignore[union-attr]
     train = records - round(data.test_ratio * records)  # type: ignore[union-attr]
     return describe(
@@ -47,6 +53,8 @@ def description(settings: Settings, rounds: int | None = None) -> Run:
         memory=settings.algorithm.build().memory,
         weighting=plan.weighting,
         delta=privacy.delta,
+        max_participations=privacy.max_participations,
+        may_decline=USER_BUDGET if privacy.user_epsilon is not None else None,
     )
 
 
@@ -72,9 +80,9 @@ def solved_noise(case: Case) -> Case:
         view == "server"
     ):  # its bound does not ask whether users remember anything: one answer serves all
         run = replace(run, memory=False)
-    noise = remember(
-        view, run, epsilon, lambda: calibrate_noise(run, epsilon, bound_for(run, view))
-    )
+    bound = settings.privacy.budget.bound(run)
+    what = f"{view} {settings.privacy.colluders}" if view == "participant" else view
+    noise = remember(what, run, epsilon, lambda: calibrate_noise(run, epsilon, bound))
     solved = case.with_set({"privacy.noise": float(noise)})
     solved.tables["privacy"].pop("epsilon")
     return solved

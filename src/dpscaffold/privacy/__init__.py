@@ -8,8 +8,10 @@ This package reads :class:`Run` descriptions and imports nothing from the rest o
 '0.860'
 """
 
+from dpscaffold.privacy.bound import VIEWS, Bound, no_guarantee
 from dpscaffold.privacy.bounds import (
     AGGREGATE,
+    AGGREGATE_PARTICIPANT,
     BOUNDS,
     CAP,
     LEDGER,
@@ -17,11 +19,9 @@ from dpscaffold.privacy.bounds import (
     RANDOM_PARTICIPATION,
     RANDOM_PARTICIPATION_RDP,
     USER_SAMPLING,
-    VIEWS,
-    Bound,
+    aggregate_among,
     bound_for,
     bound_named,
-    no_guarantee,
 )
 from dpscaffold.privacy.calibrate import Combination, budget_table, calibrate_noise
 from dpscaffold.privacy.costs import Cost
@@ -37,6 +37,7 @@ from dpscaffold.privacy.tradeoff import TradeOff
 
 __all__ = [
     "AGGREGATE",
+    "AGGREGATE_PARTICIPANT",
     "BOUNDS",
     "CAP",
     "LEDGER",
@@ -64,6 +65,7 @@ __all__ = [
     "Step",
     "TradeOff",
     "TruePositives",
+    "aggregate_among",
     "bound_for",
     "bound_named",
     "budget_table",

@@ -13,7 +13,7 @@ from dpscaffold.privacy.describe import Run
 MOST_PAIRS = 16
 
 
-def worst_steps(run: Run) -> list[tuple[float, float]]:
+def worst_steps(run: Run, colluders: int = 0) -> list[tuple[float, float]]:
     """(rate, multiplier) pairs, one of which is the worst user's, for one step seen through the
     sum.
 
@@ -21,6 +21,10 @@ def worst_steps(run: Run) -> list[tuple[float, float]]:
     record of user i moves the sum by at most 2C·w_i/b_i. The multiplier is therefore
     σ_g·√(Σ_{j∈C}(w_j/b_j)²)/(w_i/b_i), smallest when i's m − 1 companions are those with the least
     noise. The weights' common denominator cancels. For equal users it is σ_g·√m.
+
+    ``colluders`` of the companions know their own noise and subtract it. Whoever they are, at least
+    m − 1 − k companions are left, and these have the least noise when they are the quietest of all:
+    the sum over the quietest set loses its k largest terms other than i's.
 
     ε rises with the rate and falls with the multiplier, so only users that no other one beats in
     both matter; where these are many, neighbours are merged into (larger rate, smaller multiplier).
@@ -35,7 +39,8 @@ def worst_steps(run: Run) -> list[tuple[float, float]]:
         )
         ratio = weight / np.array([g.batch for g in groups], dtype=float)
         rates = np.array([g.rate for g in groups])
-    noise = run.noise * _relative(ratio, np.array([g.users for g in groups]), run.participants)
+    hiding = max(1, run.participants - colluders)
+    noise = run.noise * _relative(ratio, np.array([g.users for g in groups]), hiding)
     order = np.lexsort(
         (noise, -rates)
     )  # rates downwards; keep a pair only if its noise is a new low

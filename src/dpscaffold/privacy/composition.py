@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound, Laws, participations_laws
+from dpscaffold.privacy.bound import Bound, Laws
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import GROUPS, HumanTerms, losses, terms_of
+from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import LONGEST, LossDistribution, privacy_parameters
 

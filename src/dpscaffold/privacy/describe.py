@@ -82,7 +82,10 @@ class Run:
 
     ``groups`` are the distinct (R_i, b_i); ``membership`` gives each user's group and is empty when
     there is only one. ``memory`` says that users keep something between rounds (SCAFFOLD's c_i).
-    Warm-start rounds are rounds like any other and count in ``rounds``.
+    Warm-start rounds are rounds like any other and count in ``rounds``. ``may_decline`` is the
+    reason why a drawn user may stay away (a budget per user, a site's own policy), besides
+    ``max_participations``; ``hidden_draw`` says that nobody but the server and the participants can
+    tell who takes part.
     """
 
     rounds: int
@@ -99,6 +102,14 @@ class Run:
     weighting: Weighting
     delta: float
     max_participations: int | None = None
+    may_decline: str | None = None
+    hidden_draw: bool = False
+
+    @property
+    def declines(self) -> str | None:
+        """Why a drawn user may take no part in a round, or None where every one does."""
+        cap = None if self.max_participations is None else "max_participations"
+        return ", ".join(reason for reason in (cap, self.may_decline) if reason) or None
 
     @property
     def user_ratio(self) -> float:
@@ -152,8 +163,12 @@ class Run:
         return Round(self.participation(group), self.user_ratio)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_dict` reads them back."""
-        return asdict(self)
+        """Plain JSON values; :meth:`from_dict` reads them back.
+
+        What a run leaves at nothing is left out, so that a new field changes no earlier hash.
+        """
+        values = asdict(self)
+        return {k: v for k, v in values.items() if k not in ("may_decline", "hidden_draw") or v}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
@@ -187,6 +202,8 @@ def describe(
     weighting: Weighting = "uniform",
     delta: float | None = None,
     max_participations: int | None = None,
+    may_decline: str | None = None,
+    hidden_draw: bool = False,
 ) -> Run:
     """A :class:`Run` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
 
@@ -225,6 +242,8 @@ def describe(
         weighting=weighting,
         delta=float(delta),
         max_participations=max_participations,
+        may_decline=may_decline,
+        hidden_draw=hidden_draw,
     )
     _check(run)
     return run

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION, Bound
+from dpscaffold.privacy.bound import Bound
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.calibrate import _round_up
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.privacy.bounds import Bound, Laws
+from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError

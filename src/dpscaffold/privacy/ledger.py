@@ -7,35 +7,41 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpscaffold.privacy.bounds import largest_epsilon, no_guarantee, participations_laws
+from dpscaffold.privacy.bound import largest_epsilon, no_guarantee
+from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Group, Run
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.loss import LossDistribution
 
 VERSION = 2
 #: Where users have more distinct rates than this, rates are rounded up to so many for per-user
 #: figures.
 MOST_RATES = 48
+#: Why a user with an ε of its own may decline, in a described run.
+USER_BUDGET = "user_epsilon"
 
 
 @lru_cache(maxsize=4096)
-def spent(run: Run, participations: int, group: Group) -> float:
-    """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed
-    steps."""
+def spent(run: Run, participations: int, group: Group, costs: tuple[Cost, ...] = ()) -> float:
+    """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed steps,
+    and the other mechanisms that read the same records (``costs``), whether it took part or not."""
     reason = no_guarantee(run)
     if reason:
         raise PrivacyError(reason)
-    if participations == 0:
+    if participations == 0 and not costs:
         return 0.0
     if run.noise == 0.0:
         return math.inf
-    return largest_epsilon(participations_laws(run, participations, group), run.delta)
+    return largest_epsilon(participations_laws(run, participations, group), run.delta, costs)
 
 
 class Ledger:
@@ -50,6 +56,9 @@ class Ledger:
     next participation would exceed its cap declines. The draw is still made from all users and the
     divisor stays m, so nobody else's chance of being drawn changes.
 
+    ``costs`` are further mechanisms that read the same records (a private mean, say): every user
+    has spent them from the start, so every ε includes them and the caps leave room for them.
+
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50,
     ...                batches=5, noise=2.0)
@@ -61,13 +70,18 @@ class Ledger:
     True
     """
 
-    def __init__(self, run: Run, user_budget: float | None = None) -> None:
+    def __init__(
+        self, run: Run, user_budget: float | None = None, costs: Sequence[Cost] = ()
+    ) -> None:
         if user_budget is not None and not user_budget > 0:
             raise PrivacyError(
                 f"user_budget={user_budget} lets nobody take part; give a number above 0"
             )
+        if user_budget is not None and run.may_decline is None:
+            run = replace(run, may_decline=USER_BUDGET)
         self.run = run
         self.user_budget = user_budget
+        self.costs = tuple(costs)
         self.participations: NDArray[np.int64] = np.zeros(run.users, dtype=np.int64)
         self._last = 0
         self._marks: dict[int, int] = {}  # one number a recorded round: is it a repeat or a change?
@@ -132,9 +146,15 @@ class Ledger:
         more = {**self._repeats, round: self._repeats.get(round, 0) + 1}
         return self._last, tuple(sorted(more.values()))
 
+    def charged(self, costs: Sequence[Cost]) -> Ledger:
+        """The same record, with further mechanisms that read the same records."""
+        other = copy(self)
+        other.costs, other._caps = tuple(costs), None
+        return other
+
     def of(self, user: int) -> float:
         """ε of a record of this user so far."""
-        return spent(self.run, int(self.participations[user]), self.run.group_of(user))
+        return spent(self.run, int(self.participations[user]), self.run.group_of(user), self.costs)
 
     def largest(self) -> float:
         """The largest ε over users.
@@ -143,10 +163,10 @@ class Ledger:
         computed.
         """
         order = sorted(self._most_often().items(), key=lambda item: (-item[0].rate, -item[1]))
-        value, most = 0.0, 0
+        value, most = 0.0, -1
         for group, count in order:
             if count > most:
-                value, most = max(value, spent(self.run, count, group)), count
+                value, most = max(value, spent(self.run, count, group, self.costs)), count
         return value
 
     def laws(self) -> tuple[LossDistribution, ...]:
@@ -174,7 +194,9 @@ class Ledger:
         for place, group in enumerate(stand_in):
             mine = groups == place
             for count in np.unique(self.participations[mine]):
-                values[mine & (self.participations == count)] = spent(self.run, int(count), group)
+                values[mine & (self.participations == count)] = spent(
+                    self.run, int(count), group, self.costs
+                )
         return values
 
     def distribution(self) -> dict[str, Any]:
@@ -215,7 +237,7 @@ class Ledger:
             caps = np.full(len(self.run.groups), most, dtype=np.int64)
             if self.user_budget is not None:
                 within = {
-                    g: _most_within(self.run, g, self.user_budget, most)
+                    g: _most_within(self.run, g, self.user_budget, most, self.costs)
                     for g in set(_rounded_groups(self.run))
                 }
                 caps = np.array(
@@ -291,13 +313,21 @@ def _rounded_groups(run: Run) -> tuple[Group, ...]:
     return tuple(distinct[float(rate)] for rate in nearest)
 
 
-def _most_within(run: Run, group: Group, budget: float, most: int) -> int:
-    """The largest n ≤ ``most`` with ε(n) ≤ ``budget``."""
+def _most_within(
+    run: Run, group: Group, budget: float, most: int, costs: tuple[Cost, ...] = ()
+) -> int:
+    """The largest n ≤ ``most`` with ε(n) ≤ ``budget``, what was spent beside training included."""
+    if costs and (before := spent(run, 0, group, costs)) > budget:
+        raise PrivacyError(
+            f"user_epsilon={budget:g} is spent before training: "
+            f"{', '.join(cost.name for cost in costs)} alone cost{'s' * (len(costs) == 1)} "
+            f"{before:.4g}; give a larger one"
+        )
     low, high = 0, 1
-    while high <= most and spent(run, high, group) <= budget:
+    while high <= most and spent(run, high, group, costs) <= budget:
         low, high = high, 2 * high
     high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if spent(run, middle, group) <= budget else (low, middle)
+        low, high = (middle, high) if spent(run, middle, group, costs) <= budget else (low, middle)
     return low

@@ -54,13 +54,17 @@ def participation_curve(participation: Participation) -> tuple[Array, Array]:
 
 
 def random_participation(
-    participation: Participation, user_ratio: float, rounds: int, delta: float
+    participation: Participation,
+    user_ratio: float,
+    rounds: int,
+    delta: float,
+    gaussians: tuple[float, ...] = (),
 ) -> float:
     """ε of T rounds when the user is drawn with probability l and its participations may be
     revealed.
 
     Per round: ε(α) = 1/(α−1) · log(1 − l + l·e^{(α−1)·K·ε_s(α)}), since the two cases have disjoint
-    supports.
+    supports. Further Gaussian mechanisms of multipliers z (``gaussians``) add α/2z² each.
     """
     orders, curve = participation_curve(participation)
     if user_ratio < 1.0:
@@ -70,12 +74,19 @@ def random_participation(
         )
     from dp_accounting.rdp import compute_epsilon
 
-    epsilon, _ = compute_epsilon(orders, rounds * curve, delta)
+    total = rounds * curve + sum(orders / (2 * z**2) for z in gaussians)
+    epsilon, _ = compute_epsilon(orders, total, delta)
     return float(epsilon)
 
 
 def published(
-    rate: float, noise: float, local_steps: int, user_ratio: float, rounds: int, delta: float
+    rate: float,
+    noise: float,
+    local_steps: int,
+    user_ratio: float,
+    rounds: int,
+    delta: float,
+    gaussians: tuple[float, ...] = (),
 ) -> float:
     """ε as in the "Implementation" paragraph of the paper's appendix; ``noise`` is σ_g·√(lM).
 
@@ -87,6 +98,7 @@ def published(
     while True:
         orders, curve = _published_round(rate, noise, local_steps, user_ratio, most)
         values = rounds * curve - math.log(delta) / (orders - 1)
+        values = values + sum(orders / (2 * z**2) for z in gaussians)
         best = int(np.argmin(values))
         if best < most // 2 or most >= 1024:
             return float(values[best])

@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from dpscaffold.privacy.bound import (
+    PARTICIPANT,
+    REPEATED,
+    SERVER,
+    THIRD_PARTY,
+    VIEWS,
+    Bound,
+    no_guarantee,
+)
 from dpscaffold.privacy.bounds import (
+    AGGREGATE_PARTICIPANT,
     BOUNDS,
     CAP,
     LEDGER,
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
-    REPEATED,
-    SERVER,
-    THIRD_PARTY,
-    USER_SAMPLING,
-    VIEWS,
-    Bound,
+    aggregate_among,
+    among,
     bound_for,
-    no_guarantee,
 )
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
@@ -29,8 +35,10 @@ from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.preparation import Preparation
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
-DRAW_PUBLIC = (
-    "the seed that draws participants is stored beside the results, so who took part can be told"
+SINGLE_UPLOADS = (
+    "`largest_drift` and `largest_user_control` are read off single uploads: they belong to the "
+    "server's view, whose epsilon covers them, and are outside Theorem 2. Whoever is given them "
+    "counts as the server."
 )
 NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
@@ -40,21 +48,21 @@ def statement(
     ledger: Ledger | None = None,
     preparation: Sequence[Preparation] = (),
     seed_public: bool = False,
-    draw_public: bool = False,
     extra_costs: Sequence[Cost] = (),
     rounds: int | None = None,
     groups: Sequence[int] = GROUPS,
+    colluders: int = 1,
 ) -> dict[str, Any]:
     """Everything that may be said about a run's privacy, ready for JSON.
 
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
     beside the bound over the draw, never in its place. ``preparation`` are the steps that made
     the features; those whose ``protection`` is ``"unprotected"`` are outside the guarantee.
-    ``seed_public`` says that the seed of the noise is stored beside the results, ``draw_public``
-    that the seed of the participants is. ``extra_costs`` are private mechanisms on the same
-    records, composed into
-    ``server`` and ``third_party``. ``rounds`` defaults to the recorded ones with a ledger, else to
-    the planned. ``groups`` are the numbers of records of one person to look at together.
+    ``seed_public`` says that the seed of noise and draw is stored beside the results.
+    ``extra_costs`` are private mechanisms on the same records, part of every ε that is stated.
+    ``rounds`` defaults to the recorded ones with a ledger, else to the planned. ``groups`` are the
+    numbers of records of one person to look at together, ``colluders`` how many participants pool
+    what they know in the view ``participant``.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
@@ -70,8 +78,13 @@ def statement(
             "outside": _outside(preparation, False, ledger),
             "run": None,
         }
+    if seed_public:  # it is the seed of the draw too
+        run = replace(run, hidden_draw=False)
+    costs = tuple(extra_costs)
+    ledger = ledger.charged(costs) if ledger is not None else None
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
     repeats = ledger.repeats if ledger else ()
+    bounds = _catalogue(among(run, colluders))
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
     said: dict[str, Any] = {
         "guarantee": reason is None,
@@ -85,25 +98,17 @@ def statement(
         said = {
             **_empty(reason),
             **said,
-            "bounds": [_row(b, run, rounds, None, reason) for b in BOUNDS.values()],
+            "bounds": [_row(b, run, rounds, None, costs, reason) for b in bounds],
         }
     else:
-        costs = tuple(extra_costs)
-        barred = {USER_SAMPLING.name: DRAW_PUBLIC} if seed_public or draw_public else {}
-        if repeats:
-            barred |= {
-                b.name: REPEATED for b in BOUNDS.values() if b.repeated is None and b is not LEDGER
-            }
         said["bounds"] = [
-            _row(b, run, rounds, ledger, None if b.applies(run) else barred.get(b.name))
-            for b in BOUNDS.values()
+            _row(b, run, rounds, ledger, costs, _barred(b, run, repeats)) for b in bounds
         ]
-        said[SERVER] = _quoted(bound_for(run, SERVER), run, rounds, ledger, costs)
-        third = bound_for(
-            run, THIRD_PARTY, draw_hidden=not (seed_public or draw_public), repeats=repeats
-        )
-        said[THIRD_PARTY] = _quoted(third, run, rounds, ledger, costs)
-        said[PAPER_THIRD_PARTY.name] = _published(run, rounds, barred.get(PAPER_THIRD_PARTY.name))
+        for view in VIEWS:
+            bound = bound_for(run, view, repeats, colluders)
+            said[view] = _quoted(bound, run, rounds, ledger, costs)
+        said[PARTICIPANT]["colluders"] = colluders
+        said[PAPER_THIRD_PARTY.name] = _published(run, rounds, repeats, costs)
         if ledger is not None:
             spread = ledger.distribution()
             said["ledger"] = {
@@ -112,32 +117,35 @@ def statement(
                 "participations": spread["participations"],
                 "epsilon_over_users": spread["epsilon"],
             }
-            said["planned"] = {"rounds": run.rounds, "epsilon": RANDOM_PARTICIPATION.epsilon(run)}
-        said["human"] = _human(said, run, rounds, ledger, costs, tuple(groups))
+            planned = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
+            said["planned"] = {"rounds": run.rounds, "epsilon": planned}
+        said["human"] = _human(run, rounds, ledger, costs, tuple(groups), colluders)
         said["quote"] = _quote(said, run, costs)
     said["extra_costs"] = [
         {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
         for c in extra_costs
     ]
     said |= _prepared(preparation)
-    said["outside"] = _outside(preparation, seed_public, ledger)
+    said["outside"] = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger)]
     said["run"] = run.to_dict()
     return said
 
 
 def _human(
-    said: dict[str, Any],
     run: Run,
     rounds: int,
     ledger: Ledger | None,
     costs: tuple[Cost, ...],
     groups: tuple[int, ...],
+    colluders: int,
 ) -> dict[str, Any]:
     """What the quoted bounds and the ledger mean for one person, by view."""
     repeats = ledger.repeats if ledger else ()
     terms = {
-        view: human_terms(BOUNDS[said[view]["bound"]], run, rounds, costs, repeats, groups)
-        for view in (SERVER, THIRD_PARTY)
+        view: human_terms(
+            bound_for(run, view, repeats, colluders), run, rounds, costs, repeats, groups
+        )
+        for view in VIEWS
     }
     given = ledger_terms(ledger, costs, groups) if ledger is not None else None
     return {view: t.to_json() for view, t in (terms | ({"ledger": given} if given else {})).items()}
@@ -151,6 +159,7 @@ def _empty(reason: str) -> dict[str, Any]:
         "delta": None,
         SERVER: dict(nothing),
         THIRD_PARTY: dict(nothing),
+        PARTICIPANT: dict(nothing),
         PAPER_THIRD_PARTY.name: dict(nothing),
         "bounds": [],
         "quote": reason[0].upper() + reason[1:] + ".",
@@ -176,13 +185,34 @@ def _mechanism(run: Run) -> dict[str, Any]:
         "memory": run.memory,
         "weighting": run.weighting,
         "max_participations": run.max_participations,
+        "may_decline": run.declines,
     }
 
 
+def _catalogue(colluders: int) -> list[Bound]:
+    """All bounds, that against participants for as many as are asked about."""
+    return [
+        aggregate_among(colluders) if bound is AGGREGATE_PARTICIPANT else bound
+        for bound in BOUNDS.values()
+    ]
+
+
+def _barred(bound: Bound, run: Run, repeats: Sequence[int]) -> str | None:
+    """Why a bound that would hold for the plan does not hold for what was run, or None."""
+    if repeats and bound.repeated is None and bound is not LEDGER:
+        return bound.applies(run) or REPEATED
+    return None
+
+
 def _row(
-    bound: Bound, run: Run, rounds: int, ledger: Ledger | None, reason: str | None
+    bound: Bound,
+    run: Run,
+    rounds: int,
+    ledger: Ledger | None,
+    costs: tuple[Cost, ...],
+    reason: str | None,
 ) -> dict[str, Any]:
-    """One line of the table of bounds."""
+    """One line of the table of bounds, the cost of other mechanisms included."""
     epsilon: float | None = None
     if reason is None:
         if bound is LEDGER:
@@ -193,12 +223,12 @@ def _row(
             # The cap holds whatever stopping looks at, so it counts every planned round.
             repeats = ledger.repeats if ledger else ()
             planned = run.rounds if bound is CAP else rounds
-            epsilon = None if reason else bound.epsilon(run, planned, repeats=repeats)
+            epsilon = None if reason else bound.epsilon(run, planned, costs, repeats)
     return {
         "name": bound.name,
         "title": bound.title,
         "views": list(bound.views),
-        "epsilon": epsilon,
+        "epsilon": None if epsilon is None else _finite(epsilon),
         "delta": run.delta,
         "neighbours": run.neighbours,
         "applies": reason is None,
@@ -231,10 +261,12 @@ def _quoted(
     return said
 
 
-def _published(run: Run, rounds: int, barred: str | None) -> dict[str, Any]:
-    reason = barred or PAPER_THIRD_PARTY.applies(run)
+def _published(
+    run: Run, rounds: int, repeats: Sequence[int], costs: tuple[Cost, ...]
+) -> dict[str, Any]:
+    reason = PAPER_THIRD_PARTY.applies(run) or (REPEATED if repeats else None)
     return {
-        "epsilon": None if reason else PAPER_THIRD_PARTY.epsilon(run, rounds),
+        "epsilon": None if reason else _finite(PAPER_THIRD_PARTY.epsilon(run, rounds, costs)),
         "bound": PAPER_THIRD_PARTY.name,
         "reason": reason,
         "note": "for comparison only; not a theorem for every loss",
@@ -264,18 +296,27 @@ def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:
     protects = "user" if run.unit == "user" else "record"
     with_costs = f", together with {', '.join(c.name for c in costs)}" if costs else ""
     server, third = round_up(said[SERVER]["epsilon"]), round_up(said[THIRD_PARTY]["epsilon"])
+    outsider = "a third party"
+    if said[THIRD_PARTY]["bound"] != RANDOM_PARTICIPATION.name:
+        outsider += f" that took no part ({_towards_participants(said[PARTICIPANT])})"
     sentence = (
         f"Each {protects} is protected with epsilon = {server} towards the server and "
-        f"{third} towards a third party, at delta = {run.delta:.3g}{with_costs} "
+        f"{third} towards {outsider}, at delta = {run.delta:.3g}{with_costs} "
         f"({run.neighbours}; over the random draw of participants)."
     )
     if "ledger" in said:
         sentence += (
             f" Given who took part, the most that any user spent is "
-            f"{round_up(said['ledger']['epsilon'])}{' for training alone' if costs else ''}; the "
+            f"{round_up(said['ledger']['epsilon'])}; the "
             f"two numbers answer different questions, quote either with its label."
         )
     return sentence
+
+
+def _towards_participants(said: dict[str, Any]) -> str:
+    k = said["colluders"]
+    who = "one that did" if k == 1 else f"{k} that did, together"
+    return f"{round_up(said['epsilon'])} towards {who}"
 
 
 def _prepared(preparation: Sequence[Preparation]) -> dict[str, Any]:

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.privacy import PAPER_THIRD_PARTY, PrivacyError, Run, bound_for
+from dpscaffold.privacy import PAPER_THIRD_PARTY, VIEWS, Cost, PrivacyError, Run, bound_for
 
 
-def epsilon_curves(run: Run, points: int = 24) -> dict[str, tuple[list[int], list[float]]]:
-    """For each view, rounds and ε; the published number beside it where it is stated.
+def epsilon_curves(
+    run: Run, points: int = 24, costs: Sequence[Cost] = (), colluders: int = 1
+) -> dict[str, tuple[list[int], list[float]]]:
+    """For each view, rounds and ε, other mechanisms on the same records included; the published
+    number beside it where it is stated.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=8, local_steps=1, users=10, participants=2, records=100,
     ...                batches=10, noise=4)
     >>> curves = epsilon_curves(run, points=3)
     >>> sorted(curves), curves["server"][0]
-    (['paper_third_party', 'server', 'third_party'], [1, 3, 8])
+    (['paper_third_party', 'participant', 'server', 'third_party'], [1, 3, 8])
     """
     rounds = sorted({int(t) for t in np.geomspace(1, run.rounds, points).round()})
-    bounds = {view: bound_for(run, view) for view in ("server", "third_party")}
+    bounds = {view: bound_for(run, view, colluders=colluders) for view in VIEWS}
     if PAPER_THIRD_PARTY.applies(run) is None:
         bounds["paper_third_party"] = PAPER_THIRD_PARTY
     return {
-        view: (rounds, [bound.epsilon(run, t) for t in rounds]) for view, bound in bounds.items()
+        view: (rounds, [bound.epsilon(run, t, costs) for t in rounds])
+        for view, bound in bounds.items()
     }
 
 
-def plot_epsilon(run: Run, path: Path | str) -> None:
+def plot_epsilon(
+    run: Run, path: Path | str, costs: Sequence[Cost] = (), colluders: int = 1
+) -> None:
     """Draw the curves to a file; its ending chooses the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -39,9 +46,10 @@ def plot_epsilon(run: Run, path: Path | str) -> None:
     styles = {
         "server": ("-", "server"),
         "third_party": ("--", "third party"),
+        "participant": ("-.", f"{colluders} participant{'s' * (colluders > 1)}"),
         "paper_third_party": (":", "as published"),
     }
-    for view, (rounds, values) in epsilon_curves(run).items():
+    for view, (rounds, values) in epsilon_curves(run, costs=costs, colluders=colluders).items():
         line, label = styles[view]
         axes.plot(rounds, values, line, label=label, linewidth=2)
     axes.set_xlabel("rounds")

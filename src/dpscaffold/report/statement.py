@@ -74,11 +74,13 @@ def _mechanism(said: Mapping[str, Any]) -> str:
     ]
     if m["max_participations"] is not None:
         rows.append(("cap", f"at most {m['max_participations']} participations a user"))
+    if m["may_decline"] is not None:
+        rows.append(("a drawn user may decline", m["may_decline"]))
     return _table(("", ""), rows)
 
 
 def _bounds(said: Mapping[str, Any]) -> str:
-    quoted = {view: said[view].get("bound") for view in ("server", "third_party")}
+    quoted = {view: said[view].get("bound") for view in said["views"]}
     rows = []
     for row in said["bounds"]:
         marks = [view for view, name in quoted.items() if name == row["name"]]

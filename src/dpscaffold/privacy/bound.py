@@ -1,0 +1,141 @@
+"""What a bound is: a named way to bound ε, with its adversaries, its assumptions and its theorem.
+
+The catalogue is in :mod:`dpscaffold.privacy.bounds`, the loss distributions behind it in
+:mod:`dpscaffold.privacy.laws`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.loss import LossDistribution
+
+SERVER, THIRD_PARTY, PARTICIPANT = "server", "third_party", "participant"
+VIEWS = {
+    SERVER: (
+        "sees every upload of every user and who took part in each round (the "
+        "honest-but-curious server)"
+    ),
+    THIRD_PARTY: (
+        "sees every global model (x^t, c^t), not who took part, and is not a participant (anyone "
+        "the model is handed to)"
+    ),
+    PARTICIPANT: (
+        "users who took part and pool what they know: every global model and their own uploads, "
+        "noise included"
+    ),
+}
+
+REPEATED = "rounds were run again for the same participants with fresh noise"
+
+Laws = tuple[LossDistribution, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One way to bound ε, as data: who it holds against, what it takes for granted, where it is
+    proved.
+
+    ``condition(run)`` gives the reason why it does not apply, or None. ``laws(run, rounds)`` gives
+    the loss distributions it rests on, or ``value(run, rounds, gaussians)`` its ε directly,
+    together with further Gaussian mechanisms of these multipliers.
+    """
+
+    name: str
+    title: str
+    views: tuple[str, ...]
+    theorem: str
+    assumptions: tuple[str, ...]
+    reference: str
+    explanation: str
+    condition: Callable[[Run], str | None]
+    laws: Callable[[Run, int], Laws] | None = None
+    value: Callable[[Run, int, tuple[float, ...]], float] | None = None
+    repeated: Callable[[Run, int, tuple[int, ...]], Laws] | None = None
+
+    def explain(self) -> str:
+        """What it says and why, in two sentences."""
+        return self.explanation
+
+    def applies(self, run: Run) -> str | None:
+        """None if the bound holds for this run, else the reason why it does not."""
+        return no_guarantee(run) or self.condition(run)
+
+    def epsilon(
+        self,
+        run: Run,
+        rounds: int | None = None,
+        costs: Sequence[Cost] = (),
+        repeats: Sequence[int] = (),
+    ) -> float:
+        """ε at the run's δ after ``rounds`` (all of them by default), with further mechanisms if
+        given.
+
+        ``repeats`` has one entry for each of these rounds that was run again for the same
+        participants with fresh noise: how many times. ε is infinite without noise. Raises
+        :class:`PrivacyError` where the bound does not apply.
+        """
+        reason = self.applies(run)
+        if reason:
+            raise PrivacyError(f"the bound {self.name!r} does not apply: {reason}")
+        rounds = run.rounds if rounds is None else rounds
+        if rounds < 0:
+            raise PrivacyError(f"rounds={rounds} cannot have been run; give 0 or more")
+        if run.noise == 0.0:
+            return math.inf if rounds else 0.0
+        if repeats:
+            if self.repeated is None:
+                raise PrivacyError(f"the bound {self.name!r} does not apply: {REPEATED}")
+            return largest_epsilon(
+                self.repeated(run, rounds, tuple(repeats)), run.delta, tuple(costs)
+            )
+        if rounds == 0 and not costs:
+            return 0.0
+        if self.laws is None:
+            return self._value(run, rounds, costs)
+        return largest_epsilon(self.laws(run, rounds), run.delta, tuple(costs))
+
+    def _value(self, run: Run, rounds: int, costs: Sequence[Cost]) -> float:
+        """ε given directly. Gaussian mechanisms are composed with it; the ε and δ of others add."""
+        assert self.value is not None  # a bound has laws or a value
+        others = [cost for cost in costs if cost.epsilon is not None]
+        left = run.delta - sum(cost.delta for cost in others)
+        if left <= 0.0:
+            return math.inf
+        gaussians = tuple(cost.noise for cost in costs if cost.noise is not None)
+        value = self.value(replace(run, delta=left), rounds, gaussians)
+        return value + sum(cost.epsilon or 0.0 for cost in others)
+
+
+def largest_epsilon(laws: Laws, delta: float, costs: tuple[Cost, ...] = ()) -> float:
+    """The larger ε over the directions of a neighbouring pair."""
+    spoilt = sum(cost.delta for cost in costs)
+    if spoilt >= delta:
+        return math.inf
+    value = max(with_costs(law, costs).epsilon(delta) for law in laws)
+    if math.isinf(value):
+        raise PrivacyError(
+            f"delta={delta} is below what double precision can resolve after so many steps; give "
+            f"a larger delta, or use the bound 'random_participation_rdp'"
+        )
+    return value
+
+
+def no_guarantee(run: Run) -> str | None:
+    """Why no bound at all holds for this run, or None."""
+    if run.clip == "median":
+        return (
+            "no guarantee: the clip bound is read off private data (clip='median'); give a "
+            "fixed clip"
+        )
+    if run.unit == "user" and run.weighting == "records":
+        return (
+            "no guarantee for a user's whole dataset: weights by records reveal how many records "
+            "a user has; give weighting='uniform'"
+        )
+    return None

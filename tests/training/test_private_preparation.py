@@ -1,0 +1,149 @@
+"""Private preprocessing in a run's account: in every row, cap and quote; released once."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from privacy.explicit_pairs import gaussian_epsilon
+from small import federation
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
+from dpscaffold.accounts import read_ledger
+from dpscaffold.cli import app
+from dpscaffold.data import load_federation, preprocess
+from dpscaffold.data.stored import earlier_steps
+from dpscaffold.privacy import PrivacyError
+
+DELTA, ROUNDS, NOISE, MEAN = 1e-3, 6, 4.0, 2.5
+CENTRE = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": MEAN}
+#: Everyone, with all records, one step a round: every count of rounds is a Gaussian of its own.
+PLAN = Plan(rounds=ROUNDS, local_steps=1, user_ratio=1.0, data_ratio=1.0)
+
+
+def exact(participations: int) -> float:
+    """n Gaussians of multiplier σ_g and one of multiplier z: one of μ² = n/σ_g² + 1/z²."""
+    return gaussian_epsilon(DELTA, math.sqrt(participations / NOISE**2 + 1 / MEAN**2))
+
+
+def centred():
+    return preprocess(federation(), [CENTRE])
+
+
+def run(**limits):
+    budget = Budget(delta=DELTA, **limits)
+    return train(centred(), Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=NOISE), budget=budget)
+
+
+def test_every_row_and_quote_counts_it():
+    said = run().privacy
+    rows = {row["name"]: row["epsilon"] for row in said["bounds"] if row["applies"]}
+    for name in ("random_participation", "cap", "ledger"):
+        assert exact(ROUNDS) <= rows[name] <= exact(ROUNDS) * 1.003, name
+    quoted = said["server"]["epsilon"]
+    assert quoted == rows["random_participation"] == said["planned"]["epsilon"]
+    assert said["ledger"]["epsilon"] == rows["ledger"] == said["server"]["ledger"]
+    assert said["third_party"]["epsilon"] == rows["aggregate"]
+    assert said["participant"]["epsilon"] == rows["aggregate_participant"]
+    # The Rényi rows compose the same Gaussians: looser, and above training alone plus nothing.
+    curve = ROUNDS / NOISE**2 + 1 / MEAN**2
+    rough = min(a * curve / 2 + math.log(1 / DELTA) / (a - 1) for a in range(2, 200))
+    assert exact(ROUNDS) < rows["random_participation_rdp"] <= rough
+    assert rows["paper_third_party"] == said["paper_third_party"]["epsilon"]
+    assert rows["paper_third_party"] > exact(0)
+
+
+def test_a_user_who_never_took_part_has_spent_it_too(tmp_path):
+    plan = Plan(rounds=1, local_steps=1, user_ratio=0.34, data_ratio=1.0)
+    folder = tmp_path / "run"
+    budget = Budget(delta=DELTA)
+    train(
+        centred(), Logistic(4, 3), fedavg(), plan, Gaussian(noise=NOISE), budget=budget, out=folder
+    )
+    ledger = read_ledger(folder)
+    idle = int(ledger.participations.argmin())
+    assert ledger.participations[idle] == 0
+    assert exact(0) <= ledger.of(idle) <= exact(0) * 1.003
+    assert ledger.distribution()["epsilon"]["min"] == ledger.of(idle)
+
+
+def test_the_cap_per_user_leaves_room_for_it():
+    """The most participations within ε, computed in closed form; without the mean there are
+    more."""
+    limit = 1.05 * exact(3)
+    assert limit < exact(4)
+    said = run(user_epsilon=limit).privacy
+    assert set(said["ledger"]["participations"]) == {3}
+    assert exact(3) <= said["ledger"]["epsilon"] <= limit
+
+
+def test_a_cap_below_its_cost_is_refused():
+    with pytest.raises(PrivacyError, match=r"user_epsilon=0\.5 is spent before training: mean"):
+        run(user_epsilon=0.5)
+
+
+def test_a_folder_states_the_same(tmp_path):
+    folder = tmp_path / "run"
+    budget = Budget(delta=DELTA, user_epsilon=1.05 * exact(3))
+    said = train(
+        centred(), Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=NOISE), budget=budget, out=folder
+    ).privacy
+    shown = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
+    again = json.loads(shown.stdout)
+    assert {row["name"]: row["epsilon"] for row in again["bounds"]} == {
+        row["name"]: row["epsilon"] for row in said["bounds"]
+    }
+    assert again["quote"] == said["quote"]
+
+
+def test_seeded_noise_in_a_secret_run_is_refused():
+    secret = Gaussian(noise=NOISE, secret=True)
+    with pytest.raises(BadInput, match="noise on the private mean came from the data's seed"):
+        train(centred(), Logistic(4, 3), fedavg(), PLAN, secret)
+
+
+SYSTEM = {"source": "digits", "users": 4, "preprocess": [{**CENTRE, "entropy": "system"}]}
+
+
+def test_system_noise_is_drawn_by_prepare_alone(tmp_path):
+    """A load would release it again; a stored federation is the same at every load."""
+    with pytest.raises(BadInput, match="every load would release it again"):
+        load_federation(SYSTEM)
+    with pytest.raises(BadInput, match="every load would release it again"):
+        preprocess(federation(), SYSTEM["preprocess"])
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[data]\nsource = "digits"\nusers = 4\n[[data.preprocess]]\nstep = "centre"\n'
+        'fit = "private"\nnorm_bound = 1.0\nnoise = 2.5\nentropy = "system"\n'
+        "[plan]\nrounds = 2\nlocal_steps = 1\n[privacy]\nnoise = 4.0\nsecret = true\n"
+    )
+    for command in (["train", "--out", str(tmp_path / "run")], ["privacy"], ["data", "describe"]):
+        words = [*command[:2], str(config)] if command[0] == "data" else [*command, str(config)]
+        answer = CliRunner().invoke(app, words)
+        assert isinstance(answer.exception, BadInput), answer.output
+        assert "data prepare" in str(answer.exception)
+    assert not (tmp_path / "run").exists()
+    stored = tmp_path / "stored"
+    prepared = CliRunner().invoke(app, ["data", "prepare", str(config), "--out", str(stored)])
+    assert prepared.exit_code == 0, prepared.output
+    first, second = (load_federation({"source": "saved", "path": str(stored)}) for _ in range(2))
+    assert first.train.digest() == second.train.digest()
+    assert [s.cost.seeded for s in first.preparation if s.cost] == [False]
+    secret = Gaussian(noise=NOISE, secret=True)
+    plan = Plan(rounds=2, local_steps=1, user_ratio=0.5)
+    said = train(first, Logistic(64, 10), fedavg(), plan, secret).privacy
+    assert "together with mean" in said["quote"]
+
+
+def test_one_seeded_step_of_an_older_folder_marks_all_its_costs():
+    """Older folders do not say which cost has whose noise: a secret run refuses them."""
+    private = "Features were centred with the pooled mean, differentially private for replace-one"
+    cost = {"name": "mean", "noise_multiplier": 2.0, "add_remove_multiplier": 4.0}
+    cost |= {"epsilon": None, "delta": None}
+    system = f"{private} neighbours (drawn from the operating system)."
+    seeded = f"{private} neighbours (drawn from the data's seed)."
+    for sentences, marked in (([system], False), ([system, seeded], True), ([], True)):
+        costs = [step.cost for step in earlier_steps(sentences, [cost]) if step.cost]
+        assert [cost.seeded for cost in costs] == [marked]
