@@ -213,7 +213,7 @@ def test_a_column_cannot_talk_its_way_into_the_guarantee(tmp_path: Path, stored:
     page = (tmp_path / "run" / "privacy.md").read_text().split("## Outside the guarantee")[1]
     assert "sex (no fit)" in page
     # The folder alone says the same.
-    from dpscaffold.accounts import read_preprocessing
+    from dpscaffold.runledger import read_preprocessing
 
     remarks, _ = read_preprocessing(tmp_path / "run")
     assert [step.protection for step in remarks if "sex (no fit)" in step.sentence] == [
