@@ -18,7 +18,7 @@ from dpscaffold.allowance import Allowance, Book, Grant, Participation
 from dpscaffold.errors import BadInput
 from dpscaffold.journal import Anchor
 from dpscaffold.privacy import Cost, Ledger, Run, bound_for
-from dpscaffold.privacy.bounds import largest_epsilon
+from dpscaffold.privacy.bound import largest_epsilon
 from dpscaffold.runfolder import RunFolder
 from dpscaffold.setting import Setting
 
