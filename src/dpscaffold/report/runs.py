@@ -13,6 +13,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.statement import round_up
 from dpscaffold.report.progress import duration
 from dpscaffold.runfolder import RunFolder
+from dpscaffold.runledger import SUMMARY, read_account
 
 if TYPE_CHECKING:
     from dpscaffold.training import Result
@@ -78,12 +79,10 @@ def read_run(path: Path) -> RunRecord:
             f"the run in {path} has no evaluated round yet; let it reach one, or lower "
             f"plan.evaluate_every"
         )
-    return RunRecord(
-        path,
-        folder.read_json("summary.json") or {},
-        history,
-        folder.read_json("privacy.json") or {},
-    )
+    privacy = folder.read_json("privacy.json")
+    if privacy is None and folder.file(SUMMARY).exists():  # a private run that has not ended
+        privacy = read_account(folder.path).statement()
+    return RunRecord(path, folder.read_json("summary.json") or {}, history, privacy or {})
 
 
 def comparison_table(runs: list[RunRecord]) -> Table:

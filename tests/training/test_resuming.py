@@ -1,0 +1,404 @@
+"""A run is resumed as itself or not at all: other data, numbers, engines and ledgers are refused.
+
+Every refusal is one sentence and leaves every byte of the folder as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+import zlib
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpscaffold import (
+    BadInput,
+    Budget,
+    Gaussian,
+    Logistic,
+    Plan,
+    fedavg,
+    fedprox,
+    scaffold,
+    synthetic,
+    train,
+)
+from dpscaffold import federation as federation_module
+from dpscaffold.cli import app
+from dpscaffold.data.storage import load as load_saved
+from dpscaffold.data.storage import save
+from dpscaffold.identity import describe_algorithm
+from dpscaffold.journal import START, digest
+from dpscaffold.privacy import PrivacyError
+from dpscaffold.report.runs import read_run
+
+PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
+NOISY = Gaussian(clip=1.0, noise=3.0)
+BUDGET = Budget(
+    delta=1e-3, max_participations=5, user_epsilon=40.0, target_epsilon=30.0, view="server"
+)
+
+
+class Cut(Exception):
+    """Stops a run."""
+
+
+def cut(round, row):
+    if round == 5:
+        raise Cut
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(alpha=2, beta=2, users=12, records=60, seed=3)
+
+
+def contents(folder):
+    """Every file but the lock, which names its last holder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def begin(federation, folder, algorithm=None, privacy=NOISY, **options):
+    with pytest.raises(Cut):
+        train(
+            federation,
+            Logistic(40, 10),
+            algorithm or fedprox(0.1),
+            PLAN,
+            privacy,
+            out=folder,
+            observer=cut,
+            **options,
+        )
+
+
+def refuses(sentence, federation, folder, algorithm=None, privacy=NOISY, **options):
+    """Resuming raises one sentence and writes nothing."""
+    before = contents(folder)
+    with pytest.raises((BadInput, PrivacyError), match=sentence) as caught:
+        train(
+            federation,
+            Logistic(40, 10),
+            algorithm or fedprox(0.1),
+            PLAN,
+            privacy,
+            out=folder,
+            resume=True,
+            **options,
+        )
+    assert "\n" not in str(caught.value)
+    assert contents(folder) == before
+
+
+def with_one_label_changed(federation, part="train"):
+    table = getattr(federation, part)
+    labels = table.labels.clone()
+    labels[-1] = (labels[-1] + 1) % federation.classes
+    return replace(federation, **{part: replace(table, labels=labels)})
+
+
+@pytest.mark.parametrize("privacy", [NOISY, None], ids=["private", "plain"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_one_record_changed_is_other_data(federation, tmp_path, privacy, part):
+    begin(federation, tmp_path / "run", privacy=privacy)
+    other = with_one_label_changed(federation, part)
+    refuses("holds a run on other data", other, tmp_path / "run", privacy=privacy)
+
+
+CONFIG = """
+[data]
+source = "saved"
+path = "DATA"
+[algorithm]
+name = "fedavg"
+[plan]
+rounds = 4
+local_steps = 2
+user_ratio = 0.25
+evaluate_every = 2
+checkpoint_every = 2
+[privacy]
+noise = 3.0
+"""
+
+
+def test_resuming_on_changed_data_from_the_command_line(federation, tmp_path, monkeypatch, capsys):
+    """The configuration is the same to the letter; the data it names are not."""
+    from dpscaffold import cli
+
+    save(federation, tmp_path / "data")
+    (tmp_path / "run.toml").write_text(CONFIG.replace("DATA", str(tmp_path / "data")))
+    command = ["dpscaffold", "train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert _main(cli) == 0
+    identity = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert identity["data"] == federation.digest().value
+    assert identity["covers"] == "every record, train and test"
+    save(with_one_label_changed(federation), tmp_path / "data", overwrite=True)
+    before = contents(tmp_path / "run")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*command, "--resume"])
+    assert _main(cli) == 2
+    heard = capsys.readouterr().err
+    assert heard.count("error:") == 1 and "holds a run on other data" in " ".join(heard.split())
+    assert contents(tmp_path / "run") == before
+    save(federation, tmp_path / "data", overwrite=True)
+    assert _main(cli) == 0
+
+
+def _main(cli) -> int:
+    try:
+        cli.main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+def test_what_the_digest_of_a_huge_federation_covers(federation, tmp_path, monkeypatch):
+    """Beyond the limit: stored checksums, labels, sizes and a sample; it says so."""
+    save(federation, tmp_path / "one")
+    save(with_one_label_changed(federation), tmp_path / "two")
+    features = federation.train.features.clone()
+    features[1] += 1.0  # a row that a sample of three does not hold
+    moved = replace(federation, train=replace(federation.train, features=features))
+    save(moved, tmp_path / "three")
+    whole = {load_saved(tmp_path / name).digest().value for name in ("one", "two", "three")}
+    monkeypatch.setattr(federation_module, "WHOLE", 0)
+    monkeypatch.setattr(federation_module, "SAMPLED_ROWS", 3)
+    sampled = {load_saved(tmp_path / name).digest() for name in ("one", "two", "three")}
+    assert len(whole) == len(sampled) == 3
+    assert all("3 rows of train and of test" in digest.covers for digest in sampled)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    assert load_saved(tmp_path / "copy").digest() in sampled
+    assert federation.digest().covers == "every record, train and test"  # in memory: always whole
+
+
+def test_an_algorithm_with_other_numbers(federation, tmp_path):
+    begin(federation, tmp_path / "run")
+    refuses(
+        r"algorithm\.direction\.mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
+    )
+    refuses("algorithm", federation, tmp_path / "run", fedavg())
+    train(
+        federation, Logistic(40, 10), fedprox(0.1), PLAN, NOISY, out=tmp_path / "run", resume=True
+    )
+
+
+def scaled(by, offset=0.0):
+    def direction(gradient, y, broadcast, memory, *, stretch=by):
+        return gradient * stretch + offset
+
+    return fedavg().replace(name="scaled", direction=direction)
+
+
+def looped():
+    def direction(gradient, y, broadcast, memory):
+        return direction
+
+    return fedavg().replace(name="looped", direction=direction)
+
+
+def test_numbers_are_found_where_algorithms_keep_them():
+    """In defaults, closures, arrays and nested algorithms; a function that holds itself ends."""
+    seen = [
+        describe_algorithm(algorithm)
+        for algorithm in (
+            scaled(1.0),
+            scaled(2.0),
+            scaled(1.0, offset=1.0),
+            scaled(1.0, offset=torch.ones(3)),
+            scaled(1.0, offset=torch.zeros(3)),
+            scaled(torch.tensor(1.5)),
+            scaffold(),
+            scaffold().replace(warm_up=fedprox(0.1)),
+            scaffold().replace(warm_up=fedprox(0.2)),
+            looped(),
+        )
+    ]
+    assert len({digest(words) for words in seen}) == len(seen)
+    assert describe_algorithm(scaled(2.0)) == describe_algorithm(scaled(2.0))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"delta": 1e-2}, "budget.delta = 0.001, not 0.01"),
+        ({"max_participations": 6}, "budget.max_participations = 5, not 6"),
+        ({"user_epsilon": 50.0}, "budget.user_epsilon = 40.0, not 50.0"),
+        ({"target_epsilon": 35.0}, "budget.target_epsilon = 30.0, not 35.0"),
+        ({"target_epsilon": None}, "budget.target_epsilon = 30.0, not None"),
+        ({"view": "third-party"}, "budget.view = 'server', not 'third-party'"),
+    ],
+    ids=str,
+)
+def test_another_budget(federation, tmp_path, changed, named):
+    begin(federation, tmp_path / "run", budget=BUDGET)
+    budget = replace(BUDGET, **changed)
+    refuses(re.escape(named), federation, tmp_path / "run", budget=budget)
+
+
+def test_another_engine(federation, tmp_path):
+    begin(federation, tmp_path / "run")
+    refuses("engine 'simulator', not 'loop'", federation, tmp_path / "run", engine="loop")
+
+
+@pytest.mark.parametrize("number", [2, None])
+def test_a_checkpoint_of_another_format(federation, tmp_path, number):
+    begin(federation, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.pt"
+    saved = torch.load(path, weights_only=True)
+    assert saved["format"] == 1
+    torch.save({**saved, "format": number}, path)
+    refuses(f"has format {number}, and this version reads format 1", federation, tmp_path / "run")
+
+
+def rewritten(lines):
+    """The lines with a chain of their own, as a forger would make it."""
+    head, text = START, ""
+    for line in lines:
+        body = {key: value for key, value in line.items() if key != "chain"}
+        head = hashlib.sha256(f"{head}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
+        text += json.dumps({**body, "chain": head}, sort_keys=True) + "\n"
+    return text
+
+
+def shorten(folder, lines):
+    (folder / "ledger.jsonl").write_text(rewritten(lines[:-1]))
+
+
+def replace_users(folder, lines):
+    lines[2]["users"] = [(user + 1) % 12 for user in lines[2]["users"]]
+    (folder / "ledger.jsonl").write_text(rewritten(lines))
+
+
+def take_out(folder, lines):
+    last = lines.pop()
+    lines[-1]["users"] = last["users"]
+    (folder / "ledger.jsonl").write_text(rewritten(lines))
+
+
+def empty(folder, lines):
+    (folder / "ledger.jsonl").write_text("")
+
+
+def raise_noise(folder, lines):
+    """The description of the run, with its own checksum put right."""
+    body = json.loads((folder / "ledger.json").read_text())
+    anchor = body.pop("journal")
+    body.pop("checksum")
+    body["run"]["noise"] = 30.0
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    body["checksum"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "ledger.json").write_text(json.dumps({**body, "journal": anchor}))
+
+
+def go_back_a_version(folder, lines):
+    """Drop the chain, as if the folder were old."""
+    (folder / "ledger.jsonl").write_text(unchained(lines[:-1]))
+    body = json.loads((folder / "ledger.json").read_text())
+    body.pop("journal")
+    (folder / "ledger.json").write_text(json.dumps(body))
+
+
+def unchained(lines):
+    text = ""
+    for line in lines[1:]:
+        body = {key: line[key] for key in ("round", "users", "again")}
+        check = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+        text += json.dumps({**body, "check": check}) + "\n"
+    return text
+
+
+FORGERIES = [shorten, replace_users, take_out, empty, raise_noise, go_back_a_version]
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_forged_or_shortened_ledger(federation, tmp_path, forge):
+    """The head in the statement gives it away, to the privacy command and on resume."""
+    folder = tmp_path / "run"
+    train(federation, Logistic(40, 10), fedprox(0.1), PLAN, NOISY, out=folder)
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert rewritten(lines) == (folder / "ledger.jsonl").read_text()
+    forge(folder, lines)
+    with pytest.raises((BadInput, PrivacyError)):
+        CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
+    refuses("ledger", federation, folder)
+
+
+@pytest.mark.parametrize("forge", [shorten, replace_users, take_out, empty])
+def test_a_forgery_while_a_run_is_stopped(federation, tmp_path, forge):
+    """Before there is a statement, the checkpoint holds the head."""
+    folder = tmp_path / "run"
+    train_until_checkpoint(federation, folder)
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert not (folder / "privacy.json").exists()
+    forge(folder, lines)
+    refuses("ledger", federation, folder)
+
+
+def train_until_checkpoint(federation, folder):
+    def stop(round, row):
+        if round == 4:
+            raise Cut
+
+    with pytest.raises(Cut):
+        plan = replace(PLAN, checkpoint_every=1)
+        train(federation, Logistic(40, 10), fedprox(0.1), plan, NOISY, out=folder, observer=stop)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(
+        text.replace("checkpoint_every = 1", "checkpoint_every = 3")
+    )
+    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (folder / "ledger.jsonl").write_text("".join(lines[:4]))  # round 4 is not in the checkpoint
+
+
+def test_a_folder_of_an_earlier_version(federation, tmp_path):
+    """Without chain, digest or numbers it is still stated and compared, and not resumed."""
+    folder = tmp_path / "run"
+    result = train(federation, Logistic(40, 10), fedprox(0.1), PLAN, NOISY, out=folder)
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    go_back_a_version(folder, [*lines, None])
+    said = json.loads((folder / "privacy.json").read_text())
+    said.pop("journal")
+    (folder / "privacy.json").write_text(json.dumps(said))
+    (folder / "run.json").unlink()
+    answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
+    assert answer.exit_code == 0 and json.loads(answer.stdout) == said
+    assert read_run(folder).row()["epsilon_server"] == result.privacy["server"]["epsilon"]
+    refuses("a run of an earlier version", federation, folder)
+
+
+def test_a_running_run_is_compared_by_its_ledger(federation, tmp_path):
+    """There is no statement yet, and "not private" would be a lie."""
+    begin(federation, tmp_path / "run")
+    assert not (tmp_path / "run" / "privacy.json").exists()
+    answer = CliRunner().invoke(app, ["privacy", str(tmp_path / "run"), "--json"])
+    row = read_run(tmp_path / "run").row()
+    assert row["epsilon_server"] == json.loads(answer.stdout)["server"]["epsilon"] > 0
+
+
+def test_a_run_killed_before_its_configuration_was_written(federation, tmp_path):
+    """What it leaves does not keep the next one out."""
+    for name in ("versions.json", "run.json", ".config.toml.partial"):
+        (tmp_path / name).write_text("{}")
+    assert train(federation, Logistic(40, 10), fedavg(), PLAN, out=tmp_path).ended == "completed"
+
+
+def test_a_ledger_without_its_description(federation, tmp_path):
+    """Rounds on record and no ledger.json: not a new run."""
+    plan = replace(PLAN, checkpoint_every=6)
+    with pytest.raises(Cut):
+        train(
+            federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", observer=cut
+        )
+    (tmp_path / "run" / "ledger.json").unlink()
+    with pytest.raises(BadInput, match="without its ledger"):
+        train(
+            federation, Logistic(40, 10), fedavg(), plan, NOISY, out=tmp_path / "run", resume=True
+        )
