@@ -156,17 +156,33 @@ def described(federation, privacy):
     return Setting(federation, Logistic(40, 10), fedavg(), PLAN, privacy).describe()
 
 
-def test_a_lost_round_weighs_as_often_as_it_was_released(federation, tmp_path):
-    """Round 1 lost four times over is five releases of one draw; the target sees all of them."""
-    run = described(federation, SECRET)
-    target = RANDOM_PARTICIPATION.epsilon(run, 1, repeats=(3,)) * 1.0001
+def halts_at_once(federation, folder, run, target, crashes):
+    """After these crashes the next round would exceed the target: nothing more is released."""
     budget = Budget(target_epsilon=target)
-    for _ in range(4):
-        crash(federation, tmp_path / "run", 1, budget=budget)
-    result = go(federation, tmp_path / "run", budget=budget)
-    assert result.ended == "budget" and result.rounds == 0
-    assert journalled(tmp_path / "run") == (1, (3,))
-    assert released(tmp_path / "run", run) <= target
+    for last in crashes:
+        assert crash(federation, folder, last, budget=budget)
+    before = journalled(folder)
+    assert released(folder, run) <= target
+    result = go(federation, folder, budget=budget)
+    assert result.ended == "budget" and journalled(folder) == before
+    check(result)
+
+
+def test_the_target_counts_rounds_that_were_lost(federation, tmp_path):
+    """Rounds 7 and 8 were lost: the next release makes 8 rounds and a repeat, not 7 and one."""
+    run = described(federation, SECRET)
+    kept, true = (RANDOM_PARTICIPATION.epsilon(run, n, repeats=(1,)) for n in (7, 8))
+    assert RANDOM_PARTICIPATION.epsilon(run, 8) < (kept + true) / 2 < true
+    halts_at_once(federation, tmp_path / "run", run, (kept + true) / 2, [8])
+
+
+def test_a_lost_round_weighs_as_often_as_it_was_released(federation, tmp_path):
+    """Round 1 released a third time is one draw seen three times, which is more than two draws
+    seen twice."""
+    run = described(federation, SECRET)
+    apart, true = (RANDOM_PARTICIPATION.epsilon(run, 2, repeats=r) for r in ((1, 1), (2,)))
+    assert apart < true
+    halts_at_once(federation, tmp_path / "run", run, (apart + true) / 2, [2, 1])
 
 
 def test_a_statement_is_withdrawn_before_more_is_released(federation, tmp_path):

@@ -35,7 +35,7 @@ from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
 from dpscaffold.identity import describe_algorithm
 from dpscaffold.journal import START, digest
-from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy import Ledger, PrivacyError
 from dpscaffold.report.runs import read_run
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
@@ -315,7 +315,36 @@ def unchained(lines):
     return text
 
 
-FORGERIES = [shorten, replace_users, take_out, empty, raise_noise, go_back_a_version]
+def shorten_both(folder, lines):
+    """The journal and its summary alike; the statement, handed out, still says otherwise."""
+    shorten(folder, lines)
+    last = json.loads((folder / "ledger.jsonl").read_text().splitlines()[-1])
+    body = json.loads((folder / "ledger.json").read_text())
+    saved = Ledger.from_dict({key: body[key] for key in body if key != "journal"})
+    less = Ledger(saved.run)
+    for line in lines[1:-1]:
+        less.record(line["round"], line["users"])
+    anchor = {"lines": len(lines) - 1, "head": last["chain"]}
+    (folder / "ledger.json").write_text(json.dumps({**less.to_dict(), "journal": anchor}))
+
+
+def swap_rounds_unstated(folder, lines):
+    """Nobody took part less often and the statement is gone; the summary names the head too."""
+    lines[2]["users"], lines[3]["users"] = lines[3]["users"], lines[2]["users"]
+    (folder / "ledger.jsonl").write_text(rewritten(lines))
+    (folder / "privacy.json").unlink()
+
+
+FORGERIES = [
+    shorten_both,
+    swap_rounds_unstated,
+    shorten,
+    replace_users,
+    take_out,
+    empty,
+    raise_noise,
+    go_back_a_version,
+]
 
 
 @pytest.mark.parametrize("forge", FORGERIES)
@@ -326,7 +355,7 @@ def test_a_forged_or_shortened_ledger(federation, tmp_path, forge):
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert rewritten(lines) == (folder / "ledger.jsonl").read_text()
     forge(folder, lines)
-    with pytest.raises((BadInput, PrivacyError)):
+    with pytest.raises((BadInput, PrivacyError), match="ledger"):
         CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
     refuses("ledger", federation, folder)
 
