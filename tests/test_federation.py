@@ -14,6 +14,7 @@ from small import UNEQUAL, federation
 from dpscaffold import federation as module
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
+from dpscaffold.schema import Target
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
@@ -59,8 +60,8 @@ def test_looking_in_blocks_finds_the_same(monkeypatch):
     x = data.features.clone()
     x[30, 2] = float("nan")
     with pytest.raises(BadInput, match=r"user 3 .*NaN or infinity \(row 30\)"):
-        Records(x, data.labels, data.offsets).validate(3, "train")
-    data.validate(3, "train")
+        Records(x, data.labels, data.offsets).validate(Target.numbered(3), "train")
+    data.validate(Target.numbered(3), "train")
 
 
 def test_numpy_arrays_will_do():

@@ -14,7 +14,9 @@ from .errors import Diverged as Diverged
 from .federation import Federation as Federation
 from .federation import Records as Records
 from .local import Gaussian as Gaussian
+from .model import Model as Model
 from .plan import Plan as Plan
+from .schema import Target as Target
 from .tasks import Logistic as Logistic
 from .tasks import Mlp as Mlp
 from .tasks import ModuleTask as ModuleTask

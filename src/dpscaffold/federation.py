@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Prepared
+from dpscaffold.schema import Kind, Prepared, Schema, Target, schema_of
 
 #: How many values are looked at together when a table is checked or hashed; bounds the memory of a
 #: mapped one.
@@ -30,8 +31,8 @@ WHOLE, SAMPLED_ROWS = 1 << 32, 1 << 14
 class Records:
     """The records of all users, one after the other.
 
-    ``features`` is (N, d) float32, ``labels`` (N,) int64 and ``offsets`` (M+1,) int64: user ``i``
-    holds the rows ``offsets[i]`` to ``offsets[i+1]``.
+    ``features`` is (N, d) float32, ``labels`` (N,) int64 for classes and float32 for numbers, and
+    ``offsets`` (M+1,) int64: user ``i`` holds the rows ``offsets[i]`` to ``offsets[i+1]``.
 
     >>> labels = [torch.tensor([0, 1, 0]), torch.tensor([1])]
     >>> records = Records.from_users([torch.zeros(3, 2), torch.ones(1, 2)], labels)
@@ -44,8 +45,11 @@ class Records:
     offsets: Tensor
 
     @classmethod
-    def from_users(cls, features: Sequence[Tensor], labels: Sequence[Tensor]) -> Records:
-        """Concatenate one table per user."""
+    def from_users(
+        cls, features: Sequence[Tensor], labels: Sequence[Tensor], kind: Kind = "class"
+    ) -> Records:
+        """Concatenate one table per user; ``kind`` says whether labels are class numbers or
+        numbers."""
         if len(features) != len(labels):
             raise BadInput(
                 f"features are given for {len(features)} users and labels for {len(labels)}; give "
@@ -68,17 +72,24 @@ class Records:
                 raise BadInput(
                     f"user {i} has labels of shape {tuple(y.shape)}; give one number per record"
                 )
-            if y.is_floating_point() and not bool((y == y.round()).all()):
+            fractions = y.is_floating_point() and not bool((y == y.round()).all())
+            if kind == "class" and fractions:
                 raise BadInput(
-                    f"user {i} has labels that are not whole numbers; give class numbers from 0"
+                    f"user {i} has labels that are not whole numbers; give class numbers from 0, "
+                    f"or say that the target is a number"
                 )
         sizes = torch.tensor([len(x) for x in features])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         return cls(
             torch.cat(list(features)).to(torch.float32),
-            torch.cat(list(labels)).to(torch.int64),
+            torch.cat(list(labels)).to(torch.int64 if kind == "class" else torch.float32),
             offsets,
         )
+
+    @property
+    def kind(self) -> Kind:
+        """Whether the labels are class numbers or numbers."""
+        return "number" if self.labels.is_floating_point() else "class"
 
     @property
     def users(self) -> int:
@@ -106,9 +117,9 @@ class Records:
     def select(self, users: Sequence[int]) -> Records:
         """The records of some users, in the given order, copied."""
         parts = [self.of(i) for i in users]
-        return Records.from_users([x for x, _ in parts], [y for _, y in parts])
+        return Records.from_users([x for x, _ in parts], [y for _, y in parts], self.kind)
 
-    def validate(self, classes: int, what: str) -> None:
+    def validate(self, target: Target, what: str) -> None:
         """Refuse tables that no algorithm could use; ``what`` names the table in the message."""
         if self.features.ndim != 2:
             raise BadInput(
@@ -125,13 +136,14 @@ class Records:
             raise BadInput(
                 f"user {int(empty[0])} has no {what} records; every user needs at least one"
             )
-        if int(self.labels.min()) < 0 or int(self.labels.max()) >= classes:
-            worst = (
-                int(self.labels.max())
-                if int(self.labels.max()) >= classes
-                else int(self.labels.min())
+        if self.kind != target.kind:
+            raise BadInput(
+                f"{what} labels are of type {self.labels.dtype}, and the target is {target}; "
+                f"give {target.dtype}"
             )
-            raise BadInput(f"{what} labels contain {worst}; labels must lie in 0 to {classes - 1}")
+        complaint = target.complaint(self.labels.numpy())
+        if complaint:
+            raise BadInput(f"{what} labels {complaint}")
         step = max(1, BLOCK // max(1, self.dimension))
         for start in range(0, len(self.features), step):
             block = self.features[start : start + step]
@@ -177,7 +189,8 @@ class Digest:
 class Federation:
     """Train and test records of the same M users.
 
-    ``names`` are the users' names, ``classes`` the number of labels, ``title`` one line for tables
+    ``target`` is what is predicted (a number of classes will do for it), ``names`` are the users'
+    names, ``title`` one line for tables
     and figures, and ``preparation`` the steps that made the features of raw rows, in order: each
     can be applied to other raw rows, and says how it treats private records. ``mapped`` says
     that the tables live in files and may exceed memory, so engines load only a round's users;
@@ -190,7 +203,7 @@ class Federation:
 
     train: Records
     test: Records
-    classes: int
+    target: Target
     names: tuple[str, ...] = ()
     title: str = "federation"
     preparation: tuple[Prepared, ...] = ()
@@ -198,6 +211,7 @@ class Federation:
     checksum: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "target", Target.of(self.target))
         if self.train.users != self.test.users:
             raise BadInput(
                 f"train data have {self.train.users} users and test data {self.test.users}; they "
@@ -220,27 +234,33 @@ class Federation:
         cls,
         train: Sequence[tuple[Tensor | np.ndarray, Tensor | np.ndarray]],
         test: Sequence[tuple[Tensor | np.ndarray, Tensor | np.ndarray]],
-        classes: int | None = None,
+        classes: int | Sequence[str] | None = None,
         names: Sequence[str] = (),
         title: str = "your arrays",
+        target: Kind = "class",
     ) -> Federation:
-        """Build and validate a federation from one (features, labels) pair per user."""
+        """Build and validate a federation from one (features, labels) pair per user.
+
+        ``classes`` are how many there are or their names; ``target="number"`` keeps labels as the
+        numbers they are.
+        """
         tables = [
             Records.from_users(
-                [torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part]
+                [torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part], target
             )
             for part in (train, test)
         ]
-        if classes is None:
-            classes = max(2, 1 + max(int(table.labels.max()) for table in tables if len(table)))
-        return cls(tables[0], tables[1], classes, tuple(names), title).validated()
+        if target == "number":
+            predicted = Target("number", tuple(classes) if isinstance(classes, Sequence) else ())
+        else:
+            most = max(int(table.labels.max()) for table in tables if len(table))
+            predicted = Target.of(max(2, 1 + most) if classes is None else classes)
+        return cls(tables[0], tables[1], predicted, tuple(names), title).validated()
 
     def validated(self) -> Federation:
         """This federation, after every check a training run relies on."""
-        if self.classes < 2:
-            raise BadInput(f"classes is {self.classes}; a classifier needs at least 2")
-        self.train.validate(self.classes, "train")
-        self.test.validate(self.classes, "test")
+        self.train.validate(self.target, "train")
+        self.test.validate(self.target, "test")
         return self
 
     @property
@@ -284,6 +304,16 @@ class Federation:
             f"(data.verify = true reads them all)",
         )
 
+    @property
+    def classes(self) -> int:
+        """C, the number of classes; 0 where the target is a number."""
+        return len(self.target.classes)
+
+    @cached_property
+    def schema(self) -> Schema:
+        """What a row looks like, and nothing of any record."""
+        return schema_of(self.preparation, self.target, self.dimension)
+
     def titled(self, title: str) -> Federation:
         """The same data under another title."""
         return replace(self, title=title)
@@ -293,5 +323,5 @@ class Federation:
         sizes = f"{low}" if low == high else f"{low} to {high}"
         return (
             f"Federation({self.title}: {self.users} users, {sizes} train records each, "
-            f"{self.dimension} features, {self.classes} classes)"
+            f"{self.dimension} features, {self.target})"
         )

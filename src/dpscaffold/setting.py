@@ -61,11 +61,12 @@ class Setting:
         except RuntimeError as error:
             what = f"the task {task.name!r} does not accept records of {data.dimension} features"
             raise BadInput(f"{what} ({error})") from error
-        if scores.ndim != 2 or scores.shape[1] < data.classes:
+        needed = data.target.outputs
+        single = scores.shape[-1] == 1 and data.classes in (0, 2)  # one score tells two apart
+        if scores.ndim != 2 or (scores.shape[1] < needed and not single):
             raise BadInput(
                 f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
-                f"record; the federation has {data.classes} classes, so (1, {data.classes}) is "
-                f"needed"
+                f"record; the federation's target is {data.target}, so (1, {needed}) is needed"
             )
 
     def _check_preparation(self) -> None:

@@ -24,6 +24,7 @@ from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_device, stop_signals
 from dpscaffold.metrics import Evaluator
+from dpscaffold.model import Model, Raw
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
 from dpscaffold.rounds import rounds
@@ -67,10 +68,18 @@ class Result:
         values = [float(row[metric]) for row in rows]
         return sum(values) / len(values)
 
-    def predict(self, features: Tensor) -> Tensor:
-        """The most likely class of each row of raw features, (N, d) → (N,)."""
-        task = self.setting.task
-        return task.scores(self.params, task.prepare(features)).argmax(dim=1)
+    @property
+    def model(self) -> Model:
+        """The trained model, with the preparation that raw rows need."""
+        return Model.of(self.setting.federation, self.setting.task, self.params)
+
+    def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
+        """The class number, or the number, of each raw row, (N,).
+
+        Raw rows are what the data were before preparation; rows of the federation itself
+        (``federation.test.features``) are ``prepared`` already.
+        """
+        return self.model.predict(rows, prepared)
 
 
 def train(

@@ -84,7 +84,7 @@ def test_counts_that_differ(idx_folder: Maker, tmp_path: Path) -> None:
 
 def test_labels_out_of_range(idx_folder: Maker, tmp_path: Path) -> None:
     idx_folder(classes=12)
-    with pytest.raises(BadInput, match="labels run from 0 to 11"):
+    with pytest.raises(BadInput, match="labels contain 11; labels must lie in 0 to 9"):
         images.mnist(tmp_path, verify=False)
 
 

@@ -32,6 +32,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import Cost, Remark
 from dpscaffold.privacy.preparation import from_sentence
+from dpscaffold.schema import Target
 
 PIPELINES: list[list[Any]] = [
     ["standardise", "unit-norm"],
@@ -248,7 +249,8 @@ def earlier(folder: Path) -> Path:
     made = synthetic(users=3, records=20, dimension=4)
     saved = save(applied(made, ()), folder)
     index = json.loads((saved / "federation.json").read_text())
-    del index["preparation"], index["files"]["preparation.npz"]
+    del index["preparation"], index["files"]["preparation.npz"], index["target"]
+    index["classes"] = made.classes
     (saved / "preparation.npz").unlink()
     index["format"] = 1
     index["preprocessing"] = [
@@ -276,6 +278,7 @@ def test_older_folders_stay_readable_and_say_no_less(tmp_path: Path) -> None:
     said = [step.protection for step in federation.preparation]
     assert said == ["private", "unprotected", "private"]
     assert federation.preparation[-1].cost == COST
+    assert federation.target == Target.numbered(10)
     assert load(save(federation, tmp_path / "new")).preparation == federation.preparation
 
 

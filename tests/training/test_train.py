@@ -96,7 +96,7 @@ def test_predictions_of_the_result_have_the_reported_accuracy(federation):
     per_user = []
     for user in range(federation.users):
         x, y = federation.test.of(user)
-        per_user.append(float((result.predict(x) == y).float().mean()))
+        per_user.append(float((result.predict(x, prepared=True) == y).float().mean()))
     assert np.mean(per_user) == pytest.approx(result.final["test_accuracy"], abs=1e-6)
 
 

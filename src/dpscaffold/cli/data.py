@@ -227,7 +227,11 @@ def summary_table(description: Description) -> Table:
         ("train records", f"{description.train_records:,}"),
         ("test records", f"{description.test_records:,}"),
         ("features", f"{description.dimension:,}"),
-        ("classes", f"{description.classes}"),
+        *(
+            [("classes", f"{description.classes}")]
+            if description.target == "class"
+            else [("target", "a number, its tenths counted as labels below")]
+        ),
         (
             "train records per user",
             f"{sizes['min']:g} to {sizes['max']:g}, median {sizes['median']:g}",

@@ -20,6 +20,7 @@ from pydantic import (
 
 from dpscaffold.data.steps import Step, check_order, sentence
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.schema import Kind
 
 Partition = Literal["similarity", "dirichlet", "shards", "quantity", "natural"]
 #: Which options belong to which partition.
@@ -108,6 +109,10 @@ class Pooled(_Data):
             raise ValueError(
                 f"users is missing: partition = '{chosen}' needs to know how many there are to be"
             )
+        if self.minimum_classes > 1 and getattr(self, "target", "class") == "number":
+            raise ValueError(
+                f"minimum_classes is {self.minimum_classes}, and target is 'number'; leave it out"
+            )
         check_order(self.preprocess)
         return self
 
@@ -175,6 +180,13 @@ class _TableFile(Pooled):
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     missing: Literal["refuse", "drop"] | float = "refuse"
     classes: tuple[str, ...] = ()
+    target: Kind = "class"
+
+    @model_validator(mode="after")
+    def _numbers(self) -> _TableFile:
+        if self.target == "number" and self.classes:
+            raise ValueError("classes are given, and target is 'number'; leave one of them out")
+        return self
 
     @property
     def has_users(self) -> bool:
@@ -200,6 +212,7 @@ class Npz(Pooled):
 
     source: Literal["npz"]
     path: str
+    target: Kind = "class"
 
     @property
     def has_users(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from dpscaffold.data.blocks import blocks
 from dpscaffold.federation import Federation
+from dpscaffold.schema import Kind
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Description:
     preprocessing: tuple[str, ...]
     names: tuple[str, ...]
     counts: np.ndarray
+    target: Kind = "class"
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the table of counts by user, which for many users is long."""
@@ -69,7 +71,8 @@ def describe(federation: Federation) -> Description:
         train_records=len(federation.train),
         test_records=len(federation.test),
         dimension=federation.dimension,
-        classes=federation.classes,
+        classes=counts.shape[1],
+        target=federation.target.kind,
         sizes=dict(zip(("min", "q25", "median", "q75", "max"), quantiles.tolist(), strict=True)),
         single_class_users=int((present == 1).sum()),
         classes_per_user=float(present.mean()),
@@ -83,12 +86,20 @@ def describe(federation: Federation) -> Description:
 
 
 def label_counts(federation: Federation) -> np.ndarray:
-    """(M, C): how many training records of each label each user has."""
-    table, classes = federation.train, federation.classes
+    """(M, C): how many training records of each label each user has.
+
+    A number is counted by tenths: of all training records, each part holds as many.
+    """
+    table, classes, edges = federation.train, federation.classes, np.empty(0)
+    if federation.target.kind == "number":
+        edges = np.quantile(table.labels.numpy(), np.linspace(0.1, 0.9, 9))
+        classes = 10
     counts = np.zeros(federation.users * classes, dtype=np.int64)
     bounds = table.offsets.numpy()
     for block in blocks(len(table), 4):
         labels = table.labels[block].numpy()
+        if len(edges):
+            labels = np.searchsorted(edges, labels, side="right")
         user = np.searchsorted(bounds, np.arange(block.start, block.stop), side="right") - 1
         counts += np.bincount(user * classes + labels, minlength=len(counts))
     return counts.reshape(federation.users, classes)

@@ -104,7 +104,7 @@ def read_pool(settings: Pooled) -> Pool | Federation:
         case _TableFile():
             return read_table(table_of(settings))
         case Npz():
-            return read_npz(_path(settings, settings.path))
+            return read_npz(_path(settings, settings.path), settings.target)
         case Leaf():
             return read_leaf(_path(settings, settings.path))
     raise TypeError(f"{type(settings).__name__} is not a pooled source")
@@ -124,6 +124,7 @@ def table_of(settings: _TableFile) -> Table:
         settings.missing,
         settings.classes,
         settings.delimiter if isinstance(settings, Csv) else ",",
+        settings.target,
     )
 
 
@@ -205,7 +206,7 @@ def preprocess_to(
     """Preprocess a federation into a folder, block by block, without loading it."""
     fitted = fit(federation, steps, seed)
     steps = federation.preparation + fitted
-    with FederationWriter(folder, federation.classes, federation.title, steps, overwrite) as writer:
+    with FederationWriter(folder, federation.target, federation.title, steps, overwrite) as writer:
         for part, table in (("train", federation.train), ("test", federation.test)):
             writer.append_table(
                 part, transformed(table.features, fitted), table.labels, table.sizes
@@ -243,7 +244,7 @@ def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federa
     federation = Federation(
         tables[0],
         tables[1],
-        len(scan.classes),
+        scan.target,
         names,
         title,
         preparation=scan.preparation,
@@ -256,9 +257,10 @@ def _checked(federation: Federation, settings: Pooled) -> Federation:
     """Refuse a federation from which nothing can be learnt, or less than the settings ask for."""
     seen = torch.unique(federation.train.labels)
     if len(seen) < 2:
+        classes = "a classifier needs at least 2 classes"
+        advice = classes if federation.target.kind == "class" else "there is nothing to learn"
         raise BadInput(
-            f"{federation.title}: all training records have the label {int(seen[0])}; a "
-            f"classifier needs at least 2 classes"
+            f"{federation.title}: all training records have the label {seen[0]:g}; {advice}"
         )
     if settings.minimum_classes > 1:
         for user, name in enumerate(federation.names):

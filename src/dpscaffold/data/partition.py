@@ -108,6 +108,8 @@ def similarity(
         raise BadInput(
             f"similarity is {percent}; it is a percentage, 0 (sorted by label) to 100 (i.i.d.)"
         )
+    if percent < 100:
+        _require_classes(labels, f"similarity = {percent:g} sorts records")
     sizes = _checked(labels, sizes)
     rows = stream(seed, "partition").permutation(len(labels))[: sizes.sum()]
     mixed = np.rint(percent * sizes / 100).astype(np.int64)
@@ -134,6 +136,7 @@ def shards(
     """
     if per_user < 1:
         raise BadInput(f"shards is {per_user}; every user needs at least 1")
+    _require_classes(labels, "partition = 'shards' sorts records")
     sizes = _checked(labels, sizes)
     if per_user > sizes.min():
         raise BadInput(
@@ -173,6 +176,7 @@ def dirichlet(
     Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019.
     """
     _require_positive("alpha", alpha)
+    _require_classes(labels, "partition = 'dirichlet' draws records")
     sizes = _checked(labels, sizes)
     rng = stream(seed, "partition")
     kinds, codes = np.unique(labels, return_inverse=True)
@@ -261,6 +265,14 @@ def _checked(labels: np.ndarray, sizes: Sequence[int] | np.ndarray) -> np.ndarra
             f"ask for fewer"
         )
     return sizes
+
+
+def _require_classes(labels: np.ndarray, what: str) -> None:
+    if labels.dtype.kind == "f":
+        raise BadInput(
+            f"{what} by class, and the target is a number; name a user column, or use "
+            f"similarity = 100 (i.i.d.) or partition = 'quantity'"
+        )
 
 
 def _require_users(users: int) -> None:

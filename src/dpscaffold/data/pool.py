@@ -16,7 +16,7 @@ from dpscaffold.data.blocks import blocks
 from dpscaffold.data.prepared import Scale
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.schema import Prepared
+from dpscaffold.schema import Prepared, Target
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Pool:
 
     ``features`` is (N, d), either float32 or, for images, uint8 that ``scale`` brings to [0, 1]
     when the rows are dealt out (so that a pool of images costs a quarter of the memory). ``labels``
-    is (N,) int64 in 0 to ``classes`` − 1. ``users`` holds, where the data have a natural user, its
+    is (N,), what ``target`` says (a number of classes will do for it): class numbers in int64, or
+    numbers in float32. ``users`` holds, where the data have a natural user, its
     number per record, and
     ``names`` the names of these users. ``notes`` say what a reader had to decide (categories,
     missing values); ``preparation`` are the steps that made these features of raw rows.
@@ -33,7 +34,7 @@ class Pool:
 
     features: np.ndarray
     labels: np.ndarray
-    classes: int
+    target: Target
     title: str
     scale: float = 1.0
     users: np.ndarray | None = None
@@ -42,17 +43,21 @@ class Pool:
     preparation: tuple[Prepared, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "target", Target.of(self.target))
         if self.features.ndim != 2 or len(self.features) != len(self.labels):
             raise BadInput(
                 f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} "
                 f"labels do not fit; "
                 "expected (records, features) and one label per record"
             )
-        if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= self.classes):
-            raise BadInput(
-                f"{self.title}: labels run from {self.labels.min()} to {self.labels.max()}; "
-                f"they must lie in 0 to {self.classes - 1}"
-            )
+        complaint = self.target.complaint(self.labels)
+        if complaint:
+            raise BadInput(f"{self.title}: labels {complaint}")
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes; 0 where the target is a number."""
+        return len(self.target.classes)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -136,7 +141,7 @@ def assemble(
         (Scale(np.asarray(pool.scale, dtype=np.float32)),) if pool.scale != 1 else ()
     )
     steps = scaled + pool.preparation
-    federation = Federation(tables[0], tables[1], pool.classes, names, pool.title, steps)
+    federation = Federation(tables[0], tables[1], pool.target, names, pool.title, steps)
     return federation.validated()
 
 
@@ -146,7 +151,7 @@ def _table(pool: Pool, parts: Sequence[np.ndarray]) -> Records:
             f"{pool.title}: no user is left; lower minimum_records or ask for other users"
         )
     rows = np.concatenate(parts)
-    labels = torch.from_numpy(pool.labels[rows].astype(np.int64, copy=False))
+    labels = torch.from_numpy(pool.labels[rows].astype(pool.target.dtype, copy=False))
     return Records(pool.take(rows), labels, offsets([len(part) for part in parts]))
 
 

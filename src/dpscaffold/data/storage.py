@@ -21,17 +21,17 @@ import torch
 
 from dpscaffold.data.blocks import blocks
 from dpscaffold.data.stored import ARRAYS, earlier_steps, steps
-from dpscaffold.data.writer import EARLIER, FORMAT, INDEX, TYPES, FederationWriter
+from dpscaffold.data.writer import EARLIER, FORMAT, INDEX, FederationWriter, column_types
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.schema import Prepared
+from dpscaffold.schema import Prepared, Target
 
 
 def save(federation: Federation, folder: str | Path, overwrite: bool = False) -> Path:
     """Write a federation to a folder, in blocks: a mapped one is copied without being loaded."""
     writer = FederationWriter(
         folder,
-        federation.classes,
+        federation.target,
         federation.title,
         federation.preparation,
         overwrite,
@@ -54,11 +54,12 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
     """
     folder = Path(folder)
     index = _read_index(folder)
+    target = _target(folder, index)
     tables = []
     for part in ("train", "test"):
         columns = {
             name: _read_column(folder, f"{part}-{name}.npy", kind, index, mapped, verify)
-            for name, kind in TYPES.items()
+            for name, kind in column_types(target).items()
         }
         tables.append(Records(**columns))
     try:
@@ -66,7 +67,7 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
         federation = Federation(
             tables[0],
             tables[1],
-            int(index["classes"]),
+            target,
             names,
             index["title"],
             _read_preparation(folder, index),
@@ -109,6 +110,19 @@ def _read_index(folder: Path) -> dict[str, Any]:
             f"use a newer version or prepare the federation again"
         )
     return index
+
+
+def _target(folder: Path, index: dict[str, Any]) -> Target:
+    """What is predicted; format 1 knew how many classes there were, and not their names."""
+    try:
+        if index["format"] == 1:
+            return Target.numbered(int(index["classes"]))
+        given = index["target"]
+        return Target(given["kind"], tuple(given["classes"]))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise BadInput(
+            f"{folder / INDEX} is damaged ({problem}); prepare the federation again"
+        ) from None
 
 
 def _read_preparation(folder: Path, index: dict[str, Any]) -> tuple[Prepared, ...]:

@@ -11,6 +11,7 @@ from dpscaffold.checks import number, whole
 from dpscaffold.data.prepared import Standardised, UnitNorm, applied
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
+from dpscaffold.schema import Target
 
 
 def synthetic(
@@ -95,7 +96,7 @@ def synthetic(
     )
     standardised = Standardised(mean, np.maximum(deviation, 1e-12), "unprotected", sentence)
     kind = "synthetic iid" if iid else f"synthetic ({alpha:g}, {beta:g})"
-    raw = Federation(_table(train), _table(test), classes, title=kind)
+    raw = Federation(_table(train), _table(test), Target.numbered(classes), title=kind)
     return applied(raw, (standardised, UnitNorm()))
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from dpscaffold.privacy import Cost, Protection
 
 
+#: What a statement repeats where nobody said beforehand which classes there are.
+LABELS_READ_OFF = "The list of labels was read off the data: outside the guarantee."
+
+
 @dataclass(frozen=True)
 class Coding:
     """Raw rows (N, columns) of numbers and texts ↦ features (N, d) float32.

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,20 +23,24 @@ import torch
 
 from dpscaffold.data.stored import ARRAYS, entries
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Prepared
+from dpscaffold.schema import Prepared, Target
 
 #: 1 had sentences where preparation now is, and class numbers without names.
 FORMAT = 2
 EARLIER = (1,)
 INDEX = "federation.json"
-TYPES: dict[str, np.dtype[Any]] = {
-    "features": np.dtype("<f4"),
-    "labels": np.dtype("<i8"),
-    "offsets": np.dtype("<i8"),
-}
 _HEADER = 128
 
 Arrays = tuple[Any, Any]
+
+
+def column_types(target: Target) -> dict[str, np.dtype[Any]]:
+    """The columns of a table and what is stored in each."""
+    return {
+        "features": np.dtype("<f4"),
+        "labels": target.dtype.newbyteorder("<"),
+        "offsets": np.dtype("<i8"),
+    }
 
 
 class _Column:
@@ -66,9 +71,9 @@ class _Column:
 class _Table:
     """The three files of a train or test table."""
 
-    def __init__(self, folder: Path, part: str):
+    def __init__(self, folder: Path, part: str, types: dict[str, np.dtype[Any]]):
         self.columns = {
-            name: _Column(folder / f"{part}-{name}.npy", kind) for name, kind in TYPES.items()
+            name: _Column(folder / f"{part}-{name}.npy", kind) for name, kind in types.items()
         }
         self.columns["offsets"].append(np.zeros(1, dtype=np.int64))
         self.rows = 0
@@ -101,6 +106,7 @@ class _Table:
 class FederationWriter:
     """Build a stored federation one user at a time.
 
+    ``classes`` are how many there are, their names, or a :class:`~dpscaffold.schema.Target`.
     Use it as a context manager: the folder appears when the block ends without an error, and
     nothing stays behind when it does not.
 
@@ -116,16 +122,14 @@ class FederationWriter:
     def __init__(
         self,
         folder: str | Path,
-        classes: int,
+        classes: int | Sequence[str] | Target,
         title: str = "federation",
         preparation: Sequence[Prepared] = (),
         overwrite: bool = False,
     ):
         self.folder = Path(folder)
         require_free(self.folder, overwrite)
-        if classes < 2:
-            raise BadInput(f"classes is {classes}; a classifier needs at least 2")
-        self.classes = classes
+        self.target = Target.of(classes)
         self.title = title
         self.steps, self.arrays = entries(preparation)
         self.names: list[str] = []
@@ -137,14 +141,16 @@ class FederationWriter:
             )
         except OSError as problem:
             raise BadInput(f"{self.folder} cannot be written: {problem.strerror}") from None
-        self.tables = {part: _Table(self.draft, part) for part in ("train", "test")}
+        self.tables = {
+            part: _Table(self.draft, part, column_types(self.target)) for part in ("train", "test")
+        }
 
     def append(self, train: Arrays, test: Arrays, name: str | None = None) -> None:
         """Add a user; its arrays are checked here, so that a loaded folder need not be read
         through."""
         name = str(self.tables["train"].users) if name is None else name
         for part, (features, labels) in (("train", train), ("test", test)):
-            x, y = np.asarray(features, dtype=np.float32), np.asarray(labels, dtype=np.int64)
+            x, y = np.asarray(features, dtype=np.float32), np.asarray(labels, self.target.dtype)
             self._check(x, y, name, part)
             self.tables[part].append(x, y)
             self.tables[part].end_user(len(y))
@@ -178,11 +184,9 @@ class FederationWriter:
             raise BadInput(
                 f"user {name} has {x.shape[1]} features, and the users before it {self.dimension}"
             )
-        if y.min() < 0 or y.max() >= self.classes:
-            raise BadInput(
-                f"user {name}: {part} labels run from {y.min()} to {y.max()}; they must lie in 0 "
-                f"to {self.classes - 1}"
-            )
+        complaint = self.target.complaint(y)
+        if complaint:
+            raise BadInput(f"user {name}: {part} labels {complaint}")
         if not np.isfinite(x).all():
             raise BadInput(
                 f"user {name}: {part} features contain NaN or infinity; clean or impute them first"
@@ -208,7 +212,7 @@ class FederationWriter:
             "format": FORMAT,
             "users": len(self.names),
             "dimension": self.dimension,
-            "classes": self.classes,
+            "target": asdict(self.target),
             "title": self.title,
             "preparation": self.steps,
             "names": None if numbered else self.names,

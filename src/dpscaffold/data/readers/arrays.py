@@ -16,8 +16,11 @@ from dpscaffold.data.pool import Pool, assemble
 from dpscaffold.data.preparation import preprocess as _preprocess
 from dpscaffold.data.prepared import Scale
 from dpscaffold.data.steps import _Step
+from dpscaffold.data.table_coding import LABELS_READ_OFF
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.privacy.preparation import Remark
+from dpscaffold.schema import Kind, Target
 
 Array = torch.Tensor | np.ndarray
 
@@ -26,14 +29,16 @@ def from_users(
     users: Mapping[str, tuple[Array, Array]] | Sequence[tuple[Array, Array]],
     test_ratio: float = 0.2,
     seed: int = 0,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     preprocess: Iterable[str | dict[str, Any] | _Step] = (),
     title: str = "your arrays",
+    target: Kind = "class",
 ) -> Federation:
     """A federation from one (features, labels) pair per user.
 
     Each user's records are split into train and test. Features of any shape (n, …) are flattened to
-    (n, d). Arrays are NumPy or torch.
+    (n, d). Arrays are NumPy or torch. Labels are class numbers or names, or with
+    ``target="number"`` the numbers to predict.
 
     >>> rng = np.random.default_rng(0)
     >>> sites = ("north", "south")
@@ -48,7 +53,7 @@ def from_users(
     )
     if not named:
         raise BadInput("a federation needs at least one user, and none was given")
-    pairs = {name: _pair(name, x, y) for name, (x, y) in named.items()}
+    pairs = {name: _pair(name, x, y, target) for name, (x, y) in named.items()}
     widths = {x.shape[1] for x, _ in pairs.values()}
     if len(widths) > 1:
         raise BadInput(
@@ -61,6 +66,7 @@ def from_users(
         np.repeat(np.arange(len(pairs)), sizes),
         classes,
         title,
+        target,
     )
     parts = np.split(np.arange(len(pool)), np.cumsum(sizes)[:-1])
     return _preprocess(assemble(pool, parts, test_ratio, seed, tuple(pairs)), preprocess, seed)
@@ -70,28 +76,66 @@ def from_pooled(
     features: Array,
     labels: Array,
     users: Array | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     title: str = "your arrays",
+    target: Kind = "class",
 ) -> Pool:
     """A pool from one table, to be dealt out by a partition or by its ``users`` (one name a
-    record)."""
-    x, y = _pair("pool", features, labels)
-    classes = max(2, int(y.max(initial=0)) + 1) if classes is None else classes
+    record).
+
+    ``classes`` are how many there are, or their names in order.
+
+    >>> from_pooled(np.eye(2), np.array(["well", "ill"])).target.classes
+    ('ill', 'well')
+    """
+    x, y = _pair("pool", features, labels, target)
+    y, predicted, remarks = _target(y, classes, target)
     if users is None:
-        return Pool(x, y, classes, title)
+        return Pool(x, y, predicted, title, preparation=remarks)
     names, codes = np.unique(np.asarray(users), return_inverse=True)
     if len(codes) != len(y):
         raise BadInput(
             f"users are given for {len(codes)} records, and there are {len(y)}; give one each"
         )
     return Pool(
-        x, y, classes, title, users=codes.astype(np.int64), names=tuple(str(name) for name in names)
+        x,
+        y,
+        predicted,
+        title,
+        users=codes.astype(np.int64),
+        names=tuple(str(name) for name in names),
+        preparation=remarks,
     )
 
 
-def read_npz(path: str | Path) -> Pool:
-    """A pool from a ``.npz`` file with ``features``, ``labels`` and, where there is one,
-    ``users``."""
+def _target(
+    labels: np.ndarray, classes: int | Sequence[str] | None, target: Kind
+) -> tuple[np.ndarray, Target, tuple[Remark, ...]]:
+    """Labels as numbers, what they stand for, and what was read off them."""
+    if target == "number":
+        if classes is not None:
+            raise BadInput("classes are given, and the target is a number; leave one of them out")
+        return labels, Target("number"), ()
+    if labels.dtype.kind == "U":
+        given = None if classes is None or isinstance(classes, int) else tuple(classes)
+        names = given or tuple(sorted({str(label) for label in labels}))
+        index = {name: i for i, name in enumerate(names)}
+        strange = next((str(label) for label in labels if label not in index), None)
+        if strange is not None:
+            raise BadInput(
+                f"label '{strange}' is not among classes{nearest(strange, names)}; they are "
+                f"{', '.join(names[:10])}"
+            )
+        coded = np.array([index[label] for label in labels], dtype=np.int64)
+        said = Remark(LABELS_READ_OFF, "unprotected")
+        return coded, Target("class", names), () if given else (said,)
+    count = max(2, int(labels.max(initial=0)) + 1)
+    return labels, Target.of(count if classes is None else classes), ()
+
+
+def read_npz(path: str | Path, target: Kind = "class") -> Pool:
+    """A pool from a ``.npz`` file with ``features``, ``labels`` and, where there are any, ``users``
+    and the names of the ``classes`` in order."""
     path = Path(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -104,7 +148,11 @@ def read_npz(path: str | Path) -> Pool:
                 f"{path} has no array '{name}'{nearest(name, arrays)}; it has "
                 f"{', '.join(arrays) or 'none'}"
             )
-    return from_pooled(arrays["features"], arrays["labels"], arrays.get("users"), title=path.stem)
+    names = arrays.get("classes")
+    classes = None if names is None else tuple(str(name) for name in names.ravel())
+    return from_pooled(
+        arrays["features"], arrays["labels"], arrays.get("users"), classes, path.stem, target
+    )
 
 
 def from_huggingface(
@@ -113,6 +161,7 @@ def from_huggingface(
     features: Sequence[str] = (),
     user: str | None = None,
     title: str | None = None,
+    target: Kind = "class",
 ) -> Pool:
     """A pool from a ``datasets.Dataset``: number, vector or image columns side by side, flattened.
 
@@ -139,9 +188,21 @@ def from_huggingface(
         np.concatenate([x for x, _ in columns], axis=1) * scale,
         np.asarray(dataset[label]),
         users,
-        title=title or "Hugging Face dataset",
+        _class_names(dataset, label, target),
+        title or "Hugging Face dataset",
+        target,
     )
-    return replace(pool, preparation=(Scale(scale),)) if (scale != 1).any() else pool
+    if (scale != 1).any():
+        pool = replace(pool, preparation=(Scale(scale), *pool.preparation))
+    return pool
+
+
+def _class_names(dataset: Any, label: str, target: Kind) -> tuple[str, ...] | None:
+    """The names that the dataset itself gives its classes, where it does."""
+    features = getattr(dataset, "features", None)
+    found = features.get(label) if isinstance(features, Mapping) else None
+    names = getattr(found, "names", None)
+    return tuple(names) if names and target == "class" else None
 
 
 def _flat_column(dataset: Any, name: str) -> tuple[np.ndarray, float]:
@@ -156,11 +217,15 @@ def _flat_column(dataset: Any, name: str) -> tuple[np.ndarray, float]:
         ) from None
 
 
-def _pair(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
-    """(n, d) float32 and (n,) int64, checked."""
+def _pair(
+    name: str, features: Array, labels: Array, target: Kind = "class"
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n, d) float32 and (n,) int64, float32 for numbers or texts for names of classes, checked."""
     try:
         x = np.asarray(features, dtype=np.float32)
-        y = np.asarray(labels, dtype=np.float64)
+        y = np.asarray(labels)
+        named = target == "class" and y.dtype.kind in "OU" and all(isinstance(v, str) for v in y)
+        y = y.astype(str) if named else y.astype(np.float64)
     except (ValueError, TypeError):
         raise BadInput(f"{name}: features and labels must be numbers") from None
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
@@ -168,6 +233,16 @@ def _pair(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.nda
             f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) "
             f"and (n,), n at least 1"
         )
-    if not (np.isfinite(y).all() and (y == np.floor(y)).all() and (y >= 0).all()):
-        raise BadInput(f"{name}: labels must be whole numbers from 0 up")
-    return x.reshape(len(x), -1), y.astype(np.int64)
+    x = x.reshape(len(x), -1)
+    if named:
+        return x, y
+    if not np.isfinite(y).all():
+        raise BadInput(f"{name}: labels contain NaN or infinity; leave such records out")
+    if target == "number":
+        return x, y.astype(np.float32)
+    if not ((y == np.floor(y)).all() and (y >= 0).all()):
+        raise BadInput(
+            f"{name}: labels must be whole numbers from 0 up, or names (to predict numbers, set "
+            f"target = 'number')"
+        )
+    return x, y.astype(np.int64)

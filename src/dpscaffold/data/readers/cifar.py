@@ -19,8 +19,22 @@ from dpscaffold.data.pool import Pool
 from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder
 from dpscaffold.data.readers.images import Part, md5_of
 from dpscaffold.errors import BadInput
+from dpscaffold.schema import Target
 
 PIXELS = 3 * 32 * 32
+#: What the classes are called, in order.
+CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 #: MD5 of the two published archives.
 _ARCHIVES = {
@@ -43,7 +57,13 @@ def cifar10(data_dir: str | Path | None = None, part: Part = "train", verify: bo
     names = {"train": _TRAIN, "test": ("test_batch",), "both": (*_TRAIN, "test_batch")}[part]
     batches = [_batch(content, where) for content, where in _contents(folder, names, verify)]
     pixels = np.concatenate([x for x, _ in batches])
-    return Pool(pixels, np.concatenate([y for _, y in batches]), 10, "CIFAR-10", scale=1 / 255)
+    return Pool(
+        pixels,
+        np.concatenate([y for _, y in batches]),
+        Target.of(CLASSES),
+        "CIFAR-10",
+        scale=1 / 255,
+    )
 
 
 def _contents(folder: Path, names: tuple[str, ...], verify: bool) -> list[tuple[bytes, str]]:

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from dpscaffold.data.table_coding import Coding
+from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.privacy.preparation import Remark
-from dpscaffold.schema import Prepared
+from dpscaffold.schema import Kind, Prepared, Target
 
 #: More labels than this are taken for a mistake: a measurement or an identifier is not a class.
 MOST_CLASSES = 10_000
@@ -29,7 +29,7 @@ class Table:
     ``"refuse"`` the file,
     ``"drop"`` the record, or put a number there (a missing label or user cannot be filled, and
     missing categories get zeros everywhere). ``classes`` are the labels in order, where they are
-    known beforehand.
+    known beforehand. ``target`` says whether the label is a class or a number.
     """
 
     path: Path
@@ -41,6 +41,7 @@ class Table:
     missing: Literal["refuse", "drop"] | float = "refuse"
     classes: tuple[str, ...] = ()
     delimiter: str = ","
+    target: Kind = "class"
 
 
 class Codes:
@@ -75,7 +76,7 @@ def code_labels(
         if fraction is not None:
             raise BadInput(
                 f"{table.path}: label column '{table.label}' holds {fraction}, a fraction; a "
-                f"classifier needs classes"
+                f"classifier needs classes (to predict numbers, set target = 'number')"
             )
         if len(classes) > MOST_CLASSES:
             raise BadInput(
@@ -121,11 +122,16 @@ def category_values(table: Table, name: str, numbers: dict[str, int]) -> tuple[s
 
 
 def notes_on(
-    table: Table, categories: dict[str, tuple[str, ...]], classes: tuple[str, ...], dropped: int
+    table: Table, categories: dict[str, tuple[str, ...]], target: Target, dropped: int
 ) -> tuple[str, ...]:
     """What was decided, for whoever reads the file."""
-    shown = ", ".join(classes[:12]) + (", …" if len(classes) > 12 else "")
-    notes = [f"column '{table.label}' has {len(classes)} classes, numbered in this order: {shown}"]
+    notes = [f"column '{table.label}' holds the numbers to be predicted"]
+    if target.kind == "class":
+        names = target.classes
+        shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+        notes = [
+            f"column '{table.label}' has {len(names)} classes, numbered in this order: {shown}"
+        ]
     notes += [
         f"column '{name}' is one-hot: {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
         for name, values in categories.items()
@@ -143,12 +149,8 @@ def preparation_of(
     """How the file's columns become features, and what that says about private records."""
     read_off = tuple(name for name in categories if not table.categories[name])
     steps: list[Prepared] = [Coding(columns, tuple(categories.items()), table.missing, read_off)]
-    if not table.classes:
-        steps.append(
-            Remark(
-                "The list of labels was read off the data: outside the guarantee.", "unprotected"
-            )
-        )
+    if table.target == "class" and not table.classes:
+        steps.append(Remark(LABELS_READ_OFF, "unprotected"))
     if table.missing == "drop":
         left_out = "Records with missing values were left out, record by record (no fit)."
         steps.append(Remark(left_out, "none needed"))

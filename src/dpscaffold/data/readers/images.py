@@ -8,6 +8,7 @@ per image.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,31 +18,49 @@ from dpscaffold.data.pool import Pool
 from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder
 from dpscaffold.data.readers.idx import read_idx, shape_text
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.schema import Target
 
 Part = Literal["train", "test", "both"]
 
+#: What the classes of images are called, in order. EMNIST's merged classes hold both cases of the
+#: letters whose cases look alike.
+DIGITS, UPPER, LOWER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
+MERGED = DIGITS + UPPER + "abdefghnqrt"
+CLOTHES = (
+    "T-shirt/top",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
+
 #: The splits of EMNIST: classes, first label, and images in train and test (None where editions
 #: differ).
-EMNIST_SPLITS: dict[str, tuple[int, int, tuple[int, int] | None]] = {
-    "balanced": (47, 0, (112800, 18800)),
-    "byclass": (62, 0, (697932, 116323)),
-    "bymerge": (47, 0, (697932, 116323)),
-    "letters": (26, 1, None),
-    "digits": (10, 0, (240000, 40000)),
-    "mnist": (10, 0, (60000, 10000)),
+EMNIST_SPLITS: dict[str, tuple[str, int, tuple[int, int] | None]] = {
+    "balanced": (MERGED, 0, (112800, 18800)),
+    "byclass": (DIGITS + UPPER + LOWER, 0, (697932, 116323)),
+    "bymerge": (MERGED, 0, (697932, 116323)),
+    "letters": (UPPER, 1, None),
+    "digits": (DIGITS, 0, (240000, 40000)),
+    "mnist": (DIGITS, 0, (60000, 10000)),
 }
 
 
 def mnist(data_dir: str | Path | None = None, part: Part = "train", verify: bool = True) -> Pool:
     """MNIST: 60,000 train and 10,000 test digits. ``part`` chooses which files are pooled."""
-    return _published("mnist", "MNIST", data_dir, part, verify, classes=10)
+    return _published("mnist", "MNIST", data_dir, part, verify, DIGITS)
 
 
 def fashion_mnist(
     data_dir: str | Path | None = None, part: Part = "train", verify: bool = True
 ) -> Pool:
     """Fashion-MNIST: 60,000 train and 10,000 test pictures of clothes."""
-    return _published("fashion-mnist", "Fashion-MNIST", data_dir, part, verify, classes=10)
+    return _published("fashion-mnist", "Fashion-MNIST", data_dir, part, verify, CLOTHES)
 
 
 def emnist47(data_dir: str | Path | None = None, part: Part = "both", verify: bool = True) -> Pool:
@@ -49,7 +68,7 @@ def emnist47(data_dir: str | Path | None = None, part: Part = "both", verify: bo
 
     It is not EMNIST 'balanced' (131,600 images): results on it carry its own name.
     """
-    return _published("emnist47", "EMNIST-47 subset", data_dir, part, verify, classes=47)
+    return _published("emnist47", "EMNIST-47 subset", data_dir, part, verify, MERGED)
 
 
 def emnist(
@@ -100,12 +119,21 @@ def digits() -> Pool:
 
     bunch = load_digits()
     return Pool(
-        bunch.data.astype(np.uint8), bunch.target.astype(np.int64), 10, "digits", scale=1 / 16
+        bunch.data.astype(np.uint8),
+        bunch.target.astype(np.int64),
+        Target.of(DIGITS),
+        "digits",
+        scale=1 / 16,
     )
 
 
 def _published(
-    name: str, title: str, data_dir: str | Path | None, part: Part, verify: bool, classes: int
+    name: str,
+    title: str,
+    data_dir: str | Path | None,
+    part: Part,
+    verify: bool,
+    classes: Sequence[str],
 ) -> Pool:
     """The pool of a dataset whose files are ``train-…`` and ``t10k-…`` or ``test-…``."""
     stems = [CATALOGUE[name].files[i].name.split("-")[0] for i in (0, 2)]
@@ -174,7 +202,9 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _pool(images: list[np.ndarray], labels: list[np.ndarray], classes: int, title: str) -> Pool:
+def _pool(
+    images: list[np.ndarray], labels: list[np.ndarray], classes: Sequence[str], title: str
+) -> Pool:
     shapes = {x.shape[1:] for x in images}
     if len(shapes) > 1:
         raise BadInput(
@@ -183,4 +213,4 @@ def _pool(images: list[np.ndarray], labels: list[np.ndarray], classes: int, titl
         )
     flat = [x.reshape(len(x), -1) for x in images]
     pixels = flat[0] if len(flat) == 1 else np.concatenate(flat)
-    return Pool(pixels, np.concatenate(labels), classes, title, scale=1 / 255)
+    return Pool(pixels, np.concatenate(labels), Target.of(classes), title, scale=1 / 255)

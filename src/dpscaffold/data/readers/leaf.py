@@ -16,6 +16,7 @@ import torch
 from dpscaffold.data.pool import Pool
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.schema import Target
 
 Users = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -49,7 +50,7 @@ def read_leaf(path: str | Path) -> Pool | Federation:
     return Pool(
         features,
         labels,
-        max(2, int(labels.max()) + 1),
+        Target.numbered(max(2, int(labels.max()) + 1)),
         f"LEAF {path.stem}",
         users=numbers,
         names=tuple(users),

@@ -26,7 +26,7 @@ from dpscaffold.data.readers.coding import (
 )
 from dpscaffold.data.readers.columns import column_names, read_batches, require_column
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Prepared
+from dpscaffold.schema import Prepared, Target
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Scan:
     names: tuple[str, ...]
     kept: np.ndarray
     labels: np.ndarray
-    classes: tuple[str, ...]
+    target: Target
     users: np.ndarray | None
     user_names: tuple[str, ...]
     notes: tuple[str, ...]
@@ -70,7 +70,7 @@ def read_table(table: Table) -> Pool:
     return Pool(
         features,
         scan.labels,
-        len(scan.classes),
+        scan.target,
         table.path.name,
         1.0,
         scan.users,
@@ -84,24 +84,35 @@ def scan_table(table: Table) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
     names = column_names(table.path, table.kind, table.delimiter)
     numbers, texts = _roles(table, names)
+    coded = [table.label] if table.target == "class" else []
     wanted = {
         text: Codes()
-        for text in dict.fromkeys([table.label, *([table.user] if table.user else []), *texts])
+        for text in dict.fromkeys([*coded, *([table.user] if table.user else []), *texts])
     }
-    lacking = []
+    lacking, measured = [], []
     # Numbers are looked at only where a missing one decides whether its record is kept.
     looked_at = numbers if table.missing == "drop" else ()
+    if table.target == "number":
+        looked_at = (*looked_at, table.label)
     for batch in read_batches(
         table.path, table.kind, looked_at, list(wanted), names, table.delimiter
     ):
         for text, column in wanted.items():
             column.add(batch.column(text))
         lacking.append(_lacking(batch, looked_at))
+        if table.target == "number":
+            measured.append(batch.column(table.label).to_numpy(zero_copy_only=False))
     codes = {text: found.codes() for text, found in wanted.items()}
-    kept = _kept(
-        table, codes, np.concatenate(lacking) if lacking else np.empty(0, dtype=bool), texts
-    )
-    labels, classes = code_labels(table, wanted[table.label].numbers, codes[table.label][kept])
+    gone = np.concatenate(lacking) if lacking else np.empty(0, dtype=bool)
+    if table.target == "number" and table.missing != "drop":
+        _require_all(table, table.label, gone, fillable=False)
+    kept = _kept(table, codes, gone, texts)
+    if table.target == "number":
+        labels, target = np.concatenate(measured)[kept].astype(np.float32), Target("number")
+    else:
+        known = wanted[table.label].numbers
+        labels, classes = code_labels(table, known, codes[table.label][kept])
+        target = Target("class", classes)
     users, user_names = (
         code_users(wanted[table.user].numbers, codes[table.user][kept])
         if table.user
@@ -116,10 +127,10 @@ def scan_table(table: Table) -> Scan:
         tuple(names),
         kept,
         labels,
-        classes,
+        target,
         users,
         user_names,
-        notes_on(table, categories, classes, int((~kept).sum())),
+        notes_on(table, categories, target, int((~kept).sum())),
         preparation_of(table, columns, categories),
     )
 
@@ -189,18 +200,24 @@ def _kept(
         if table.missing == "refuse" or (
             name in (table.label, table.user) and table.missing != "drop"
         ):
-            advice = "set missing = 'drop' to leave such records out" + (
-                " or a number to fill them" if name in texts else ""
-            )
-            raise BadInput(
-                f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} "
-                f"records; {advice}"
-            )
+            _require_all(table, name, gone, fillable=name in texts)
         if table.missing == "drop":
             lacking = lacking | gone
     if not (~lacking).any():
         raise BadInput(f"{table.path} has no {'complete ' if len(lacking) else ''}record")
     return ~lacking
+
+
+def _require_all(table: Table, name: str, gone: np.ndarray, fillable: bool) -> None:
+    """Refuse a column that lacks values."""
+    if gone.any():
+        advice = "set missing = 'drop' to leave such records out" + (
+            " or a number to fill them" if fillable else ""
+        )
+        raise BadInput(
+            f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} "
+            f"records; {advice}"
+        )
 
 
 def _number_column(table: Table, column: pa.Array, name: str, keep: np.ndarray) -> np.ndarray:
