@@ -95,7 +95,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
     [
         ("data_batch_1.bin", b"short", "not a multiple of 3073"),
         ("data_batch_1.bin", b"", "not a multiple of 3073"),
-        ("data_batch_1.bin", bytes([10]) + bytes(3072), "labels run from"),
+        ("data_batch_1.bin", bytes([10]) + bytes(3072), "labels contain 10"),
     ],
 )
 def test_damaged_binary_batches(tmp_path: Path, name: str, content: bytes, said: str) -> None:
