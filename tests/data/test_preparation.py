@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold.cli.privacy import from_folder
 from dpscaffold.data import digits, from_users, load, load_federation, prepare, save
 from dpscaffold.data.prepared import (
     ClipNorm,
@@ -214,12 +215,9 @@ def test_a_column_cannot_talk_its_way_into_the_guarantee(tmp_path: Path, stored:
     page = (tmp_path / "run" / "privacy.md").read_text().split("## Outside the guarantee")[1]
     assert "sex (no fit)" in page
     # The folder alone says the same.
-    from dpscaffold.runledger import read_preprocessing
-
-    remarks, _ = read_preprocessing(tmp_path / "run")
-    assert [step.protection for step in remarks if "sex (no fit)" in step.sentence] == [
-        "unprotected"
-    ]
+    remarks = from_folder(tmp_path / "run").preparation
+    said_of = [step.protection for step in remarks if "sex (no fit)" in step.sentence]
+    assert said_of == ["unprotected"]
 
 
 def test_sentences_of_earlier_versions() -> None:
