@@ -212,17 +212,32 @@ def test_a_huge_record_that_is_classified_beyond_doubt_adds_no_nan(engine, task,
     assert bool(query.isfinite().all()) and 0 < length(query) <= ALLOWED
 
 
-def test_underflow_lets_no_record_through():
-    """Features of 1.8·10¹⁹ and an error whose square vanishes: 47 C were added at C = 10⁻⁵."""
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e5, 1e10, 1e15, 1e18, 1.8e19, 1e25, 1e38])
+@pytest.mark.parametrize("clip", [1e-19, 1e-12, 1e-5])
+def test_underflow_lets_no_record_through(size, clip):
+    """An error δ whose square vanishes, times large features: 47 C were added at C = 10⁻⁵ and
+    features of 1.8·10¹⁹. The sweep is over all δ that float32 holds."""
     made = make("logistic")
-    size, clip = 1.8e19, 1e-5
     x, y = torch.tensor([[size, 0.0, 0.0]]), torch.tensor([0])
     seen = 0.0
-    for margin in np.linspace(40, 100, 121):  # the logit by which the right class leads
+    for margin in np.linspace(5, 103, 99):  # the logit by which the right class leads
         params = torch.zeros(made.parameters)
         params[0] = margin / size
-        seen = max(seen, length(clipped(made, params, x, y, clip)) / clip)
+        seen = max(seen, length(clipped(made, params, x, y, clip)) / float(np.float32(clip)))
     assert 1 - 1e-6 <= seen <= ALLOWED
+
+
+def test_the_loop_drops_a_gradient_that_is_not_finite_as_a_whole():
+    """Its finite numbers may be of any size: they do not pass beside a NaN."""
+    table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
+    data = Federation.from_arrays(table, table, classes=CLASSES)
+    loop = Loop(setting("fedavg", "logistic", Gaussian(0.7, 1.0), data, user_ratio=1.0), CPU)
+    for wild in (math.nan, math.inf, -math.inf):
+        gradients = torch.zeros(2, 12)
+        gradients[0], gradients[0, 3] = 1e30, wild
+        gradients[1, 0] = 0.5
+        found = loop.noised(gradients, 1, torch.zeros(12))
+        assert torch.equal(found, gradients[1])
 
 
 @each_task
