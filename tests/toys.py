@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.federation import Federation
-from dpscaffold.tasks import Batch, Clip, ClippedSum
+from dpscaffold.tasks import Batch, Clip, ClippedSum, stacked_scores
 
 
 def explicit_clipped_sum(gradients: Tensor, weight: Tensor | None, clip: Clip) -> ClippedSum:
@@ -39,7 +39,9 @@ class Toy:
 
     convex = True
     width = 0
+    outputs = 2
     parameters: int
+    scores_of = stacked_scores
 
     def prepare(self, features: Tensor) -> Tensor:
         return features

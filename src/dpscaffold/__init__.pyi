@@ -17,9 +17,13 @@ from .local import Gaussian as Gaussian
 from .model import Model as Model
 from .plan import Plan as Plan
 from .schema import Target as Target
+from .tasks import LOSSES as LOSSES
+from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic
+from .tasks import Loss as Loss
 from .tasks import Mlp as Mlp
 from .tasks import ModuleTask as ModuleTask
 from .tasks import Task as Task
+from .tasks import huber as huber
 from .training import Result as Result
 from .training import train as train

@@ -12,7 +12,6 @@ from dpscaffold.algorithms import Broadcast, Slots, Upload
 from dpscaffold.errors import BadInput
 from dpscaffold.local.drawing import Row
 from dpscaffold.setting import Setting
-from dpscaffold.tasks import Logistic, Mlp, Task
 
 
 def by_run(rows: Sequence[Row]) -> Iterator[tuple[int, slice, list[int]]]:
@@ -71,14 +70,7 @@ def refuse_unlike(first: Setting, other: Setting) -> None:
             f"runs cannot be stacked: they differ in a number of {first.algorithm.name}; run them "
             f"apart"
         )
-    if not _same_task(first.task, other.task):
+    if first.task is not other.task and first.task != other.task:
         raise BadInput(
             f"runs cannot be stacked: each has its own task {first.task.name!r}; give both the same"
         )
-
-
-def _same_task(one: Task, other: Task) -> bool:
-    """Whether one task can stand for the other: the same object, or one of our own with the same
-    shape."""
-    ours = isinstance(one, Logistic | Mlp) and type(one) is type(other)
-    return one is other or (ours and vars(one) == vars(other))

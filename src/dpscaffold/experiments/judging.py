@@ -13,7 +13,6 @@ from torch import Tensor
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator
 from dpscaffold.setting import Setting
-from dpscaffold.tasks import Logistic
 
 #: Logits held together: (models, classes, records) numbers.
 _HELD = 1 << 25
@@ -89,20 +88,12 @@ class _TestTable:
 
     def accuracies(self, models: Tensor) -> list[float]:
         """Test accuracy averaged over users, of each of the models (S, P)."""
-        if not isinstance(self.task, Logistic):
-            return [self._mean((self._guess(model) == self.labels)[None])[0] for model in models]
-        step = max(1, _HELD // (len(self.labels) * self.task.classes))
+        step = max(1, _HELD // (len(self.labels) * max(1, self.task.outputs)))
         values: list[float] = []
-        for start in range(0, len(models), step):
-            part = models[start : start + step]
-            # (models, classes, records): the maximum over the middle axis is the fast one on a CPU.
-            logits = part.view(len(part) * self.task.classes, -1) @ self.features.T
-            guess = logits.view(len(part), self.task.classes, -1).argmax(1)
+        for part in models.split(step):
+            guess = self.task.scores_of(part, self.features).argmax(2)
             values += self._mean(guess == self.labels)
         return values
-
-    def _guess(self, model: Tensor) -> Tensor:
-        return self.task.scores(model, self.features).argmax(1)
 
     def _mean(self, hits: Tensor) -> list[float]:
         """(S, records) → (S,)."""

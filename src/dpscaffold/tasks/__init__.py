@@ -1,8 +1,23 @@
-"""What is learnt: logistic regression, a one-hidden-layer network, or any module."""
+"""What is learnt: linear models, a one-hidden-layer network, or any module, under any loss."""
 
-from dpscaffold.tasks.base import Batch, Clip, ClippedSum, Task
+from dpscaffold.tasks.base import Batch, Clip, ClippedSum, Task, stacked_scores
+from dpscaffold.tasks.linear import Linear
 from dpscaffold.tasks.logistic import Logistic
+from dpscaffold.tasks.losses import LOSSES, Loss, huber
 from dpscaffold.tasks.mlp import Mlp
 from dpscaffold.tasks.module import ModuleTask
 
-__all__ = ["Batch", "Clip", "ClippedSum", "Logistic", "Mlp", "ModuleTask", "Task"]
+__all__ = [
+    "LOSSES",
+    "Batch",
+    "Clip",
+    "ClippedSum",
+    "Linear",
+    "Logistic",
+    "Loss",
+    "Mlp",
+    "ModuleTask",
+    "Task",
+    "huber",
+    "stacked_scores",
+]

@@ -23,9 +23,9 @@ BOUNDS = (1e-20, 1e30)
 @dataclass(frozen=True)
 class Batch:
     """Records of U users stacked: ``features`` (U, B, D) as :meth:`Task.prepare` made them,
-    ``labels`` (U, B), ``weight`` (U, B) with 0 for padding (None: all 1), and ``squares`` (U, B),
-    the squared norms of the feature rows where they are known already (infinite where they overflow
-    float32: such rows are measured again)."""
+    ``labels`` (U, B), which are classes in int64 or numbers in float32, ``weight`` (U, B) with 0
+    for padding (None: all 1), and ``squares`` (U, B), the squared norms of the feature rows where
+    they are known already (infinite where they overflow float32: such rows are measured again)."""
 
     features: Tensor
     labels: Tensor
@@ -43,7 +43,7 @@ class ClippedSum:
 
 @runtime_checkable
 class Task(Protocol):
-    """A classifier on a flat vector of ``parameters`` numbers.
+    """A model on a flat vector of ``parameters`` numbers that gives each record ``outputs`` scores.
 
     ``clipped_sum`` is where speed lives; ``losses`` is the plain definition, from which the loop
     engine derives its gradients and against which the fast path is tested. A task of your own needs
@@ -51,10 +51,30 @@ class Task(Protocol):
     for wrapping any ``torch.nn.Module``.
     """
 
-    name: str
-    parameters: int
-    convex: bool
-    width: int  # numbers that clipped_sum holds per record, besides its features; sizes the chunks
+    @property
+    def name(self) -> str:
+        """What runs and reports call it."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """P."""
+        ...
+
+    @property
+    def outputs(self) -> int:
+        """Scores per record; 0 where that is not known before the first record."""
+        ...
+
+    @property
+    def convex(self) -> bool:
+        """Whether every loss is convex in the parameters."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers that clipped_sum holds per record, besides its features; it sizes the chunks."""
+        ...
 
     def prepare(self, features: Tensor) -> Tensor:
         """Raw features (…, d) as the other methods expect them, e.g. with a column of ones."""
@@ -65,7 +85,11 @@ class Task(Protocol):
         ...
 
     def scores(self, params: Tensor, features: Tensor) -> Tensor:
-        """Class scores (N, classes) of prepared features (N, D)."""
+        """Scores (N, outputs) of prepared features (N, D)."""
+        ...
+
+    def scores_of(self, models: Tensor, features: Tensor) -> Tensor:
+        """Scores (S, N, outputs) of many models (S, P); ``scores_of = stacked_scores`` will do."""
         ...
 
     def losses(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
@@ -82,9 +106,10 @@ class Task(Protocol):
         ...
 
 
-def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """−log softmax(scores)[label] for each row, (N, classes) → (N,)."""
-    return torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+def stacked_scores(task: Task, models: Tensor, features: Tensor) -> Tensor:
+    """Scores (S, N, outputs) of models (S, P), one after the other: :meth:`Task.scores_of` for a
+    task that has no faster way."""
+    return torch.stack([task.scores(model, features) for model in models])
 
 
 def clip_factors(

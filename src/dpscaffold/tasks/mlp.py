@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dpscaffold.randomness import Randomness
-from dpscaffold.tasks.base import Batch, Clip, ClippedSum, cross_entropy
+from dpscaffold.tasks.base import Batch, Clip, ClippedSum, stacked_scores
 from dpscaffold.tasks.clipping import Outer, clip_outer
-from dpscaffold.tasks.logistic import output_errors, with_ones
+from dpscaffold.tasks.linear import with_ones
+from dpscaffold.tasks.losses import SOFTMAX, Loss
 
 
+@dataclass(frozen=True)
 class Mlp:
     """features → hidden ReLU units → classes, with biases (the paper's network has 60 → 200 → 10).
 
@@ -22,17 +25,49 @@ class Mlp:
 
     For one example with input a, hidden activation h and backward errors δ₁, δ₂ the squared norm of
     the whole gradient is ‖δ₁‖²(‖a‖²+1) + ‖δ₂‖²(‖h‖²+1) (Goodfellow 2015): no per-example gradient
-    is formed.
+    is formed. ``classes`` is the number of scores: 1 under a loss that reads one score a record.
+
+    >>> Mlp(features=60, classes=10).parameters
+    14210
     """
 
-    convex = False
-    name = "mlp"
+    features: int
+    classes: int
+    hidden: int = 200
+    loss: Loss = SOFTMAX
 
-    def __init__(self, features: int, classes: int, hidden: int = 200) -> None:
-        self.features, self.classes, self.hidden = features, classes, hidden
-        self._first = hidden * (features + 1)
-        self.parameters = self._first + classes * (hidden + 1)
-        self.width = 4 * hidden + 4 * classes
+    def __post_init__(self) -> None:
+        self.loss.check_outputs(self.classes)
+
+    @property
+    def name(self) -> str:
+        """``mlp``."""
+        return "mlp"
+
+    @property
+    def convex(self) -> bool:
+        """Never, whatever the loss."""
+        return False
+
+    @property
+    def outputs(self) -> int:
+        """Scores per record."""
+        return self.classes
+
+    @property
+    def _first(self) -> int:
+        """Numbers in the first layer."""
+        return self.hidden * (self.features + 1)
+
+    @property
+    def parameters(self) -> int:
+        """Both layers with their biases."""
+        return self._first + self.classes * (self.hidden + 1)
+
+    @property
+    def width(self) -> int:
+        """Numbers held per record: activations, errors and their squares."""
+        return 4 * self.hidden + 4 * self.classes
 
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""
@@ -53,14 +88,18 @@ class Mlp:
         return first, second
 
     def scores(self, params: Tensor, features: Tensor) -> Tensor:
-        """Logits (N, classes)."""
+        """Scores (N, classes)."""
         first, second = self._layers(params)
         hidden = torch.relu(features @ first.T)
         return hidden @ second[:, :-1].T + second[:, -1]
 
+    def scores_of(self, models: Tensor, features: Tensor) -> Tensor:
+        """Scores (S, N, classes), one model after the other: each is two large products."""
+        return stacked_scores(self, models, features)
+
     def losses(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of each row, (N,)."""
-        return cross_entropy(self.scores(params, features), labels)
+        """The loss of each row, (N,)."""
+        return self.loss.values(self.scores(params, features), labels)
 
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
         """Forward, backward and reweighting with everything laid out as (users, units, records)."""
@@ -68,7 +107,7 @@ class Mlp:
         inputs = batch.features.transpose(1, 2)
         hidden = torch.bmm(first, inputs).relu_()
         logits = torch.baddbmm(second[..., -1:], second[..., :-1], hidden)
-        errors = output_errors(logits, batch.labels)
+        errors = self.loss.errors(logits, batch.labels)
         back = torch.bmm(second[..., :-1].transpose(1, 2), errors)
         back *= hidden > 0
         layers = [

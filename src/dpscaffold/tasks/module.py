@@ -1,4 +1,4 @@
-"""Any ``torch.nn.Module`` classifier, through ``torch.func``."""
+"""Any ``torch.nn.Module``, through ``torch.func``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpscaffold.errors import BadInput
-from dpscaffold.tasks.base import Batch, Clip, ClippedSum, clip_factors, cross_entropy
+from dpscaffold.tasks.base import Batch, Clip, ClippedSum, clip_factors, stacked_scores
 from dpscaffold.tasks.clipping import clip_rows, exact_norms
+from dpscaffold.tasks.losses import SOFTMAX, Loss
 
 #: Layers that mix the examples of a batch, so that an example has no gradient of its own.
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
@@ -20,7 +21,8 @@ _HELD = 1 << 25
 
 
 class ModuleTask:
-    """A classifier given as a module that maps (N, *shape) to class scores (N, classes).
+    """A model given as a module that maps (N, *shape) to scores (N, outputs): one a class for the
+    softmax loss, one for the others.
 
     ``shape`` unflattens the features, e.g. ``(1, 28, 28)`` for a convolution. The flat vector holds
     the module's parameters in their own order, without those that require no gradient; x⁰ is their
@@ -37,7 +39,11 @@ class ModuleTask:
     convex = False
 
     def __init__(
-        self, module: nn.Module, shape: tuple[int, ...] | None = None, name: str = "module"
+        self,
+        module: nn.Module,
+        shape: tuple[int, ...] | None = None,
+        name: str = "module",
+        loss: Loss = SOFTMAX,
     ) -> None:
         for layer in module.modules():
             if isinstance(layer, _MIXING):
@@ -49,6 +55,8 @@ class ModuleTask:
         self.name = name
         self.module = copy.deepcopy(module).eval()
         self.shape = shape
+        self.loss = loss
+        self.outputs = loss.scores or _scores_of_last_layer(self.module)
         learnt = {
             key: value for key, value in self.module.named_parameters() if value.requires_grad
         }
@@ -84,15 +92,19 @@ class ModuleTask:
         }
 
     def scores(self, params: Tensor, features: Tensor) -> Tensor:
-        """The module's output, (N, classes)."""
+        """The module's output, (N, outputs)."""
         if self.shape is not None:
             features = features.reshape(-1, *self.shape)
         constants = {key: value.to(params.device) for key, value in self._constants.items()}
         return functional_call(self.module, (self._unflatten(params), constants), (features,))
 
+    def scores_of(self, models: Tensor, features: Tensor) -> Tensor:
+        """Scores (S, N, outputs), one model after the other."""
+        return stacked_scores(self, models, features)
+
     def losses(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of each row, (N,)."""
-        return cross_entropy(self.scores(params, features), labels)
+        """The loss of each row, (N,)."""
+        return self.loss.values(self.scores(params, features), labels)
 
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
         """Per-example gradients by ``vmap`` of ``grad``, a chunk of records at a time."""
@@ -140,3 +152,9 @@ class ModuleTask:
             return (self.losses(flat, x, y) * w).sum()
 
         return vmap(grad(loss))(params, features, batch.labels, weight)
+
+
+def _scores_of_last_layer(module: nn.Module) -> int:
+    """How many scores a module gives, read off its last linear layer; 0 where it has none."""
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    return linear[-1].out_features if linear else 0

@@ -1,0 +1,181 @@
+"""What a wrong score costs: softmax, logistic, squared and Huber loss.
+
+A clipped gradient needs only the error δ = ∂loss/∂scores of each record: the rest is the model's
+own. A loss is therefore two functions, and a task takes any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, softplus
+
+from dpscaffold.checks import number
+from dpscaffold.errors import BadInput
+
+#: What is predicted: one of several classes (int64 targets) or a number (float32 targets).
+Kind = Literal["class", "number"]
+
+#: (scores, targets) → losses or errors.
+OfScores = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A per-record loss of scores z and a target t, and its derivative.
+
+    - ``values``: scores (N, outputs) and targets (N,) → losses (N,).
+    - ``errors``: δ = ∂loss/∂z, from scores (U, outputs, B), which it may overwrite, and targets
+      (U, B) → (U, outputs, B).
+    - ``convex``: in the scores, so that a linear model has one optimum.
+    - ``kind``: the targets that fit; ``scores``: how many scores it reads, None for one a class.
+
+    >>> LOSSES["squared"].values(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
+    [2.0]
+    """
+
+    name: str
+    values: OfScores
+    errors: OfScores
+    convex: bool
+    kind: Kind
+    scores: int | None = 1
+
+    def fits(self, kind: Kind, classes: int = 0) -> None:
+        """Refuse a target of the other kind, or more classes than one score can tell apart.
+
+        >>> LOSSES["softmax"].fits("class", 10)
+        >>> try:
+        ...     LOSSES["huber"].fits("class")
+        ... except BadInput as refused:
+        ...     print(refused)
+        task.loss is 'huber', which is for numbers; the target is a class: use softmax or logistic
+        """
+        if kind != self.kind:
+            others = " or ".join(name for name, loss in LOSSES.items() if loss.kind == kind)
+            mine = "numbers" if self.kind == "number" else "classes"
+            raise BadInput(
+                f"task.loss is {self.name!r}, which is for {mine}; the target is a {kind}: "
+                f"use {others}"
+            )
+        if self.kind == "class" and self.scores == 1 and classes not in (0, 2):
+            raise BadInput(
+                f"task.loss is {self.name!r}, which tells two classes apart; the target has "
+                f"{classes}: use softmax"
+            )
+
+    def outputs(self, classes: int) -> int:
+        """How many scores a model needs for a target of so many classes (any, for a number)."""
+        return classes if self.scores is None else self.scores
+
+    def check_outputs(self, outputs: int) -> None:
+        """Refuse a model whose number of scores is not the loss's."""
+        if self.scores not in (None, outputs):
+            raise BadInput(
+                f"the task gives {outputs} scores a record, but the loss {self.name!r} reads "
+                f"{self.scores}: make it with {self.scores}"
+            )
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """The class (…,) in int64, or the number, that scores (…, outputs) stand for."""
+        if self.kind == "number":
+            return scores[..., 0]
+        return (scores[..., 0] > 0).long() if self.scores == 1 else scores.argmax(-1)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Each class's probability (…, classes) from scores (…, outputs); none for a number."""
+        if self.kind == "number":
+            raise BadInput(
+                f"the loss {self.name!r} predicts a number, which has no class probabilities; "
+                f"use its predictions"
+            )
+        if self.scores is None:
+            return scores.softmax(-1)
+        return torch.cat([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=-1)
+
+
+def softmax_values(scores: Tensor, targets: Tensor) -> Tensor:
+    """−log softmax(z)_t of each row."""
+    return cross_entropy(scores, targets, reduction="none")
+
+
+def softmax_errors(scores: Tensor, targets: Tensor) -> Tensor:
+    """δ = softmax(z) − onehot(t), in place."""
+    errors = scores.sub_(scores.amax(1, keepdim=True)).exp_()
+    errors /= errors.sum(1, keepdim=True)
+    errors.scatter_add_(
+        1, targets[:, None, :], errors.new_full((), -1.0).expand(targets.shape)[:, None, :]
+    )
+    return errors
+
+
+def logistic_values(scores: Tensor, targets: Tensor) -> Tensor:
+    """log(1 + exp(−sz)) with s = ±1 for the classes 1 and 0."""
+    return softplus((1 - 2 * targets) * scores[:, 0])
+
+
+def logistic_errors(scores: Tensor, targets: Tensor) -> Tensor:
+    """δ = −s/(1 + exp(sz)): σ(z) − t without the cancellation where t = 1."""
+    away = (1 - 2 * targets).to(scores.dtype)[:, None, :]
+    return scores.mul_(away).sigmoid_().mul_(away)
+
+
+def squared_values(scores: Tensor, targets: Tensor) -> Tensor:
+    """½(z − t)²."""
+    return 0.5 * (scores[:, 0] - targets).square()
+
+
+def squared_errors(scores: Tensor, targets: Tensor) -> Tensor:
+    """δ = z − t, in place."""
+    return scores.sub_(targets[:, None, :])
+
+
+@dataclass(frozen=True)
+class HuberValues:
+    """½r² for a residual r = z − t of at most ``delta``, and delta·(|r| − ½delta) beyond."""
+
+    delta: float
+
+    def __call__(self, scores: Tensor, targets: Tensor) -> Tensor:
+        residual = scores[:, 0] - targets
+        near = residual.clamp(-self.delta, self.delta)
+        return near * (residual - 0.5 * near)
+
+
+@dataclass(frozen=True)
+class HuberErrors:
+    """δ = z − t, cut off at ±``delta``, in place."""
+
+    delta: float
+
+    def __call__(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return squared_errors(scores, targets).clamp_(-self.delta, self.delta)
+
+
+def huber(delta: float = 1.0) -> Loss:
+    """The Huber loss, quadratic up to a residual of ``delta`` and linear beyond (Huber 1964).
+
+    >>> huber(0.5) == huber(0.5), huber(0.5) == huber(1.0)
+    (True, False)
+    """
+    if number("delta", delta) <= 0:
+        raise BadInput(f"delta is {delta}; the Huber loss needs a positive number")
+    return Loss("huber", HuberValues(delta), HuberErrors(delta), convex=True, kind="number")
+
+
+SOFTMAX = Loss("softmax", softmax_values, softmax_errors, convex=True, kind="class", scores=None)
+
+#: Every loss by name. Of its entries ``huber`` alone has a number; :func:`huber` makes others.
+LOSSES: dict[str, Loss] = {
+    loss.name: loss
+    for loss in (
+        SOFTMAX,
+        Loss("logistic", logistic_values, logistic_errors, convex=True, kind="class"),
+        Loss("squared", squared_values, squared_errors, convex=True, kind="number"),
+        huber(),
+    )
+}
