@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.allowance import Allowance, Grant, Participation
+from dpscaffold.allowance import NAME, Allowance, Grant, Participation
 from dpscaffold.errors import BadInput
+from dpscaffold.site.ledger import SiteLedger
 
 GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one", "6f3c")
 
@@ -34,34 +35,50 @@ def test_grants_add_up_to_the_total_and_no_further(allowance):
         )
     assert allowance.path.read_bytes() == before
     book = Allowance(allowance.path).read()
-    assert book.left() == (0.0, pytest.approx(8e-6)) and list(book.grants) == ["a", "b"]
+    assert book.left == (0.0, pytest.approx(8e-6)) and list(book.grants) == ["a", "b"]
 
 
-def test_a_later_grant_of_a_run_raises_its_earlier_and_never_lowers_it(allowance):
+def test_a_run_is_granted_once_and_further_needs_add(allowance):
     allowance.book(GRANT)
-    allowance.book(replace(GRANT, epsilon=0.9))
-    allowance.book(replace(GRANT, epsilon=0.1))
-    assert allowance.read().spent()[0] == 0.9
+    with pytest.raises(BadInput, match="a grant of the run a already"):
+        allowance.book(replace(GRANT, epsilon=0.1))
+    allowance.book(replace(GRANT, run="a+1", epsilon=0.5, delta=0.0))
+    book = allowance.read()
+    assert book.spent == (0.9, 1e-6) and [g.run for g in book.of("a")] == ["a", "a+1"]
     with pytest.raises(BadInput):
-        allowance.book(replace(GRANT, epsilon=1.1))
+        allowance.book(replace(GRANT, run="a+2", epsilon=0.2))
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 0.7)), max_size=12))
+def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
+    """The same format: the reader of a deployed site finds every grant and every round."""
+    allowance.book(GRANT)
+    allowance.book(replace(GRANT, run="b", epsilon=0.25, rounds=7))
+    for booked, round in enumerate((1, 2, 5)):
+        allowance.participate(Participation("b", round), after=booked)
+    ledger = SiteLedger(allowance.path, NAME)
+    assert [vars(b.grant) for b in ledger.runs.values()] == [
+        {"participations": 100, "epsilon": 0.4, "delta": 1e-6},
+        {"participations": 7, "epsilon": 0.25, "delta": 1e-6},
+    ]
+    assert ledger.runs["b"].participations == 3 and ledger.runs["b"].last_round == 5
+    assert ledger.total == 3 and ledger.anchor == allowance.read().anchor
+
+
+@given(st.lists(st.floats(0.0, 0.7), max_size=12))
 @settings(max_examples=25, deadline=None)
 def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
-    """A plain reckoning beside the file: the largest grant counts, refusals change nothing."""
+    """A plain reckoning beside the file: grants add, refusals change nothing."""
     path = tmp_path_factory.mktemp("b") / "budget.jsonl"
     allowance = Allowance.open(path, 1.0, 0.5)
-    granted: dict[str, float] = {}
-    for run, epsilon in asked:
-        wish = {**granted, run: max(epsilon, granted.get(run, 0.0))}
+    granted: list[float] = []
+    for k, epsilon in enumerate(asked):
         try:
-            Allowance(path).book(replace(GRANT, run=run, epsilon=epsilon))
-            assert math.fsum(wish.values()) <= 1.0
-            granted = wish
+            Allowance(path).book(replace(GRANT, run=str(k), epsilon=epsilon))
+            granted.append(epsilon)
+            assert math.fsum(granted) <= 1.0
         except BadInput:
-            assert math.fsum(wish.values()) > 1.0
-    assert allowance.read().spent()[0] == math.fsum(granted.values()) <= 1.0
+            assert math.fsum([*granted, epsilon]) > 1.0
+    assert allowance.read().spent[0] == math.fsum(granted) <= 1.0
 
 
 def _book_many(path, name):
@@ -85,7 +102,7 @@ def test_processes_share_a_file(allowance):
         assert worker.exitcode == 0
     book = Allowance(allowance.path).read()
     # 10 × 0.1 rounds to exactly 1; the eleventh does not fit.
-    assert len(book.grants) == 10 and book.spent()[0] <= 1.0
+    assert len(book.grants) == 10 and book.spent[0] <= 1.0
     assert sum(book.participations.values()) == 10
 
 

@@ -1,21 +1,20 @@
 """A privacy budget that several runs over the same records share, in a file.
 
-The file is a chained :class:`~dpscaffold.journal.Journal`, in the format of a site's ledger. Its
-first line says how much may be spent in all; then, in the order in which they were booked:
+The file is a ledger in the format of a site's (:mod:`~dpscaffold.site.ledger`), a chained
+:class:`~dpscaffold.journal.Journal`, and can be read as one. Its lines are these events:
 
-================== ===============================================================================
-kind               what it says
-================== ===============================================================================
-``allowance``      ``epsilon`` and ``delta`` in all, whatever is run
-``grant``          what one ``run`` may spend: ``epsilon``, ``delta``, ``rounds``, and of what kind
-``participation``  one ``round`` of a run, before its uploads are used; ``again`` with fresh noise
-================== ===============================================================================
+=============== ==================================================================================
+event           what it says
+=============== ==================================================================================
+``site``        the first line: whose ledger this is, and the ε and δ that it ``allows`` in all
+``grant``       what a ``run`` may spend: ε, δ and for how many rounds, and on what ``account``
+``participate`` one ``round`` of a run, before its uploads are used; ``again`` with fresh noise
+=============== ==================================================================================
 
 A grant is booked before a run begins and never given back: whether a run was stopped may depend on
-what it showed. A later grant of the same run, for rounds that a crash makes it run again, raises
-the earlier and never lowers it. Over runs ε and δ add, which holds for mechanisms chosen after
-seeing what the earlier ones showed, each with parameters fixed before it runs (Rogers, Roth,
-Ullman, Vadhan 2016).
+what it showed. Rounds that a crash makes a run release again need a further grant, named after the
+run. All grants add, ε and δ: this holds for mechanisms chosen after seeing what the earlier ones
+showed, each with parameters fixed before it runs (Rogers, Roth, Ullman, Vadhan 2016).
 
 Every booking takes a lock, reads the file, checks it and is on the disk when it returns, so runs in
 several processes can share one file.
@@ -28,19 +27,24 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dpscaffold.errors import BadInput
 from dpscaffold.journal import Anchor, Journal
 
+#: The name of a budget file where a site's ledger has the site's.
+NAME = "budget file"
+
 
 @dataclass(frozen=True)
 class Grant:
-    """What one run may spend in all: ε and δ of so many rounds, for these neighbours.
+    """What one run may spend: ε and δ of so many rounds, for these neighbours.
 
-    ``noise_seed`` is None where the noise is secret; ``data`` is the digest of the records.
+    ``plan`` is the digest of the run's description and ``data`` that of its records;
+    ``noise_seed`` is None where the noise is secret.
     """
 
     run: str
@@ -50,7 +54,36 @@ class Grant:
     unit: str
     neighbours: str
     data: str
+    plan: str = ""
     noise_seed: int | None = None
+
+    def to_line(self) -> dict[str, Any]:
+        """As a line of the ledger."""
+        account = {name: getattr(self, name) for name in ACCOUNT}
+        granted = {"participations": self.rounds, "epsilon": self.epsilon, "delta": self.delta}
+        return {
+            "event": "grant",
+            "run": self.run,
+            "plan": self.plan,
+            "account": account,
+            "grant": granted,
+        }
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> Grant:
+        """The inverse of :meth:`to_line`."""
+        granted = line["grant"]
+        return cls(
+            run=line["run"],
+            epsilon=float(granted["epsilon"]),
+            delta=float(granted["delta"]),
+            rounds=int(granted["participations"]),
+            plan=line["plan"],
+            **{name: line["account"][name] for name in ACCOUNT},
+        )
+
+
+ACCOUNT = ("unit", "neighbours", "data", "noise_seed")
 
 
 @dataclass(frozen=True)
@@ -64,7 +97,7 @@ class Participation:
 
 @dataclass(frozen=True)
 class Book:
-    """What a budget file says: ε and δ in all, the latest grant of each run, its rounds."""
+    """What a budget file says: ε and δ in all, the grants in order, each run's rounds."""
 
     epsilon: float
     delta: float
@@ -72,27 +105,33 @@ class Book:
     participations: Mapping[str, int]
     anchor: Anchor
 
-    def spent(self, besides: str = "") -> tuple[float, float]:
-        """(Σε, Σδ) over the granted runs, that one left out."""
-        kept = [grant for run, grant in self.grants.items() if run != besides]
-        return math.fsum(g.epsilon for g in kept), math.fsum(g.delta for g in kept)
+    @property
+    def spent(self) -> tuple[float, float]:
+        """(Σε, Σδ) over all grants."""
+        grants = self.grants.values()
+        return math.fsum(g.epsilon for g in grants), math.fsum(g.delta for g in grants)
 
-    def left(self, besides: str = "") -> tuple[float, float]:
+    @property
+    def left(self) -> tuple[float, float]:
         """What may still be granted, never below 0."""
-        epsilon, delta = self.spent(besides)
+        epsilon, delta = self.spent
         return max(0.0, self.epsilon - epsilon), max(0.0, self.delta - delta)
 
     def fits(self, grant: Grant) -> bool:
-        """Whether this grant, in place of any earlier one of its run, stays within the total."""
-        epsilon, delta = self.spent(besides=grant.run)
+        """Whether this grant stays within the total."""
+        grants = [*self.grants.values(), grant]
         return (
-            math.fsum((epsilon, grant.epsilon)) <= self.epsilon
-            and math.fsum((delta, grant.delta)) <= self.delta
+            math.fsum(g.epsilon for g in grants) <= self.epsilon
+            and math.fsum(g.delta for g in grants) <= self.delta
         )
+
+    def of(self, run: str) -> list[Grant]:
+        """The grants of one run: its plan's, and one for each further need."""
+        return [g for name, g in self.grants.items() if name == run or name.startswith(f"{run}+")]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, with what is spent and left."""
-        (epsilon, delta), (epsilon_left, delta_left) = self.spent(), self.left()
+        (epsilon, delta), (epsilon_left, delta_left) = self.spent, self.left
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -115,7 +154,7 @@ class Allowance:
     >>> allowance.book(Grant("a", 0.6, 2e-6, 100, "record", "replace-one", "6f3c"))
     >>> allowance.participate(Participation("a", 1), after=0)
     >>> book = Allowance(path).read()
-    >>> [round(left, 9) for left in book.left()], book.participations
+    >>> [round(left, 9) for left in book.left], book.participations
     ([0.4, 8e-06], {'a': 1})
     """
 
@@ -140,7 +179,8 @@ class Allowance:
         with allowance._locked(new=True):
             if allowance.path.exists():  # made by another process since
                 raise BadInput(exists)
-            allowance._append({"kind": "allowance", "epsilon": epsilon, "delta": delta})
+            allows = {"epsilon": epsilon, "delta": delta}
+            allowance._append({"event": "site", "site": NAME, "allows": allows})
         return allowance
 
     def read(self) -> Book:
@@ -153,7 +193,7 @@ class Allowance:
         with self._locked():
             book = self._book()
             self._check(book, grant)
-            self._append({"kind": "grant", **asdict(grant)})
+            self._append(grant.to_line())
 
     def participate(self, participation: Participation, after: int) -> None:
         """Enter one round of a granted run, before its uploads are used.
@@ -169,7 +209,7 @@ class Allowance:
                         f"{self.path} records {booked} rounds of this run where {after} are known "
                         f"here: a copy of the run has gone on; let only that one run"
                     )
-            self._append({"kind": "participation", **asdict(participation)})
+            self._append({"event": "participate", **asdict(participation)})
 
     def follows(self, anchor: Anchor) -> bool:
         """Whether the file begins with the lines that the anchor was taken of."""
@@ -182,20 +222,22 @@ class Allowance:
             self._check(self._book(), grant)
 
     def _check(self, book: Book, grant: Grant) -> None:
-        for run, other in book.grants.items():
+        if grant.run in book.grants:
+            raise BadInput(f"{self.path} holds a grant of the run {grant.run} already")
+        for other in book.grants.values():
             if (other.unit, other.neighbours) != (grant.unit, grant.neighbours):
                 raise BadInput(
                     f"{self.path} is spent on {other.neighbours}, and this run protects "
                     f"{grant.neighbours}; give it a budget file of its own"
                 )
-            if run != grant.run and None is not other.noise_seed == grant.noise_seed:
+            if None is not other.noise_seed == grant.noise_seed:
                 raise BadInput(
                     f"{self.path} holds a run with the seed {grant.noise_seed}, whose noise this "
                     f"one would repeat: nothing is promised about both; give another plan.seed, or "
                     f"secret noise"
                 )
         if not book.fits(grant):
-            epsilon, delta = book.left(besides=grant.run)
+            epsilon, delta = book.left
             raise BadInput(
                 f"{self.path} has epsilon = {epsilon:.6g} of {book.epsilon:g} and delta = "
                 f"{delta:.3g} of {book.delta:g} left, and {grant.rounds} rounds would take "
@@ -228,7 +270,7 @@ class Allowance:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         journal = self._journal or Journal(self.path)
-        journal.append(line)
+        journal.append({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")})
         self._journal, self._size = journal, self.path.stat().st_size
 
     def _book(self) -> Book:
@@ -238,19 +280,18 @@ class Allowance:
         total: tuple[float, float] | None = None
         for place, line in enumerate(journal.lines(), start=1):
             try:
-                kind = line.pop("kind")
-                if (kind == "allowance") != (place == 1):
-                    raise ValueError(f"a line of kind {kind!r}")
-                if kind == "allowance":
-                    total = float(line["epsilon"]), float(line["delta"])
-                elif kind == "grant":
-                    grant = Grant(**line)
-                    grants[grant.run] = _larger(grants.get(grant.run, grant), grant)
-                elif kind == "participation":
-                    run = Participation(**line).run
+                event = line["event"]
+                if (event == "site") != (place == 1):
+                    raise ValueError(f"{event!r} is out of place")
+                if event == "site":
+                    total = float(line["allows"]["epsilon"]), float(line["allows"]["delta"])
+                elif event == "grant":
+                    grants[line["run"]] = Grant.from_line(line)
+                elif event == "participate":
+                    run = str(line["run"])
                     participations[run] = participations.get(run, 0) + 1
                 else:
-                    raise ValueError(f"a line of kind {kind!r}")
+                    raise ValueError(f"{event!r} is unknown")
             except (KeyError, TypeError, ValueError) as error:
                 raise BadInput(
                     f"{self.path} is no budget file: line {place} is not what it should be "
@@ -259,10 +300,3 @@ class Allowance:
         if total is None:
             raise BadInput(f"{self.path} does not say how much may be spent; restore it")
         return Book(*total, grants, participations, journal.anchor)
-
-
-def _larger(one: Grant, other: Grant) -> Grant:
-    """Both grants of one run: the larger ε, the larger δ."""
-    return replace(
-        other, epsilon=max(one.epsilon, other.epsilon), delta=max(one.delta, other.delta)
-    )

@@ -8,6 +8,7 @@ the seed, and for two runs with the same one.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from dpscaffold.allowance import Allowance, Book, Grant, Participation
 from dpscaffold.errors import BadInput
-from dpscaffold.journal import Anchor
+from dpscaffold.journal import Anchor, digest
 from dpscaffold.privacy import Cost, Ledger, Run, bound_for
 from dpscaffold.privacy.bound import largest_epsilon
 from dpscaffold.runfolder import RunFolder
@@ -88,7 +89,7 @@ class Booking:
         self._prices = Prices(setting, run, costs, user_epsilon)
         self._setting, self._run, self._rounds = setting, run, rounds
         self._name = secrets.token_hex(8)
-        self._grant: Grant | None = None
+        self._grants: list[Grant] = []
         self._again: list[int] = []
         self._booked = 0
 
@@ -114,13 +115,13 @@ class Booking:
         saved = folder.read_json(GRANT) if folder else None
         if saved is not None:
             self._name = str(saved.get("run"))
-            self._grant = self._found(saved, released)
-        if self._grant is None:
+            self._grants = self._found(saved, released)
+        if not self._grants:
             if folder:
                 self._write(folder, None)
             grant = self._asked()
             self._allowance.book(grant)
-            self._grant = grant
+            self._grants = [grant]
         if folder:
             self._write(folder, self._allowance.read().anchor)
 
@@ -128,15 +129,21 @@ class Booking:
         """Why a round may not run, or the empty string; a repeat may need a larger grant."""
         if not again:
             return ""
-        assert self._grant is not None
         price = self._prices.of(self._rounds, [*self._again, round])
-        if price.epsilon > self._grant.epsilon:
-            larger = replace(self._grant, epsilon=price.epsilon)
+        granted = math.fsum(grant.epsilon for grant in self._grants)
+        if price.epsilon > granted:
+            more = replace(
+                self._grants[0],
+                run=f"{self._name}+{len(self._grants)}",
+                epsilon=math.nextafter(price.epsilon - granted, math.inf),
+                delta=0.0,
+                rounds=1,
+            )
             try:
-                self._allowance.book(larger)
+                self._allowance.book(more)
             except BadInput as error:
                 return f"round {round} would be run again with fresh noise, and {error}"
-            self._grant = larger
+            self._grants.append(more)
         return ""
 
     def participate(self, round: int, again: bool) -> None:
@@ -161,12 +168,13 @@ class Booking:
             rounds=price.rounds,
             unit=self._run.unit,
             neighbours=self._run.neighbours,
+            plan=digest(self._run.to_dict()),
             data=self._setting.federation.digest().value,
             noise_seed=None if secret else self._setting.plan.seed,
         )
 
-    def _found(self, saved: dict[str, object], released: int) -> Grant | None:
-        """The grant of a resumed run, if the file still holds it and nobody else used it."""
+    def _found(self, saved: dict[str, object], released: int) -> list[Grant]:
+        """The grants of a resumed run, if the file still holds it and nobody else used it."""
         book, path = self._allowance.read(), self._allowance.path
         if saved.get("anchor") is not None:
             anchor = Anchor.read(saved["anchor"], GRANT)
@@ -184,7 +192,7 @@ class Booking:
         self._booked = booked
         if self._name not in book.grants and released:
             raise BadInput(f"{path} does not hold the grant of this run; restore it")
-        return book.grants.get(self._name)
+        return book.of(self._name)
 
     def _write(self, folder: RunFolder, anchor: Anchor | None) -> None:
         said = {

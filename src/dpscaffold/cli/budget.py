@@ -61,8 +61,8 @@ def show(book: Book, console: Console) -> None:
         console.print(table)
         neighbours = next(iter(book.grants.values())).neighbours
         console.print(f"neighbours: {neighbours}")
-    epsilon, delta = book.left()
-    spent = book.spent()
+    epsilon, delta = book.left
+    spent = book.spent
     console.print(
         f"granted: epsilon = {round_up(spent[0])} of {book.epsilon:g}, delta = {spent[1]:.3g} of "
         f"{book.delta:g} (epsilon and delta add: Rogers, Roth, Ullman, Vadhan 2016)"
