@@ -15,8 +15,7 @@ from torch.func import grad, vmap
 from toys import explicit_clipped_sum
 
 from dpscaffold.errors import BadInput
-from dpscaffold.tasks import Batch, Logistic, Mlp, ModuleTask, Task
-from dpscaffold.tasks import module as module_file
+from dpscaffold.tasks import Batch, Logistic, Mlp, ModuleTask, Task, ghost
 from dpscaffold.tasks.base import clip_factors
 
 
@@ -93,12 +92,12 @@ def test_chunks_of_a_module_change_nothing(shape, clip, held, weighting):
     weight = weights(weighting, (shape["users"], shape["records"]), generator)
     asked = torch.full((shape["users"],), 0.5) if clip == "fixed" else "median"
     whole = task.clipped_sum(params, Batch(x, y, weight), asked)
-    before = module_file._HELD
+    before = ghost._HELD
     try:
-        module_file._HELD = held
+        ghost._HELD = held
         parts = task.clipped_sum(params, Batch(x, y, weight), asked)
     finally:
-        module_file._HELD = before
+        ghost._HELD = before
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(parts.bound, whole.bound)
 

@@ -129,32 +129,6 @@ def clip_outer(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Ten
     return bound
 
 
-def clip_rows(
-    gradients: Tensor, norms: Tensor, weight: Tensor | None, bound: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Per-example gradients (U, B, P) and the factors (U, B) with which their sum is clipped to C.
-
-    ``norms`` are theirs in float64, (U, B), and ``bound`` is C, (U,). Wild gradients are clipped
-    one by one and copied; all others are left as they are.
-    """
-    factor, _ = clip_factors(norms.to(gradients.dtype), weight, bound)
-    assert factor is not None
-    user, record = _wild([norms.square()])
-    if len(user):
-        shrinkage = exact_shrinkage(norms[user, record], bound[user])[:, None]
-        values = gradients[user, record].double() * shrinkage
-        gradients = gradients.clone()
-        gradients[user, record] = torch.where(shrinkage > 0, values, 0.0).to(gradients.dtype)
-        factor[user, record] = 1.0 if weight is None else weight[user, record]
-    return gradients, factor
-
-
-def exact_norms(gradients: Tensor) -> Tensor:
-    """‖g‖ of per-example gradients (U, B, P) in float64, (U, B): NaN where one is not finite."""
-    norms = torch.stack([rows.double().square().sum(1).sqrt() for rows in gradients])
-    return torch.where(norms.isfinite(), norms, float("nan"))
-
-
 def exact_shrinkage(norms: Tensor, bound: Tensor) -> Tensor:
     """min(1, C/‖g‖) in float64 from norms in float64; exactly 0 where the norm is not finite."""
     used = torch.threshold(bound.double(), BOUNDS[0], 0.0).clamp_max(BOUNDS[1])

@@ -1,4 +1,4 @@
-"""Any ``torch.nn.Module``, through ``torch.func``."""
+"""Any ``torch.nn.Module``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpscaffold.errors import BadInput
-from dpscaffold.tasks.base import Batch, Clip, ClippedSum, clip_factors, stacked_scores
-from dpscaffold.tasks.clipping import clip_rows, exact_norms
+from dpscaffold.tasks.base import Batch, Clip, ClippedSum, stacked_scores
+from dpscaffold.tasks.ghost import Ghost, Rows
 from dpscaffold.tasks.losses import SOFTMAX, Loss
+from dpscaffold.tasks.wiring import Parameters
 
 #: Layers that mix the examples of a batch, so that an example has no gradient of its own.
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
-
-#: How many numbers of per-example gradients are held at a time (2^25 floats are 128 MB).
-_HELD = 1 << 25
 
 
 class ModuleTask:
@@ -26,10 +24,10 @@ class ModuleTask:
 
     ``shape`` unflattens the features, e.g. ``(1, 28, 28)`` for a convolution. The flat vector holds
     the module's parameters in their own order, without those that require no gradient; x⁰ is their
-    current value. The module itself is copied, never changed. Per-example gradients are taken in
-    chunks, so memory stays bounded whatever the batch. Buffers and frozen parameters are constants,
-    and the module is used in evaluation mode (dropout is off). Layers that mix examples, such as
-    batch normalisation, are refused: an example then has no gradient to clip.
+    current value. The module itself is copied, never changed. Per-example gradients are formed only
+    where nothing less will do, a part of the records at a time. Buffers and frozen parameters are
+    constants, and the module is used in evaluation mode (dropout is off). Layers that mix examples,
+    such as batch normalisation, are refused: an example then has no gradient to clip.
 
     >>> task = ModuleTask(nn.Linear(4, 3))
     >>> task.parameters
@@ -74,6 +72,7 @@ class ModuleTask:
             for key, value in [*self.module.named_buffers(), *frozen.items()]
         }
         self.module.requires_grad_(False)
+        self._ghost = Ghost(self.module, self._shapes, self._score, loss.values)
 
     def prepare(self, features: Tensor) -> Tensor:
         """Features as they are; they are reshaped on use."""
@@ -107,38 +106,17 @@ class ModuleTask:
         return self.loss.values(self.scores(params, features), labels)
 
     def clipped_sum(self, params: Tensor, batch: Batch, clip: Clip) -> ClippedSum:
-        """Per-example gradients by ``vmap`` of ``grad``, a chunk of records at a time."""
+        """From the inputs and errors of each layer; see :mod:`~dpscaffold.tasks.ghost`."""
         if clip is None:
             return ClippedSum(self._plain_sum(params, batch), None)
-        users, records = batch.labels.shape
-        chunk = max(1, _HELD // (users * self.parameters))
+        rows = Rows(batch.features, batch.labels, batch.weight)
+        return ClippedSum(*self._ghost.clipped_sum(params, rows, clip))
 
-        def gradients(start: int) -> Tensor:
-            rows = slice(start, start + chunk)
-            return self._gradients(params, batch.features[:, rows], batch.labels[:, rows])
-
-        starts = range(0, records, chunk)
-        if isinstance(clip, str):  # the median needs every norm before a gradient can be clipped
-            norms = torch.cat([exact_norms(gradients(start)) for start in starts], dim=1)
-            _, bound = clip_factors(norms.to(params.dtype), batch.weight, clip)
-            assert bound is not None
-        else:
-            bound = clip
-        total = torch.zeros_like(params)
-        for start in starts:
-            part = gradients(start)
-            weight = None if batch.weight is None else batch.weight[:, start : start + chunk]
-            part, factor = clip_rows(part, exact_norms(part), weight, bound)
-            total += torch.einsum("ub,ubp->up", factor, part)
-        return ClippedSum(total, bound)
-
-    def _gradients(self, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """Per-example gradients, (U, B, P)."""
-
-        def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            return self.losses(flat, x[None], y[None])[0]
-
-        return vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(params, features, labels)
+    def _score(self, params: Parameters, row: Tensor) -> Tensor:
+        """The scores (classes,) of one record (D,), with parameters by name."""
+        rows = row[None] if self.shape is None else row.reshape(1, *self.shape)
+        constants = {key: value.to(row.device) for key, value in self._constants.items()}
+        return functional_call(self.module, (dict(params), constants), (rows,))[0]
 
     def _plain_sum(self, params: Tensor, batch: Batch) -> Tensor:
         """Σ_j w_j·∇f_j without per-example gradients."""

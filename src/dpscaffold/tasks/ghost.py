@@ -1,0 +1,269 @@
+"""Clipped gradient sums of any module, without a per-example gradient where none is needed.
+
+One forward and one backward pass over all records give what went into each layer and the error that
+came back; from these the rules of :mod:`~dpscaffold.tasks.rules` give each record's gradient norm
+(Goodfellow 2015 for linear layers; Bu, Mao and Xu 2022 for the choice between *ghost* norms and
+held gradients) and the clipped sum Σ_j min(1, C/‖g_j‖)·g_j, without a second backward pass: for
+most layers the sum is one more product of matrices that are there already.
+
+Every record is run as a batch of one under ``vmap``, so that a record's gradient is its own
+whatever the module does with its batch dimension, and records cannot mix. Parameters that no rule
+covers get their gradients by ``torch.func``, the slower path, which is named in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from dpscaffold.tasks.base import BOUNDS, Clip, clip_factors
+from dpscaffold.tasks.contributions import Contribution, Dense, Scale, joined
+from dpscaffold.tasks.rules import rule_for
+from dpscaffold.tasks.wiring import (
+    Forward,
+    Irregular,
+    Parameters,
+    Recorder,
+    Wiring,
+    all_slow,
+    differentiable,
+    find_wiring,
+    listening,
+)
+
+#: Scores (N, C) and labels (N,) to losses (N,).
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+
+#: How many numbers are held at a time (2^25 floats are 128 MB).
+_HELD = 1 << 25
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Records of U users: ``features`` (U, N, D), ``labels`` (U, N) and ``weight`` (U, N) or
+    None."""
+
+    features: Tensor
+    labels: Tensor
+    weight: Tensor | None
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Some of each user's records."""
+        cut = slice(start, stop)
+        weight = None if self.weight is None else self.weight[:, cut]
+        return Rows(self.features[:, cut], self.labels[:, cut], weight)
+
+    def of(self, user: int) -> Rows:
+        """One user's records, still stacked."""
+        cut = slice(user, user + 1)
+        weight = None if self.weight is None else self.weight[cut]
+        return Rows(self.features[cut], self.labels[cut], weight)
+
+
+class Ghost:
+    """The clipped sums of one module.
+
+    ``shapes`` are the learnt parameters in the order of the flat vector, ``forward`` runs the
+    module on one record (parameters by name, features (D,) → scores (C,)) and ``loss`` maps scores
+    and labels to losses, row by row.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shapes: Mapping[str, torch.Size],
+        forward: Forward,
+        loss: RowLoss,
+    ) -> None:
+        self.module, self.shapes, self.forward, self.loss = module, dict(shapes), forward, loss
+        self._layers = dict(module.named_modules())
+        self._wirings: dict[tuple[torch.Size, torch.dtype], tuple[Wiring, int]] = {}
+        #: Convolutions with a kernel a user are slower than one user at a time, on a CPU.
+        self._convolves = any(
+            isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules()
+        )
+
+    def clipped_sum(self, params: Tensor, rows: Rows, clip: Tensor | str) -> tuple[Tensor, Tensor]:
+        """Σ_j w_j·min(1, C/‖g_j‖)·g_j, (U, P), and the bounds C, (U,).
+
+        A record whose gradient is not finite adds exactly zero.
+        """
+        users = len(params)
+        if users > 1 and self._convolves and params.device.type == "cpu":
+            found = [
+                self.clipped_sum(
+                    params[u : u + 1],
+                    rows.of(u),
+                    clip if isinstance(clip, str) else clip[u : u + 1],
+                )
+                for u in range(users)
+            ]
+            return torch.cat([total for total, _ in found]), torch.cat([c for _, c in found])
+        wiring, numbers = self._wired(params, rows)
+        try:
+            return self._in_parts(wiring, numbers, params, rows, clip)
+        except Irregular:
+            wiring = self._remember(rows, all_slow(tuple(self.shapes)))
+            return self._in_parts(wiring, len(params[0]), params, rows, clip)
+
+    def _in_parts(
+        self, wiring: Wiring, numbers: int, params: Tensor, rows: Rows, clip: Tensor | str
+    ) -> tuple[Tensor, Tensor]:
+        """A part of the records at a time, so that memory stays bounded."""
+        users, records = rows.labels.shape
+        step = max(1, _HELD // (users * numbers))
+        parts = [rows.part(start, start + step) for start in range(0, records, step)]
+        if isinstance(clip, str) and len(parts) != 1:
+            # The median needs every norm before the first gradient can be clipped.
+            every = torch.cat([self._norms(wiring, params, part) for part in parts], 1)
+            bound = clip_factors(every, rows.weight, "median")[1]
+            assert bound is not None
+            clip = bound.to(params.dtype)
+        total = torch.zeros_like(params)
+        for part in parts:
+            added, clip = self._clipped(wiring, params, part, clip)
+            total += added
+        assert isinstance(clip, Tensor)
+        return total, clip
+
+    def _clipped(
+        self, wiring: Wiring, params: Tensor, rows: Rows, clip: Tensor | str
+    ) -> tuple[Tensor, Tensor]:
+        by_name = self._contributions(wiring, params, rows)
+        norms = _norms(by_name)
+        used: Clip = "median" if isinstance(clip, str) else clip.clamp_max(BOUNDS[1])
+        factor, bound = clip_factors(norms, rows.weight, used)
+        assert factor is not None and bound is not None
+        sound = norms.isfinite()
+        if norms.device.type == "cpu" and bool(sound.all()):
+            scale = Scale(factor)
+        else:
+            scale = Scale(torch.where(sound, factor, 0.0), sound)
+        parts = [
+            by_name[key].total(scale)
+            if key in by_name
+            else params.new_zeros(len(params), shape.numel())
+            for key, shape in self.shapes.items()
+        ]
+        return torch.cat(parts, 1), bound.to(params.dtype) if isinstance(clip, str) else clip
+
+    def _norms(self, wiring: Wiring, params: Tensor, rows: Rows) -> Tensor:
+        """The norms of the records' gradients, (U, N)."""
+        return _norms(self._contributions(wiring, params, rows))
+
+    def _contributions(self, wiring: Wiring, params: Tensor, rows: Rows) -> dict[str, Contribution]:
+        """What each record's gradient is made of, by parameter."""
+        inputs, errors, slow = self._both_passes(wiring, params, rows)
+        parts: dict[str, list[Contribution]] = {}
+        for call, given, error in zip(wiring.calls, inputs, errors, strict=True):
+            layer = self._layers[call.layer]
+            rule = rule_for(layer)
+            assert rule is not None
+            found = rule(layer, given, error)
+            for part, key in wiring.parts[call.layer].items():
+                parts.setdefault(key, []).append(found[part])
+        for key, gradient in zip(wiring.slow, slow, strict=True):
+            parts[key] = [Dense(gradient.flatten(2))]
+        return {key: joined(several) for key, several in parts.items()}
+
+    def _both_passes(
+        self, wiring: Wiring, params: Tensor, rows: Rows
+    ) -> tuple[list[Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs (U, N, …) and errors (U, N, …) of each call, and gradients (U, N, …) of the slow
+        parameters."""
+        lead = rows.labels.shape
+        zero = params.new_zeros((), requires_grad=True)
+        named = self._named(params.detach())
+        with differentiable():
+            taps = tuple(zero.expand(*lead, *call.shape) for call in wiring.calls)
+            slow = {
+                key: named.pop(key).requires_grad_()[:, None].expand(*lead, *self.shapes[key])
+                for key in wiring.slow
+            }
+
+            def one(
+                fixed: Parameters, own: Parameters, taps: tuple[Tensor, ...], row: Tensor
+            ) -> tuple[Tensor, list[Tensor]]:
+                recorder = Recorder(wiring, taps)
+                with listening(self.module, recorder):
+                    scores = self.forward({**fixed, **own}, row)
+                return scores, recorder.inputs
+
+            records = vmap(one, in_dims=(None, 0, 0, 0))
+            if lead[0] == 1:
+                single = {key: value[0] for key, value in named.items()}
+                own = {key: value[0] for key, value in slow.items()}
+                scores, inputs = records(
+                    single, own, tuple(tap[0] for tap in taps), rows.features[0]
+                )
+                inputs = [given[None] for given in inputs]
+            else:
+                scores, inputs = vmap(records)(named, slow, taps, rows.features)
+                scores = scores.flatten(0, 1)
+            loss = self.loss(scores, rows.labels.flatten()).sum()
+            wanted = [*taps, *slow.values()]
+            found = torch.autograd.grad(loss, wanted) if wanted else ()
+        errors, gradients = found[: len(taps)], found[len(taps) :]
+        return [given.detach() for given in inputs], errors, gradients
+
+    def _named(self, params: Tensor) -> dict[str, Tensor]:
+        """(U, P) as parameters by name, (U, *shape) each."""
+        parts = params.split([shape.numel() for shape in self.shapes.values()], dim=1)
+        return {
+            key: part.unflatten(1, shape) if shape else part[:, 0]
+            for (key, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def _wired(self, params: Tensor, rows: Rows) -> tuple[Wiring, int]:
+        """The wiring for records of this shape, and how many numbers it holds per record."""
+        key = (rows.features.shape[2:], rows.features.dtype)
+        if key not in self._wirings:
+            row = rows.features[0, 0] if rows.labels.numel() else rows.features.new_zeros(key[0])
+            first = {name: value[0] for name, value in self._named(params.detach()).items()}
+            wiring = find_wiring(self.module, first, self.forward, row)
+            self._remember(rows, wiring)
+            one = Rows(row[None, None], rows.labels.new_zeros(1, 1), None)
+            try:
+                held = self._contributions(wiring, params[:1], one).values()
+            except Irregular:
+                self._remember(rows, all_slow(tuple(self.shapes)))
+                return self._wirings[key]
+            shown = sum(call.shape.numel() for call in wiring.calls)
+            self._wirings[key] = wiring, sum(part.held for part in held) + 2 * shown + 1
+        return self._wirings[key]
+
+    def _remember(self, rows: Rows, wiring: Wiring) -> Wiring:
+        """Keep a wiring, and say in the log which parameters take the slower path."""
+        self._wirings[rows.features.shape[2:], rows.features.dtype] = (
+            wiring,
+            sum(shape.numel() for shape in self.shapes.values()),
+        )
+        if wiring.slow:
+            _log.warning(slower_path(self.module, wiring.slow))
+        return wiring
+
+
+def slower_path(module: nn.Module, slow: tuple[str, ...]) -> str:
+    """The sentence for the log about parameters that no rule covers."""
+    owners: dict[str, str] = {}
+    for key in slow:
+        owner = key.rpartition(".")[0]
+        owners[owner or "the module"] = type(module.get_submodule(owner)).__name__
+    named = ", ".join(f"{owner} ({kind})" for owner, kind in owners.items())
+    return (
+        f"no rule for per-example gradients covers {named}; they are taken by torch.func, which is "
+        f"slower"
+    )
+
+
+def _norms(by_name: Mapping[str, Contribution]) -> Tensor:
+    """‖g_j‖ over all parameters, (U, N) float64; NaN where it is not finite."""
+    squares = torch.stack([part.squares() for part in by_name.values()]).sum(0)
+    return torch.where(squares.isfinite(), squares, float("nan")).sqrt_()
