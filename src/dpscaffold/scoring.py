@@ -1,0 +1,222 @@
+"""Metrics as a table: each maps scores and targets to a number, pooled or user by user.
+
+Accuracy and losses are taken within each user and then averaged over users, whatever their sizes,
+as in the paper's appendix "Metrics". Measures that are not means over records (AUC, F1, balanced
+accuracy, RMSE, R²) are given both over all records pooled and averaged over users. A value that is
+not defined (the AUC of a user who has one class, say) is NaN, and the average is over the users
+that have one. Of two classes the second, number 1, is the positive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, softplus
+
+from dpscaffold.errors import BadInput
+from dpscaffold.schema import Kind, Target
+
+#: Scores (N, outputs), targets (N,), groups (N,) in 0 to G − 1, and G → values (G,) in float64.
+ByGroup = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure of scores against targets.
+
+    ``taken`` says whether it is averaged over users, pooled over records, or both; ``classes`` how
+    many classes it needs, None for any number.
+
+    >>> METRICS["accuracy"].of(torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 1]))
+    0.5
+    """
+
+    name: str
+    by_group: ByGroup
+    better: Literal["higher", "lower"]
+    kind: Kind = "class"
+    taken: Literal["per user", "both"] = "both"
+    classes: int | None = None
+
+    def of(self, scores: Tensor, targets: Tensor) -> float:
+        """The value over all records pooled; NaN where it is not defined."""
+        one = torch.zeros(len(targets), dtype=torch.int64, device=targets.device)
+        return float(self.by_group(scores, targets, one, 1)[0])
+
+    def per_user(self, scores: Tensor, targets: Tensor, user: Tensor, users: int) -> float:
+        """The mean over the users for whom it is defined; NaN where it is for none."""
+        return float(self.by_group(scores, targets, user, users).nanmean())
+
+    def fits(self, target: Target) -> None:
+        """Refuse a target that it cannot judge."""
+        fitting = [metric.name for metric in metrics_for(target)]
+        advice = f"use {', '.join(fitting)}"
+        if target.kind != self.kind:
+            mine = "classes" if self.kind == "class" else "numbers"
+            raise BadInput(
+                f"the metric '{self.name}' is for {mine}, and the target is {target}; {advice}"
+            )
+        if self.classes is not None and len(target.classes) != self.classes:
+            raise BadInput(
+                f"the metric '{self.name}' needs two classes, and the target has "
+                f"{len(target.classes)}; {advice}"
+            )
+
+
+def predicted_class(scores: Tensor) -> Tensor:
+    """The class (N,) that scores (N, outputs) stand for; a single score is the second class's."""
+    return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
+
+
+def margin(scores: Tensor) -> Tensor:
+    """How much speaks for the second of two classes, (N,)."""
+    return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1] - scores[:, 0]
+
+
+def _mean(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The mean of values (N,) in each group; NaN in an empty one."""
+    count = torch.zeros(groups, dtype=torch.float64, device=values.device)
+    total = count.clone().index_add_(0, group, values.double())
+    return total / count.index_add_(0, group, torch.ones_like(values, dtype=torch.float64))
+
+
+def accuracy(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The share of records whose class is predicted."""
+    return _mean((predicted_class(scores) == targets).double(), group, groups)
+
+
+def log_loss(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The mean of −log p(true class)."""
+    if scores.shape[1] == 1:
+        losses = softplus((1 - 2 * targets) * scores[:, 0].double())
+    else:
+        losses = cross_entropy(scores.double(), targets, reduction="none")
+    return _mean(losses, group, groups)
+
+
+def balanced_accuracy(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The mean, over the classes that a group has, of the share of each that is predicted."""
+    classes = max(2, scores.shape[1])
+    hits = (predicted_class(scores) == targets).double()
+    recalls = _mean(hits, group * classes + targets, groups * classes)
+    return recalls.view(groups, classes).nanmean(1)
+
+
+def auc(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The chance that a positive record scores above a negative one, ties counting one half.
+
+    From midranks: (Σ ranks of positives − n₊(n₊ + 1)/2) / (n₊n₋) (Mann and Whitney 1947).
+    """
+    value = margin(scores).double()
+    order = torch.argsort(value, stable=True)
+    order = order[torch.argsort(group[order], stable=True)]
+    value, group, positive = value[order], group[order], (targets[order] == 1).double()
+    new = torch.ones_like(group, dtype=torch.bool)
+    new[1:] = (group[1:] != group[:-1]) | (value[1:] != value[:-1])
+    tied = new.long().cumsum(0) - 1  # which run of equal scores of one group
+    place = torch.arange(1, len(value) + 1, dtype=torch.float64, device=value.device)
+    midrank = _mean(place, tied, int(tied[-1]) + 1 if len(tied) else 0)[tied]
+    count = torch.zeros(groups, dtype=torch.float64, device=value.device)
+    total = count.clone().index_add_(0, group, torch.ones_like(value))
+    positives = count.clone().index_add_(0, group, positive)
+    ranks = count.clone().index_add_(0, group, positive * midrank)
+    first = total.cumsum(0) - total  # ranks count from 1 within each group
+    above = ranks - positives * first - positives * (positives + 1) / 2
+    return above / (positives * (total - positives))
+
+
+def f1(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """2TP/(2TP + FP + FN); not defined where no record is positive or taken for it."""
+    taken, positive = (predicted_class(scores) == 1).double(), (targets == 1).double()
+    both = _mean(taken * positive, group, groups)
+    return 2 * both / (_mean(taken, group, groups) + _mean(positive, group, groups))
+
+
+def _residuals(scores: Tensor, targets: Tensor) -> Tensor:
+    return scores[:, 0].double() - targets.double()
+
+
+def rmse(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """√(mean of (z − t)²)."""
+    return _mean(_residuals(scores, targets).square(), group, groups).sqrt()
+
+
+def mae(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The mean of |z − t|."""
+    return _mean(_residuals(scores, targets).abs(), group, groups)
+
+
+def r2(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """1 − Σ(z − t)²/Σ(t − t̄)²; not defined where the targets do not vary."""
+    spread = targets.double() - _mean(targets, group, groups)[group]
+    variance = _mean(spread.square(), group, groups)
+    share = _mean(_residuals(scores, targets).square(), group, groups) / variance
+    return torch.where(variance > 0, 1 - share, torch.nan)
+
+
+#: Every metric by name.
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", accuracy, "higher", taken="per user"),
+        Metric("log_loss", log_loss, "lower", taken="per user"),
+        Metric("balanced_accuracy", balanced_accuracy, "higher"),
+        Metric("auc", auc, "higher", classes=2),
+        Metric("f1", f1, "higher", classes=2),
+        Metric("rmse", rmse, "lower", "number"),
+        Metric("mae", mae, "lower", "number", taken="per user"),
+        Metric("r2", r2, "higher", "number"),
+    )
+}
+
+
+def metrics_for(target: Target) -> tuple[Metric, ...]:
+    """The metrics that people expect of a target; the first one is shown.
+
+    >>> [metric.name for metric in metrics_for(Target("number"))]
+    ['rmse', 'mae', 'r2']
+    """
+    return tuple(
+        metric
+        for metric in METRICS.values()
+        if metric.kind == target.kind and metric.classes in (None, len(target.classes))
+    )
+
+
+def shown_metric(target: Target) -> str:
+    """The metric that stands for a model in tables and figures, by its name in a history."""
+    return f"test_{metrics_for(target)[0].name}"
+
+
+def report(
+    metrics: Iterable[Metric], scores: Tensor, targets: Tensor, user: Tensor, users: int
+) -> dict[str, float | None]:
+    """The values of metrics by name: ``test_auc`` over all records pooled and
+    ``test_auc_per_user`` averaged over users, ``test_accuracy`` averaged over users. None stands
+    for a value that is not defined."""
+    values: dict[str, float] = {}
+    for metric in metrics:
+        averaged = metric.per_user(scores, targets, user, users)
+        if metric.taken == "per user":
+            values[f"test_{metric.name}"] = averaged
+        else:
+            values[f"test_{metric.name}"] = metric.of(scores, targets)
+            values[f"test_{metric.name}_per_user"] = averaged
+    return {name: None if value != value else value for name, value in values.items()}
+
+
+def constant_scores(labels: Tensor, target: Target) -> Tensor:
+    """The scores (1, outputs) of the best model that looks at no feature: the most frequent class
+    of some labels, or their mean.
+
+    >>> constant_scores(torch.tensor([1, 0, 1]), Target.numbered(2)).tolist()
+    [[0.0, 1.0]]
+    """
+    if target.kind == "number":
+        return labels.double().mean().float().view(1, 1)
+    counts = torch.bincount(labels, minlength=len(target.classes))
+    return torch.nn.functional.one_hot(counts.argmax(), len(target.classes)).float()[None]
