@@ -43,8 +43,8 @@ class Linear:
 
     @property
     def name(self) -> str:
-        """``linear`` and the loss: results of different losses are never taken for one another."""
-        return f"linear-{self.loss.name}"
+        """``linear``."""
+        return "linear"
 
     @property
     def parameters(self) -> int:

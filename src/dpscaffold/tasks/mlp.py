@@ -41,8 +41,8 @@ class Mlp:
 
     @property
     def name(self) -> str:
-        """``mlp``, and the loss where it is not softmax."""
-        return "mlp" if self.loss == SOFTMAX else f"mlp-{self.loss.name}"
+        """``mlp``."""
+        return "mlp"
 
     @property
     def convex(self) -> bool:

@@ -1,0 +1,192 @@
+"""An offer: all that the parties of a deployed run agree on, and nothing of anybody's records.
+
+It is the public part of a configuration (schema, task, algorithm, plan, mechanism), every key
+spelled out. Its digest is the plan's identity: at the sites, in the run folder, and on resume.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from dpscaffold.config import AlgorithmSettings, PlanSettings, Table, TaskSettings
+from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
+from dpscaffold.engines.letters import Json, Refused, canonical
+from dpscaffold.errors import BadInput
+from dpscaffold.local import Gaussian
+from dpscaffold.schema import Prepared
+from dpscaffold.setting import Setting
+
+
+class Step(Table):
+    """One step of a preparation that needs no fit, or carries public constants."""
+
+    step: Literal["unit-norm", "clip-norm", "scale", "shift"]
+    norm: float | None = Field(default=None, gt=0)
+    mean: tuple[float, ...] | None = None
+    factor: tuple[float, ...] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Step:
+        wanted = {"unit-norm": (), "clip-norm": ("norm",), "scale": ("factor",), "shift": ("mean",)}
+        for name in wanted[self.step]:
+            if getattr(self, name) is None:
+                raise BadInput(f"schema.prepare: the step {self.step!r} needs {name}")
+        return self
+
+    def build(self) -> Prepared:
+        """The step as a value that maps rows to rows."""
+        said = "Rows were prepared by public constants of the plan."
+        factor = None if self.factor is None else np.asarray(self.factor, np.float32)
+        if self.step == "unit-norm":
+            return UnitNorm()
+        if self.step == "clip-norm":
+            return ClipNorm(float(self.norm or 1.0))
+        if self.step == "scale":
+            return Scale(np.asarray(self.factor, np.float32), said)
+        return Shift(np.asarray(self.mean, np.float32), factor, "public", said)
+
+
+class Schema(Table):
+    """``[schema]``: what a row looks like, for parties who cannot look at one another's.
+
+    ``features`` is d after the preparation, ``classes`` how many there are. A table (CSV, Parquet)
+    is read by ``columns``, ``categories`` (with their values), ``label`` and ``class_names``;
+    ``missing`` stands for a number that is missing or not a number. An unseen category is zero
+    everywhere, an unseen class counts as the first: what a record holds never decides whether it
+    can be read.
+    """
+
+    features: int = Field(ge=1)
+    classes: int = Field(ge=2)
+    columns: tuple[str, ...] = ()
+    categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    label: str = "label"
+    class_names: tuple[str, ...] = ()
+    missing: float = Field(default=0.0, allow_inf_nan=False)
+    prepare: tuple[Step, ...] = ()
+
+    @property
+    def dimension(self) -> int:
+        """d, by the name that a task asks for."""
+        return self.features
+
+    @property
+    def width(self) -> int:
+        """The number of features before the preparation (which keeps it)."""
+        coded = sum(len(values) for values in self.categories.values())
+        return len(self.columns) - len(self.categories) + coded
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Schema:
+        if self.columns and self.width != self.features:
+            raise BadInput(
+                f"schema.features is {self.features}, and the columns make {self.width}; they must "
+                f"agree"
+            )
+        stray = sorted(set(self.categories) - set(self.columns))
+        if stray:
+            raise BadInput(f"schema.categories names {stray[0]!r}, which is not among the columns")
+        if self.class_names and len(set(self.class_names)) != self.classes:
+            raise BadInput(
+                f"schema.class_names has {len(set(self.class_names))} different names for "
+                f"{self.classes} classes"
+            )
+        if len(set(self.columns)) != len(self.columns) or self.label in self.columns:
+            raise BadInput("schema.columns names a column twice, or the label among the features")
+        return self
+
+
+class MechanismSettings(Table):
+    """The noised query; ``secret`` is false in a rehearsal alone."""
+
+    clip: float | Literal["median"]
+    noise: float
+    sampling: Literal["fixed", "poisson"]
+    unit: Literal["record", "user"]
+    secret: bool
+
+    def build(self) -> Gaussian:
+        """The mechanism."""
+        return Gaussian(self.clip, self.noise, self.sampling, self.unit, self.secret)
+
+
+class Offer(Table):
+    """What is offered. ``format`` is of this very table."""
+
+    format: Literal[1] = 1
+    rows: Schema
+    task: TaskSettings
+    algorithm: AlgorithmSettings
+    plan: PlanSettings
+    privacy: MechanismSettings | None = None
+
+    def to_dict(self) -> dict[str, Json]:
+        """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
+        tables = self.model_dump(mode="json")
+        tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
+        return dict(json.loads(canonical(tables)))
+
+
+@dataclass(frozen=True)
+class Names:
+    """The code that an offer would run at a site, by name, before anything of it is imported."""
+
+    algorithm: str
+    task: str
+
+
+def names_in(offer: Mapping[str, Any]) -> Names:
+    """Which algorithm and task an offer names; refuses what is not an offer."""
+    try:
+        task, algorithm = dict(offer["task"]), dict(offer["algorithm"])
+        kind = task.get("kind", "logistic")
+        named = task.get("module") if kind == "module" else kind
+        if not isinstance(named, str) or not isinstance(algorithm["name"], str):
+            raise TypeError("names must be texts")
+        return Names(algorithm["name"], named)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused("bad-offer", f"it is not a plan: {error!r:.100}") from error
+
+
+def read_offer(raw: Mapping[str, Any]) -> Offer:
+    """An offer from a letter, every type as it should be; else a refusal. It imports the named
+    algorithm, so ask :func:`names_in` and the policy first."""
+    steps = raw.get("rows", {}).get("prepare", ()) if isinstance(raw.get("rows"), dict) else ()
+    known = {"unit-norm", "clip-norm", "scale", "shift"}
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, dict) and step.get("step") not in known:
+            raise Refused("preparation", f"{step.get('step')!r:.80} is not known here")
+    try:
+        offer = Offer.model_validate_json(canonical(dict(raw)), strict=True)
+        if offer.privacy is not None:
+            offer.privacy.build()
+        return offer
+    except (ValidationError, BadInput, ValueError, TypeError) as error:
+        raise Refused("bad-offer", f"{error!s:.300}") from error
+
+
+def offer_of(
+    rows: Schema, task: TaskSettings, algorithm: AlgorithmSettings, setting: Setting
+) -> Offer:
+    """The offer of a run that a server has set up: the plan with its warm rounds resolved, and the
+    noise solved."""
+    plan = setting.plan.to_dict() | {"warm_rounds": setting.warm_rounds}
+    privacy = setting.privacy
+    mechanism = None
+    if privacy is not None:
+        mechanism = MechanismSettings(
+            clip=privacy.clip,
+            noise=privacy.noise,
+            sampling=privacy.sampling,
+            unit=privacy.unit,
+            secret=privacy.secret,
+        )
+    return Offer(
+        rows=rows, task=task, algorithm=algorithm, plan=PlanSettings(**plan), privacy=mechanism
+    )

@@ -1,0 +1,222 @@
+"""What an offer asks for, on this site's records: the simulator's own functions, for one user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpscaffold.algorithms import Algorithm, Broadcast
+from dpscaffold.engines.letters import Refused, Vectors
+from dpscaffold.engines.shapes import broadcast_lengths, slot_lengths
+from dpscaffold.errors import BadInput
+from dpscaffold.local import Gaussian
+from dpscaffold.local.drawing import Row
+from dpscaffold.local.participate import participate
+from dpscaffold.local.records import LocalRecords, prepared
+from dpscaffold.offer import Offer, names_in, read_offer
+from dpscaffold.plan import Plan
+from dpscaffold.randomness import Batches, Randomness, Sampling
+from dpscaffold.site.file import Mechanism, Policy, SiteFile, Terms
+from dpscaffold.site.reading import SiteRecords, read_records
+from dpscaffold.tasks import Task
+
+
+class Declared(Randomness):
+    """Streams for a site that declares R_i and holds n ≤ R_i records: each is in a Poisson batch
+    with the public rate b_i/R_i, whatever n is."""
+
+    def __init__(self, seed: int, secret: bool, held: int) -> None:
+        super().__init__(seed, secret)
+        self._held = held
+
+    def batches(
+        self,
+        round: int,
+        user: int,
+        records: int,
+        batch: int,
+        steps: int,
+        sampling: Sampling,
+        out: np.ndarray | None = None,
+    ) -> Batches:
+        """As :class:`Randomness`, without the places that hold no record."""
+        drawn = super().batches(round, user, records, batch, steps, sampling, out)
+        if records == self._held:
+            return drawn
+        rows = [kept[kept < self._held] for kept in map(drawn.of, range(steps))]
+        count = np.array([len(row) for row in rows])
+        index = np.zeros((steps, max(1, int(count.max()))), dtype=np.int64)
+        for k, row in enumerate(rows):
+            index[k, : len(row)] = row
+        return Batches(index, count)
+
+
+@dataclass(frozen=True)
+class OfferedWork:
+    """An accepted offer's computation. All vectors are float32 arrays (P,) or (1,)."""
+
+    offer: Offer
+    task: Task
+    algorithm: Algorithm
+    held: SiteRecords
+    records: int
+    device: torch.device
+
+    @property
+    def data(self) -> str:
+        """The digest of the site's records."""
+        return self.held.digest
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The agreed plan."""
+        return self.offer.plan.build()
+
+    @cached_property
+    def mechanism(self) -> Gaussian | None:
+        """The noised query."""
+        return self.offer.privacy.build() if self.offer.privacy else None
+
+    @cached_property
+    def batch(self) -> int:
+        """b_i = ⌊sR_i⌋."""
+        return int(self.plan.batches(torch.tensor([self.records]))[0])
+
+    @cached_property
+    def terms(self) -> Terms:
+        """The public numbers."""
+        return terms_of(self.offer, self.task)
+
+    @property
+    def warm_rounds(self) -> int:
+        """Rounds that only set control variates."""
+        return self.plan.warm_rounds or 0 if self.algorithm.warm_up is not None else 0
+
+    def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
+        """Who is drawn, exactly as the server draws."""
+        streams = Randomness(self.plan.seed if seed is None else seed)
+        return tuple(streams.participants(round, users, self.plan.participants(users)).tolist())
+
+    def expects(self, round: int) -> Mapping[str, int]:
+        """The vectors of a round's task."""
+        return broadcast_lengths(self._phase(round), self.task.parameters)
+
+    def remembers(self) -> Mapping[str, int]:
+        """The site's slots."""
+        return slot_lengths(self.algorithm.remembers, self.task.parameters)
+
+    def _phase(self, round: int) -> Algorithm:
+        return self.algorithm.phase(round, self.warm_rounds)
+
+    @cached_property
+    def _records(self) -> LocalRecords:
+        features, squares = prepared(self.task, self.held.features, self.device)
+        return LocalRecords(features, squares, self.held.labels.to(self.device), [0])
+
+    def participate(
+        self, round: int, user: int, told: Vectors, slots: Vectors
+    ) -> tuple[Vectors, Vectors]:
+        """K local steps; in a secret run every call takes new keys from the operating system."""
+        secret = self.mechanism is not None and self.mechanism.secret
+        streams = Declared(self.plan.seed, secret, len(self.held))
+        row = Row(user, self.records, self.batch, self.plan, self.mechanism, streams)
+        shared = {k.removeprefix("shared."): v for k, v in told.items() if k != "params"}
+        broadcast = Broadcast(round, self._stack(told["params"]), self._stacks(shared))
+        phase = self._phase(round)
+        upload, kept = participate(
+            self.task, phase, [row], self._records, broadcast, self._stacks(slots)
+        )
+        uploaded = {"params": _row(upload.params)}
+        uploaded |= {f"totals.{name}": _row(value) for name, value in upload.totals.items()}
+        return uploaded, {name: _row(value) for name, value in kept.items()}
+
+    def _stack(self, vector: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(vector, np.float32))[None].to(self.device)
+
+    def _stacks(self, vectors: Vectors) -> dict[str, torch.Tensor]:
+        return {name: self._stack(vector) for name, vector in vectors.items()}
+
+
+def _row(stack: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(stack[0].cpu().numpy(), "<f4")
+
+
+def terms_of(offer: Offer, task: Task) -> Terms:
+    """An offer's numbers, as a policy looks at them."""
+    plan, privacy = offer.plan, offer.privacy
+    mechanism = None
+    if privacy is not None:
+        mechanism = Mechanism(
+            privacy.clip, privacy.noise, privacy.sampling, privacy.unit, privacy.secret
+        )
+    return Terms(
+        rounds=plan.rounds,
+        local_steps=plan.local_steps,
+        user_ratio=plan.user_ratio,
+        data_ratio=plan.data_ratio,
+        weighting=plan.weighting,
+        algorithm=offer.algorithm.name,
+        task=offer.task.module or offer.task.kind,
+        parameters=task.parameters,
+        mechanism=mechanism,
+    )
+
+
+def opener(
+    file: SiteFile, folder: Path, device: torch.device, log: Callable[[str], None]
+) -> Callable[[Mapping[str, Any], Policy], OfferedWork]:
+    """What turns an offer into work on the data of ``site.toml``."""
+
+    def open_work(raw: Mapping[str, Any], policy: Policy) -> OfferedWork:
+        offer = accepted_names(raw, policy)
+        task = build_task(offer, policy)
+        held = read_records(file.data, folder, offer.rows, log)
+        work = OfferedWork(
+            offer, task, offer.algorithm.build(), held, public_size(file, offer, held), device
+        )
+        try:
+            _ = work.batch, work.plan.participants(1_000_000)
+        except BadInput as error:
+            raise Refused("data-unfit", str(error)) from error
+        return work
+
+    return open_work
+
+
+def accepted_names(raw: Mapping[str, Any], policy: Policy) -> Offer:
+    """The offer, once the policy allows the code that it names; only then is any imported."""
+    names = names_in(raw)
+    if names.algorithm not in policy.algorithms:
+        raise Refused("policy-algorithm", f"{names.algorithm!r:.80}")
+    if names.task not in policy.tasks:
+        raise Refused("policy-model", f"{names.task!r:.80}")
+    return read_offer(raw)
+
+
+def build_task(offer: Offer, policy: Policy) -> Task:
+    """The task in the schema's shape, not larger than the policy allows."""
+    widest = max(offer.rows.features, offer.rows.classes, offer.task.hidden)
+    if offer.task.kind != "module" and widest > policy.max_parameters:
+        raise Refused("policy-model", f"{widest} is more than {policy.max_parameters} parameters")
+    try:
+        return offer.task.build(offer.rows)  # type: ignore[arg-type]
+    except BadInput as error:
+        raise Refused("bad-offer", str(error)) from error
+
+
+def public_size(file: SiteFile, offer: Offer, held: SiteRecords) -> int:
+    """R_i: the number of records, which replace-one neighbours share; for Poisson batches, whose
+    neighbours add or remove a record, the number that ``site.toml`` declares."""
+    if offer.privacy is None or offer.privacy.sampling == "fixed":
+        return len(held)
+    if file.records is None:
+        raise Refused("policy-sampling", "declare 'records' in site.toml for Poisson batches")
+    if file.records < len(held):
+        raise Refused("data-unfit", f"{len(held)} records, and {file.records} are declared")
+    return file.records

@@ -1,0 +1,292 @@
+"""What happens to sites: killed at any step, restored, copied, emptied, full disks, other data."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from deploy.test_sites import assert_parity
+from deploy.world import World, uploads_of
+
+from dpscaffold.engines.exchange import Crash
+from dpscaffold.local import Gaussian
+from dpscaffold.site.recovery import recover
+
+FIXED = Gaussian(clip=0.7, noise=0.8)
+SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
+STEPS = ["checked", "settled", "counted", "computed", "stored"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_site_killed_at_any_step_takes_part_in_the_same_round(tmp_path, step):
+    """Counted once more only if it died between the ledger and the stored upload."""
+    world = World(tmp_path, "scaffold", privacy=FIXED, rounds=4, user_ratio=1.0)
+    world.enrol()
+    deaths = {"left": 2}
+
+    def die(name, at):
+        if name == "north" and at == step and deaths["left"] and world.state.round >= 1:
+            deaths["left"] -= 1
+            raise Crash
+
+    world.steps = die
+    world.exchange.attempts = 4
+    world.drive()
+    assert_parity(world)
+    assert world.gap() < 1e-5
+    more = 2 if step in ("counted", "computed") else 0
+    assert world.count("north") == 4 + more and world.count("east") == 4
+
+
+def test_a_site_killed_while_enrolling_enrols_once(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=4)
+    deaths = {"left": 1}
+
+    def die(name, at):
+        if name == "north" and at == "booked" and deaths["left"]:
+            deaths["left"] -= 1
+            raise Crash
+
+    world.steps = die
+    world.exchange.attempts = 3
+    world.enrol()
+    assert len(world.ledger("north").runs) == 1
+    world.drive()
+
+
+def test_an_interrupted_participation_is_in_the_grant(tmp_path):
+    """The few beyond T: a killed site does not miss the last round."""
+    world = World(tmp_path, "scaffold", privacy=FIXED, rounds=3, user_ratio=1.0)
+    world.enrol()
+    deaths = {"left": 2}
+
+    def die(name, at):
+        if at == "counted" and name == "north" and deaths["left"]:
+            deaths["left"] -= 1
+            raise Crash
+
+    world.steps, world.exchange.attempts = die, 4
+    world.drive()
+    assert world.count("north") == 5
+    assert_parity(world)
+
+
+def test_a_restored_run_folder_costs_no_round(tmp_path):
+    """state-mismatch: the next task carries the slots from the mirror."""
+    world = World(tmp_path, "scaffold", privacy=FIXED, rounds=6, user_ratio=1.0)
+    world.enrol()
+    folder = world.memory("north").folder
+    world.drive(2)
+    shutil.copytree(folder, tmp_path / "backup")
+    world.drive(4)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    done = world.round()
+    assert 1 in done.gathered.arrived and world.post.refusals["state-mismatch"] == 1
+    world.drive()
+    assert world.gap() < 1e-5
+    assert world.count("north") == 6
+
+
+def test_a_lost_run_folder_is_enrolled_again(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=6, user_ratio=1.0)
+    world.enrol()
+    world.drive(3)
+    world.memory("north").forget()
+    grants = world.ledger("north").runs[world.enrolled.run].grant
+    world.drive()
+    assert world.gap() < 1e-4
+    assert world.ledger("north").runs[world.enrolled.run].grant == grants
+    assert world.count("north") == 6
+
+
+def restored(world, name, backup):
+    world.close(name)
+    state = world.folder / name / "state"
+    shutil.rmtree(state)
+    if backup is not None:
+        shutil.copytree(backup, state)
+    world.open(name)
+
+
+def test_a_restored_site_refuses_and_is_recovered_by_its_operator(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=8, user_ratio=1.0)
+    world.enrol()
+    world.drive(2)
+    shutil.copytree(tmp_path / "north" / "state", tmp_path / "backup")
+    world.drive(5)
+    restored(world, "north", tmp_path / "backup")
+    done = world.round()
+    assert 1 not in done.gathered.arrived
+    assert world.engine.last.reasons == {"north": "ledger-behind"}
+    said = recover(world.sites["north"].state, "north", world.policies["north"])
+    assert "the rest of the grant of run" in said[0]
+    world.round()
+    assert world.engine.last.reasons == {"north": "budget-spent"}
+    booking = world.ledger("north").runs[world.enrolled.run]
+    assert booking.participations == booking.grant.participations
+    assert recover(world.sites["north"].state, "north", world.policies["north"]) == []
+
+
+def test_a_copied_site_is_noticed_as_soon_as_both_answer(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=8, user_ratio=1.0)
+    world.enrol()
+    world.drive(2)
+    shutil.copytree(tmp_path / "north" / "state", tmp_path / "copy")
+    original = world.sites["north"]
+    world.drive(4)
+    world.open("north", tmp_path / "copy")  # a thief's copy stands in
+    world.round()
+    assert world.engine.last.reasons == {"north": "ledger-behind"}
+    world.sites["north"].state.close()
+    world.sites["north"] = original
+    assert len(world.round().gathered.arrived) == 3
+
+
+def test_a_lost_state_books_all_that_is_left(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=8, user_ratio=1.0)
+    world.enrol()
+    world.drive(3)
+    restored(world, "north", None)
+    world.round()
+    assert world.engine.last.reasons == {"north": "ledger-behind"}
+    recover(world.sites["north"].state, "north", world.policies["north"])
+    ledger = world.ledger("north")
+    assert ledger.total >= 3 and ledger.left(world.policies["north"]).epsilon == 0
+    world.fresh_server()
+    world.post.totals = {"north": 3}
+    letter = world.post.letter("offer", world.enrolled.run, "north", {
+        "offer": dict(world.enrolled.offer), "commitment": "c"})  # fmt: skip
+    assert world.reason("north", letter) == "policy-epsilon"
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_an_emptied_ledger_is_noticed_without_the_server(tmp_path, kept):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=8, user_ratio=1.0)
+    world.enrol()
+    world.drive(3)
+    path = tmp_path / "north" / "state" / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:kept]))
+    assert world.reason("north", world.task("north", 4, seen=0)) == "ledger-behind"
+    path.write_bytes(b"".join(lines[:-1]))
+    assert world.reason("north", world.task("north", 4, seen=0)) == "ledger-behind"
+    changed = lines[-1].replace(b'"round": 3', b'"round": 9')
+    path.write_bytes(b"".join([*lines[:-1], changed]))
+    assert world.reason("north", world.task("north", 4)) == "ledger-damaged"
+
+
+def test_a_damaged_memory_is_a_code(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=8, user_ratio=1.0)
+    world.enrol()
+    world.drive(2)
+    path = world.memory("north").folder / "memory.box"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert world.reason("north", world.task("north", 3)) == "state-damaged"
+
+
+def test_other_data_in_mid_run_are_declined_and_serve_the_next_run(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    world.enrol()
+    world.drive(2)
+    world.write_data("north", 1, slice(1, None))  # a deleted patient is no longer there
+    assert len(world.round().gathered.arrived) == 3  # the process holds what it enrolled with
+    world.restart("north")
+    assert world.round().gathered.arrived == (0, 2)
+    assert world.engine.last.reasons == {"north": "data-changed"}
+    spent = world.ledger("north").total
+    world.fresh_server()
+    world.enrol()
+    assert world.enrolled.sizes == (9, 11, 7)
+    assert len(world.round().gathered.arrived) == 3
+    assert world.ledger("north").total == spent + 1
+
+
+def full(monkeypatch, name):
+    """The disk is full for files of this name."""
+    real = os.open
+
+    def refuse(path, *rest, **kinds):
+        if str(path).endswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, *rest, **kinds)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def test_a_full_disk_before_the_ledger_line_counts_nothing(tmp_path, monkeypatch):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    world.enrol()
+    world.round()
+    full(monkeypatch, "ledger.jsonl")
+    assert world.reason("north", world.task("north", 2)) == "site-error"
+    monkeypatch.undo()
+    assert world.count("north") == 1
+    assert world.reason("north", world.task("north", 2)) == ""
+
+
+def test_a_full_disk_after_the_ledger_line_is_counted_and_refused(tmp_path, monkeypatch):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    world.enrol()
+    world.round()
+    full(monkeypatch, ".pending.box.partial")
+    assert world.reason("north", world.task("north", 2)) == "site-error"
+    monkeypatch.undo()
+    assert world.count("north") == 2
+    assert world.reason("north", world.task("north", 2)) == "" and world.count("north") == 3
+
+
+def test_the_budget_may_end_in_mid_run(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=6, user_ratio=1.0)
+    world.enrol()
+    world.drive(2)
+    world.policies["north"] = world.policies["north"].model_copy(update={"max_participations": 3})
+    arrived = [world.round().gathered.arrived for _ in range(4)]
+    assert arrived == [(0, 1, 2), (0, 2), (0, 2), (0, 2)]
+    assert world.engine.last.reasons == {"north": "budget-spent"}
+    assert world.gap() < 1e-4
+
+
+def test_the_end_of_a_run_leaves_its_model_at_the_sites(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=3, user_ratio=1.0)
+    for site in world.sites.values():
+        site.share_slots = True
+    world.enrol()
+    world.drive()
+    yes, no = world.engine.settle(True, {"epsilon": 1.5}, world.state.output)
+    assert not no
+    total = sum(letter.vectors["slot.control"].astype(np.float64) for letter in yes.values())
+    c = world.state.server.slots["control"].numpy()
+    assert np.abs(3 * c - total).max() < 1e-4
+    model = world.memory("north").model()
+    assert torch.equal(torch.from_numpy(model.vectors["params"]), world.state.output)
+    assert model.header["statement"] == {"epsilon": 1.5}
+
+
+def test_slots_stay_at_home_unless_the_site_consents(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=2, user_ratio=1.0)
+    world.enrol()
+    world.drive()
+    yes, _ = world.engine.settle(False, {}, None)
+    assert all(not letter.vectors for letter in yes.values())
+
+
+def test_no_ledger_is_below_the_uploads_that_left(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=FIXED, rounds=6, user_ratio=1.0)
+    world.enrol()
+    stream = np.random.default_rng(5)
+
+    def die(name, at):
+        if stream.random() < 0.15:
+            raise Crash
+
+    world.steps, world.exchange.attempts = die, 30
+    world.drive()
+    assert_parity(world)
+    left = uploads_of(world.exchange.answered)
+    for name in world.names:
+        assert world.count(name) >= len({upload for who, upload in left if who == name})

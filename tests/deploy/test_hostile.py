@@ -1,0 +1,462 @@
+"""A hostile server with the coordinator's key: one test for each thing that it cannot do."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from deploy.world import World, same_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpscaffold.engines.enrolment import Enrolled, NotEnrolled, offer_to
+from dpscaffold.engines.letters import (
+    REASONS,
+    SERVER,
+    Letter,
+    ask,
+    commitment,
+    digest,
+    fresh_id,
+    new_key,
+    public_of,
+    sign,
+    unpack,
+)
+from dpscaffold.local import Gaussian
+
+SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
+STRICT = {
+    "epsilon": 40.0,
+    "delta": 1e-4,
+    "max_runs": 2,
+    "min_noise": 10.0,
+    "max_clip": 1.0,
+    "max_local_steps": 5,
+    "max_data_ratio": 0.5,
+    "units": ("record",),
+    "unprotected": False,
+    "rehearsal": False,
+    "largest_value": 1e3,
+}
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
+    made.enrol()
+    return made
+
+
+def offered(world, **changes):
+    """What a site says to the offer with some of its tables changed."""
+    offer = dict(world.enrolled.offer)
+    for table, change in changes.items():
+        offer[table] = change if not isinstance(change, dict) else {**offer[table], **change}
+    return world.reason("north", offer_letter(world, offer))
+
+
+def offer_letter(world, offer, run=None, **fields):
+    head = {"offer": offer, "commitment": "c", "seen": 0, "seen_total": 0}
+    return ask("offer", run or fresh_id(), "north", head | fields, {}, world.key)
+
+
+# --- run code at a site
+
+
+def test_it_cannot_run_code_at_a_site(world, tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text("raise SystemExit('this ran')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert offered(world, algorithm={"name": "planted:make"}) == "policy-algorithm"
+    task = {"kind": "module", "module": "planted:make", "hidden": 6}
+    assert offered(world, task=task) == "policy-model"
+    assert "planted" not in sys.modules
+
+
+# --- lower noise, raise clip, K, rounds or runs beyond the policy
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"privacy": {"noise": 9.9}}, "policy-noise"),
+        ({"privacy": {"clip": 1.01}}, "policy-clip"),
+        ({"privacy": {"clip": "median"}}, "policy-clip"),
+        ({"privacy": {"unit": "user"}}, "policy-unit"),
+        ({"privacy": {"secret": False}}, "policy-rehearsal"),
+        ({"privacy": None}, "policy-unprotected"),
+        ({"plan": {"local_steps": 6}}, "policy-steps"),
+        ({"plan": {"data_ratio": 0.51}}, "policy-steps"),
+        ({"task": {"kind": "mlp", "hidden": 1_000_000}}, "policy-model"),
+        ({"task": {"kind": "mlp", "hidden": 1 << 40}}, "policy-model"),
+        ({"plan": {"rounds": 100_000}}, "policy-epsilon"),
+        ({"rows": {"prepare": [{"step": "pca"}]}}, "preparation"),
+        ({"rows": {"features": 5}}, "data-unfit"),
+        ({"plan": {"rounds": "8"}}, "bad-offer"),
+        ({"plan": {"rounds": -1}}, "bad-offer"),
+        ({"plan": {"rounds": True}}, "bad-offer"),
+        ({"plan": {"learning_rate": 1e400}}, "bad-signature"),
+        ({"privacy": {"noise": "20"}}, "bad-offer"),
+        ({"plan": None}, "bad-offer"),
+        ({"task": 3}, "bad-offer"),
+        ({"format": 2}, "bad-offer"),
+        ({"extra": 1}, "bad-offer"),
+    ],
+)
+def test_it_cannot_go_beyond_the_policy(world, changes, code):
+    before = world.ledger("north").anchor
+    if code == "bad-signature":  # an infinity cannot even be written into a letter
+        with pytest.raises(ValueError):
+            offered(world, **changes)
+        return
+    assert offered(world, **changes) == code
+    assert world.ledger("north").anchor == before  # nothing was booked
+
+
+def test_it_cannot_have_more_rounds_than_were_granted(world):
+    cap = world.ledger("north").runs[world.enrolled.run].grant.participations
+    assert cap == 10  # T + 2
+    for k in range(cap):
+        vectors = {"params": np.full(15, 0.01 * k, "<f4")}
+        assert world.reason("north", world.task("north", 8, vectors)) == ""
+    assert world.reason("north", world.task("north", 8, {"params": np.ones(15, "<f4")})) == (
+        "budget-spent"
+    )
+    assert world.reason("north", world.task("north", 9)) == "bad-round"
+    assert world.count("north") == cap
+
+
+def test_it_cannot_have_more_runs_than_the_policy_allows(world):
+    def another():
+        world.fresh_server()
+        world.enrol()
+
+    another()
+    with pytest.raises(NotEnrolled) as refused:
+        another()
+    assert set(refused.value.reasons.values()) == {"policy-runs"}
+    ledger = world.ledger("north")
+    booked = sum(booking.grant.epsilon for booking in ledger.runs.values())
+    assert booked <= 40.0 and len(ledger.runs) == 2
+
+
+def test_runs_that_never_began_are_not_held_against_the_next(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
+    for _ in range(5):
+        offer_to(world.post, world.enrolled)
+        world.fresh_server()
+    world.enrol()
+    assert world.drive(2).state.round == 2
+
+
+# --- change a plan in mid-run
+
+
+def test_it_cannot_change_the_plan_in_mid_run(world):
+    plan = {**world.enrolled.offer, "plan": {**world.enrolled.offer["plan"], "seed": 7}}
+    assert world.reason("north", world.task("north", plan=digest(plan))) == "plan-changed"
+    promise = commitment(world.enrolled.run, SERVER, world.enrolled.nonce)
+    again = offer_letter(world, plan, world.enrolled.run, commitment=promise)
+    assert world.reason("north", again) == "plan-changed"
+
+
+def test_a_stricter_policy_counts_at_once_and_a_looser_one_does_not(world):
+    before = world.policies["north"]
+    world.policies["north"] = before.model_copy(update={"min_noise": 21.0})
+    assert world.reason("north", world.task("north")) == "policy-noise"
+    world.policies["north"] = before.model_copy(update={"max_participations": 1})
+    assert world.reason("north", world.task("north")) == ""
+    other = {"params": np.ones(15, "<f4")}
+    assert world.reason("north", world.task("north", 1, other)) == "budget-spent"
+    cap = world.ledger("north").runs[world.enrolled.run].grant
+    world.policies["north"] = before.model_copy(update={"epsilon": cap.epsilon / 2})
+    allowed = [world.reason("north", world.task("north", 2, {"params": np.full(15, k, "<f4")}))
+               for k in range(10)]  # fmt: skip
+    assert "budget-spent" in allowed and world.count("north") < cap.participations
+    world.policies["north"] = before.model_copy(update={"max_participations": 10_000})
+    codes = [world.reason("north", world.task("north", 3, {"params": np.full(15, -k, "<f4")}))
+             for k in range(12)]  # fmt: skip
+    assert codes[-1] == "budget-spent" and world.count("north") == cap.participations
+
+
+# --- choose or repeat a draw for free
+
+
+def test_it_cannot_choose_the_draw(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=0.4)
+    world.enrol()
+    drawn = {t: world.names[int(world.draw(t).drawn[0])] for t in range(1, 9)}
+    for number, chosen in drawn.items():
+        for name in world.names:
+            if name != chosen:
+                assert world.reason(name, world.task(name, number)) == "not-drawn"
+    other = dict(world.enrolled.nonces) | {SERVER: fresh_id()}
+    head = {"nonces": other, "seen": 0, "seen_total": 0}
+    letter = ask("draw", world.enrolled.run, "north", head, {}, world.key)
+    assert world.reason("north", letter) == "bad-draw"
+
+
+def test_it_cannot_begin_a_run_twice(world):
+    def begin(**changes):
+        head = {
+            "roster": list(world.names),
+            "sizes": list(world.enrolled.sizes),
+            "commitments": dict(world.enrolled.commitments),
+            "seen": 0,
+            "seen_total": 0,
+        }
+        letter = ask("begin", world.enrolled.run, "north", head | changes, {}, world.key)
+        return world.reason("north", letter)
+
+    assert begin() == ""
+    assert begin(roster=["north"], sizes=[12]) == "roster-changed"
+    assert begin(sizes=[9, 12, 8]) == "roster-changed"
+    promises = dict(world.enrolled.commitments) | {SERVER: commitment("x", SERVER, "y")}
+    assert begin(commitments=promises) == "roster-changed"
+    assert begin(roster=["north", "north", "east"]) == "roster-changed"
+    assert begin(roster="north") == "roster-changed"
+    world.memory("north").forget()  # even where the site lost its folder of the run
+    assert world.reason("north", world.task("north")) == "unknown-run"
+    promise = world.enrolled.commitments[SERVER]
+    offer = offer_letter(world, world.enrolled.offer, world.enrolled.run, commitment=promise)
+    assert world.reason("north", offer) == ""
+    assert begin(roster=["east", "north"], sizes=[9, 12]) == "bad-draw"
+    assert begin(sizes=[9, 12, 8]) == "roster-changed"
+    assert begin() == ""
+
+
+def test_the_nonce_is_shown_only_after_all_have_committed(tmp_path):
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
+    enrolled = offer_to(world.post, world.enrolled)
+    head = {
+        "roster": list(world.names),
+        "sizes": list(enrolled.sizes),
+        "commitments": {k: v for k, v in enrolled.commitments.items() if k != "east"},
+        "seen": 0,
+        "seen_total": 0,
+    }
+    letter = ask("begin", enrolled.run, "north", head, {}, world.key)
+    assert world.reason("north", letter) == "bad-draw"
+    assert not world.ledger("north").runs[enrolled.run].began
+    secret = world.sites["north"].state.run(enrolled.run).enrolment().nonce
+    assert all(secret.encode() not in raw for _, raw in world.exchange.answered)
+
+
+# --- make a site repeat noise
+
+
+def test_it_cannot_make_a_site_repeat_its_noise(tmp_path):
+    """Answers to one repeated round number, with nearly equal x: independent noise of the stated
+    variance.
+
+    The difference of two uploads has variance 2·K·(η_l·2Cσ_g/b)² in every entry (the gradients
+    themselves add less than 2 %); 20 differences of 15 entries are chi-square with 300 degrees of
+    freedom, of relative deviation 0.082, so five of them leave [0.59, 1.41]. A repeated stream
+    gives 0, a scale that is half or twice as large 0.25 or 4.
+    """
+    loose = STRICT | {"epsilon": 1e5, "run_epsilon": 1e5}
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy=loose, rounds=60, user_ratio=1.0)
+    world.enrol()
+    plan, batch = world.setting.plan, int(world.setting.batches[1])
+    scale = plan.step_size * (2 * 0.7 * 20.0 / batch) * np.sqrt(plan.local_steps)
+    moves = []
+    for k in range(40):
+        x = np.full(15, 1e-6 * k, "<f4")
+        answer = world.send("north", world.task("north", 1, {"params": x}))
+        assert answer.header["fresh"] is True
+        moves.append(answer.vectors["params"].astype(np.float64))
+    apart = (np.array(moves[::2]) - np.array(moves[1::2])) / (np.sqrt(2) * scale)
+    assert 0.59 < float(np.mean(apart**2)) < 1.41
+    assert world.count("north") == 40  # and each is counted
+
+
+def test_the_same_question_gets_the_same_bytes_and_costs_nothing(world):
+    first = world.send("north", world.task("north"))
+    again = world.send("north", world.task("north"))
+    assert first.header["fresh"] is True and again.header["fresh"] is False
+    assert same_bytes(first, again) and first.header["upload"] == again.header["upload"]
+    assert world.count("north") == 1
+    other = world.send("north", world.task("north", 1, {"params": np.ones(15, "<f4")}))
+    assert other.header["fresh"] is True and world.count("north") == 2
+    earlier = world.send("north", world.task("north"))  # the first question is no longer at hand
+    assert earlier.header["fresh"] is True and not same_bytes(first, earlier)
+
+
+def test_it_cannot_go_back_to_an_earlier_round(world):
+    assert world.reason("north", world.task("north", 3)) == ""
+    assert world.reason("north", world.task("north", 2)) == "stale-round"
+    assert world.count("north") == 1
+
+
+# --- tell a record by NaN or overflow
+
+
+@pytest.mark.parametrize(
+    ("vectors", "code"),
+    [
+        ({"params": np.full(15, np.nan, "<f4")}, "not-finite"),
+        ({"shared.control": np.full(15, np.inf, "<f4")}, "not-finite"),
+        ({"params": np.full(15, 3e38, "<f4")}, "out-of-range"),
+        ({"params": np.full(15, 1001, "<f4")}, "out-of-range"),
+        ({"params": np.zeros(14, "<f4")}, "bad-shape"),
+        ({"shared.control": None}, "bad-shape"),
+        ({"shared.other": np.zeros(15, "<f4")}, "bad-shape"),
+        ({"restore.control": np.zeros(3, "<f4")}, "bad-shape"),
+        ({"restore.control": np.full(15, np.nan, "<f4")}, "not-finite"),
+        ({"restore.control": np.full(15, 1e9, "<f4")}, "out-of-range"),
+    ],
+)
+def test_it_cannot_send_what_makes_a_record_show(world, vectors, code):
+    assert world.reason("north", world.task("north", 1, vectors)) == code
+    assert world.count("north") == 0
+
+
+def test_the_largest_numbers_give_finite_uploads_whatever_the_record(world):
+    """At the policy's limit an extreme record does not decide whether the upload is finite."""
+    for value in (1e3, -1e3):
+        answer = world.send("north", world.task("north", 1, {"params": np.full(15, value, "<f4")}))
+        assert all(np.isfinite(vector).all() for vector in answer.vectors.values())
+
+
+# --- corrupt a ledger or memory unnoticed
+
+
+def test_it_cannot_acknowledge_what_it_never_had(world):
+    world.send("north", world.task("north"))
+    assert world.reason("north", world.task("north", 2, acknowledged="f" * 32)) == "state-mismatch"
+    assert world.reason("north", world.task("north", 2, acknowledged=3)) == "state-mismatch"
+    assert world.memory("north").acknowledged().upload == ""
+
+
+def test_it_cannot_reach_files_by_a_runs_name(world):
+    for run in ("../../escape", "/etc", "", "A" * 3, "ab" * 40):
+        letter = ask("task", run, "north", {"seen": 0, "seen_total": 0}, {}, world.key)
+        assert world.reason("north", letter) == "unknown-run"
+
+
+def test_seen_beyond_the_ledger_stops_the_site_until_its_operator_acts(world):
+    from dpscaffold.site.recovery import recover
+
+    world.send("north", world.task("north"))
+    assert world.reason("north", world.task("north", 1, seen=2)) == "ledger-behind"
+    assert world.reason("north", world.task("north", 1)) == "ledger-behind"  # and stays so
+    said = recover(world.sites["north"].state, "north", world.policies["north"])
+    assert len(said) == 1
+    booking = world.ledger("north").runs[world.enrolled.run]
+    assert booking.participations == booking.grant.participations
+    assert world.reason("north", world.task("north", 2)) == "budget-spent"
+
+
+# --- letters that are no letters
+
+
+def test_strangers_and_mistakes_are_refused(world):
+    task = world.task("north")
+    stranger = sign(task.header, task.vectors, new_key())
+    assert world.reason("north", stranger) == "bad-signature"
+    assert world.reason("north", Letter(task.header, task.vectors)) == "bad-signature"
+    assert world.reason("east", task) == "not-for-me"
+    old = sign({**task.header, "version": 2}, task.vectors, world.key)
+    assert world.reason("north", old) == "version"
+    odd = sign({**task.header, "kind": "execute"}, task.vectors, world.key)
+    assert world.reason("north", odd) == "version"
+    echo = sign({**task.header, "direction": "answer"}, task.vectors, world.key)
+    assert world.reason("north", echo) == "bad-signature"
+    assert world.count("north") == 0
+
+
+JUNK = st.dictionaries(
+    st.sampled_from(
+        [
+            "version",
+            "kind",
+            "direction",
+            "run",
+            "site",
+            "nonce",
+            "offer",
+            "commitment",
+            "roster",
+            "sizes",
+            "commitments",
+            "nonces",
+            "plan",
+            "round",
+            "acknowledged",
+            "seen",
+            "seen_total",
+            "over",
+            "statement",
+        ]
+    ),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.lists(st.integers(0, 3), max_size=3)
+    | st.dictionaries(st.text(max_size=3), st.integers(0, 3), max_size=2),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    junk=JUNK,
+    kind=st.sampled_from(["offer", "begin", "draw", "task", "settle"]),
+    known=st.booleans(),
+)
+def test_whatever_it_signs_gets_a_code_and_changes_nothing(shared_world, junk, kind, known):
+    world = shared_world
+    before = world.ledger("north").anchor
+    head = {"run": world.enrolled.run, "site": "north", "version": 1, "direction": "ask"}
+    head |= {"kind": kind, "seen": 0, "seen_total": 0} if known else {}
+    header = {**junk, **head} if known else {**head, **junk}
+    if kind == "task":
+        header.setdefault("acknowledged", "nothing")
+    answer = world.send("north", sign(header, {}, world.key))
+    if answer.header["status"] == "no":
+        assert answer.header["reason"] in REASONS
+        assert answer.header["reason"] != "site-error", world.logs["north"][-1]
+    assert answer.signed_by(public_of(world.keys["north"]))
+    assert world.ledger("north").anchor == before
+
+
+@pytest.fixture(scope="module")
+def shared_world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    made = World(folder, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
+    made.enrol()
+    return made
+
+
+def test_nothing_that_leaves_names_an_error(world, monkeypatch):
+    """Unforeseen trouble is one code; its text stays in the site's log."""
+    monkeypatch.setattr(
+        type(world.sites["north"]),
+        "_compute",
+        lambda *a: (_ for _ in ()).throw(RuntimeError("patient 17 has no pulse")),
+    )
+    answer = world.send("north", world.task("north"))
+    assert answer.header["reason"] == "site-error" and not answer.vectors
+    assert "patient" not in str(answer.header)
+    assert any("patient 17" in line for line in world.logs["north"])
+    assert world.count("north") == 1  # counted before it was computed
+
+
+def test_every_answer_of_a_run_is_a_code_or_an_upload(world):
+    world.drive()
+    world.engine.settle(True, {"epsilon": 1.0}, world.state.output)
+    allowed = {
+        "version kind direction run site nonce status records cap uploads commitment "
+        "participations total nonce_shown upload round fresh"
+    }
+    for _, raw in world.exchange.answered:
+        letter = unpack(raw)
+        assert set(letter.header) <= set(" ".join(allowed).split())
+
+
+def test_enrolled_survives_its_file(world):
+    import json
+
+    assert Enrolled.from_dict(json.loads(json.dumps(world.enrolled.to_dict()))) == world.enrolled

@@ -1,0 +1,299 @@
+"""A deployed federation inside one process: real sites with real files, letters in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from small import CPU, PLAN, federation
+
+from dpscaffold.config import AlgorithmSettings, TaskSettings
+from dpscaffold.engines import Draw, State
+from dpscaffold.engines.enrolment import (
+    Correspondence,
+    Enrolled,
+    begin_with,
+    offer_to,
+    tell_draw,
+)
+from dpscaffold.engines.exchange import InMemory
+from dpscaffold.engines.letters import Letter, ask, new_key, pack, public_of
+from dpscaffold.engines.sites import Patience, Sites
+from dpscaffold.federation import Federation
+from dpscaffold.local import Gaussian
+from dpscaffold.offer import Schema, offer_of
+from dpscaffold.randomness import Randomness
+from dpscaffold.rounds import Round, rounds
+from dpscaffold.setting import Setting
+from dpscaffold.site.answer import Site
+from dpscaffold.site.file import Policy, SiteFile
+from dpscaffold.site.ledger import SiteLedger
+from dpscaffold.site.memory import RunMemory, StateFolder
+from dpscaffold.site.work import opener
+
+NAMES = ("east", "north", "south", "west", "inland", "coast")
+
+#: Generous: what a test is about, it restricts.
+LOOSE = {
+    "epsilon": 1e6,
+    "delta": 1e-2,
+    "max_runs": 10,
+    "min_noise": 0.0,
+    "max_clip": 1e3,
+    "max_data_ratio": 1.0,
+    "units": ("record", "user"),
+    "algorithms": ("fedavg", "fedsgd", "fedprox", "scaffold", "scaffold-warm", "balanced"),
+    "largest_value": 1e6,
+    "unprotected": True,
+    "rehearsal": True,
+}
+
+
+class World:
+    """Sites a, b, … that hold the users of a small federation, and their server."""
+
+    def __init__(
+        self,
+        folder: Path,
+        algorithm: dict[str, object] | str = "scaffold",
+        task: str = "logistic",
+        privacy: Gaussian | None = None,
+        data: Federation | None = None,
+        policy: dict[str, object] | None = None,
+        **plan: object,
+    ) -> None:
+        self.folder = folder
+        self.data = data if data is not None else federation((9, 12, 7))
+        self.names = NAMES[: self.data.users]
+        named = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+        self.algorithm = AlgorithmSettings.model_validate(named)
+        self.learns = TaskSettings(kind=task, hidden=6)
+        self.rows = Schema(features=self.data.dimension, classes=self.data.classes)
+        self.setting = Setting(
+            self.data,
+            self.learns.build(self.data),
+            self.algorithm.build(),
+            replace(PLAN, **{"user_ratio": 0.7, **plan}),
+            privacy,
+        )
+        self.key = new_key()
+        self.policies = {name: Policy.model_validate(LOOSE | (policy or {})) for name in self.names}
+        self.logs: dict[str, list[str]] = {name: [] for name in self.names}
+        self.steps: Callable[[str, str], None] = lambda name, step: None
+        self.share_slots = False
+        self.keys = {name: new_key() for name in self.names}
+        self.sites: dict[str, Site] = {}
+        for user, name in enumerate(self.names):
+            (folder / name).mkdir(parents=True)
+            self.write_data(name, user)
+            self.open(name)
+        self.exchange = InMemory({name: self.answering(name) for name in self.names})
+        self.exchange.restart = self.restart
+        self.saved: dict[str, object] = {}
+        self.fresh_server()
+
+    # --- sites
+
+    def write_data(self, name: str, user: int, rows: slice = slice(None)) -> None:
+        """A user's records as the site's file."""
+        features, labels = self.data.train.of(user)
+        np.savez(
+            self.folder / name / "data.npz",
+            features=features.numpy()[rows],
+            labels=labels.numpy()[rows],
+        )
+
+    def file(self, name: str) -> SiteFile:
+        """What ``site.toml`` would say."""
+        return SiteFile(
+            name=name,
+            server="127.0.0.1:1",
+            ca=Path("ca.crt"),
+            coordinator=public_of(self.key),
+            node_key=Path("node.key"),
+            signing_key=Path("site.key"),
+            state=self.folder / name / "state",
+            records=int(self.data.train.sizes[self.names.index(name)]),
+            data={"source": "npz", "path": "data.npz"},
+            policy=self.policies[name],
+        )
+
+    def open(self, name: str, state: Path | None = None) -> Site:
+        """Start a site's process."""
+        folder = StateFolder(state or self.folder / name / "state", name)
+        log = self.logs[name].append
+        site = Site(
+            name,
+            public_of(self.key),
+            self.keys[name],
+            folder,
+            lambda: self.policies[name],
+            opener(self.file(name), self.folder / name, CPU, log),
+            share_slots=self.share_slots,
+            log=log,
+            step=lambda step: self.steps(name, step),
+        )
+        self.sites[name] = site
+        return site
+
+    def close(self, name: str) -> None:
+        """End a site's process."""
+        self.sites[name].state.close()
+
+    def restart(self, name: str) -> Callable[[Letter], Letter]:
+        """A process that died, started again from its disk."""
+        self.close(name)
+        self.open(name)
+        return self.answering(name)
+
+    def answering(self, name: str) -> Callable[[Letter], Letter]:
+        return lambda letter: self.sites[name].answer(letter)
+
+    def ledger(self, name: str) -> SiteLedger:
+        return SiteLedger(self.folder / name / "state" / "ledger.jsonl", name)
+
+    def memory(self, name: str) -> RunMemory:
+        return self.sites[name].state.run(self.enrolled.run)
+
+    def count(self, name: str) -> int:
+        """How often the site has booked a participation in the run."""
+        return self.ledger(name).runs[self.enrolled.run].participations
+
+    # --- the server
+
+    def fresh_server(self) -> None:
+        offer = offer_of(self.rows, self.learns, self.algorithm, self.setting)
+        self.enrolled = Enrolled.fresh(offer.to_dict(), self.names)
+        self.post = self.correspondence()
+        self.engine: Sites | None = None
+        self.state = State.initial(self.setting, CPU)
+
+    def correspondence(self) -> Correspondence:
+        publics = {name: public_of(key) for name, key in self.keys.items()}
+        return Correspondence(self.exchange, self.key, publics)
+
+    def enrol(self) -> Sites:
+        """From the offer to the draw."""
+        self.enrolled = offer_to(self.post, self.enrolled)
+        self.enrolled = begin_with(self.post, self.enrolled)
+        tell_draw(self.post, self.enrolled, self.names)
+        return self.server()
+
+    def server(self) -> Sites:
+        patience = Patience(quorum=1, voids=3, pause=0.0)
+        self.engine = Sites(
+            self.setting, self.enrolled, self.post, patience, sleep=lambda seconds: None
+        )
+        self.checkpoint()
+        return self.engine
+
+    def checkpoint(self) -> None:
+        assert self.engine is not None
+        self.saved = copy.deepcopy({"state": self.state, "sites": self.engine.to_dict()})
+        self.engine.saved()
+
+    def resume(self) -> Sites:
+        """A server that died, started again from its checkpoint."""
+        self.post = self.correspondence()
+        saved = copy.deepcopy(self.saved)
+        self.engine = Sites(
+            self.setting,
+            self.enrolled,
+            self.post,
+            Patience(quorum=1, voids=3, pause=0.0),
+            sleep=lambda seconds: None,
+        )
+        self.engine.restore(saved["sites"])
+        self.state = saved["state"]
+        return self.engine
+
+    @property
+    def secret(self) -> bool:
+        return self.setting.privacy is not None and self.setting.privacy.secret
+
+    def draw(self, number: int) -> Draw:
+        """Who takes part: from the joint seed, or in a rehearsal from the plan's."""
+        streams = Randomness(self.enrolled.seed if self.secret else self.setting.plan.seed)
+        drawn = streams.participants(number, self.setting.users, self.setting.participants)
+        return Draw(drawn, drawn)
+
+    def round(self, save: bool = True) -> Round:
+        """The next round, and its checkpoint."""
+        assert self.engine is not None
+        done = next(rounds(self.setting, self.engine, self.draw, self.state))
+        self.state = done.state
+        if save:
+            self.checkpoint()
+        return done
+
+    def drive(self, until: int | None = None) -> World:
+        """The rounds that are left, or up to one."""
+        while self.state.round < (until or self.setting.plan.rounds):
+            self.round()
+        return self
+
+    # --- letters by hand
+
+    def task(self, name: str, number: int = 1, vectors=None, **fields) -> Letter:
+        """A task as the server would send it, with anything in it changed."""
+        x = {k: v.numpy() for k, v in self.state.server.slots.items()}
+        sent = {"params": self.state.params.numpy()}
+        sent |= {f"shared.{k}": v for k, v in x.items()}
+        head = {
+            "plan": self.enrolled.plan,
+            "round": number,
+            "acknowledged": self.engine.acknowledged.get(name, "") if self.engine else "",
+            "seen": 0,
+            "seen_total": 0,
+        }
+        sent = {k: v for k, v in (sent | (vectors or {})).items() if v is not None}
+        return ask("task", self.enrolled.run, name, head | fields, sent, self.key)
+
+    def send(self, name: str, letter: Letter) -> Letter:
+        return self.sites[name].answer(letter)
+
+    def reason(self, name: str, letter: Letter) -> str:
+        """The code of a refusal, or the empty text."""
+        return str(self.send(name, letter).header.get("reason", ""))
+
+    def drawn_name(self, number: int = 1) -> str:
+        """A site that the round drew."""
+        return self.names[int(self.draw(number).drawn[0])]
+
+    def gap(self) -> float:
+        """M·c − Σc_i over the sites' own disks, the largest entry."""
+        worst = 0.0
+        for slot, c in self.state.server.slots.items():
+            total = np.zeros(len(c))
+            for name in self.names:
+                held = self.memory(name).settle(self.engine.acknowledged.get(name, "")).slots
+                if slot in held:
+                    total += held[slot]
+            worst = max(worst, float(np.abs(len(self.names) * c.numpy() - total).max()))
+        return worst
+
+
+def uploads_of(answers: list[tuple[str, bytes]]) -> set[tuple[str, str]]:
+    """The distinct uploads (site, id) that left."""
+    from dpscaffold.engines.letters import unpack
+
+    found = set()
+    for name, raw in answers:
+        letter = unpack(raw)
+        assert letter is not None
+        if letter.header["kind"] == "task" and letter.header["status"] == "yes":
+            found.add((name, str(letter.header["upload"])))
+    return found
+
+
+def same_bytes(one: Letter, other: Letter) -> bool:
+    """Whether two answers carry the same vectors, byte for byte."""
+    return pack(Letter({}, one.vectors)) == pack(Letter({}, other.vectors))
+
+
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b)
