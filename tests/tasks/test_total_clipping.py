@@ -274,6 +274,15 @@ def test_no_record_decides_whether_an_upload_is_finite(engine, task, size):
 # --- the parts ---
 
 
+@pytest.mark.parametrize("task", ["logistic", "mlp"])
+def test_a_batch_of_no_records_is_a_zero_sum(task):
+    """Poisson batches of all users may be empty at once."""
+    made = make(task)
+    x, y = made.prepare(torch.zeros(2, 0, DIMENSION)), torch.zeros(2, 0, dtype=torch.int64)
+    found = made.clipped_sum(torch.ones(2, made.parameters), Batch(x, y), torch.ones(2))
+    assert not found.total.any()
+
+
 def test_bounds_out_of_float32s_reach_are_refused_or_count_as_zero():
     """A subnormal C could not be kept to 1e-6; sums of gradients of length 3e38 overflow."""
     for clip in (1e-40, 1e-21, 1e31, HUGE):

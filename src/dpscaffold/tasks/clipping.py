@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -138,14 +139,20 @@ def exact_shrinkage(norms: Tensor, bound: Tensor) -> Tensor:
 
 def _wild(squares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Users and places of the rows where one of these squared norms (U, B) is above TAME or NaN."""
+    if squares[0].numel() == 0 or _largest(squares) <= TAME:  # false for NaN
+        none = torch.empty(0, dtype=torch.int64)
+        return none, none
     tame = squares[0] <= TAME
     for square in squares[1:]:
         tame &= square <= TAME
-    if bool(tame.all()):
-        none = torch.empty(0, dtype=torch.int64)
-        return none, none
     user, record = (~tame).nonzero(as_tuple=True)
     return user, record
+
+
+def _largest(values: Sequence[Tensor]) -> float:
+    """The largest number of all, NaN if there is one: one look, for which a GPU is waited for
+    once."""
+    return float(reduce(torch.maximum, [value.amax() for value in values]))
 
 
 def _exact_norms(parts: Sequence[Outer], user: Tensor, record: Tensor) -> Tensor:
