@@ -53,7 +53,10 @@ def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
     tolerance."""
     sizes, plan = SHAPES[shape]
     run = setting(algorithm, task, privacy, federation(sizes), **plan)
-    assert_agree(final("simulator", run), final("loop", run))
+    # Adam divides by √v, which magnifies rounding: starting at x⁰(1 + 1e-7) moves the loop itself
+    # by up to 8e-4 here.
+    atol = 1e-3 if algorithm == "fedadam" else 1e-5
+    assert_agree(final("simulator", run), final("loop", run), atol=atol)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "records"])
