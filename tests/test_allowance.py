@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from dpscaffold.allowance import NAME, Allowance, Grant, Participation
 from dpscaffold.errors import BadInput
-from dpscaffold.site.ledger import SiteLedger
 
 GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one", "6f3c")
 
@@ -51,6 +50,8 @@ def test_a_run_is_granted_once_and_further_needs_add(allowance):
 
 def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
     """The same format: the reader of a deployed site finds every grant and every round."""
+    from dpscaffold.site.ledger import SiteLedger
+
     allowance.book(GRANT)
     allowance.book(replace(GRANT, run="b", epsilon=0.25, rounds=7))
     for booked, round in enumerate((1, 2, 5)):
@@ -81,29 +82,30 @@ def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
     assert allowance.read().spent[0] == math.fsum(granted) <= 1.0
 
 
-def _book_many(path, name):
-    for k in range(8):
+def _book_many(path, name, together):
+    together.wait(60)
+    for k in range(12):
         allowance = Allowance(path)
         try:
-            allowance.book(replace(GRANT, run=f"{name}{k}", epsilon=0.1, delta=1e-7))
+            allowance.book(replace(GRANT, run=f"{name}{k}", epsilon=1 / 16, delta=1e-7))
             allowance.participate(Participation(f"{name}{k}", 1), after=0)
-        except BadInput:
-            pass
+        except BadInput as error:
+            assert "left" in str(error), error  # no room; anything else would be a collision
 
 
 def test_processes_share_a_file(allowance):
-    """Two processes ask for 16 tenths of one budget: ten are granted, and the chain holds."""
+    """Two processes ask at once for 24 of 16 equal shares: 16 are granted, and the chain holds."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_book_many, args=(allowance.path, n)) for n in "xy"]
+    together = context.Barrier(2)
+    workers = [context.Process(target=_book_many, args=(allowance.path, n, together)) for n in "xy"]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
     book = Allowance(allowance.path).read()
-    # 10 × 0.1 rounds to exactly 1; the eleventh does not fit.
-    assert len(book.grants) == 10 and book.spent[0] <= 1.0
-    assert sum(book.participations.values()) == 10
+    assert len(book.grants) == 16 and book.spent[0] == 1.0
+    assert sum(book.participations.values()) == 16
 
 
 def test_one_object_writes_on_after_another_has_written(allowance):

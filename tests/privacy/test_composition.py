@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,8 @@ from dpscaffold.privacy import (
     Ledger,
     PrivacyError,
 )
-from dpscaffold.privacy.composition import Part, together
+from dpscaffold.privacy.composition import Part, _convolved, together
+from dpscaffold.privacy.human import losses
 
 SERVER = {"server": RANDOM_PARTICIPATION}
 
@@ -53,6 +55,18 @@ def test_a_run_cut_in_two_is_the_run(sampling):
     found = together(parts, fixed_in_advance=True).epsilon["server"]
     truth = RANDOM_PARTICIPATION.epsilon(whole)
     assert truth * (1 - 1e-9) <= found <= truth * 1.005
+
+
+def test_directions_are_convolved_each_by_itself():
+    """A record is in all runs or in none: each order of the pair has its own law."""
+    parts = [part(f"{t} rounds", sampling="poisson", rounds=t, noise=1.0) for t in (12, 18)]
+    whole = losses(RANDOM_PARTICIPATION, run_of(SMALL, sampling="poisson", rounds=30, noise=1.0))
+    composed = _convolved(parts, "server")
+    epsilons = np.array([0.0, 0.5, 1.0, 2.0])
+    for found, law in zip(composed, whole, strict=True):
+        assert np.allclose(found.deltas(epsilons), law.deltas(epsilons), rtol=0.02)
+    apart = whole[0].deltas(epsilons) / whole[1].deltas(epsilons)
+    assert np.any(abs(apart - 1) > 0.1)  # or the test would not tell the two from one another
 
 
 small_parts = st.builds(
