@@ -180,6 +180,19 @@ def test_calibrate_to_human_terms():
     assert 0.0198 <= back["true_positives"][0]["rate"] <= 0.02
     rounds = answer("calibrate", "--mu", "0.3", "--solve", "rounds", *SYNTHETIC)
     assert rounds["rounds"] > 400 and rounds["reached"] <= 0.3
+    small = "--users 10 --records 100 --rounds 8 --local-steps 2 --user-ratio 0.2 --data-ratio 0.2"
+    table = answer(
+        "calibrate", "--tpr", "0.05", "--at-fpr", "0.01", "--solve", "table", *small.split()
+    )
+    assert [(row["local_steps"], row["rounds"]) for row in table["combinations"]][:4] == [
+        (1, 2),
+        (1, 8),
+        (1, 32),
+        (5, 2),
+    ]
+    row = table["combinations"][4]
+    run = run_of(SMALL, rounds=8, local_steps=5, noise=row["noise"], delta=table["delta"])
+    assert 0.0495 <= Goal("tpr", 0.05, at_fpr=0.01).of(run) <= 0.05
     shown = call("calibrate", "--epsilon", "1", "--group", "3", *plan)
     assert "of 1 for 3 together" in shown.stdout and "at most" in shown.stdout
 
@@ -197,7 +210,6 @@ def test_calibrate_to_human_terms():
         (["--mu", "-1"], "mu=-1"),
         (["--mu", "0.1", "--group", "2"], "group=2 is given with mu"),
         (["--epsilon", "1", "--group", "0"], "group=0"),
-        (["--advantage", "0.1", "--solve", "table"], "--solve is 'table'"),
         (["--advantage", "0.1", "--view", "paper-third-party"], "no loss distribution"),
     ],
 )

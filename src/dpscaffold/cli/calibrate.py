@@ -43,7 +43,7 @@ from dpscaffold.privacy import (
     noise_for,
     rounds_for,
 )
-from dpscaffold.privacy.goals import Kind
+from dpscaffold.privacy.goals import Kind, goal_table
 from dpscaffold.privacy.statement import round_up
 
 SOLVE = ("noise", "rounds", "table")
@@ -191,9 +191,8 @@ def solve_goal(
 ) -> dict[str, Any]:
     """The noise or the rounds that meet a goal in human terms, and what they reach."""
     if solve == "table":
-        raise PrivacyError(
-            "--solve is 'table', which lists combinations for --epsilon; give noise or rounds"
-        )
+        rows = [asdict(row) for row in goal_table(run, goal, bound, costs)]
+        return {"combinations": rows, "goal": asdict(goal), "delta": run.delta}
     if solve == "noise":
         run = replace(run, noise=noise_for(run, goal, bound, costs))
     else:
@@ -246,7 +245,7 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         if "epsilon" in answer and "goal" not in answer
         else ""
     )
-    if "goal" in answer:
+    if "reached" in answer:
         goal = Goal(**answer["goal"])
         together = f" for {goal.group} together" if goal.group > 1 else ""
         console.print(

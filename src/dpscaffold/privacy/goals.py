@@ -9,7 +9,7 @@ from typing import Literal
 
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.calibrate import _round_up
+from dpscaffold.privacy.calibrate import Combination, _round_up
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError
@@ -106,6 +106,11 @@ def noise_for(
     def met(noise: float) -> bool:
         return goal.of(replace(run, noise=noise), bound, costs) <= goal.target
 
+    if costs and goal.of(run, bound, costs, rounds=0) > goal.target:
+        raise PrivacyError(
+            f"{goal} is not met by any noise: {', '.join(cost.name for cost in costs)} alone "
+            f"exceeds it; give a larger one"
+        )
     low, high = 1.0, 1.0
     while met(low):
         low, high = low / 4, low
@@ -118,8 +123,8 @@ def noise_for(
         low, high = high, 4 * high
         if high > MOST_NOISE:
             raise PrivacyError(
-                f"{goal} is not met by any noise; give a larger one, fewer rounds, or less spent "
-                f"on preprocessing"
+                f"{goal} is not met by any noise up to {MOST_NOISE:g}; give a larger one, or "
+                f"fewer rounds"
             )
     while high / low > 1 + PRECISION:
         middle = math.sqrt(low * high)
@@ -155,3 +160,26 @@ def rounds_for(
         middle = (low + high) // 2
         low, high = (middle, high) if met(middle) else (low, middle)
     return low
+
+
+def goal_table(
+    run: Run,
+    goal: Goal,
+    bound: Bound = RANDOM_PARTICIPATION,
+    costs: Sequence[Cost] = (),
+    local_steps: Sequence[int] = (1, 5, 10, 20, 50),
+) -> list[Combination]:
+    """The noise that puts each (K, T) on the goal, with its ε; T is ¼, 1 and 4 times the run's."""
+    table = []
+    for steps in local_steps:
+        for rounds in sorted({max(1, run.rounds // 4), run.rounds, 4 * run.rounds}):
+            variant = replace(run, local_steps=steps, rounds=rounds)
+            if bound.applies(variant) is not None:
+                continue
+            variant = replace(variant, noise=noise_for(variant, goal, bound, costs))
+            table.append(
+                Combination(steps, rounds, variant.noise, bound.epsilon(variant, costs=costs))
+            )
+    if not table:
+        raise PrivacyError(f"the bound {bound.name!r} does not apply: {bound.applies(run)}")
+    return table
