@@ -582,6 +582,10 @@ def test_a_secret_run_leaves_no_key_in_its_state(engine):
     """What a checkpoint would hold of a secret run are tensors and counts; the key is in none of
     them."""
     run = setting("scaffold", "logistic", Gaussian(clip=1.0, noise=1.0, secret=True))
-    one, two = final(engine, run), final(engine, run)
-    assert not torch.equal(one.params, two.params)
-    assert set(one.to_dict()) == {"round", "params", "control", "memory", "average", "averaged"}
+    one, two = (ENGINES[engine](run).drive() for _ in range(2))
+    assert not torch.equal(one.reached.params, two.reached.params)
+    saved = one.states[0].to_dict()
+    assert set(saved) == {"round", "params", "slots", "average", "averaged"}
+    assert set(saved["slots"]) == {"control"}
+    kept = one.engine.memories.to_dict()
+    assert set(kept) == {"users", "slots"} and set(kept["slots"]) == {"control"}

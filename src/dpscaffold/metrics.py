@@ -8,7 +8,8 @@ and stand outside every privacy guarantee if they are published.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,15 +21,23 @@ from dpscaffold.tasks import Batch, Task
 #: Records evaluated together; bounds the memory of an evaluation.
 _BLOCK = 1 << 17
 
+#: Scores held together: (models, records, outputs) numbers.
+_HELD = 1 << 25
+
 #: log₁₀ of the gap is cut off here: below it the difference of two float losses is noise.
 _SMALLEST_GAP = 1e-12
+
+
+#: Prepared features, labels, user number within the block, and the block's sizes (float64).
+Block = tuple[Tensor, Tensor, Tensor, Tensor]
+Metrics = dict[str, float | None]
 
 
 class Evaluator:
     """Evaluates models on one federation, a block of users at a time.
 
-    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.optimum.solve`; without it
-    ``log10_gap`` is None.
+    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.optimum.solve`; without it ``log10_gap`` is
+    None. Records that fit memory are prepared once, when first needed.
     """
 
     def __init__(
@@ -39,18 +48,26 @@ class Evaluator:
         device: torch.device,
         optimum_loss: float | None = None,
     ) -> None:
-        self.federation, self.task, self.regularisation, self.device = (
-            federation,
-            task,
-            regularisation,
-            device,
-        )
-        self.optimum_loss = optimum_loss
-        self._test = list(self._blocks(federation.test)) if not federation.mapped else None
-        self._train = list(self._blocks(federation.train)) if not federation.mapped else None
+        self.federation, self.task, self.device = federation, task, device
+        self.regularisation, self.optimum_loss = regularisation, optimum_loss
+        self._held: dict[str, list[Block]] = {}
 
-    def __call__(self, params: Tensor) -> dict[str, float | None]:
+    def sharing(self, regularisation: float, optimum_loss: float | None = None) -> Evaluator:
+        """An evaluator of the same records under another objective; what is prepared is shared."""
+        other = Evaluator(self.federation, self.task, regularisation, self.device, optimum_loss)
+        other._held = self._held
+        return other
+
+    def prepare(self, full: bool = True) -> None:
+        """Prepare the records now rather than at the first evaluation."""
+        _ = self._of("test"), self._of("train") if full else None
+
+    def __call__(self, params: Tensor) -> Metrics:
         """All metrics of one model, (P,)."""
+        return {"test_accuracy": self.accuracy(params), **self.train_side(params)}
+
+    def train_side(self, params: Tensor) -> Metrics:
+        """What is measured on the training records."""
         loss, gradients_square, mean_gradient_square = self._train_side(params)
         gap = None
         if self.optimum_loss is not None:
@@ -60,7 +77,6 @@ class Evaluator:
                 else math.inf
             )
         return {
-            "test_accuracy": self.accuracy(params),
             "train_loss": loss,
             "log10_gap": gap,
             "gradient_dissimilarity": gradients_square - mean_gradient_square,
@@ -69,21 +85,34 @@ class Evaluator:
 
     def accuracy(self, params: Tensor) -> float:
         """Test accuracy averaged over users, whatever their sizes."""
-        total = 0.0
-        for x, y, user, sizes in (
-            self._test if self._test is not None else self._blocks(self.federation.test)
-        ):
-            hits = (self.task.scores(params, x).argmax(1) == y).double()
-            total += float((torch.zeros_like(sizes).index_add_(0, user, hits) / sizes).sum())
-        return total / self.federation.users
+        return self.accuracies(params[None])[0]
+
+    def accuracies(self, models: Tensor) -> list[float]:
+        """The accuracy of each of the models, (S, P): as many at a time as fit."""
+        totals = torch.zeros(len(models), dtype=torch.float64)
+        for x, y, user, sizes in self._of("test"):
+            step = max(1, _HELD // (len(y) * max(1, self.task.outputs)))
+            for start in range(0, len(models), step):
+                scores = self.task.scores_of(models[start : start + step], x)
+                hits = (scores.argmax(2) == y).double()
+                by_user = hits.new_zeros(len(hits), len(sizes)).index_add_(1, user, hits)
+                totals[start : start + step] += (by_user / sizes).sum(1).cpu()
+        return [float(total) / self.federation.users for total in totals]
+
+    def _of(self, part: Literal["train", "test"]) -> Iterable[Block]:
+        """The blocks of one part, held where they fit."""
+        records = self.federation.train if part == "train" else self.federation.test
+        if self.federation.mapped:
+            return self._blocks(records)
+        if part not in self._held:
+            self._held[part] = list(self._blocks(records))
+        return self._held[part]
 
     def _train_side(self, params: Tensor) -> tuple[float, float, float]:
         """F(x), (1/M)Σ‖∇F_i(x)‖² and ‖∇F(x)‖², all with the ℓ2 term."""
         users, loss, squares = self.federation.users, 0.0, 0.0
         mean = torch.zeros_like(params, dtype=torch.float64)
-        for x, y, user, sizes in (
-            self._train if self._train is not None else self._blocks(self.federation.train)
-        ):
+        for x, y, user, sizes in self._of("train"):
             losses = self.task.losses(params, x, y).double()
             loss += float((torch.zeros_like(sizes).index_add_(0, user, losses) / sizes).sum())
             gradients = self._gradients(params, x, y, sizes)
@@ -109,7 +138,7 @@ class Evaluator:
         total = self.task.clipped_sum(params.expand(count, -1), batch, None).total
         return total / sizes[:, None].to(total.dtype) + self.regularisation * params
 
-    def _blocks(self, records: Records) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _blocks(self, records: Records) -> Iterator[Block]:
         """Prepared features, labels, user number within the block, and the block's sizes
         (float64)."""
         offsets, start = records.offsets.tolist(), 0
@@ -123,6 +152,46 @@ class Evaluator:
             x, _ = prepared(self.task, records.features[rows], self.device)
             yield x, records.labels[rows].to(self.device), user, sizes.double()
             start = end
+
+
+def evaluate_all(
+    evaluators: Sequence[Evaluator], models: Sequence[Tensor], full: bool = True
+) -> list[Metrics]:
+    """The metrics of each evaluator's own model, (P,) each; models of one federation are scored
+    together. Without ``full`` the test accuracy alone."""
+    groups: dict[int, list[int]] = {}
+    for k, evaluator in enumerate(evaluators):
+        groups.setdefault(id(evaluator.federation), []).append(k)
+    rows: list[Metrics] = [{} for _ in models]
+    for members in groups.values():
+        stacked = torch.stack([models[k] for k in members])
+        for k, accuracy in zip(members, evaluators[members[0]].accuracies(stacked), strict=True):
+            rows[k]["test_accuracy"] = accuracy
+            if full:
+                rows[k] |= evaluators[k].train_side(models[k])
+    return rows
+
+
+def late(
+    history: Sequence[Mapping[str, Any]],
+    metric: str,
+    rounds: int,
+    fraction: float = 0.1,
+    diverged: int | None = None,
+) -> float | None:
+    """The mean of a metric over the last ``fraction`` of ``rounds``, as the paper's tables report
+    it; None for a run that diverged (at some round), or where a value is missing.
+
+    >>> late([{"round": 9, "loss": 3.0}, {"round": 10, "loss": 1.0}], "loss", 20, 0.6)
+    2.0
+    """
+    first = rounds - max(1, round(fraction * rounds))
+    rows = [row for row in history if row["round"] > first] or history[-1:]
+    values = [row.get(metric) for row in rows]
+    found = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if diverged is not None or not found or len(found) < len(values):
+        return None
+    return sum(found) / len(found)
 
 
 def _log(value: float) -> float:

@@ -23,7 +23,7 @@ from dpscaffold.identity import describe_in_words
 from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_device, stop_signals
-from dpscaffold.metrics import Evaluator
+from dpscaffold.metrics import Evaluator, late
 from dpscaffold.model import Model, Raw
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
@@ -60,13 +60,10 @@ class Result:
         """The last evaluated round."""
         return self.history[-1] if self.history else {}
 
-    def late(self, metric: str, fraction: float = 0.1) -> float:
+    def late(self, metric: str, fraction: float = 0.1) -> float | None:
         """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report
-        it."""
-        first = self.rounds - max(1, round(fraction * self.rounds))
-        rows = [row for row in self.history if row["round"] > first] or self.history[-1:]
-        values = [float(row[metric]) for row in rows]
-        return sum(values) / len(values)
+        it; None where a value is missing."""
+        return late(self.history, metric, self.rounds, fraction)
 
     @property
     def model(self) -> Model:

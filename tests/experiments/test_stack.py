@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from small import federation, setting
 
 from dpscaffold import BadInput, Gaussian, train
 from dpscaffold.experiments.draws import SameForEveryUser, shared_draws
-from dpscaffold.experiments.judging import Judge
-from dpscaffold.experiments.stack import Schedule, split, train_stack
-from dpscaffold.metrics import Evaluator
+from dpscaffold.experiments.stack import Schedule, evaluators_of, split, train_stack
+from dpscaffold.metrics import Evaluator, evaluate_all, late
 from dpscaffold.randomness import Randomness
 
 CPU = torch.device("cpu")
@@ -64,7 +61,7 @@ def test_a_diverged_run_leaves_the_others_alone():
     )
     (reference,) = train_stack([calm], FULL)
     beside = train_stack([calm, wild], FULL)
-    assert beside[1].diverged is not None and math.isnan(beside[1].late("test_accuracy"))
+    assert beside[1].diverged is not None and beside[1].late("test_accuracy") is None
     assert beside[0].diverged is None
     assert beside[0].history[-1]["train_loss"] == pytest.approx(
         reference.history[-1]["train_loss"], rel=1e-5
@@ -113,7 +110,7 @@ def test_the_same_noise_for_every_user_is_the_first_users():
 
 
 @pytest.mark.parametrize("task", ["logistic", "mlp", "module"])
-def test_the_judge_says_what_the_evaluator_says(task):
+def test_models_are_evaluated_together_as_they_are_alone(task):
     data = federation()
     made = setting(task=task, data=data).task
     runs = [setting(task=made, data=data, regularisation=r) for r in (0.0, 0.3)]
@@ -121,15 +118,25 @@ def test_the_judge_says_what_the_evaluator_says(task):
         torch.randn(runs[0].task.parameters, generator=torch.Generator().manual_seed(k))
         for k in (0, 1)
     ]
-    optimum = {(id(data), 0.3): 0.1}
-    for run, model, row in zip(runs, models, Judge(runs, CPU, True, optimum)(models), strict=True):
+    evaluators = evaluators_of(runs, CPU, {(id(data), 0.3): 0.1})
+    rows = evaluate_all(evaluators, models)
+    for run, model, row in zip(runs, models, rows, strict=True):
         loss = 0.1 if run.plan.regularisation else None
         expected = Evaluator(data, run.task, run.plan.regularisation, CPU, loss)(model)
-        assert {key for key, value in row.items() if value is None} == {
-            k for k, v in expected.items() if v is None
-        }
-        for metric, value in row.items():
-            assert value is None or value == pytest.approx(expected[metric], rel=1e-6)
+        assert row == pytest.approx(expected, rel=1e-6)
+    assert [set(row) for row in evaluate_all(evaluators, models, full=False)] == [
+        {"test_accuracy"}
+    ] * 2
+
+
+@pytest.mark.parametrize("diverged", [None, 3])
+def test_late_has_one_meaning(diverged):
+    """The mean over the last 10 % of rounds; None where the run diverged or a value is missing."""
+    history = [{"round": t, "loss": float(t), "gap": None if t == 20 else 1.0} for t in (1, 19, 20)]
+    expected = 19.5 if diverged is None else None
+    assert late(history, "loss", 20, diverged=diverged) == expected
+    assert late(history, "gap", 20) is None and late(history, "absent", 20) is None
+    assert late(history[:1], "loss", 20) == 1.0 and late([], "loss", 20) is None
 
 
 def test_late_means_and_schedules():

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from small import CPU, TASKS, module
+from small import CPU, TASKS, assert_agree, final, module, setting
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
@@ -20,6 +20,8 @@ from toys import explicit_clipped_sum
 
 from dpscaffold.engines import Loop
 from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.optimum import solve
 from dpscaffold.tasks import (
     LOSSES,
     Batch,
@@ -30,6 +32,7 @@ from dpscaffold.tasks import (
     ModuleTask,
     Task,
     huber,
+    loss_named,
     stacked_scores,
 )
 
@@ -191,6 +194,42 @@ def test_no_record_adds_more_than_c_whatever_its_target(task, name, x, t, at, cl
         assert float(total.norm()) <= float(np.float32(clip)) * float(weight.sum()) * (1 + 1e-6)
 
 
+# --- whole runs ---
+
+
+def a_federation(name: str) -> Federation:
+    """Users of equal size with targets of the loss's kind."""
+    generator = torch.Generator().manual_seed(5)
+    kind = ALL[name].kind
+    classes = None if kind == "number" else CLASSES if name == "softmax" else 2
+
+    def part(records: int) -> list[tuple[Tensor, Tensor]]:
+        rows = [torch.randn(records, 4, generator=generator) for _ in range(4)]
+        return [(x, targets(name, (records,), generator)) for x in rows]
+
+    return Federation.from_arrays(part(12), part(5), classes=classes, target=kind)
+
+
+@pytest.mark.parametrize("task", ["linear", "mlp"])
+@pytest.mark.parametrize("privacy", ["fixed", "poisson", "user-poisson"])
+@each_loss
+def test_both_engines_train_every_loss_alike(task, privacy, name):
+    """Loop and simulator end at the same parameters, memories and averages."""
+    run = setting("scaffold", make(task, name), privacy, a_federation(name), user_ratio=1.0)
+    assert_agree(final("simulator", run), final("loop", run))
+
+
+def test_the_optimum_of_squared_loss_is_ridge_regression():
+    """Equal users: x* solves (AᵀA/n + λI)x = Aᵀt/n, bias and all, whatever the solver did."""
+    data, task = a_federation("squared"), Linear(4, 1, LOSSES["squared"])
+    rows = task.prepare(data.train.features).double().numpy()
+    goal = data.train.labels.double().numpy()
+    n, ridge = len(goal), 0.05
+    exact = np.linalg.solve(rows.T @ rows / n + ridge * np.eye(5), rows.T @ goal / n)
+    found = solve(data, task, ridge, cache=False)
+    np.testing.assert_allclose(found.params.numpy(), exact, atol=1e-6)
+
+
 # --- what surrounds them ---
 
 
@@ -217,7 +256,22 @@ def test_equal_losses_and_tasks_compare_equal_and_others_do_not():
         with pytest.raises(AttributeError):
             task(4, 1, loss=squared).features = 5
     assert Logistic(4, 3) == Logistic(4, 3) != Logistic(4, 2)
+    assert Linear(4, 1, huber(0.3)) != Linear(4, 1, huber(0.5))
     assert Linear(4, 1, squared).convex and not Mlp(4, 1, loss=squared).convex
+
+
+def test_no_two_losses_share_a_tasks_name():
+    """The cache of optima and a resumed run know a task by its name and size."""
+    losses = [*LOSSES.values(), huber(0.3), huber(0.5)]
+    for task in MAKERS.values():
+        names = {task(4, loss.outputs(CLASSES), loss).name for loss in losses}
+        assert len(names) == len(losses)
+    for loss in losses:
+        assert loss_named(loss.name) == loss
+    assert Mlp(4, 3).name == "mlp" and ModuleTask(module(4, 3), name="net").name == "net"
+    for wrong in ("hinge", "huber:x", "huber:-1", "", "squared:1"):
+        with pytest.raises(BadInput, match=r"task\.loss is|delta is"):
+            loss_named(wrong)
 
 
 def test_scores_become_predictions():

@@ -37,6 +37,7 @@ from dpscaffold.identity import describe_algorithm
 from dpscaffold.journal import START, digest
 from dpscaffold.privacy import Ledger, PrivacyError
 from dpscaffold.report.runs import read_run
+from dpscaffold.runfolder import CHECKPOINT_FORMAT
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)
@@ -248,14 +249,15 @@ def test_another_engine(federation, tmp_path):
     refuses("engine 'simulator', not 'loop'", federation, tmp_path / "run", engine="loop")
 
 
-@pytest.mark.parametrize("number", [2, None])
+@pytest.mark.parametrize("number", [CHECKPOINT_FORMAT + 1, None])
 def test_a_checkpoint_of_another_format(federation, tmp_path, number):
     begin(federation, tmp_path / "run")
     path = tmp_path / "run" / "checkpoint.pt"
     saved = torch.load(path, weights_only=True)
-    assert saved["format"] == 1
+    assert saved["format"] == CHECKPOINT_FORMAT
     torch.save({**saved, "format": number}, path)
-    refuses(f"has format {number}, and this version reads format 1", federation, tmp_path / "run")
+    sentence = f"has format {number}, and this version reads format {CHECKPOINT_FORMAT}"
+    refuses(sentence, federation, tmp_path / "run")
 
 
 def rewritten(lines):

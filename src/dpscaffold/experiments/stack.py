@@ -20,7 +20,7 @@ import torch
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.draws import shared_draws
-from dpscaffold.experiments.judging import Judge
+from dpscaffold.metrics import Evaluator, evaluate_all, late
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 
@@ -74,15 +74,10 @@ class Course:
     diverged: int | None = None
     seconds: float = 0.0
 
-    def late(self, metric: str, fraction: float = 0.1) -> float:
-        """The mean of a metric over the last ``fraction`` of rounds; NaN for a run that
+    def late(self, metric: str, fraction: float = 0.1) -> float | None:
+        """The mean of a metric over the last ``fraction`` of rounds; None for a run that
         diverged."""
-        if self.diverged is not None:
-            return math.nan
-        last = self.setting.plan.rounds
-        first = last - max(1, round(fraction * last))
-        values = [row[metric] for row in self.history if row["round"] > first]
-        return sum(values) / len(values) if all(v is not None for v in values) else math.nan
+        return late(self.history, metric, self.setting.plan.rounds, fraction, self.diverged)
 
 
 def stack_key(setting: Setting) -> tuple[object, ...]:
@@ -148,7 +143,7 @@ def train_stack(
     data = [setting.federation for setting in settings]
     engine = Simulator(settings, data, Hardware.on(device), streams)
     states = [State.initial(setting, device) for setting in settings]
-    judge = Judge(settings, device, schedule.full, optima)
+    evaluators = evaluators_of(settings, device, optima)
     courses = [Course(setting) for setting in settings]
     evaluated = set(schedule.rounds(settings[0].plan.rounds))
     drawings = [plain_draws(*one) for one in zip(settings, streams, strict=True)]
@@ -156,15 +151,32 @@ def train_stack(
         round = done[0].number
         _set_aside_diverged(engine, states, courses, round)
         if round in evaluated:
-            _note(courses, judge([state.params for state in states]), round)
+            rows = evaluate_all(evaluators, [state.params for state in states], schedule.full)
+            _note(courses, rows, round)
         if watch:
             watch(round)
     if states[0].averaged:
-        for course, row in zip(courses, judge([state.average for state in states]), strict=True):
+        rows = evaluate_all(evaluators, [state.average for state in states], schedule.full)
+        for course, row in zip(courses, rows, strict=True):
             course.average = row if course.diverged is None else {}
     for course in courses:
         course.seconds = (time.perf_counter() - started) / len(courses)
     return courses
+
+
+def evaluators_of(
+    settings: Sequence[Setting],
+    device: torch.device,
+    optima: Mapping[tuple[int, float], float] | None = None,
+) -> list[Evaluator]:
+    """One evaluator per run; those of one federation share its records."""
+    first: dict[int, Evaluator] = {}
+    found = []
+    for setting in settings:
+        data, strength = setting.federation, setting.plan.regularisation
+        base = first.setdefault(id(data), Evaluator(data, setting.task, strength, device))
+        found.append(base.sharing(strength, (optima or {}).get((id(data), strength))))
+    return found
 
 
 def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]], round: int) -> None:

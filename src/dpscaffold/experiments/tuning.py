@@ -268,11 +268,7 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
 def _accuracy(course: Course, output: str) -> float | None:
     if course.diverged is not None:
         return None
-    return (
-        float(course.average["test_accuracy"])
-        if output == "average"
-        else course.late("test_accuracy")
-    )
+    return course.average["test_accuracy"] if output == "average" else course.late("test_accuracy")
 
 
 def _watch(watcher: Watcher | None, number: int, stacks: list[list[int]], settings: list[Setting]):  # type: ignore[no-untyped-def]

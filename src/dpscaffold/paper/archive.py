@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.experiments.stack import Course
+from dpscaffold.metrics import late
 from dpscaffold.paper.cases import Case
 from dpscaffold.runfolder import plain
 
@@ -43,15 +44,7 @@ class Finished:
 
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
         """The mean over the last 10 % of rounds; None for a run that diverged."""
-        if self.diverged is not None:
-            return None
-        first = self.rounds - max(1, round(fraction * self.rounds))
-        values = [
-            row[metric]
-            for row in self.history
-            if row["round"] > first and row.get(metric) is not None
-        ]
-        return sum(values) / len(values) if values else None
+        return late(self.history, metric, self.rounds, fraction, self.diverged)
 
 
 class Archive:

@@ -8,8 +8,8 @@ import torch
 
 from dpscaffold.engines import Hardware, Loop, State
 from dpscaffold.experiments.draws import SameForEveryUser
-from dpscaffold.experiments.judging import Judge
-from dpscaffold.experiments.stack import Course, Schedule, Watch
+from dpscaffold.experiments.stack import Course, Schedule, Watch, evaluators_of
+from dpscaffold.metrics import evaluate_all
 from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 
@@ -30,7 +30,7 @@ def train_loop(
     seed = setting.plan.seed
     randomness = SameForEveryUser(seed) if engine == "loop-same-noise" else setting.randomness()
     loop = Loop(setting, setting.federation, Hardware.on(device), randomness)
-    judge = Judge([setting], device, schedule.full)
+    evaluators = evaluators_of([setting], device)
     course = Course(setting)
     evaluated = set(schedule.rounds(setting.plan.rounds))
     state = State.initial(setting, device)
@@ -40,10 +40,12 @@ def train_loop(
             course.diverged = done.number
             break
         if done.number in evaluated:
-            course.history.append({"round": done.number, **judge([state.params])[0]})
+            course.history.append(
+                {"round": done.number, **evaluate_all(evaluators, [state.params], schedule.full)[0]}
+            )
         if watch:
             watch(done.number)
     if state.averaged and course.diverged is None:
-        course.average = judge([state.average])[0]
+        course.average = evaluate_all(evaluators, [state.average], schedule.full)[0]
     course.seconds = time.perf_counter() - started
     return course

@@ -12,9 +12,10 @@ from dpscaffold.algorithms import ALGORITHMS, DEFAULT
 from dpscaffold.checks import floor_share
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.experiments.draws import shared_draws
-from dpscaffold.experiments.judging import Judge
+from dpscaffold.experiments.stack import evaluators_of
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
+from dpscaffold.metrics import evaluate_all
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.runner import Cell, cells, user_steps
 from dpscaffold.plan import Plan
@@ -83,11 +84,14 @@ class Probe:
         done = stacked_rounds(stack, engine, drawings, states)
         next(done)
         step = min(_timed(lambda: next(done), self.device) for _ in range(ROUNDS))
-        judge = Judge(stack, self.device, cell.cases[0].schedule.full)
-        judged = _timed(lambda: judge([state.params for state in states]), self.device)
+        evaluators, full = evaluators_of(stack, self.device), cell.cases[0].schedule.full
+        models = [state.params for state in states]
+        for evaluator in evaluators:
+            evaluator.prepare(full)
+        judged = _timed(lambda: evaluate_all(evaluators, models, full), self.device)
         steps = stack[0].plan.local_steps * sum(setting.participants for setting in stack)
         federation = stack[0].federation
-        records = len(federation.test.labels) + judge.full * len(federation.train.labels)
+        records = len(federation.test.labels) + full * len(federation.train.labels)
         return step / steps, judged / (records * len(stack))
 
     def _stack(self, cell: Cell) -> list[Setting]:

@@ -43,8 +43,8 @@ class Linear:
 
     @property
     def name(self) -> str:
-        """``linear``."""
-        return "linear"
+        """``linear`` and the loss: results of different losses are never taken for one another."""
+        return f"linear-{self.loss.name}"
 
     @property
     def parameters(self) -> int:

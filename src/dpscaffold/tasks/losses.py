@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +15,7 @@ from torch.nn.functional import cross_entropy, softplus
 
 from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
-
-#: What is predicted: one of several classes (int64 targets) or a number (float32 targets).
-Kind = Literal["class", "number"]
+from dpscaffold.schema import Kind
 
 #: (scores, targets) → losses or errors.
 OfScores = Callable[[Tensor, Tensor], Tensor]
@@ -32,7 +29,10 @@ class Loss:
     - ``errors``: δ = ∂loss/∂z, from scores (U, outputs, B), which it may overwrite, and targets
       (U, B) → (U, outputs, B).
     - ``convex``: in the scores, so that a linear model has one optimum.
-    - ``kind``: the targets that fit; ``scores``: how many scores it reads, None for one a class.
+    - ``kind``: the targets that fit, classes (int64) or numbers (float32).
+    - ``scores``: how many scores of a record it reads; None for one a class.
+
+    The name tells losses apart: runs, caches and checkpoints know a loss by it.
 
     >>> LOSSES["squared"].values(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
     [2.0]
@@ -159,12 +159,14 @@ class HuberErrors:
 def huber(delta: float = 1.0) -> Loss:
     """The Huber loss, quadratic up to a residual of ``delta`` and linear beyond (Huber 1964).
 
-    >>> huber(0.5) == huber(0.5), huber(0.5) == huber(1.0)
-    (True, False)
+    >>> huber(0.5) == huber(0.5), huber(0.5) == huber(1.0), huber(0.5).name
+    (True, False, 'huber:0.5')
     """
-    if number("delta", delta) <= 0:
+    delta = number("delta", delta)
+    if delta <= 0:
         raise BadInput(f"delta is {delta}; the Huber loss needs a positive number")
-    return Loss("huber", HuberValues(delta), HuberErrors(delta), convex=True, kind="number")
+    name = "huber" if delta == 1 else f"huber:{delta!r}"
+    return Loss(name, HuberValues(delta), HuberErrors(delta), convex=True, kind="number")
 
 
 SOFTMAX = Loss("softmax", softmax_values, softmax_errors, convex=True, kind="class", scores=None)
@@ -179,3 +181,22 @@ LOSSES: dict[str, Loss] = {
         huber(),
     )
 }
+
+
+def loss_named(name: str) -> Loss:
+    """The loss of this name, ``huber:DELTA`` included; others are refused in a sentence.
+
+    >>> loss_named("huber:0.5") == huber(0.5)
+    True
+    """
+    kind, _, delta = name.partition(":")
+    if kind == "huber" and delta:
+        try:
+            return huber(float(delta))
+        except ValueError:
+            raise BadInput(
+                f"task.loss is {name!r}; after 'huber:' give a positive number, as in 'huber:0.5'"
+            ) from None
+    if name not in LOSSES:
+        raise BadInput(f"task.loss is {name!r}; choose one of {', '.join(LOSSES)}, huber:DELTA")
+    return LOSSES[name]

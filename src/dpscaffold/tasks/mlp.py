@@ -41,8 +41,8 @@ class Mlp:
 
     @property
     def name(self) -> str:
-        """``mlp``."""
-        return "mlp"
+        """``mlp``, and the loss where it is not softmax."""
+        return "mlp" if self.loss == SOFTMAX else f"mlp-{self.loss.name}"
 
     @property
     def convex(self) -> bool:

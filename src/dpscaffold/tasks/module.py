@@ -50,7 +50,7 @@ class ModuleTask:
                     f"batch, so a single example's gradient cannot be clipped; use GroupNorm or "
                     f"LayerNorm instead"
                 )
-        self.name = name
+        self.name = name if loss == SOFTMAX else f"{name}-{loss.name}"
         self.module = copy.deepcopy(module).eval()
         self.shape = shape
         self.loss = loss
