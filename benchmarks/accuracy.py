@@ -53,11 +53,11 @@ def main() -> None:
         for name, algorithm, privacy, rate in lines:
             start = time.perf_counter()
             settings = [
-                Setting(f, task, algorithm, plan(rate, arguments.rounds), privacy)
+                Setting(f.roster, task, algorithm, plan(rate, arguments.rounds), privacy)
                 for f in federations
             ]
-            courses = train_stack(settings, Schedule(late=10), arguments.device)
-            accuracy = [course.late("test_accuracy") for course in courses]
+            courses = train_stack(settings, federations, Schedule(late=10), arguments.device)
+            accuracy = [course.late("test_accuracy") or 0.0 for course in courses]
             below = [100 * (best - mine) for best, mine in zip(optima, accuracy, strict=True)]
             key = f"({level:g}, {level:g}) {name}"
             report[key] = {

@@ -33,7 +33,7 @@ def ours() -> Callable[[], object]:
     """A round of the simulator."""
     data = synthetic(alpha=5, beta=5, users=USERS, records=RECORDS)
     setting = Setting(
-        data,
+        data.roster,
         Logistic(FEATURES, CLASSES),
         scaffold(),
         Plan(rounds=10**6, local_steps=STEPS, user_ratio=0.2, data_ratio=0.2, learning_rate=0.5),

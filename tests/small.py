@@ -105,28 +105,45 @@ PLAN = Plan(
 )
 
 
+@dataclass(frozen=True)
+class Trial(Setting):
+    """A setting together with the federation that it is of."""
+
+    data: Federation | None = None
+
+    @property
+    def federation(self) -> Federation:
+        assert self.data is not None
+        return self.data
+
+    @classmethod
+    def of(cls, data: Federation, *parts, **more) -> Trial:
+        """A trial of these data."""
+        return cls(data.roster, *parts, data=data, **more)
+
+
 def setting(
     algorithm: str | Algorithm = "scaffold",
     task: str | Task = "logistic",
     privacy: str | Gaussian | None = None,
     data: Federation | None = None,
     **plan: object,
-) -> Setting:
+) -> Trial:
     """A whole setting from names; keywords change the plan."""
     data = data if data is not None else federation()
     algorithm = EVERY[algorithm]() if isinstance(algorithm, str) else algorithm
     task = TASKS[task](data.dimension, data.classes) if isinstance(task, str) else task
     privacy = PRIVACIES[privacy] if isinstance(privacy, str) else privacy
-    return Setting(data, task, algorithm, replace(PLAN, **plan), privacy)  # type: ignore[arg-type]
+    return Trial.of(data, task, algorithm, replace(PLAN, **plan), privacy)  # type: ignore[arg-type]
 
 
-def loop(run: Setting, randomness: Randomness | None = None) -> Loop:
+def loop(run: Trial, randomness: Randomness | None = None) -> Loop:
     """The readable engine on the run's own data."""
     return Loop(run, run.federation, Hardware(), randomness)
 
 
 def simulator(
-    runs: Setting | Sequence[Setting],
+    runs: Trial | Sequence[Trial],
     randomness: Randomness | Sequence[Randomness] | None = None,
     chunk: int | None = None,
     ahead: bool = False,

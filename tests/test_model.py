@@ -58,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[st
 def test_raw_rows_are_prepared_as_the_training_rows_were(trained: Any) -> None:
     result, rows = trained
     truth = np.array([row["outcome"] for row in rows])
-    federation = result.setting.federation
+    federation = result.federation
     features = torch.cat([federation.train.features, federation.test.features])
     labels = torch.cat([federation.train.labels, federation.test.labels])
     prepared = float((result.predict(features, prepared=True) == labels).double().mean())

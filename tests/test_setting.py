@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 import torch
 from small import UNEQUAL, federation, setting
 from torch import nn
 
-from dpscaffold.algorithms import ALGORITHMS, fedprox
+from dpscaffold.algorithms import ALGORITHMS, fedprox, with_momentum
+from dpscaffold.budget import Budget
 from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation, Records
 from dpscaffold.local import Gaussian
+from dpscaffold.roster import Roster
+from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 
 
@@ -146,3 +154,72 @@ def test_a_seeded_run_is_reproducible_and_a_secret_one_is_not():
     assert not setting("fedavg", "logistic", "fixed").randomness().secret
     assert setting("fedavg", "logistic", Gaussian(secret=True)).randomness().secret
     assert torch.is_tensor(setting("fedavg").batches)
+
+
+def test_no_record_can_be_reached_from_a_setting():
+    """Whatever a setting holds, to any depth, none of it has the records' numbers in it."""
+    data = federation()
+    run = setting("scaffold", "logistic", "fixed", data)
+    plain = Setting(data.roster, run.task, run.algorithm, run.plan, run.privacy, run.budget)
+    seen, todo = set(), [plain]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        assert not isinstance(value, Federation | Records)
+        if isinstance(value, torch.Tensor):
+            assert value.numel() <= max(data.users, run.task.parameters)
+        if isinstance(value, Mapping):
+            todo += list(value.values())
+        elif isinstance(value, list | tuple | set):
+            todo += list(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            todo += list(vars(value).values())
+    assert len(seen) > 20
+
+
+def test_a_setting_is_calibrated_to_an_epsilon():
+    """The noise of ε = 1 towards the server costs at most that and not much less, for users of
+    unequal sizes too; everything else stays."""
+    run = setting("scaffold", "logistic", "poisson", federation((90, 40, 300, 55, 70, 120)))
+    solved = run.calibrated(1.0)
+    bound = solved.budget.bound(solved.describe())
+    assert 0.98 < bound.epsilon(solved.describe()) <= 1.0
+    assert solved.privacy == replace(run.privacy, noise=solved.privacy.noise)
+    assert (solved.plan, solved.algorithm, solved.roster) == (run.plan, run.algorithm, run.roster)
+    with pytest.raises(BadInput, match="without privacy"):
+        setting("scaffold").calibrated(1.0)
+
+
+def test_the_budget_is_part_of_the_description():
+    """Caps and declining reach the accountant from the setting itself."""
+    budget = Budget(delta=1e-4, max_participations=3, user_epsilon=2.0)
+    said = replace(setting("fedavg", "logistic", "fixed"), budget=budget).describe()
+    assert (said.delta, said.max_participations) == (1e-4, 3) and said.may_decline is not None
+
+
+def test_settings_tell_themselves_apart_in_words():
+    """to_dict differs wherever two runs differ: a number, a loss, a limit."""
+    base = setting(fedprox(0.1), "logistic", "fixed")
+    others = [
+        replace(base, algorithm=fedprox(50.0)),
+        replace(base, algorithm=with_momentum(fedprox(0.1))),
+        replace(base, plan=replace(base.plan, seed=3)),
+        replace(base, privacy=replace(base.privacy, noise=9.0)),
+        replace(base, budget=Budget(target_epsilon=2.0)),
+        replace(base, task=Mlp(4, 3, hidden=2)),
+    ]
+    told = [json.dumps(one.to_dict(), sort_keys=True) for one in (base, *others)]
+    assert len(set(told)) == len(told)
+    assert told[0] == json.dumps(
+        setting(fedprox(0.1), "logistic", "fixed").to_dict(), sort_keys=True
+    )
+
+
+def test_a_roster_that_means_nothing_is_refused():
+    """Nobody, an empty user, names that do not match."""
+    schema = federation().schema
+    for sizes, names in (((), ()), ((3, 0), ()), ((3, 4), ("one",))):
+        with pytest.raises(BadInput, match="a roster has"):
+            Roster(sizes, names, schema)

@@ -1,6 +1,5 @@
 __version__: str
 
-from .accounts import Budget as Budget
 from .algorithms import ALGORITHMS as ALGORITHMS
 from .algorithms import Algorithm as Algorithm
 from .algorithms import fedavg as fedavg
@@ -8,6 +7,7 @@ from .algorithms import fedprox as fedprox
 from .algorithms import fedsgd as fedsgd
 from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_warm as scaffold_warm
+from .budget import Budget as Budget
 from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
 from .errors import Diverged as Diverged

@@ -10,21 +10,19 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from dpscaffold.booking import Booking
-from dpscaffold.checks import number, whole
+from dpscaffold.budget import Budget
 from dpscaffold.errors import BadInput
 from dpscaffold.journal import Anchor, Journal
 from dpscaffold.privacy import (
-    Bound,
     Ledger,
     PrivacyError,
-    Run,
     Spending,
     bound_for,
     charged,
@@ -32,7 +30,6 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
-from dpscaffold.privacy.ledger import USER_BUDGET
 from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.runledger import (
@@ -49,63 +46,17 @@ from dpscaffold.runledger import (
 )
 from dpscaffold.setting import Setting
 
-View = Literal["server", "third-party", "participant", "paper-third-party"]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The limits of a run's privacy spending; all optional.
-
-    - ``delta``: δ, by default 1/ΣR_i.
-    - ``max_participations``: the most rounds that any user takes part in.
-    - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose
-      next participation would exceed a cap declines; the draw and the divisor stay the same.
-    - ``target_epsilon``: training halts before ε towards ``view`` would exceed it; ``colluders`` is
-      how many participants pool what they know in the view ``participant``.
-    - ``file``: a budget file that several runs over the same records share
-      (:mod:`~dpscaffold.allowance`). The run's whole plan is granted before it begins, or refused.
-
-    >>> Budget(target_epsilon=1.0).view
-    'server'
-    """
-
-    delta: float | None = None
-    max_participations: int | None = None
-    user_epsilon: float | None = None
-    target_epsilon: float | None = None
-    view: View = "server"
-    file: str | None = None
-    colluders: int = 1
-
-    def __post_init__(self) -> None:
-        if self.delta is not None and not 0 < number("privacy.delta", self.delta) < 1:
-            raise BadInput(f"privacy.delta is {self.delta}; it must lie in (0, 1)")
-        if self.max_participations is not None:
-            whole("privacy.max_participations", self.max_participations, 1)
-        whole("privacy.colluders", self.colluders, 1)
-        for name in ("user_epsilon", "target_epsilon"):
-            value = getattr(self, name)
-            if value is not None and not number(f"privacy.{name}", value) > 0:
-                raise BadInput(f"privacy.{name} is {value}; it must be positive")
-        if self.file is not None and (not isinstance(self.file, str) or not self.file):
-            raise BadInput(f"privacy.budget_file is {self.file!r}; give the path of a budget file")
-
-    def describe(self, setting: Setting) -> Run | None:
-        """What a run under these limits does, for the accountant: declining is part of it."""
-        declines = USER_BUDGET if self.user_epsilon is not None else None
-        return setting.describe(self.delta, self.max_participations, declines)
-
-    def bound(self, run: Run, repeats: Sequence[int] = ()) -> Bound:
-        """The bound against the adversary that the budget names."""
-        return bound_for(run, self.view, repeats, self.colluders)
-
 
 class Accounts:
-    """Keeps the ledger of one run; without privacy it admits everyone and promises nothing."""
+    """Keeps the ledger of one run; without privacy it admits everyone and promises nothing.
 
-    def __init__(self, setting: Setting, budget: Budget) -> None:
-        self.setting, self.budget = setting, budget
-        self.run = budget.describe(setting)
+    ``data`` gives the digest of the run's data, where a shared budget file asks for it.
+    """
+
+    def __init__(self, setting: Setting, data: Callable[[], str]) -> None:
+        self.setting = setting
+        budget = self.budget = setting.budget
+        self.run = setting.describe()
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
         self._booking: Booking | None = None
@@ -118,7 +69,7 @@ class Accounts:
                     "privacy.epsilon too"
                 )
             return
-        self.costs, self._unprotected = charged(setting.federation.preparation, self.run)
+        self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
         self.ledger = Ledger(self.run, budget.user_epsilon, self.costs)
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
@@ -148,7 +99,7 @@ class Accounts:
                 )
             rounds = min(setting.plan.rounds, self._most_rounds)
             self._booking = Booking(
-                budget.file, setting, self.run, self.costs, budget.user_epsilon, rounds
+                budget.file, setting, self.run, self.costs, budget.user_epsilon, rounds, data
             )
 
     def check_room(self) -> None:
@@ -289,9 +240,9 @@ class Accounts:
     def statement(self) -> dict[str, Any]:
         """The privacy statement of what was released so far; with a folder, what the folder says
         to anyone who reads it."""
-        federation = self.setting.federation
+        prepared = self.setting.roster.schema.preparation
         if self.run is None:
-            return statement(None, preparation=federation.preparation)
+            return statement(None, preparation=prepared)
         if self.folder is not None:
             account = read_account(self.folder.path)
             if account.anchor != self.anchor:
@@ -304,7 +255,7 @@ class Accounts:
         return statement(
             self.run,
             ledger=self.ledger,
-            preparation=(*federation.preparation, *self._unprotected),
+            preparation=(*prepared, *self._unprotected),
             seed_public=seeded,
             extra_costs=self.costs,
             colluders=self.budget.colluders,
@@ -321,7 +272,7 @@ class Accounts:
         """What the data's preparation spent or left unprotected, so that the folder can be stated
         on its own."""
         assert self.folder is not None and self.run is not None
-        steps = (*self.setting.federation.preparation, *self._unprotected)
+        steps = (*self.setting.roster.schema.preparation, *self._unprotected)
         said = {
             "steps": [{"sentence": step.sentence, "protection": step.protection} for step in steps],
             "costs": [vars(cost) for cost in self.costs],

@@ -26,15 +26,16 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.accounts import Budget
 from dpscaffold.algorithms import DEFAULT, Algorithm
 from dpscaffold.algorithms.naming import build, numbers_of
+from dpscaffold.budget import Budget
 from dpscaffold.data.config import DataSettings, Synthetic
+from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import calibrate_noise, charged
+from dpscaffold.privacy import Run
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
 
@@ -235,21 +236,34 @@ class Settings(Table):
             self.plan.build(),
         )
         if self.privacy is None:
-            return Setting(federation, task, algorithm, plan)
-        noise = self.privacy.noise
-        if noise is None:
-            noise = self._solve_noise(
-                Setting(federation, task, algorithm, plan, self.privacy.mechanism(1.0))
-            )
-        return Setting(federation, task, algorithm, plan, self.privacy.mechanism(noise))
+            return Setting(federation.roster, task, algorithm, plan)
+        given = self.privacy
+        mechanism = given.mechanism(given.noise if given.noise is not None else 1.0)
+        setting = Setting(federation.roster, task, algorithm, plan, mechanism, given.budget)
+        return setting if given.epsilon is None else setting.calibrated(given.epsilon)
 
-    def _solve_noise(self, setting: Setting) -> float:
-        assert self.privacy is not None and self.privacy.epsilon is not None
-        run = self.privacy.budget.describe(setting)
-        assert run is not None
-        costs, _ = charged(setting.federation.preparation, run)
-        bound = self.privacy.budget.bound(run)
-        return calibrate_noise(run, self.privacy.epsilon, bound, costs)
+    def describe(self, sizes: Sequence[int]) -> Run | None:
+        """What the run would do with users of these sizes, for the accountant; None without
+        privacy. Noise that is to be solved for counts as 1."""
+        given = self.privacy
+        if given is None:
+            return None
+        return describe_run(
+            sizes,
+            self.algorithm.build(),
+            rounds=self.plan.rounds,
+            local_steps=self.plan.local_steps,
+            user_ratio=self.plan.user_ratio,
+            data_ratio=self.plan.data_ratio,
+            noise=1.0 if given.noise is None else given.noise,
+            clip=given.clip,
+            sampling=given.sampling,
+            unit=given.unit,
+            weighting=self.plan.weighting,
+            delta=given.delta,
+            max_participations=given.max_participations,
+            may_decline=given.budget.declines,
+        )
 
     def resolved(self, setting: Setting) -> dict[str, Any]:
         """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
+from dpscaffold.roster import Roster
 from dpscaffold.schema import Kind, Prepared, Schema, Target, schema_of
 
 #: How many values are looked at together when a table is checked or hashed; bounds the memory of a
@@ -313,6 +314,11 @@ class Federation:
     def schema(self) -> Schema:
         """What a row looks like, and nothing of any record."""
         return schema_of(self.preparation, self.target, self.dimension)
+
+    @cached_property
+    def roster(self) -> Roster:
+        """What a server may know of this federation."""
+        return Roster(tuple(self.train.sizes.tolist()), self.names, self.schema, self.title)
 
     def titled(self, title: str) -> Federation:
         """The same data under another title."""

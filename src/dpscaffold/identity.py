@@ -1,37 +1,25 @@
-"""What a run that was started from Python is, in words: by this it is known again on resume."""
+"""What an algorithm or a task is, in words: by this a run is known again on resume."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from dpscaffold.accounts import Budget
 from dpscaffold.algorithms import Algorithm
-from dpscaffold.journal import digest
-from dpscaffold.setting import Setting
+from dpscaffold.tasks import Task
 
 #: How deep the values inside an algorithm's parts are followed.
 DEPTH = 5
 
 
-def describe_in_words(setting: Setting, budget: Budget) -> dict[str, Any]:
-    """The configuration of a run that was started from Python rather than from a file.
-
-    Everything that a resumed run must share: data by title (its digest lies beside it, in
-    ``run.json``), task, algorithm with its numbers, plan, mechanism and limits.
-    """
-    described: dict[str, Any] = {
-        "data": {"source": "python", "title": setting.federation.title},
-        "task": {"kind": setting.task.name, "parameters": setting.task.parameters},
-        "algorithm": describe_algorithm(setting.algorithm),
-        "plan": _given(setting.plan.to_dict()),
-    }
-    if setting.privacy:
-        described["privacy"] = dict(vars(setting.privacy))
-        described["budget"] = _given(vars(budget))
-    return described
+def describe_task(task: Task) -> dict[str, Any]:
+    """A task's name, its size, and its loss with the numbers that it holds."""
+    described = {"kind": task.name, "parameters": task.parameters}
+    loss = getattr(task, "loss", None)
+    return described if loss is None else {**described, "loss": _part(loss)}
 
 
 def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
@@ -58,7 +46,11 @@ def _part(value: Any, depth: int = DEPTH) -> Any:
         return value
     if hasattr(value, "tolist"):  # numbers and arrays of numpy and torch
         plain = value.tolist()
-        return plain if not isinstance(plain, list) else digest(repr(plain))
+        return (
+            plain
+            if not isinstance(plain, list)
+            else hashlib.sha256(repr(plain).encode()).hexdigest()
+        )
     if depth == 0:
         return _name(value)
     if isinstance(value, list | tuple):
@@ -90,7 +82,3 @@ def _held(value: Any) -> dict[str, Any]:
 def _name(value: Any) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}

@@ -43,7 +43,7 @@ def rounds(setting: Setting, engine: Engine, drawing: Drawing, state: State) -> 
     >>> from dpscaffold import Logistic, Plan, fedavg, synthetic
     >>> from dpscaffold.engines import Loop
     >>> data = synthetic(users=5, records=20)
-    >>> setting = Setting(data, Logistic(40, 10), fedavg(), Plan(rounds=2, local_steps=3))
+    >>> setting = Setting(data.roster, Logistic(40, 10), fedavg(), Plan(rounds=2, local_steps=3))
     >>> loop, start = Loop(setting, data), State.initial(setting, torch.device("cpu"))
     >>> drawing = plain_draws(setting, loop.randomness)
     >>> [done.state.round for done in rounds(setting, loop, drawing, start)]

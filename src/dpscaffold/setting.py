@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
+from dpscaffold.budget import Budget, View
+from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation
+from dpscaffold.identity import describe_algorithm, describe_task
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import Run, describe
+from dpscaffold.privacy import Run, calibrate_noise, charged
 from dpscaffold.randomness import Randomness, Sampling
+from dpscaffold.roster import Roster
 from dpscaffold.tasks import Task
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that determines a run, checked as a whole.
+    """Everything that determines a run but the records, checked as a whole: what parties agree on.
+
+    No record can be reached from here, so it can be sent, compared, accounted and calibrated by
+    anyone; engines and evaluators take the federation beside it.
 
     The numbers that engines use (m, b_i, the warm rounds) and the numbers that are accounted come
     from the same properties, so what runs and what is stated cannot differ.
     """
 
-    federation: Federation
+    roster: Roster
     task: Task
     algorithm: Algorithm
     plan: Plan
     privacy: Gaussian | None = None
+    budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
         _ = self.participants, self.batches
@@ -51,18 +60,21 @@ class Setting:
             )
 
     def _check_task(self) -> None:
-        """One record through the task: its input and output must fit the federation."""
-        task, data = self.task, self.federation
+        """An empty record through the task: its input and output must fit the schema."""
+        task, data = self.task, self.roster.schema
         try:
             with torch.no_grad():
                 scores = task.scores(
-                    task.initial(self.plan.seed), task.prepare(data.train.features[:1])
+                    task.initial(self.plan.seed), task.prepare(torch.zeros(1, data.dimension))
                 )
         except RuntimeError as error:
             what = f"the task {task.name!r} does not accept records of {data.dimension} features"
             raise BadInput(f"{what} ({error})") from error
         needed = data.target.outputs
-        single = scores.shape[-1] == 1 and data.classes in (0, 2)  # one score tells two apart
+        single = scores.shape[-1] == 1 and len(data.target.classes) in (
+            0,
+            2,
+        )  # one score tells two apart
         if scores.ndim != 2 or (scores.shape[1] < needed and not single):
             raise BadInput(
                 f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
@@ -71,7 +83,7 @@ class Setting:
 
     def _check_preparation(self) -> None:
         """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
-        costs = [step.cost for step in self.federation.preparation if step.cost is not None]
+        costs = [step.cost for step in self.roster.schema.preparation if step.cost is not None]
         seeded = [cost.name for cost in costs if cost.seeded]
         if self.privacy is not None and self.privacy.secret and seeded:
             raise BadInput(
@@ -83,17 +95,17 @@ class Setting:
     @property
     def users(self) -> int:
         """M."""
-        return self.federation.users
+        return self.roster.users
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         """R_i, (M,)."""
-        return self.federation.train.sizes
+        return torch.tensor(self.roster.sizes)
 
     @cached_property
     def participants(self) -> int:
         """m = ⌊lM⌋."""
-        return self.plan.participants(self.federation.users)
+        return self.plan.participants(self.roster.users)
 
     @cached_property
     def batches(self) -> Tensor:
@@ -151,32 +163,59 @@ class Setting:
         """The run's streams."""
         return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
 
-    def describe(
-        self,
-        delta: float | None = None,
-        max_participations: int | None = None,
-        may_decline: str | None = None,
-    ) -> Run | None:
-        """What this run does, as data for the accountant; None without privacy.
+    def describe(self, delta: float | None = None) -> Run | None:
+        """What this run does under its budget, as data for the accountant; None without privacy.
 
-        The draw is not hidden: its seed is the plan's, which is stored with the run.
+        ``delta`` stands in for the budget's. The draw is not hidden: its seed is the plan's, which
+        is stored with the run.
         """
         if self.privacy is None:
             return None
-        return describe(
-            rounds=self.plan.rounds,
-            local_steps=self.plan.local_steps,
-            users=self.users,
-            participants=self.participants,
-            records=self.sizes.tolist(),
-            batches=self.batches.tolist(),
-            noise=self.privacy.noise,
-            clip=self.privacy.clip,
-            sampling=self.privacy.sampling,
-            unit=self.privacy.unit,
-            memory=self.algorithm.memory,
-            weighting=self.plan.weighting,
-            delta=delta,
-            max_participations=max_participations,
-            may_decline=may_decline,
+        plan, privacy, budget = self.plan, self.privacy, self.budget
+        return describe_run(
+            self.roster.sizes,
+            self.algorithm,
+            rounds=plan.rounds,
+            local_steps=plan.local_steps,
+            user_ratio=plan.user_ratio,
+            data_ratio=plan.data_ratio,
+            noise=privacy.noise,
+            clip=privacy.clip,
+            sampling=privacy.sampling,
+            unit=privacy.unit,
+            weighting=plan.weighting,
+            delta=budget.delta if delta is None else delta,
+            max_participations=budget.max_participations,
+            may_decline=budget.declines,
         )
+
+    def calibrated(self, epsilon: float, view: View | None = None) -> Setting:
+        """This setting with the smallest noise that keeps ε towards a view (the budget's), the cost
+        of its data's preparation included."""
+        run = self.describe()
+        if run is None or self.privacy is None:
+            raise BadInput("epsilon is asked of a run without privacy; give it a mechanism")
+        budget = self.budget if view is None else replace(self.budget, view=view)
+        costs, _ = charged(self.roster.schema.preparation, run)
+        noise = calibrate_noise(run, epsilon, budget.bound(run), costs)
+        solved = copy.copy(self)  # all else was checked, and nothing of it depends on the noise
+        object.__setattr__(solved, "privacy", replace(self.privacy, noise=noise))
+        return solved
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a run must share with this one to be the same, in plain values: data by title (their
+        digest is kept beside it), task, algorithm with its numbers, plan, mechanism and limits."""
+        described: dict[str, Any] = {
+            "data": {"source": "python", "title": self.roster.title},
+            "task": describe_task(self.task),
+            "algorithm": describe_algorithm(self.algorithm),
+            "plan": _given(self.plan.to_dict()),
+        }
+        if self.privacy:
+            described["privacy"] = dict(vars(self.privacy))
+            described["budget"] = _given(vars(self.budget))
+        return described
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -6,20 +6,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpscaffold.accounts import Accounts, Budget
+from dpscaffold.accounts import Accounts
 from dpscaffold.algorithms import Algorithm
+from dpscaffold.budget import Budget
 from dpscaffold.checks import choice
 from dpscaffold.engines import ENGINES, Draw, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.federation import Federation
-from dpscaffold.identity import describe_in_words
 from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_device, stop_signals
@@ -45,6 +45,7 @@ class Result:
     """
 
     setting: Setting
+    federation: Federation
     history: list[dict[str, Any]]
     params: Tensor
     rounds: int
@@ -68,7 +69,7 @@ class Result:
     @property
     def model(self) -> Model:
         """The trained model, with the preparation that raw rows need."""
-        return Model.of(self.setting.federation, self.setting.task, self.params)
+        return Model.of(self.federation, self.setting.task, self.params)
 
     def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
         """The class number, or the number, of each raw row, (N,).
@@ -112,24 +113,38 @@ def train(
     >>> result.ended, result.rounds, sorted(result.final)[:2]
     ('completed', 4, ['control_norm', 'epsilon_server'])
     """
-    setting = Setting(
-        federation.validated() if not federation.mapped else federation,
-        task,
-        algorithm,
-        plan,
-        privacy,
-    )
-    if optimum and not task.convex:
+    data = federation if federation.mapped else federation.validated()
+    setting = Setting(data.roster, task, algorithm, plan, privacy, budget or Budget())
+    hardware = Hardware.on(pick_device(device), chunk)
+    how = {"engine": engine, "optimum": optimum, "resume": resume, "config": config}
+    return run(setting, data, hardware, observer=observer, out=out, **how)  # type: ignore[arg-type]
+
+
+def run(
+    setting: Setting,
+    federation: Federation,
+    hardware: Hardware | None = None,
+    *,
+    engine: str = "simulator",
+    optimum: bool = False,
+    out: Path | str | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Result:
+    """As :func:`train`, for a setting that is made already and the federation that it is of."""
+    if optimum and not setting.task.convex:
         raise BadInput(
-            f"optimum is asked for, but the task {task.name!r} is not convex; leave it out"
+            f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
         )
-    run = _Run(setting, budget or Budget(), engine, pick_device(device), observer, chunk)
+    going = _Run(setting, federation, hardware or Hardware(), engine, observer)
     try:
-        run.open(Path(out) if out is not None else None, resume, config)
-        best = solve(federation, task, plan.regularisation) if optimum else None
-        return run.go(best)
+        going.open(Path(out) if out is not None else None, resume, config)
+        strength = setting.plan.regularisation
+        best = solve(federation, setting.task, strength) if optimum else None
+        return going.go(best)
     finally:
-        run.close()
+        going.close()
 
 
 class _Run:
@@ -138,16 +153,15 @@ class _Run:
     def __init__(
         self,
         setting: Setting,
-        budget: Budget,
+        federation: Federation,
+        hardware: Hardware,
         engine: str,
-        device: torch.device,
         observer: Observer | None,
-        chunk: int | None,
     ) -> None:
         choice("engine", engine, tuple(ENGINES))
-        self.setting, self.device, self.observer = setting, device, observer
-        self.engine_name, self.chunk = engine, chunk
-        self.accounts = Accounts(setting, budget)
+        self.setting, self.federation, self.hardware = setting, federation, hardware
+        self.device, self.engine_name, self.observer = hardware.device, engine, observer
+        self.accounts = Accounts(setting, lambda: federation.digest().value)
         self.randomness = setting.randomness()
         self.folder: RunFolder | None = None
         self.history: list[dict[str, Any]] = []
@@ -164,10 +178,8 @@ class _Run:
             return
         from dpscaffold.config import to_toml
 
-        described = config
-        if described is None:
-            described = describe_in_words(self.setting, self.accounts.budget)
-        digest = self.setting.federation.digest()
+        described = self.setting.to_dict() if config is None else config
+        digest = self.federation.digest()
         identity = Identity(digest.value, digest.covers, self.engine_name)
         self.folder = RunFolder(out)
         if resume and self.folder.holds_run:
@@ -196,7 +208,8 @@ class _Run:
         journal = saved["journal"]
         anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
         self.accounts.attach(folder, data, state.round, anchor)
-        self.saved, self.chunk = saved, saved["chunk"]
+        self.saved = saved
+        self.hardware = replace(self.hardware, chunk=saved["chunk"], threads=saved["threads"])
         if self.device.type == "cpu":
             torch.set_num_threads(saved["threads"])
         self.seconds = saved["seconds"]
@@ -205,16 +218,16 @@ class _Run:
     def go(self, optimum: Optimum | None) -> Result:
         """Run the rounds that are left."""
         setting, plan = self.setting, self.setting.plan
-        hardware = Hardware.on(self.device, self.chunk)
-        engine = ENGINES[self.engine_name](setting, setting.federation, hardware, self.randomness)
+        make = ENGINES[self.engine_name]
+        engine = make(setting, self.federation, self.hardware, self.randomness)
         if isinstance(engine, Simulator):
-            self.chunk = engine.chunk
+            self.hardware = replace(self.hardware, chunk=engine.chunk)
         state = State.initial(setting, self.device)
         if self.saved is not None:
             state = State.from_dict(self.saved["state"], self.device)
             engine.memories.restore(self.saved["memories"])
         evaluate = Evaluator(
-            setting.federation,
+            self.federation,
             setting.task,
             plan.regularisation,
             self.device,
@@ -299,7 +312,7 @@ class _Run:
             {
                 "state": state.to_dict(),
                 "memories": memories.to_dict(),
-                "chunk": self.chunk,
+                "chunk": self.hardware.chunk,
                 "threads": torch.get_num_threads(),
                 "journal": vars(anchor) if anchor else None,
                 "seconds": self.seconds,
@@ -311,6 +324,7 @@ class _Run:
         statement = self.accounts.statement()
         result = Result(
             self.setting,
+            self.federation,
             self.history,
             state.output.cpu(),
             state.round,
@@ -331,8 +345,8 @@ class _Run:
                     {
                         "params": result.params,
                         "task": self.setting.task.name,
-                        "features": self.setting.federation.dimension,
-                        "classes": self.setting.federation.classes,
+                        "features": self.federation.dimension,
+                        "classes": self.federation.classes,
                         "round": state.round,
                     }
                 )
@@ -343,7 +357,7 @@ def summarise(result: Result) -> dict[str, Any]:
     """The contents of ``summary.json``."""
     summary: dict[str, Any] = {
         "algorithm": result.setting.label,
-        "data": result.setting.federation.title,
+        "data": result.setting.roster.title,
         "ended": result.ended,
         "message": result.message,
         "rounds": result.rounds,

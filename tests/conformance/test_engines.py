@@ -189,7 +189,7 @@ def test_runs_of_different_structure_are_not_stacked():
 def test_mapped_federations_agree_with_resident_ones(algorithm, task, privacy):
     """Loading only a round's users gives the same run as keeping everyone's records at hand."""
     run = setting(algorithm, task, privacy)
-    mapped = replace(run, federation=replace(run.federation, mapped=True))
+    mapped = replace(run, data=replace(run.federation, mapped=True))
     assert not simulator(mapped).workers[0].store.resident
     assert_agree(final("simulator", mapped), final("simulator", run), rtol=1e-5, atol=1e-6)
     assert_agree(Driven(simulator(mapped, chunk=2)).drive().reached, final("simulator", run))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from small import CPU, PLAN, federation
+from small import CPU, PLAN, Trial, federation
 
 from dpscaffold.config import AlgorithmSettings, TaskSettings
 from dpscaffold.engines import Draw, State
@@ -28,7 +28,6 @@ from dpscaffold.local import Gaussian
 from dpscaffold.offer import Schema, offer_of
 from dpscaffold.randomness import Randomness
 from dpscaffold.rounds import Round, rounds
-from dpscaffold.setting import Setting
 from dpscaffold.site.answer import Site
 from dpscaffold.site.file import Policy, SiteFile
 from dpscaffold.site.ledger import SiteLedger
@@ -73,7 +72,7 @@ class World:
         self.algorithm = AlgorithmSettings.model_validate(named)
         self.learns = TaskSettings(kind=task, hidden=6)
         self.rows = Schema(features=self.data.dimension, classes=self.data.classes)
-        self.setting = Setting(
+        self.setting = Trial.of(
             self.data,
             self.learns.build(self.data),
             self.algorithm.build(),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small import Driven, simulator
+from small import Driven, Trial, simulator
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
 from dpscaffold.engines import Draw
-from dpscaffold.setting import Setting
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
@@ -17,7 +16,7 @@ def test_draws_made_ahead_are_the_same_even_where_users_decline(sampling):
     """Bit for bit the run without it; a user who declines only makes the draw be made again."""
     federation = synthetic(alpha=1, beta=1, users=12, records=60, size_spread=0.4)
     plan = Plan(rounds=6, local_steps=4, user_ratio=0.5)
-    setting = Setting(
+    setting = Trial.of(
         federation,
         Logistic(40, 10),
         scaffold(),

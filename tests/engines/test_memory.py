@@ -29,7 +29,7 @@ def table(n):
 
 data = Federation(table(records), table(5), classes).validated()
 plan = Plan(rounds=1, user_ratio=0.2)
-run = Setting(data, Logistic(dimension, classes), scaffold(), plan, Gaussian(1.0, 5.0))
+run = Setting(data.roster, Logistic(dimension, classes), scaffold(), plan, Gaussian(1.0, 5.0))
 device = torch.device("cpu")
 engine = Simulator([run], [data])
 drawing, start = plain_draws(run, run.randomness()), State.initial(run, device)

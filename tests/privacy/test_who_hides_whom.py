@@ -237,7 +237,7 @@ class TestOneBound:
         )
         noise = calibrate_noise(plan, 1.0, bound_for(plan, view))
         setting = Setting(
-            federation((50,) * 40),
+            federation((50,) * 40).roster,
             Logistic(4, 3),
             fedavg(),
             Plan(rounds=10, local_steps=steps, user_ratio=0.2, data_ratio=0.2),

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import beta
-from small import Driven, simulator
+from small import Driven, Trial, simulator
 
 from dpscaffold.algorithms import Upload, scaffold
 from dpscaffold.federation import Federation
@@ -31,7 +31,6 @@ from dpscaffold.local import participate as participate_module
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import CAP
 from dpscaffold.randomness import Randomness
-from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic
 
 GAMES, RECORDS, CLIP, DELTA = 2000, 8, 0.1, 0.01
@@ -67,7 +66,7 @@ def _bounds(
     return np.log(np.maximum(low - delta, high * 1e-9) / high).clip(min=0.0)
 
 
-def the_setting(steps: int, data_ratio: float = 1.0) -> Setting:
+def the_setting(steps: int, data_ratio: float = 1.0) -> Trial:
     """Pairs of users: a victim, whose first record has label 0 in even and 1 in odd games, and a
     bystander.
 
@@ -92,10 +91,11 @@ def the_setting(steps: int, data_ratio: float = 1.0) -> Setting:
         learning_rate=1e-6,
         regularisation=0.0,
     )
-    return Setting(federation, Logistic(1, 2), scaffold(), plan, Gaussian(CLIP, math.sqrt(steps)))
+    privacy = Gaussian(CLIP, math.sqrt(steps))
+    return Trial.of(federation, Logistic(1, 2), scaffold(), plan, privacy)
 
 
-def play(setting: Setting, randomness: Randomness | None = None) -> tuple[np.ndarray, np.ndarray]:
+def play(setting: Trial, randomness: Randomness | None = None) -> tuple[np.ndarray, np.ndarray]:
     """One round of the real engine; the attacker projects control variates on the record's
     gradient.
 
@@ -111,7 +111,7 @@ def play(setting: Setting, randomness: Randomness | None = None) -> tuple[np.nda
     return statistics[:, ::2], statistics[:, 1::2]
 
 
-def claimed(setting: Setting) -> float:
+def claimed(setting: Trial) -> float:
     """ε of one participation, as the ledger would have it."""
     run = setting.describe(delta=DELTA)
     assert run is not None

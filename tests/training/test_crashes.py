@@ -153,7 +153,7 @@ def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment
 def described(federation, privacy):
     from dpscaffold.setting import Setting
 
-    return Setting(federation, Logistic(40, 10), fedavg(), PLAN, privacy).describe()
+    return Setting(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe()
 
 
 def halts_at_once(federation, folder, run, target, crashes):

@@ -16,6 +16,7 @@ from rich.table import Table
 from dpscaffold.algorithms import ALGORITHMS, DEFAULT
 from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.checks import floor_share
+from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     VIEWS,
@@ -27,7 +28,6 @@ from dpscaffold.privacy import (
     TradeOff,
     bound_for,
     charged,
-    describe,
     statement,
 )
 from dpscaffold.privacy.human import GROUPS, losses
@@ -271,26 +271,24 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
     name = numbers.get("algorithm") or DEFAULT
     try:
         factory_of(name, argument="--algorithm")
-        remembers = build(name).memory
+        algorithm = build(name)
     except BadInput as error:
         raise PrivacyError(str(error)) from error
-    participants = floor_share(numbers["user_ratio"], numbers["users"])
-    if participants < 1:
+    if floor_share(numbers["user_ratio"], numbers["users"]) < 1:
         raise PrivacyError(
             f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "
             f"users"
         )
-    return describe(
+    return describe_run(
+        [numbers["records"]] * numbers["users"],
+        algorithm,
         rounds=numbers["rounds"],
         local_steps=numbers["local_steps"],
-        users=numbers["users"],
-        participants=participants,
-        records=numbers["records"],
-        batches=floor_share(numbers["data_ratio"], numbers["records"]),
+        user_ratio=numbers["user_ratio"],
+        data_ratio=numbers["data_ratio"],
         noise=numbers["noise"],
         sampling=numbers.get("sampling") or "fixed",
         unit=numbers.get("unit") or "record",
-        memory=remembers,
         delta=delta,
         max_participations=numbers.get("max_participations"),
     )
@@ -336,7 +334,7 @@ def from_config(path: Path) -> Subject:
     federation = load_federation(settings.data)
     limits = settings.privacy
     setting = settings.setting(federation)
-    run = limits.budget.describe(setting) if limits else None
+    run = setting.describe()
     if run is None or limits is None:
         return Subject(None, federation.preparation)
     costs, unprotected = charged(federation.preparation, run)

@@ -12,10 +12,12 @@ from rich.console import Console
 from dpscaffold.cli.demo import DEMO
 from dpscaffold.config import Settings, load
 from dpscaffold.data.loading import load_federation
+from dpscaffold.engines import Hardware
+from dpscaffold.machine import pick_device
 from dpscaffold.report.progress import Progress
 from dpscaffold.report.runs import summary_lines
 from dpscaffold.runfolder import plain
-from dpscaffold.training import Result, summarise, train
+from dpscaffold.training import Result, run, summarise
 
 
 def train_command(
@@ -63,15 +65,11 @@ def run_settings(
     federation = federation if federation is not None else load_federation(settings.data)
     setting = settings.setting(federation)
     with Progress(setting.label, setting.plan.rounds, quiet) as progress:
-        return train(
+        return run(
+            setting,
             federation,
-            setting.task,
-            setting.algorithm,
-            setting.plan,
-            setting.privacy,
-            budget=settings.privacy.budget if settings.privacy else None,
+            Hardware.on(pick_device(device)),
             engine=engine,
-            device=device,
             optimum=settings.task.optimum,
             out=folder,
             resume=resume,

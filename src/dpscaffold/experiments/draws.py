@@ -15,10 +15,10 @@ def shared_draws(settings: Sequence[Setting]) -> list[Randomness]:
     keep their own.
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
-    >>> federation = synthetic(users=4, records=20)
+    >>> roster = synthetic(users=4, records=20).roster
     >>> plans = [Plan(user_ratio=0.5, seed=s) for s in (0, 0, 1)]
     >>> task = Logistic(40, 10)
-    >>> drawn = shared_draws([Setting(federation, task, scaffold(), plan) for plan in plans])
+    >>> drawn = shared_draws([Setting(roster, task, scaffold(), plan) for plan in plans])
     >>> drawn[0] is drawn[1], drawn[0] is drawn[2]
     (True, False)
     """

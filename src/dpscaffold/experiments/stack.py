@@ -20,6 +20,7 @@ import torch
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.draws import shared_draws
+from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator, evaluate_all, late
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
@@ -93,9 +94,9 @@ def split(
     order.
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
-    >>> federation = synthetic(users=10, records=20)
+    >>> roster = synthetic(users=10, records=20).roster
     >>> task = Logistic(40, 10)
-    >>> runs = [Setting(federation, task, scaffold(), Plan(rounds=r)) for r in (3, 4, 3)]
+    >>> runs = [Setting(roster, task, scaffold(), Plan(rounds=r)) for r in (3, 4, 3)]
     >>> split(runs, torch.device("cpu"))
     [[0, 2], [1]]
     """
@@ -115,12 +116,13 @@ def split(
 
 def train_stack(
     settings: Sequence[Setting],
+    federations: Sequence[Federation],
     schedule: Schedule | None = None,
     device: torch.device | str = "cpu",
     watch: Watch | None = None,
     optima: Mapping[tuple[int, float], float] | None = None,
 ) -> list[Course]:
-    """Run all settings together and return each one's course.
+    """Run all settings, each on its federation, together and return each one's course.
 
     The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are judged,
     and
@@ -130,8 +132,9 @@ def train_stack(
     >>> federation = synthetic(users=10, records=20)
     >>> plan = dict(rounds=2, local_steps=3, averaging="tail")
     >>> task = Logistic(40, 10)
-    >>> runs = [Setting(federation, task, scaffold(), Plan(seed=s, **plan)) for s in (0, 1)]
-    >>> [course.history[-1]["round"] for course in train_stack(runs)]
+    >>> plans = [Plan(seed=s, **plan) for s in (0, 1)]
+    >>> runs = [Setting(federation.roster, task, scaffold(), plan) for plan in plans]
+    >>> [course.history[-1]["round"] for course in train_stack(runs, [federation] * 2)]
     [2, 2]
     """
     if not settings:
@@ -140,10 +143,9 @@ def train_stack(
     schedule = schedule or Schedule()
     started = time.perf_counter()
     streams = shared_draws(settings)
-    data = [setting.federation for setting in settings]
-    engine = Simulator(settings, data, Hardware.on(device), streams)
+    engine = Simulator(settings, federations, Hardware.on(device), streams)
     states = [State.initial(setting, device) for setting in settings]
-    evaluators = evaluators_of(settings, device, optima)
+    evaluators = evaluators_of(settings, federations, device, optima)
     courses = [Course(setting) for setting in settings]
     evaluated = set(schedule.rounds(settings[0].plan.rounds))
     drawings = [plain_draws(*one) for one in zip(settings, streams, strict=True)]
@@ -166,14 +168,15 @@ def train_stack(
 
 def evaluators_of(
     settings: Sequence[Setting],
+    federations: Sequence[Federation],
     device: torch.device,
     optima: Mapping[tuple[int, float], float] | None = None,
 ) -> list[Evaluator]:
     """One evaluator per run; those of one federation share its records."""
     first: dict[int, Evaluator] = {}
     found = []
-    for setting in settings:
-        data, strength = setting.federation, setting.plan.regularisation
+    for setting, data in zip(settings, federations, strict=True):
+        strength = setting.plan.regularisation
         base = first.setdefault(id(data), Evaluator(data, setting.task, strength, device))
         found.append(base.sharing(strength, (optima or {}).get((id(data), strength))))
     return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -245,7 +245,8 @@ def tune(
     stacks = split(stacked, device)
     for number, stack in enumerate(stacks):
         watch = _watch(watcher, number, stacks, stacked)
-        found = train_stack([stacked[k] for k in stack], schedule, device, watch)
+        held = [folds[runs[k][1]] for k in stack]
+        found = train_stack([stacked[k] for k in stack], held, schedule, device, watch)
         courses |= {runs[k]: course for k, course in zip(stack, found, strict=True)}
     scores = []
     for p, point in enumerate(points):
@@ -262,7 +263,7 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
     tables["plan"]["averaging"] = "tail"
     averaged = parse(tables, settings.algorithm.folder)
     first = averaged.setting(folds[0])
-    return [Setting(fold, first.task, first.algorithm, first.plan, first.privacy) for fold in folds]
+    return [replace(first, roster=fold.roster) for fold in folds]
 
 
 def _accuracy(course: Course, output: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpscaffold.config import Settings
-from dpscaffold.paper.solving import description, remember
+from dpscaffold.paper.solving import remember, run_of
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
@@ -27,7 +27,7 @@ def epsilons(settings: Settings) -> dict[str, float | None]:
 
     The third party's own best bound is named where it is below the server's (memoryless, K = 1).
     """
-    run = description(settings)
+    run = run_of(settings)
     found = {name: _epsilon(run, bound) for name, bound in COLUMNS.items()}
     third = RANDOM_PARTICIPATION if no_guarantee(run) else bound_for(run, "third_party")
     if third is not RANDOM_PARTICIPATION:

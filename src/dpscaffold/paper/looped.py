@@ -9,6 +9,7 @@ import torch
 from dpscaffold.engines import Hardware, Loop, State
 from dpscaffold.experiments.draws import SameForEveryUser
 from dpscaffold.experiments.stack import Course, Schedule, Watch, evaluators_of
+from dpscaffold.federation import Federation
 from dpscaffold.metrics import evaluate_all
 from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
@@ -16,6 +17,7 @@ from dpscaffold.setting import Setting
 
 def train_loop(
     setting: Setting,
+    federation: Federation,
     engine: str,
     schedule: Schedule,
     device: torch.device,
@@ -29,8 +31,8 @@ def train_loop(
     started = time.perf_counter()
     seed = setting.plan.seed
     randomness = SameForEveryUser(seed) if engine == "loop-same-noise" else setting.randomness()
-    loop = Loop(setting, setting.federation, Hardware.on(device), randomness)
-    evaluators = evaluators_of([setting], device)
+    loop = Loop(setting, federation, Hardware.on(device), randomness)
+    evaluators = evaluators_of([setting], [federation], device)
     course = Course(setting)
     evaluated = set(schedule.rounds(setting.plan.rounds))
     state = State.initial(setting, device)

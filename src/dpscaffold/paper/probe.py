@@ -75,26 +75,24 @@ class Probe:
         return self._known[key]
 
     def _time(self, cell: Cell) -> tuple[float, float]:
-        stack = self._stack(cell)
-        streams = shared_draws(stack)
-        data = [setting.federation for setting in stack]
+        federation, stack = self._stack(cell)
+        streams, data = shared_draws(stack), [federation] * len(stack)
         engine = Simulator(stack, data, Hardware.on(self.device), streams, ahead=False)
         states = [State.initial(setting, self.device) for setting in stack]
         drawings = [plain_draws(*one) for one in zip(stack, streams, strict=True)]
         done = stacked_rounds(stack, engine, drawings, states)
         next(done)
         step = min(_timed(lambda: next(done), self.device) for _ in range(ROUNDS))
-        evaluators, full = evaluators_of(stack, self.device), cell.cases[0].schedule.full
+        evaluators, full = evaluators_of(stack, data, self.device), cell.cases[0].schedule.full
         models = [state.params for state in states]
         for evaluator in evaluators:
             evaluator.prepare(full)
         judged = _timed(lambda: evaluate_all(evaluators, models, full), self.device)
         steps = stack[0].plan.local_steps * sum(setting.participants for setting in stack)
-        federation = stack[0].federation
         records = len(federation.test.labels) + full * len(federation.train.labels)
         return step / steps, judged / (records * len(stack))
 
-    def _stack(self, cell: Cell) -> list[Setting]:
+    def _stack(self, cell: Cell) -> tuple[Federation, list[Setting]]:
         """As many runs as the stack has, of the same seeds (runs of one seed share their draws), on
         random records of its shape and fewer users."""
         case = cell.cases[0]
@@ -109,9 +107,9 @@ class Probe:
             None if settings.privacy is None else Gaussian(1.0, 1.0, settings.privacy.sampling)
         )
         task = settings.task.build(federation)
-        return [
+        return federation, [
             Setting(
-                federation,
+                federation.roster,
                 task,
                 algorithm,
                 Plan(

@@ -152,8 +152,9 @@ def run_cases(
     for number, cell in enumerate(stacks, 1):
         watcher.cell(cell, number, len(stacks))
         started = time.perf_counter()
-        settings = [_setting(case, loader) for case in cell.cases]
-        optima = _optima(settings) if optimum else {}
+        data = [loader.get(case) for case in cell.cases]
+        settings = [_setting(*one) for one in zip(cell.cases, data, strict=True)]
+        optima = _optima(settings, data) if optimum else {}
 
         def watch(round: int) -> None:
             watcher.round(round)
@@ -163,23 +164,31 @@ def run_cases(
 
         first = cell.cases[0]
         if first.engine == "simulator":
-            courses = train_stack(settings, first.schedule, device, watch, optima)
+            courses = train_stack(settings, data, first.schedule, device, watch, optima)
         else:
-            courses = [train_loop(settings[0], first.engine, first.schedule, device, watch)]
+            courses = [
+                train_loop(settings[0], data[0], first.engine, first.schedule, device, watch)
+            ]
         archive.add(cell.cases, courses, made)
         watcher.done(cell, time.perf_counter() - started)
 
 
-def _setting(case: Case, loader: Loader) -> Setting:
-    federation = loader.get(case)
-    return solved_noise(case).settings.setting(federation)
+def _setting(case: Case, federation: Federation) -> Setting:
+    return solved_noise(case, federation.roster).settings.setting(federation)
 
 
-def _optima(settings: Sequence[Setting]) -> dict[tuple[int, float], float]:
+def _optima(
+    settings: Sequence[Setting], federations: Sequence[Federation]
+) -> dict[tuple[int, float], float]:
     """F(x*) of every (federation, λ) of a stack of convex tasks."""
-    wanted = {(id(s.federation), s.plan.regularisation): s for s in settings if s.task.convex}
+    wanted = {
+        (id(data), setting.plan.regularisation): (data, setting)
+        for setting, data in zip(settings, federations, strict=True)
+        if setting.task.convex
+    }
     return {
-        key: solve(s.federation, s.task, s.plan.regularisation).loss for key, s in wanted.items()
+        key: solve(data, setting.task, setting.plan.regularisation).loss
+        for key, (data, setting) in wanted.items()
     }
 
 

@@ -6,14 +6,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.checks import floor_share
 from dpscaffold.config import Settings
+from dpscaffold.data.config import DataSettings, Pooled, Synthetic
+from dpscaffold.data.loading import load_federation
+from dpscaffold.data.pool import held_out_size
 from dpscaffold.errors import BadInput
 from dpscaffold.optimum import cache_folder
 from dpscaffold.paper.cases import Case
@@ -21,48 +23,43 @@ from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     Run,
     calibrate_noise,
-    describe,
     largest_rounds,
 )
-from dpscaffold.privacy.ledger import USER_BUDGET
+from dpscaffold.roster import Roster
 
 
-def description(settings: Settings, rounds: int | None = None) -> Run:
-    """What a configuration does, for the accountant, without loading its data: all users hold R
-    records."""
-    data, plan, privacy = settings.data, settings.plan, settings.privacy
-    assert privacy is not None
-    if any(getattr(step, "fit", None) == "private" for step in getattr(data, "preprocess", ())):
+def run_of(settings: Settings, sizes: Sequence[int] | None = None) -> Run:
+    """What a configuration does, for the accountant; ``sizes`` are its users' training records,
+    where the data are at hand."""
+    if any(
+        getattr(step, "fit", None) == "private" for step in getattr(settings.data, "preprocess", ())
+    ):
         raise BadInput(
             "data.preprocess has a private step, whose cost an experiment does not count; prepare "
             "the data and train single runs, or fit the step on public statistics"
         )
-    users, records = data.users or 100, data.records or 5000  # type: ignore[union-attr]
-    train = records - round(data.test_ratio * records)  # type: ignore[union-attr]
-    return describe(
-        rounds=rounds or plan.rounds,
-        local_steps=plan.local_steps,
-        users=users,
-        participants=floor_share(plan.user_ratio, users),
-        records=train,
-        batches=floor_share(plan.data_ratio, train),
-        noise=privacy.noise if privacy.noise is not None else 1.0,
-        clip=privacy.clip,
-        sampling=privacy.sampling,
-        unit=privacy.unit,
-        memory=settings.algorithm.build().memory,
-        weighting=plan.weighting,
-        delta=privacy.delta,
-        max_participations=privacy.max_participations,
-        may_decline=USER_BUDGET if privacy.user_epsilon is not None else None,
-    )
+    run = settings.describe(sizes_of(settings.data) if sizes is None else sizes)
+    assert run is not None
+    return run
+
+
+def sizes_of(data: DataSettings) -> tuple[int, ...]:
+    """R_i of every user, (M,): from the configuration where it gives all users equally many
+    records, else from the data."""
+    pooled = isinstance(data, Pooled) and data.chosen_partition == "similarity"
+    if isinstance(data, Synthetic) or pooled:
+        users, records = data.users, data.records  # type: ignore[union-attr]
+        if users and records and not data.size_spread:  # type: ignore[union-attr]
+            test = held_out_size(records, data.test_ratio)  # type: ignore[union-attr]
+            return (records - test,) * users
+    return load_federation(data).roster.sizes
 
 
 def solved_rounds(case: Case) -> Case:
     """The case with the largest T that the published bound allows at ``solve_epsilon``."""
     if case.solve_epsilon is None:
         return case
-    run = description(case.settings, rounds=1)
+    run = replace(run_of(case.settings), rounds=1)
     epsilon = case.solve_epsilon
     rounds = remember(
         "rounds", run, epsilon, lambda: largest_rounds(run, epsilon, PAPER_THIRD_PARTY)
@@ -70,12 +67,13 @@ def solved_rounds(case: Case) -> Case:
     return replace(case.with_set({"plan.rounds": int(rounds)}), solve_epsilon=None)
 
 
-def solved_noise(case: Case) -> Case:
+def solved_noise(case: Case, roster: Roster | None = None) -> Case:
     """The case with the smallest noise that keeps its ``privacy.epsilon``, where that is given."""
     settings = case.settings
     if settings.privacy is None or settings.privacy.epsilon is None:
         return case
-    run, epsilon, view = description(settings), settings.privacy.epsilon, settings.privacy.view
+    run, epsilon = run_of(settings, roster.sizes if roster else None), settings.privacy.epsilon
+    view = settings.privacy.view
     if (
         view == "server"
     ):  # its bound does not ask whether users remember anything: one answer serves all

@@ -200,7 +200,7 @@ def summary_lines(result: Result) -> list[str]:
     if result.history:
         optimum = f" (central optimum {result.optimum.test_accuracy:.4f})" if result.optimum else ""
         lines.append(
-            f"{result.setting.label} on {result.setting.federation.title}: test accuracy "
+            f"{result.setting.label} on {result.setting.roster.title}: test accuracy "
             f"{result.late('test_accuracy'):.4f} over the last 10 % of rounds{optimum}"
         )
     if result.privacy.get("quote"):

@@ -1,0 +1,62 @@
+"""The limits of a run's privacy spending: public, and part of what the parties agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dpscaffold.checks import number, whole
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Bound, Run, bound_for
+from dpscaffold.privacy.ledger import USER_BUDGET
+
+View = Literal["server", "third-party", "participant", "paper-third-party"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of a run's privacy spending; all optional.
+
+    - ``delta``: δ, by default 1/ΣR_i.
+    - ``max_participations``: the most rounds that any user takes part in.
+    - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose
+      next participation would exceed a cap declines; the draw and the divisor stay the same.
+    - ``target_epsilon``: training halts before ε towards ``view`` would exceed it; ``colluders`` is
+      how many participants pool what they know in the view ``participant``.
+    - ``file``: a budget file that several runs over the same records share
+      (:mod:`~dpscaffold.allowance`). The run's whole plan is granted before it begins, or refused.
+
+    >>> Budget(target_epsilon=1.0).view
+    'server'
+    """
+
+    delta: float | None = None
+    max_participations: int | None = None
+    user_epsilon: float | None = None
+    target_epsilon: float | None = None
+    view: View = "server"
+    file: str | None = None
+    colluders: int = 1
+
+    def __post_init__(self) -> None:
+        if self.delta is not None and not 0 < number("privacy.delta", self.delta) < 1:
+            raise BadInput(f"privacy.delta is {self.delta}; it must lie in (0, 1)")
+        if self.max_participations is not None:
+            whole("privacy.max_participations", self.max_participations, 1)
+        whole("privacy.colluders", self.colluders, 1)
+        for name in ("user_epsilon", "target_epsilon"):
+            value = getattr(self, name)
+            if value is not None and not number(f"privacy.{name}", value) > 0:
+                raise BadInput(f"privacy.{name} is {value}; it must be positive")
+        if self.file is not None and (not isinstance(self.file, str) or not self.file):
+            raise BadInput(f"privacy.budget_file is {self.file!r}; give the path of a budget file")
+
+    @property
+    def declines(self) -> str | None:
+        """Why a drawn user may decline, beside having reached a count: part of what a run does."""
+        return USER_BUDGET if self.user_epsilon is not None else None
+
+    def bound(self, run: Run, repeats: Sequence[int] = ()) -> Bound:
+        """The bound against the adversary that the budget names."""
+        return bound_for(run, self.view, repeats, self.colluders)

@@ -1,0 +1,62 @@
+"""What a run does, as data for the accountant: the one path from ratios and sizes to a description.
+
+Training, experiments and commands come here, so that what runs and what is stated cannot differ.
+PyTorch is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.checks import floor_share
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Run, describe
+
+
+def describe_run(
+    sizes: Sequence[int],
+    algorithm: Algorithm,
+    *,
+    rounds: int,
+    local_steps: int,
+    user_ratio: float,
+    data_ratio: float,
+    noise: float,
+    clip: float | Literal["median"] = 1.0,
+    sampling: Literal["fixed", "poisson"] = "fixed",
+    unit: Literal["record", "user"] = "record",
+    weighting: Literal["uniform", "records"] = "uniform",
+    delta: float | None = None,
+    max_participations: int | None = None,
+    may_decline: str | None = None,
+) -> Run:
+    """T rounds of K steps in which m = ⌊lM⌋ users take part with batches of b_i = ⌊sR_i⌋.
+
+    >>> from dpscaffold import fedavg
+    >>> run = describe_run([50, 90], fedavg(), rounds=10, local_steps=5, user_ratio=0.5,
+    ...                    data_ratio=0.1, noise=3.0)
+    >>> run.participants, run.worst.batch
+    (1, 5)
+    """
+    participants = floor_share(user_ratio, len(sizes))
+    if participants < 1:
+        raise BadInput(f"a user ratio of {user_ratio} selects none of {len(sizes)} users")
+    return describe(
+        rounds=rounds,
+        local_steps=local_steps,
+        users=len(sizes),
+        participants=participants,
+        records=list(sizes),
+        batches=[floor_share(data_ratio, size) for size in sizes],
+        noise=noise,
+        clip=clip,
+        sampling=sampling,
+        unit=unit,
+        memory=algorithm.memory,
+        weighting=weighting,
+        delta=delta,
+        max_participations=max_participations,
+        may_decline=may_decline,
+    )
