@@ -157,7 +157,10 @@ def test_given_who_took_part_the_same_user_adds_up():
             ledger.record(round, [often, 1])
         ledger.record(9, [often])
         parts.append(Part(name, ledger.run, 9, SERVER, ledger, data="same"))
+    mean = (Cost("mean", noise=3.0),)
+    dearer = together([replace(p, costs=mean) for p in parts]).epsilon["ledger"]
     known = together(parts).epsilon["ledger"]
+    assert dearer > known * 1.05
     unknown = together([replace(p, data=None) for p in parts])
     assert known < unknown.epsilon["ledger"] and not unknown.same_records
     one = parts[0].ledger.of(1)

@@ -12,11 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dpscaffold.privacy import BOUNDS, PrivacyError
+from dpscaffold.privacy import VIEWS, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
 from dpscaffold.privacy.human import round_up
 
-VIEWS = ("server", "third_party")
 SIMULATED = (
     "simulated: the noise of a run with a seed can be removed by whoever holds the seed; with "
     "secret noise the runs would promise this"
@@ -49,13 +48,14 @@ def part_of(source: Path, delta: float | None) -> Part:
     said = about.statement()
     if not said["guarantee"]:
         raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
+    repeats = about.ledger.repeats if about.ledger else ()
     tables = _tables(source)
     seed = tables.get("plan", {}).get("seed")
     return Part(
         name=str(source),
         run=about.run,
         rounds=said["rounds"],
-        bounds={view: BOUNDS[said[view]["bound"]] for view in VIEWS},
+        bounds={view: bound_for(about.run, view, repeats) for view in VIEWS},
         ledger=about.ledger,
         costs=tuple(about.extra_costs),
         noise_seed=None if tables.get("privacy", {}).get("secret", False) else seed,
@@ -86,7 +86,7 @@ def show_together(answer: Together, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", overflow="fold")
     for name in ("rounds", *(f"epsilon, {_label(view)}" for view in answer.epsilon), "delta"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for alone in answer.runs:
         values = (round_up(alone.epsilon[view]) for view in answer.epsilon)
         table.add_row(alone.name, str(alone.rounds), *values, f"{alone.delta:.3g}")

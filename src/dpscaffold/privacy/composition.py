@@ -73,6 +73,11 @@ class Part:
         # Several users could be the worst; random participation has one worst user, and holds too.
         return losses(RANDOM_PARTICIPATION, self.run, self.rounds, self.costs, self.repeats)
 
+    def charged(self) -> Ledger:
+        """Its ledger, with what its data's preparation cost."""
+        assert self.ledger is not None
+        return self.ledger.charged(self.costs)
+
     def given_laws(self) -> Laws:
         """At least what any user spent given who took part: the most often, at the worst rate."""
         assert self.ledger is not None
@@ -213,26 +218,10 @@ def _check(parts: Sequence[Part]) -> None:
 def _added(parts: Sequence[Part], view: str) -> float:
     if view != GIVEN:
         return math.fsum(part.epsilon(view) for part in parts)
-    ledgers = [part.ledger for part in parts if part.ledger is not None]
     if len({part.data for part in parts}) == 1 and parts[0].data is not None:
         # The same data, so the same users: the largest sum, not the sum of the largest.
-        each = np.sum([_spent(part) for part in parts], axis=0)
-        return float(each.max())
-    return math.fsum(
-        max(law.epsilon(part.run.delta) for law in part.given_laws())
-        if part.costs
-        else ledger.largest()
-        for part, ledger in zip(parts, ledgers, strict=True)
-    )
-
-
-def _spent(part: Part) -> np.ndarray:
-    """ε of each user, (M,); with costs, that of the user who took part most often for all."""
-    assert part.ledger is not None
-    if not part.costs:
-        return part.ledger.epsilons()
-    value = max(law.epsilon(part.run.delta) for law in part.given_laws())
-    return np.full(part.run.users, value)
+        return float(np.sum([part.charged().epsilons() for part in parts], axis=0).max())
+    return math.fsum(part.charged().largest() for part in parts)
 
 
 def _convolved(parts: Sequence[Part], view: str) -> Laws:
@@ -256,10 +245,6 @@ def _convolved(parts: Sequence[Part], view: str) -> Laws:
 def _alone(part: Part, views: Sequence[str]) -> Alone:
     values: dict[str, float | None] = {}
     for view in views:
-        value = (
-            max(law.epsilon(part.run.delta) for law in part.given_laws())
-            if view == GIVEN
-            else part.epsilon(view)
-        )
+        value = part.charged().largest() if view == GIVEN else part.epsilon(view)
         values[view] = value if math.isfinite(value) else None
     return Alone(part.name, values, part.run.delta, part.rounds)

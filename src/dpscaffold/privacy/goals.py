@@ -106,7 +106,7 @@ def noise_for(
     def met(noise: float) -> bool:
         return goal.of(replace(run, noise=noise), bound, costs) <= goal.target
 
-    if costs and goal.of(run, bound, costs, rounds=0) > goal.target:
+    if costs and goal.of(replace(run, noise=1.0), bound, costs, rounds=0) > goal.target:
         raise PrivacyError(
             f"{goal} is not met by any noise: {', '.join(cost.name for cost in costs)} alone "
             f"exceeds it; give a larger one"
