@@ -1,0 +1,254 @@
+"""Batches and noise drawn on the device that uses them.
+
+Streams are keyed by (run, purpose, round, user, step), as on the CPU, by a counter-based generator
+(:mod:`dpscaffold.philox`): the key is a hash of the run's seed and the purpose, the counter is
+(place, step, user, round). So a participant's draws are the same alone or in a stack, in whatever
+chunks of users or steps, again after a resume, and as integers on every device. Nothing waits for
+the device, and nothing is proportional to the number of users who do not take part.
+
+A seed means another run here than with the streams of :mod:`dpscaffold.randomness`. Secret runs do
+not draw here: whoever holds the seed, or enough of the output, can repeat these streams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from dpscaffold.errors import BadInput
+from dpscaffold.philox import Words, philox, standard_normals, whole_numbers
+from dpscaffold.randomness import BATCHES, NOISE
+
+#: How many 64-bit numbers are held at a time; results do not depend on it.
+_HELD = 1 << 24
+
+#: A Poisson batch is wider than its padded width with at most this chance, as a power of two. With
+#: 2²⁸ batches in a run, a run meets one with chance 2⁻¹⁰⁰, and then draws again at full width.
+_OVERFLOW_BITS = 128
+
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class DeviceBatches:
+    """K batches of U participants: ``index`` (K, U, B) int64 into each one's records, ascending,
+    and ``weight`` (K, U, B) float32, 0 for padding (index 0), or None where nothing is padded.
+
+    ``overflowed`` () bool, on the device, says that a Poisson batch did not fit into B; ``again``
+    draws the same batches at full width. Nothing may leave before :meth:`complete` has been asked,
+    once a round: it is the one place that waits for the device.
+    """
+
+    index: Tensor
+    weight: Tensor | None
+    overflowed: Tensor | None = None
+    again: Callable[[], DeviceBatches] | None = None
+
+    def complete(self) -> DeviceBatches:
+        """These batches, or, in the rare case that one was cut short, the same ones uncut."""
+        if self.overflowed is not None and self.again is not None and bool(self.overflowed):
+            return self.again()
+        return self
+
+
+class DeviceDraws:
+    """The draws of U participations: ``users[u]`` takes part in round ``rounds[u]`` of the run with
+    ``seeds[u]``. Several runs may be stacked.
+
+    >>> pair = DeviceDraws([7, 7], [1, 1], [3, 4], torch.device("cpu"))
+    >>> one = DeviceDraws([7], [1], [4], torch.device("cpu"))
+    >>> bool((pair.normals(0, 2, 5)[:, 1] == one.normals(0, 2, 5)[:, 0]).all())
+    True
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        rounds: Sequence[int],
+        users: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        if not len(seeds) == len(rounds) == len(users):
+            raise BadInput(
+                f"there are {len(seeds)} seeds, {len(rounds)} rounds and {len(users)} users; give "
+                f"one of each per participation"
+            )
+        _within_words("round", rounds)
+        _within_words("user", users)
+        self.device, self._count = device, len(users)
+        self._user, self._round = _column(users, device), _column(rounds, device)
+        self._keys = {purpose: _keys(seeds, purpose, device) for purpose in (BATCHES, NOISE)}
+
+    def normals(self, first: int, steps: int, size: int) -> Tensor:
+        """Standard normals of so many steps from step ``first`` on, (steps, U, size) float32."""
+        out = torch.empty(steps, self._count, size, device=self.device)
+        blocks = -(-size // 4)
+        for start, stop in _pieces(steps, self._count * blocks):
+            words = self._words(NOISE, first + start, stop - start, blocks)
+            out[start:stop] = standard_normals(words)[..., :size]
+        return out
+
+    def fixed(
+        self, first: int, steps: int, records: Sequence[int], batches: Sequence[int]
+    ) -> DeviceBatches:
+        """Batches of exactly ``batches[u]`` of ``records[u]`` records, uniform without replacement.
+
+        Each record gets a random key whose low bits are its number, and the smallest keys are
+        taken. No two keys are equal, so the size is exact; the law is uniform but for the chance,
+        below R²·2^(log₂R − 63) a batch (4·10⁻⁹ at 4,000 records), that two random parts are equal.
+        """
+        _fitting(records, batches, self._count)
+        number = torch.arange(max(records), device=self.device)
+        sizes = _column(records, self.device)
+        low = _column([(1 << (count - 1).bit_length()) - 1 for count in records], self.device)
+        widest = max(batches)
+        wanted = torch.arange(widest, device=self.device) < _column(batches, self.device)
+        index = torch.empty(steps, self._count, widest, dtype=torch.int64, device=self.device)
+        for start, stop in _pieces(steps, self._count * max(records)):
+            keys = self._whole(first + start, stop - start, max(records))
+            keys = torch.where(number < sizes, (keys & ~low) | number, _LARGEST)
+            taken = keys.topk(widest, dim=-1, largest=False).values & low
+            taken = torch.where(wanted, taken, _LARGEST).sort(dim=-1).values
+            index[start:stop] = torch.where(wanted, taken, 0)
+        if min(batches) == widest:
+            return DeviceBatches(index, None)
+        return DeviceBatches(index, wanted.float().expand(steps, -1, -1))
+
+    def poisson(
+        self,
+        first: int,
+        steps: int,
+        records: Sequence[int],
+        batches: Sequence[int],
+        width: int | None = None,
+    ) -> DeviceBatches:
+        """Batches that hold each of ``records[u]`` records with chance ``batches[u]/records[u]``.
+
+        A record is in if 63 random bits are below ⌊rate·2⁶³⌋. Batches are padded to ``width``, by
+        default :func:`poisson_width`, and never truncated: see :class:`DeviceBatches`.
+        """
+        _fitting(records, batches, self._count)
+        pairs = list(zip(records, batches, strict=True))
+        widest = max(poisson_width(*pair) for pair in pairs) if width is None else width
+        number = torch.arange(max(records), device=self.device)
+        sizes = _column(records, self.device)
+        below = _column([min(_LARGEST, (b << 63) // r) for r, b in pairs], self.device)
+        shape = (steps, self._count, widest)
+        index = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        weight = torch.zeros(shape, device=self.device)
+        overflowed = torch.zeros((), dtype=torch.bool, device=self.device)
+        places = torch.arange(widest, device=self.device)
+        for start, stop in _pieces(steps, self._count * max(records)):
+            keys = self._whole(first + start, stop - start, max(records))
+            chosen = (keys < below) & (number < sizes)
+            count = chosen.cumsum(dim=-1)
+            # Records that were not drawn, or do not fit, all go to one place beyond the last.
+            place = torch.where(chosen, count - 1, widest).clamp_max_(widest)
+            room = index.new_zeros(stop - start, self._count, widest + 1)
+            room.scatter_(2, place, number.expand_as(place))
+            real = places < count[..., -1:]
+            index[start:stop] = torch.where(real, room[..., :widest], 0)
+            weight[start:stop] = real
+            overflowed |= (count[..., -1] > widest).any()
+
+        def again() -> DeviceBatches:
+            return self.poisson(first, steps, records, batches, max(records))
+
+        return DeviceBatches(index, weight, overflowed, again)
+
+    def _whole(self, first: int, steps: int, count: int) -> Tensor:
+        """``count`` numbers in [0, 2⁶³) for every step and participant, (steps, U, count)."""
+        return whole_numbers(self._words(BATCHES, first, steps, -(-count // 2)))[..., :count]
+
+    def _words(self, purpose: int, first: int, steps: int, blocks: int) -> Words:
+        """Random words at places 0, …, blocks − 1 of every stream, (steps, U, blocks) each."""
+        _within_words("step", [first, first + steps - 1])
+        _within_words("place", [blocks])
+        place = torch.arange(blocks, device=self.device)
+        step = torch.arange(first, first + steps, device=self.device)[:, None, None]
+        return philox((place, step, self._user, self._round), self._keys[purpose])
+
+
+def stream_key(seed: int, purpose: int) -> tuple[int, int]:
+    """The key of a run's streams for one purpose: two words, a hash of both.
+
+    >>> stream_key(7, 1) == stream_key(7, 2)
+    False
+    """
+    digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8, person=b"dpscaffold")
+    value = int.from_bytes(digest.digest(), "little")
+    return value & 0xFFFFFFFF, value >> 32
+
+
+@cache
+def poisson_width(records: int, batch: int) -> int:
+    """A width that a Poisson batch of rate batch/records exceeds with chance below 2⁻¹²⁸.
+
+    By Chernoff's bound P(n ≥ w) ≤ exp(−R·KL(w/R ‖ q)); all of the records where that is not less.
+
+    >>> poisson_width(4000, 800), poisson_width(10, 2)
+    (1153, 10)
+    """
+    rate, least = batch / records, _OVERFLOW_BITS * math.log(2)
+    low, high = batch, records  # the smallest w for which P(n > w) is small enough
+    while low < high:
+        middle = (low + high) // 2
+        if records * _divergence((middle + 1) / records, rate) >= least:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _divergence(share: float, rate: float) -> float:
+    """KL(share ‖ rate) of two coins, for share ≥ rate; infinite where the share is impossible."""
+    if share > 1 or rate >= 1:
+        return math.inf if share > 1 else 0.0
+    rest = 0.0 if share == 1 else (1 - share) * math.log((1 - share) / (1 - rate))
+    return share * math.log(share / rate) + rest
+
+
+def _pieces(steps: int, numbers: int) -> list[tuple[int, int]]:
+    """Ranges of steps whose numbers may be held at a time."""
+    block = max(1, _HELD // max(1, numbers))
+    return [(start, min(steps, start + block)) for start in range(0, steps, block)]
+
+
+def _column(values: Sequence[int], device: torch.device) -> Tensor:
+    """One number a participant, to stand beside (steps, U, n); sent without waiting for the
+    device."""
+    column = torch.tensor(list(values), dtype=torch.int64)[:, None]
+    if device.type == "cuda":
+        return column.pin_memory().to(device, non_blocking=True)
+    return column.to(device)
+
+
+def _keys(seeds: Sequence[int], purpose: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The two words of each participant's key."""
+    keys = [stream_key(seed, purpose) for seed in seeds]
+    return _column([key[0] for key in keys], device), _column([key[1] for key in keys], device)
+
+
+def _fitting(records: Sequence[int], batches: Sequence[int], count: int) -> None:
+    """Refuse sizes that are not one a participant, or batches larger than the data."""
+    if not len(records) == len(batches) == count:
+        raise BadInput(
+            f"there are {len(records)} numbers of records and {len(batches)} batch sizes for "
+            f"{count} participants; give one of each"
+        )
+    for total, batch in zip(records, batches, strict=True):
+        if not 1 <= batch <= total:
+            raise BadInput(f"a batch of {batch} of {total} records; it must hold 1 to {total}")
+
+
+def _within_words(name: str, values: Sequence[int]) -> None:
+    """Refuse what does not fit into a word of the counter: two addresses would share a stream."""
+    for value in values:
+        if not 0 <= value < 2**32:
+            raise BadInput(f"{name} is {value}; streams are numbered from 0 to 2^32 − 1")
