@@ -34,6 +34,7 @@ from typing import Any
 
 from dpscaffold.errors import BadInput
 from dpscaffold.journal import Anchor, Journal
+from dpscaffold.privacy.showing import round_up
 
 #: The name of a budget file where a site's ledger has the site's.
 NAME = "budget file"
@@ -241,8 +242,8 @@ class Allowance:
             raise BadInput(
                 f"{self.path} has epsilon = {epsilon:.6g} of {book.epsilon:g} and delta = "
                 f"{delta:.3g} of {book.delta:g} left, and {grant.rounds} rounds would take "
-                f"epsilon = {grant.epsilon:.6g} and delta = {grant.delta:.3g}; take fewer rounds, "
-                f"more noise or a smaller privacy.delta"
+                f"epsilon = {round_up(grant.epsilon, 6)} and delta = {grant.delta:.3g}; take fewer "
+                f"rounds, more noise or a smaller privacy.delta"
             )
 
     @contextmanager

@@ -48,7 +48,7 @@ class Prices:
     def of(self, rounds: int, repeats: Sequence[int] = ()) -> Price:
         """``repeats`` are the rounds that were, or would be, run again, each as often as it was."""
         run, setting = self._run, self._setting
-        ledger = Ledger(run, self._user_epsilon)
+        ledger = Ledger(run, self._user_epsilon, self._costs)
         randomness = setting.randomness()
         for round in range(1, rounds + 1):
             drawn = randomness.participants(round, setting.users, setting.participants)

@@ -9,6 +9,7 @@ from typing import Literal
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Bound, Run, bound_for
+from dpscaffold.privacy.describe import RECORDS, Delta
 from dpscaffold.privacy.ledger import USER_BUDGET
 
 View = Literal["server", "third-party", "participant", "paper-third-party"]
@@ -18,7 +19,8 @@ View = Literal["server", "third-party", "participant", "paper-third-party"]
 class Budget:
     """The limits of a run's privacy spending; all optional.
 
-    - ``delta``: δ, by default 1/ΣR_i.
+    - ``delta``: δ, by default 1/(10·ΣR_i), or 1/(10·M) where a user is the unit; ``"1/records"``
+      is the paper's 1/ΣR_i.
     - ``max_participations``: the most rounds that any user takes part in.
     - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose
       next participation would exceed a cap declines; the draw and the divisor stay the same.
@@ -31,7 +33,7 @@ class Budget:
     'server'
     """
 
-    delta: float | None = None
+    delta: Delta | None = None
     max_participations: int | None = None
     user_epsilon: float | None = None
     target_epsilon: float | None = None
@@ -40,7 +42,8 @@ class Budget:
     colluders: int = 1
 
     def __post_init__(self) -> None:
-        if self.delta is not None and not 0 < number("privacy.delta", self.delta) < 1:
+        named = self.delta is None or self.delta == RECORDS
+        if not named and not 0 < number("privacy.delta", self.delta) < 1:
             raise BadInput(f"privacy.delta is {self.delta}; it must lie in (0, 1)")
         if self.max_participations is not None:
             whole("privacy.max_participations", self.max_participations, 1)

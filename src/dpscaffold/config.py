@@ -173,11 +173,12 @@ class PrivacySettings(Table):
     noise: float | None = None
     epsilon: float | None = None
     view: Literal["server", "third-party", "participant", "paper-third-party"] = "server"
-    colluders: int = 1
+    colluders: int | None = None
     sampling: Literal["fixed", "poisson"] = "fixed"
     unit: Literal["record", "user"] = "record"
     secret: bool = False
-    delta: float | None = None
+    neighbours: Literal["replace-one", "zero-out", "add-remove"] | None = None
+    delta: float | Literal["1/records"] | None = None
     max_participations: int | None = None
     user_epsilon: float | None = None
     target_epsilon: float | None = None
@@ -197,7 +198,7 @@ class PrivacySettings(Table):
 
     def mechanism(self, noise: float) -> Gaussian:
         """The mechanism at this noise."""
-        return Gaussian(self.clip, noise, self.sampling, self.unit, self.secret)
+        return Gaussian(self.clip, noise, self.sampling, self.unit, self.secret, self.neighbours)
 
     @property
     def budget(self) -> Budget:
@@ -209,7 +210,7 @@ class PrivacySettings(Table):
             self.target_epsilon,
             self.view,
             self.budget_file,
-            self.colluders,
+            1 if self.colluders is None else self.colluders,
         )
 
 
@@ -263,6 +264,7 @@ class Settings(Table):
             delta=given.delta,
             max_participations=given.max_participations,
             may_decline=given.budget.declines,
+            declared_sizes=self.data.declared_sizes is not None and given.neighbours != "zero-out",
         )
 
     def resolved(self, setting: Setting) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import floor_share
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Run, describe
+from dpscaffold.privacy.describe import Delta
 
 
 def describe_run(
@@ -28,9 +29,10 @@ def describe_run(
     sampling: Literal["fixed", "poisson"] = "fixed",
     unit: Literal["record", "user"] = "record",
     weighting: Literal["uniform", "records"] = "uniform",
-    delta: float | None = None,
+    delta: Delta | None = None,
     max_participations: int | None = None,
     may_decline: str | None = None,
+    declared_sizes: bool = False,
 ) -> Run:
     """T rounds of K steps in which m = ⌊lM⌋ users take part with batches of b_i = ⌊sR_i⌋.
 
@@ -59,4 +61,5 @@ def describe_run(
         delta=delta,
         max_participations=max_participations,
         may_decline=may_decline,
+        declared_sizes=declared_sizes,
     )

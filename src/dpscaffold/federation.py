@@ -195,7 +195,8 @@ class Federation:
     and figures, and ``preparation`` the steps that made the features of raw rows, in order: each
     can be applied to other raw rows, and says how it treats private records. ``mapped`` says
     that the tables live in files and may exceed memory, so engines load only a round's users;
-    ``checksum`` is that of the stored files as they were written.
+    ``checksum`` is that of the stored files as they were written. ``declared_sizes`` are R_i as
+    the users declared them without looking at their data (:meth:`declaring`).
 
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users
@@ -210,6 +211,7 @@ class Federation:
     preparation: tuple[Prepared, ...] = ()
     mapped: bool = False
     checksum: str = ""
+    declared_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", Target.of(self.target))
@@ -317,8 +319,28 @@ class Federation:
 
     @cached_property
     def roster(self) -> Roster:
-        """What a server may know of this federation."""
-        return Roster(tuple(self.train.sizes.tolist()), self.names, self.schema, self.title)
+        """What a server may know of this federation; of sizes, those that were declared."""
+        sizes = self.declared_sizes or tuple(self.train.sizes.tolist())
+        return Roster(sizes, self.names, self.schema, self.title, bool(self.declared_sizes))
+
+    def declaring(self, sizes: int | Sequence[int]) -> Federation:
+        """The same data with sizes that are constants: one for all users, or one each.
+
+        Rates, divisors and weights are then made of these, so that Poisson batches hide whether a
+        record is there at all (add/remove neighbours). Users may hold more or fewer records.
+
+        >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+        >>> small = Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)])
+        >>> small.declaring(5).declared_sizes
+        (5, 5)
+        """
+        listed = (sizes,) * self.users if isinstance(sizes, int) else tuple(sizes)
+        if len(listed) != self.users or any(type(size) is not int or size < 1 for size in listed):
+            raise BadInput(
+                f"data.declared_sizes is {sizes!r} for {self.users} users; give one whole number "
+                f"above 0, or one each"
+            )
+        return replace(self, declared_sizes=listed)
 
     def titled(self, title: str) -> Federation:
         """The same data under another title."""

@@ -92,16 +92,17 @@ class Randomness:
         steps: int,
         sampling: Sampling,
         out: np.ndarray | None = None,
+        declared: int | None = None,
     ) -> Batches:
         """K fresh batches of one user: exactly ``batch`` of ``records``, or each with rate
-        batch/records.
+        batch/records, where ``declared`` stands for the records in the rate if it is given.
 
         ``out``, (K, batch) int64, receives the indices of batches of fixed size in place of a new
         array.
         """
         stream = self._private(BATCHES, round, user)
         if sampling == "poisson":
-            return _draw_poisson(stream, records, batch, steps)
+            return _draw_poisson(stream, records, batch / (declared or records), steps)
         return _draw_fixed(
             stream, records, np.empty((steps, batch), dtype=np.int64) if out is None else out
         )
@@ -159,11 +160,9 @@ def _scratch(rows: int, columns: int) -> np.ndarray:
     return _threads.keys[:size].reshape(rows, columns)
 
 
-def _draw_poisson(stream: Stream, records: int, batch: int, steps: int) -> Batches:
-    """``steps`` Poisson samples of rate batch/records, padded to the longest and never
-    truncated."""
-    rate = batch / records
-    if 6 * batch < records and isinstance(stream, np.random.Generator):
+def _draw_poisson(stream: Stream, records: int, rate: float, steps: int) -> Batches:
+    """``steps`` Poisson samples of this rate, padded to the longest and never truncated."""
+    if 6 * rate < 1 and isinstance(stream, np.random.Generator):
         count = stream.binomial(records, rate, steps)
         drawn = [stream.choice(records, n, replace=False, shuffle=False) for n in count]
     else:

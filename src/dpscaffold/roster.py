@@ -14,6 +14,7 @@ from dpscaffold.schema import Schema
 class Roster:
     """The users of a federation without their records: R_i training records each, their names, the
     schema of a row, and a title for tables and figures. No record can be reached from here.
+    ``declared`` says that the sizes are constants that do not depend on the data.
 
     >>> from dpscaffold import synthetic
     >>> roster = synthetic(users=3, records=10).roster
@@ -25,6 +26,7 @@ class Roster:
     names: tuple[str, ...]
     schema: Schema
     title: str = "federation"
+    declared: bool = False
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
@@ -49,4 +51,5 @@ class Roster:
             "names": list(self.names),
             "schema": self.schema.to_dict(),
             "title": self.title,
+            **({"declared": True} if self.declared else {}),
         }

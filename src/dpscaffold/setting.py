@@ -19,6 +19,7 @@ from dpscaffold.identity import describe_algorithm, describe_task
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Run, calibrate_noise, charged
+from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.randomness import Randomness, Sampling
 from dpscaffold.roster import Roster
 from dpscaffold.tasks import Task
@@ -46,6 +47,7 @@ class Setting:
         _ = self.participants, self.batches
         self._check_task()
         self._check_preparation()
+        self._check_neighbours()
         plan = self.plan
         if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
             raise BadInput(
@@ -92,6 +94,17 @@ class Setting:
                 f"store the data once with 'dpscaffold data prepare'"
             )
 
+    def _check_neighbours(self) -> None:
+        """The neighbours that are asked for must be those of the sampling and the data."""
+        privacy, declared = self.privacy, self.roster.declared
+        if privacy is not None:
+            choose_relation(privacy.neighbours, privacy.sampling, privacy.unit, declared)
+        if declared and self.sampling != "poisson":
+            raise BadInput(
+                "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
+                "privacy.sampling = 'poisson' or leave the sizes out"
+            )
+
     @property
     def users(self) -> int:
         """M."""
@@ -99,8 +112,13 @@ class Setting:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """R_i, (M,)."""
+        """R_i, (M,), of which rates, divisors and weights are made: declared ones where the roster
+        has them."""
         return torch.tensor(self.roster.sizes)
+
+    def declared(self, user: int) -> int | None:
+        """The size that a user declared, or None where R_i was read off its data."""
+        return self.roster.sizes[user] if self.roster.declared else None
 
     @cached_property
     def participants(self) -> int:
@@ -163,7 +181,7 @@ class Setting:
         """The run's streams."""
         return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
 
-    def describe(self, delta: float | None = None) -> Run | None:
+    def describe(self, delta: Delta | None = None) -> Run | None:
         """What this run does under its budget, as data for the accountant; None without privacy.
 
         ``delta`` stands in for the budget's. The draw is not hidden: its seed is the plan's, which
@@ -187,6 +205,7 @@ class Setting:
             delta=budget.delta if delta is None else delta,
             max_participations=budget.max_participations,
             may_decline=budget.declines,
+            declared_sizes=self.roster.declared and privacy.neighbours != "zero-out",
         )
 
     def calibrated(self, epsilon: float, view: View | None = None) -> Setting:

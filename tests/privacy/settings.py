@@ -14,6 +14,7 @@ SYNTHETIC: dict[str, Any] = {
     "records": 4000,
     "batches": 800,
     "noise": 60.0,
+    "delta": "1/records",
 }
 FEMNIST = {
     **SYNTHETIC,

@@ -16,7 +16,7 @@ from dpscaffold.runledger import Opening, summary_text
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "
-    "0.2 --noise 60"
+    "0.2 --noise 60 --delta 2.5e-6"
 )
 SYNTHETIC = OPTIONS.split()
 

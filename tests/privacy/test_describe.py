@@ -15,6 +15,7 @@ from dpscaffold.privacy import Participation, PrivacyError, Run, Step
     [
         ({"delta": 0.0}, "delta=0.0"),
         ({"delta": 1.0}, "delta=1.0"),
+        ({"delta": "1/users"}, "delta='1/users'"),
         ({"noise": -1.0}, "noise=-1.0"),
         ({"noise": float("inf")}, "noise=inf"),
         ({"clip": 0.0}, "clip=0.0"),
@@ -39,10 +40,12 @@ def test_impossible_descriptions_are_refused(changes, words):
     assert words in str(refusal.value)
 
 
-def test_delta_defaults_to_one_over_all_records():
-    assert (
-        run_of({**SMALL, "delta": None}, records=[50] * 5 + [150] * 5, batches=5).delta == 1 / 1000
-    )
+def test_delta_defaults_to_a_tenth_of_one_over_all_records():
+    plan = {**SMALL, "records": [50] * 5 + [150] * 5, "batches": 5}
+    assert run_of({**plan, "delta": None}).delta == 0.1 / 1000
+    assert run_of({**plan, "delta": "1/records"}).delta == 1 / 1000
+    assert run_of({**plan, "delta": None}, unit="user").delta == 0.1 / 10
+    assert run_of({**plan, "delta": "1/records"}, unit="user").delta == 1 / 10
 
 
 def test_it_describes_its_parts():

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dpscaffold.allowance import Allowance, Book
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.human import round_up
+from dpscaffold.privacy.showing import round_up
 
 
 def budget_command(

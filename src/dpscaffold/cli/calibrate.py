@@ -18,6 +18,7 @@ from dpscaffold.cli.privacy import (
     DataRatio,
     Delta,
     LocalSteps,
+    Neighbours,
     Noise,
     Records,
     Rounds,
@@ -44,7 +45,7 @@ from dpscaffold.privacy import (
     rounds_for,
 )
 from dpscaffold.privacy.goals import Kind, goal_table
-from dpscaffold.privacy.statement import round_up
+from dpscaffold.privacy.showing import round_up
 
 SOLVE = ("noise", "rounds", "table")
 
@@ -88,6 +89,7 @@ def calibrate(
     sampling: Sampling = None,
     algorithm: AlgorithmName = None,
     unit: Unit = None,
+    neighbours: Neighbours = None,
     delta: Delta = None,
     max_participations: Cap = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the answer as JSON")] = False,
@@ -107,6 +109,7 @@ def calibrate(
         "sampling": sampling,
         "algorithm": algorithm,
         "unit": unit,
+        "neighbours": neighbours,
         "max_participations": max_participations,
     }
     about = _subject(source, numbers, delta, solve)

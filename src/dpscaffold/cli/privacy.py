@@ -30,8 +30,10 @@ from dpscaffold.privacy import (
     charged,
     statement,
 )
+from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.privacy.human import GROUPS, losses
-from dpscaffold.privacy.statement import NO_NOISE, round_up
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.statement import NO_NOISE
 from dpscaffold.runledger import Account, read_account
 
 Source = Annotated[
@@ -66,7 +68,14 @@ AlgorithmName = Annotated[
     ),
 ]
 Unit = Annotated[str | None, typer.Option("--unit", help="record (default) or user")]
-Delta = Annotated[float | None, typer.Option("--delta", help="δ; 1 over all records by default")]
+Neighbours = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbours",
+        help="replace-one (fixed batches), zero-out or add-remove (poisson, declared sizes)",
+    ),
+]
+Delta = Annotated[float | None, typer.Option("--delta", help="δ; 1/(10 × all records) by default")]
 View = Annotated[
     str | None,
     typer.Option("--view", help="only this view: server, third-party or participant"),
@@ -122,6 +131,7 @@ def privacy(
     sampling: Sampling = None,
     algorithm: AlgorithmName = None,
     unit: Unit = None,
+    neighbours: Neighbours = None,
     delta: Delta = None,
     max_participations: Cap = None,
     view: View = None,
@@ -162,6 +172,7 @@ def privacy(
         "sampling": sampling,
         "algorithm": algorithm,
         "unit": unit,
+        "neighbours": neighbours,
         "max_participations": max_participations,
     }
     if sources and len(sources) > 1:
@@ -279,6 +290,10 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
             f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "
             f"users"
         )
+    sampling: Any = numbers.get("sampling") or "fixed"
+    unit: Any = numbers.get("unit") or "record"
+    # Numbers on a command line are declared: nothing is read off data.
+    chosen = choose_relation(numbers.get("neighbours"), sampling, unit, declared=True)
     return describe_run(
         [numbers["records"]] * numbers["users"],
         algorithm,
@@ -287,8 +302,9 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
         user_ratio=numbers["user_ratio"],
         data_ratio=numbers["data_ratio"],
         noise=numbers["noise"],
-        sampling=numbers.get("sampling") or "fixed",
-        unit=numbers.get("unit") or "record",
+        sampling=sampling,
+        unit=unit,
+        declared_sizes=chosen == "add-remove",
         delta=delta,
         max_participations=numbers.get("max_participations"),
     )
@@ -339,7 +355,7 @@ def from_config(path: Path) -> Subject:
         return Subject(None, federation.preparation)
     costs, unprotected = charged(federation.preparation, run)
     steps = (*federation.preparation, *unprotected)
-    return Subject(run, steps, costs, colluders=limits.colluders)
+    return Subject(run, steps, costs, colluders=limits.budget.colluders)
 
 
 def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
@@ -366,6 +382,7 @@ def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VI
         if table.row_count:
             console.print(table)
         console.print(f"delta: {said['delta']:.4g}", highlight=False)
+        show_deltas(said, console, views)
         console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
     if said.get("human"):
         show_human(said["human"], console)
@@ -379,6 +396,15 @@ def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VI
         console.print(f"head of the journal: {said['journal']['head']}", style="dim")
     for sentence in said["outside"]:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)
+
+
+def show_deltas(said: dict[str, Any], console: Console, views: Sequence[str]) -> None:
+    """ε at smaller δ, one line a view."""
+    for view in views if said.get("epsilon_by_delta") else ():
+        shown = ", ".join(
+            f"{round_up(row[view])} at {row['delta']:.3g}" for row in said["epsilon_by_delta"]
+        )
+        console.print(f"epsilon by delta, {view.replace('_', ' ')}: {shown}", highlight=False)
 
 
 def show_human(human: dict[str, Any], console: Console) -> None:

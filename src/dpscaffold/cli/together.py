@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dpscaffold.privacy import VIEWS, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
-from dpscaffold.privacy.human import round_up
+from dpscaffold.privacy.showing import round_up
 
 SIMULATED = (
     "simulated: the noise of a run with a seed can be removed by whoever holds the seed; with "

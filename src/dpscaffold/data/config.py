@@ -37,6 +37,7 @@ PAPER_STEPS = ("standardise", "unit-norm")
 class _Data(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0)
+    declared_sizes: int | tuple[int, ...] | None = None
     test_ratio: float = Field(default=0.2, gt=0, lt=1)
 
 
@@ -239,6 +240,7 @@ class Saved(BaseModel):
     path: str
     mapped: bool = True
     verify: bool = False
+    declared_sizes: int | tuple[int, ...] | None = None
 
 
 _Any = (

@@ -63,8 +63,14 @@ def load_federation(
     settings = (
         parse_data(settings or {}) if settings is None or isinstance(settings, dict) else settings
     )
+    federation = _load(settings, notify, release)
+    sizes = settings.declared_sizes
+    return federation if sizes is None else federation.declaring(sizes)
+
+
+def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     if isinstance(settings, Synthetic):
-        return synthetic(**settings.model_dump(exclude={"source"}))
+        return synthetic(**settings.model_dump(exclude={"source", "declared_sizes"}))
     if isinstance(settings, Saved):
         return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
     if not release:
@@ -180,6 +186,11 @@ def prepare(
     Tables are streamed from file to file and may exceed memory; so may a stored federation.
     """
     settings = parse_data(settings) if isinstance(settings, dict) else settings
+    if settings.declared_sizes is not None:
+        raise BadInput(
+            "data.declared_sizes belongs to the configuration that trains; leave it out here and "
+            "give it beside source = 'saved'"
+        )
     require_free(Path(folder), overwrite)  # before the work, not after it
     if not isinstance(settings, _TableFile):
         return save(load_federation(settings, notify, release=True), folder, overwrite)

@@ -14,7 +14,7 @@ released                  Δ            why
 ========================  ===========  =======================================================
 
 The noise has standard deviation z·Δ, z the noise multiplier, in every direction of an orthonormal
-basis. The number of records is public under replace-one neighbours. For add/remove neighbours the
+basis. The number of records is public under replace-one neighbours. For zero-out neighbours the
 sensitivities are B, B² and B², so the multipliers are 2z, √2·z and √2·z, the divisor being taken as
 a public constant.
 

@@ -64,7 +64,13 @@ class Loop:
         labels = labels.to(self.device)
         batch = int(self.setting.batches[user])
         batches = self.randomness.batches(
-            broadcast.round, user, len(labels), batch, plan.local_steps, self.setting.sampling
+            broadcast.round,
+            user,
+            len(labels),
+            batch,
+            plan.local_steps,
+            self.setting.sampling,
+            declared=self.setting.declared(user),
         )
         noise = NoiseStreams([self.randomness.noise(broadcast.round, user)], len(broadcast.params))
         at = Participant(broadcast, memory, self.known(batch))

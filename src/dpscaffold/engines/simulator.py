@@ -111,8 +111,11 @@ class Simulator:
 
     def _row(self, run: int, user: int) -> Row:
         setting = self.settings[run]
-        size, batch = int(setting.sizes[user]), int(setting.batches[user])
-        return Row(user, size, batch, setting.plan, setting.privacy, self.randomness[run], run)
+        size, batch = int(self.federations[run].train.sizes[user]), int(setting.batches[user])
+        declared = setting.declared(user)
+        return Row(
+            user, size, batch, setting.plan, setting.privacy, self.randomness[run], run, declared
+        )
 
     def _expected(self, round: int) -> list[Row] | None:
         """The rows of a round if nobody declines, where they fit one chunk."""

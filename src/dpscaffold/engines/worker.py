@@ -53,7 +53,7 @@ class Worker:
         floats = batch * (2 * dimension + self.task.width) + 10 * self.task.parameters
         row = 4 * floats + 8 * first.plan.local_steps * batch
         if not self.store.resident:
-            row += 8 * max(int(s.sizes.max()) for s in self.settings) * dimension
+            row += 8 * max(int(f.train.sizes.max()) for f in self.federations) * dimension
         budget = CPU_CHUNK_BYTES
         if self.device.type == "cuda":
             budget = torch.cuda.mem_get_info(self.device)[0] // 3

@@ -17,7 +17,7 @@ from dpscaffold.randomness import Batches, NoiseStreams, Randomness, Sampling, i
 NOISE_BLOCK = 1 << 22
 
 #: What decides a row's draws: its streams, its user, and how many of how many records.
-Kind = tuple[int, int, int, int]
+Kind = tuple[int, int, int, int, int | None]
 
 #: Record numbers (U, K, B) of each user's own, and how many of each batch are real, (U, K).
 Indices = tuple[Tensor, Tensor]
@@ -27,7 +27,7 @@ Indices = tuple[Tensor, Tensor]
 class Row:
     """One participant of one run: user i with its R_i records and b_i, under a plan and a
     mechanism. Rows of several runs may be stacked if they agree in all but numbers; ``run`` tells
-    them apart.
+    them apart. ``declared`` is the size that stands for R_i in the rate of Poisson batches.
     """
 
     user: int
@@ -37,6 +37,7 @@ class Row:
     privacy: Gaussian | None
     randomness: Randomness
     run: int = 0
+    declared: int | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -46,7 +47,7 @@ class Row:
     @property
     def kind(self) -> Kind:
         """Rows of one kind draw the same."""
-        return id(self.randomness), self.user, self.records, self.batch
+        return id(self.randomness), self.user, self.records, self.batch, self.declared
 
 
 def distinct(rows: Sequence[Row]) -> tuple[list[Row], list[int] | None]:
@@ -73,7 +74,9 @@ def indices(round: int, rows: Sequence[Row]) -> Indices:
 
     def draw(u: int, out: np.ndarray | None = None) -> Batches:
         row = rows[u]
-        return row.randomness.batches(round, row.user, row.records, row.batch, steps, sampling, out)
+        return row.randomness.batches(
+            round, row.user, row.records, row.batch, steps, sampling, out, row.declared
+        )
 
     if sampling == "fixed":
         sizes = [row.batch for row in rows]

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.randomness import Sampling
 
 Unit = Literal["record", "user"]
+Neighbours = Literal["replace-one", "zero-out", "add-remove"]
 
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
@@ -32,6 +34,11 @@ class Gaussian:
     - ``secret``: draw batches and noise from the operating system's entropy instead of the plan's
       seed.
 
+    - ``neighbours``: which datasets are hidden from one another, by name; by default what sampling
+      and data imply. Batches of fixed size, and a user as unit, hide ``"replace-one"``. Poisson
+      batches hide ``"zero-out"`` (a record replaced by an empty one, R_i and b_i staying as they
+      are), and ``"add-remove"`` where the federation's sizes are declared constants.
+
     >>> Gaussian(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
     0.15
     """
@@ -41,10 +48,13 @@ class Gaussian:
     sampling: Sampling = "fixed"
     unit: Unit = "record"
     secret: bool = False
+    neighbours: Neighbours | None = None
 
     def __post_init__(self) -> None:
         choice("privacy.sampling", self.sampling, ("fixed", "poisson"))
         choice("privacy.unit", self.unit, ("record", "user"))
+        # Whether sizes are declared is the data's to say; the setting asks again with them.
+        choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
         if number("privacy.noise", self.noise) < 0:
             raise BadInput(f"privacy.noise is {self.noise}; it must be 0 or positive")
         if isinstance(self.clip, str):

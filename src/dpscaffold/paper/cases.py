@@ -17,6 +17,7 @@ from typing import Any
 from dpscaffold.checks import floor_share
 from dpscaffold.config import Settings, parse
 from dpscaffold.experiments.stack import Schedule
+from dpscaffold.privacy.describe import RECORDS
 
 #: Part of every digest: raise it when the meaning of a configuration changes.
 VERSION = 1
@@ -52,6 +53,8 @@ class Case:
         tables = self.settings.model_dump(mode="json", exclude_none=True)
         # Every algorithm once had a key mu, and finished runs are found by their digest.
         tables["algorithm"] = {"mu": 0.1, **tables["algorithm"]}
+        if tables.get("privacy", {}).get("delta") == RECORDS:  # once the default, unnamed
+            del tables["privacy"]["delta"]
         content: dict[str, Any] = {
             "tables": tables,
             "schedule": vars(self.schedule),

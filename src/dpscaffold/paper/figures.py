@@ -247,7 +247,7 @@ def _frontier_lines(axis: Axes, results: Results, row: str, line: str) -> None:
             points.sort()
             label = (
                 f"DP-{line}, "
-                f"{'Poisson, add/remove' if sampling == 'poisson' else 'fixed size, replace-one'}"
+                f"{'Poisson, zero-out' if sampling == 'poisson' else 'fixed size, replace-one'}"
             )
             axis.plot(
                 *zip(*points, strict=True),

@@ -14,7 +14,7 @@ from dpscaffold.paper.published import caption, published
 from dpscaffold.paper.results import Place, Results, Summary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Made, markdown, percent, rate
-from dpscaffold.privacy.statement import round_up
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.progress import duration
 
 
@@ -178,7 +178,7 @@ def _frontier(results: Results, made: Made) -> list[str]:
             entries = [
                 (row, column, line) for line in lines if (row, column, line) in results.places
             ]
-            how = {"poisson": "Poisson, add/remove", "fixed": "fixed size, replace-one"}.get(
+            how = {"poisson": "Poisson, zero-out", "fixed": "fixed size, replace-one"}.get(
                 sampling, "not private"
             )
             noises = [_noise(results.shown(p)[0].finished) for p in entries]

@@ -47,7 +47,7 @@ def sizes_of(data: DataSettings) -> tuple[int, ...]:
     """R_i of every user, (M,): from the configuration where it gives all users equally many
     records, else from the data."""
     pooled = isinstance(data, Pooled) and data.chosen_partition == "similarity"
-    if isinstance(data, Synthetic) or pooled:
+    if data.declared_sizes is None and (isinstance(data, Synthetic) or pooled):
         users, records = data.users, data.records  # type: ignore[union-attr]
         if users and records and not data.size_spread:  # type: ignore[union-attr]
             test = held_out_size(records, data.test_ratio)  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
     ):  # its bound does not ask whether users remember anything: one answer serves all
         run = replace(run, memory=False)
     bound = settings.privacy.budget.bound(run)
-    what = f"{view} {settings.privacy.colluders}" if view == "participant" else view
+    what = f"{view} {settings.privacy.budget.colluders}" if view == "participant" else view
     noise = remember(what, run, epsilon, lambda: calibrate_noise(run, epsilon, bound))
     solved = case.with_set({"privacy.noise": float(noise)})
     solved.tables["privacy"].pop("epsilon")

@@ -3,9 +3,9 @@
 This package reads :class:`Run` descriptions and imports nothing from the rest of dpscaffold.
 
 >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-...                records=4000, batches=800, noise=60)
->>> f"{RANDOM_PARTICIPATION.epsilon(run):.3f}"
-'0.860'
+...                records=4000, batches=800, noise=60, delta=2.5e-6)
+>>> round_up(RANDOM_PARTICIPATION.epsilon(run))
+'0.861'
 """
 
 from dpscaffold.privacy.bound import VIEWS, Bound, no_guarantee
@@ -32,6 +32,7 @@ from dpscaffold.privacy.human import GroupTerms, HumanTerms, TruePositives, huma
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.live import Spending, largest_rounds
 from dpscaffold.privacy.preparation import Preparation, Protection, Remark, charged
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement import statement
 from dpscaffold.privacy.tradeoff import TradeOff
 
@@ -76,6 +77,7 @@ __all__ = [
     "largest_rounds",
     "no_guarantee",
     "noise_for",
+    "round_up",
     "rounds_for",
     "statement",
 ]

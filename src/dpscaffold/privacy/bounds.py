@@ -2,7 +2,7 @@
 
 >>> from dpscaffold.privacy import describe
 >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-...                records=4000, batches=800, noise=60)
+...                records=4000, batches=800, noise=60, delta=2.5e-6)
 >>> round(RANDOM_PARTICIPATION.epsilon(run), 2), round(PAPER_THIRD_PARTY.epsilon(run), 1)
 (0.86, 12.9)
 >>> AGGREGATE.applies(run)

@@ -13,6 +13,7 @@ from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.showing import round_up
 
 #: The noise is found to this relative precision, upwards.
 PRECISION = 1e-3
@@ -72,7 +73,7 @@ def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[float, fl
         if low > math.log(1e9):
             raise PrivacyError(
                 f"epsilon={epsilon:g} is not met by any noise (at 1e9 it is still "
-                f"{spent(low):.4g}); give a larger epsilon, fewer rounds, or another bound"
+                f"{round_up(spent(low), 4)}); give a larger epsilon, fewer rounds, or another bound"
             )
     return low, low + step
 

@@ -18,6 +18,12 @@ Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
 Weighting = Literal["uniform", "records"]
 Clip = float | Literal["median"]
+#: Which pairs of datasets are hidden from one another; see :attr:`Run.relation`.
+Relation = Literal["replace-one", "zero-out", "add-remove"]
+RELATIONS: tuple[Relation, ...] = ("replace-one", "zero-out", "add-remove")
+#: The paper's δ, one over all training records, by name.
+RECORDS: Literal["1/records"] = "1/records"
+Delta = float | Literal["1/records"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,13 @@ class Group:
         return self.batch / self.records
 
 
+PAIRS: dict[Relation, str] = {
+    "replace-one": "one record of one user replaced by another",
+    "zero-out": "one record of one user replaced by an empty one, every R_i staying as it is",
+    "add-remove": "one record of one user added or removed, every size being declared in advance",
+}
+
+
 @dataclass(frozen=True)
 class Run:
     """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with
@@ -85,7 +98,9 @@ class Run:
     Warm-start rounds are rounds like any other and count in ``rounds``. ``may_decline`` is the
     reason why a drawn user may stay away (a budget per user, a site's own policy), besides
     ``max_participations``; ``hidden_draw`` says that nobody but the server and the participants can
-    tell who takes part.
+    tell who takes part. ``declared_sizes`` says that R_i, and with it every rate, divisor and
+    weight, is a constant that was declared without looking at the data. With a user as unit the
+    groups say nothing of R_i.
     """
 
     rounds: int
@@ -104,6 +119,7 @@ class Run:
     max_participations: int | None = None
     may_decline: str | None = None
     hidden_draw: bool = False
+    declared_sizes: bool = False
 
     @property
     def declines(self) -> str | None:
@@ -117,16 +133,31 @@ class Run:
         return self.participants / self.users
 
     @property
+    def protected(self) -> int:
+        """How many the guarantee protects: n = ΣR_i records, or M users."""
+        if self.unit == "user":
+            return self.users
+        return sum(group.records * group.users for group in self.groups)
+
+    @property
+    def relation(self) -> Relation:
+        """The neighbours by name.
+
+        ``replace-one``: one record (or user) is another; noise multiplier σ_g. ``zero-out``: a
+        record is an empty one, whose gradient is zero, and every R_i, rate and divisor stays;
+        multiplier 2σ_g. ``add-remove``: a record is there or not, which needs sizes that were
+        declared, since b_i read off the data would tell; multiplier 2σ_g.
+        """
+        if self.unit == "user" or self.sampling == "fixed":
+            return "replace-one"
+        return "add-remove" if self.declared_sizes else "zero-out"
+
+    @property
     def neighbours(self) -> str:
         """Which pairs of datasets the guarantee hides from one another."""
         if self.unit == "user":
-            return "one user's whole dataset replaced by another"
-        if self.sampling == "fixed":
-            return "one record of one user replaced by another (replace-one)"
-        return (
-            "one record of one user added or removed (add/remove), every R_i being a public "
-            "constant"
-        )
+            return "one user's whole dataset replaced by another (replace-one)"
+        return f"{PAIRS[self.relation]} ({self.relation})"
 
     @cached_property
     def worst(self) -> Group:
@@ -168,7 +199,7 @@ class Run:
         What a run leaves at nothing is left out, so that a new field changes no earlier hash.
         """
         values = asdict(self)
-        return {k: v for k, v in values.items() if k not in ("may_decline", "hidden_draw") or v}
+        return {k: v for k, v in values.items() if k not in LATER or v}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
@@ -200,33 +231,41 @@ def describe(
     unit: Unit = "record",
     memory: bool = True,
     weighting: Weighting = "uniform",
-    delta: float | None = None,
+    delta: Delta | None = None,
     max_participations: int | None = None,
     may_decline: str | None = None,
     hidden_draw: bool = False,
+    declared_sizes: bool = False,
 ) -> Run:
     """A :class:`Run` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
 
-    ``records`` and ``batches`` are one number for all users or one per user; δ defaults to 1/ΣR_i.
+    ``records`` and ``batches`` are one number for all users or one per user. δ defaults to
+    1/(10·n), n being the number of records ΣR_i or, with a user as unit, of users M;
+    ``"1/records"`` is the paper's 1/n. With a user as unit nothing of R_i and b_i is kept.
 
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
     ...                records=4000, batches=800, noise=60)
     >>> run.user_ratio, run.worst.rate, run.delta
-    (0.2, 0.2, 2.5e-06)
+    (0.2, 0.2, 2.5e-07)
     """
     if users < 1:
         raise PrivacyError(f"users={users} leaves nobody to protect; give at least 1")
     sizes, draws = _per_user("records", records, users), _per_user("batches", batches, users)
+    if unit == "user":  # neither may be told, and neither matters
+        _check_batches(sizes, draws)
+        sizes, draws = [1] * users, [1] * users
     places: dict[tuple[int, int], int] = {}
     membership = [places.setdefault(pair, len(places)) for pair in zip(sizes, draws, strict=True)]
     counts = [0] * len(places)
     for place in membership:
         counts[place] += 1
     groups = tuple(Group(r, b, n) for ((r, b), n) in zip(places, counts, strict=True))
-    total = sum(group.records * group.users for group in groups)
-    if delta is None:
-        # One record in all has no useful default below 1; the check below then asks for a δ.
-        delta = 1.0 / total if total > 0 else 0.5
+    if delta is None or delta == RECORDS:
+        total = sum(group.records * group.users for group in groups)
+        # Without records there is no useful default; the checks below say what is wrong.
+        delta = (1.0 if delta == RECORDS else 0.1) / total if total > 0 else 0.5
+    elif isinstance(delta, str):
+        raise PrivacyError(f"delta={delta!r} is unknown; give a number or {RECORDS!r}")
     run = Run(
         rounds=rounds,
         local_steps=local_steps,
@@ -244,9 +283,42 @@ def describe(
         max_participations=max_participations,
         may_decline=may_decline,
         hidden_draw=hidden_draw,
+        declared_sizes=declared_sizes,
     )
     _check(run)
     return run
+
+
+#: Fields that came after runs were first stored.
+LATER = ("may_decline", "hidden_draw", "declared_sizes")
+
+
+def choose_relation(
+    neighbours: str | None, sampling: str, unit: str, declared: bool
+) -> Relation | None:
+    """The neighbours that are asked for, refused where no bound is proved for them.
+
+    >>> choose_relation("zero-out", "poisson", "record", declared=False)
+    'zero-out'
+    """
+    if neighbours is None:
+        return None
+    known = next((name for name in RELATIONS if name == neighbours), None)
+    if known is None:
+        raise PrivacyError(
+            f"neighbours={neighbours!r} is unknown; give {', '.join(map(repr, RELATIONS))}"
+        )
+    whole = unit == "user" or sampling == "fixed"
+    if whole != (known == "replace-one"):
+        proved = "'replace-one'" if whole else "'zero-out' or 'add-remove'"
+        kind = "a user as unit" if unit == "user" else f"{sampling} batches"
+        raise PrivacyError(f"neighbours={known!r} is not proved for {kind}; give {proved}")
+    if known == "add-remove" and not declared:
+        raise PrivacyError(
+            "neighbours='add-remove' needs sizes that do not depend on the data; give "
+            "data.declared_sizes, or neighbours='zero-out'"
+        )
+    return known
 
 
 def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
@@ -258,6 +330,21 @@ def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
             f"{name} has {len(listed)} entries for {users} users; give one number, or one per user"
         )
     return listed
+
+
+def _check_batches(sizes: Sequence[int], draws: Sequence[int]) -> None:
+    """Refuse batches that hold nobody, or more than there are."""
+    for records, batch in dict.fromkeys(zip(sizes, draws, strict=True)):
+        if batch < 1:
+            raise PrivacyError(
+                f"a user with {records} records draws a batch of {batch}; raise data_ratio so "
+                f"that every batch holds at least 1 record"
+            )
+        if batch > records:
+            raise PrivacyError(
+                f"records={records} is fewer than the batch of {batch}; a batch may hold at most "
+                f"all of a user's records"
+            )
 
 
 def _check(run: Run) -> None:
@@ -295,17 +382,7 @@ def _check(run: Run) -> None:
             raise PrivacyError(
                 f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}"
             )
-    for group in run.groups:
-        if group.batch < 1:
-            raise PrivacyError(
-                f"a user with {group.records} records draws a batch of {group.batch}; raise "
-                f"data_ratio so that every batch holds at least 1 record"
-            )
-        if group.batch > group.records:
-            raise PrivacyError(
-                f"records={group.records} is fewer than the batch of {group.batch}; a batch may "
-                f"hold at most all of a user's records"
-            )
+    _check_batches([g.records for g in run.groups], [g.batch for g in run.groups])
     if sum(group.users for group in run.groups) != run.users:
         raise PrivacyError(
             f"the groups hold {sum(g.users for g in run.groups)} users of {run.users}; all must "

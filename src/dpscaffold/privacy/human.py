@@ -5,7 +5,7 @@ bounds on what any test can do, whatever it knows besides, and are rounded towar
 
 >>> from dpscaffold.privacy import RANDOM_PARTICIPATION, describe
 >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-...                records=4000, batches=800, noise=60)
+...                records=4000, batches=800, noise=60, delta=2.5e-6)
 >>> terms = human_terms(RANDOM_PARTICIPATION, run)
 >>> round_up(terms.accuracy), round_up(terms.true_positives[0].rate), round_up(terms.mu)
 ('0.543', '0.018', '0.218')
@@ -26,6 +26,7 @@ from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.tradeoff import TradeOff
 
 #: The false-positive rates at which a membership test is judged (Carlini et al. 2022).
@@ -92,25 +93,13 @@ class HumanTerms:
             for t in self.true_positives
         )
         what = "user's whole dataset" if self.protects == "user" else "record"
-        replaced = "replace" in self.neighbours
+        replaced = "(replace-one)" in self.neighbours
         return (
             f"Even if everything else is known, the best test of whether one {what} was used"
             f"{', or another in its place,' if replaced else ''} is right at most "
             f"{percent(self.accuracy)} of the time, where a coin is right 50 %; of those it looks "
             f"for it finds at most {found}."
         )
-
-
-def round_up(value: float | None, digits: int = 3) -> str:
-    """A figure for reading, never smaller than it is.
-
-    >>> round_up(0.54211), round_up(0.5), round_up(None)
-    ('0.543', '0.500', 'none')
-    """
-    if value is None or math.isinf(value):
-        return "none"
-    scaled = math.ceil(value * 10**digits)
-    return f"{scaled / 10**digits:.{digits}f}"
 
 
 def percent(value: float) -> str:

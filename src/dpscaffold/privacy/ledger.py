@@ -21,6 +21,7 @@ from dpscaffold.privacy.describe import Group, Run
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.loss import LossDistribution
+from dpscaffold.privacy.showing import round_up
 
 VERSION = 2
 #: Where users have more distinct rates than this, rates are rounded up to so many for per-user
@@ -321,7 +322,7 @@ def _most_within(
         raise PrivacyError(
             f"user_epsilon={budget:g} is spent before training: "
             f"{', '.join(cost.name for cost in costs)} alone cost{'s' * (len(costs) == 1)} "
-            f"{before:.4g}; give a larger one"
+            f"{round_up(before, 4)}; give a larger one"
         )
     low, high = 0, 1
     while high <= most and spent(run, high, group, costs) <= budget:

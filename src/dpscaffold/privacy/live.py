@@ -11,6 +11,7 @@ from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.showing import round_up
 
 
 @dataclass
@@ -68,7 +69,7 @@ def largest_rounds(
 
     >>> from dpscaffold.privacy import describe, PAPER_THIRD_PARTY
     >>> run = describe(rounds=1, local_steps=5, users=100, participants=5,
-    ...                records=4000, batches=800, noise=10)
+    ...                records=4000, batches=800, noise=10, delta=2.5e-6)
     >>> largest_rounds(run, 3.0, PAPER_THIRD_PARTY)
     488
     """
@@ -78,8 +79,8 @@ def largest_rounds(
     if first > epsilon:
         noise = "the noise is 0" if run.noise == 0 else f"the noise is {run.noise:g}"
         raise PrivacyError(
-            f"epsilon={epsilon:g} cannot be met even at one round, which costs {first:.4g} "
-            f"({noise}); give more noise or a larger epsilon"
+            f"epsilon={epsilon:g} cannot be met even at one round, which costs "
+            f"{round_up(first, 4)} ({noise}); give more noise or a larger epsilon"
         )
     low, high = 1, 2
     while high <= at_most and bound.epsilon(run, high, costs) <= epsilon:

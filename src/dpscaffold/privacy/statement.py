@@ -30,9 +30,10 @@ from dpscaffold.privacy.bounds import (
 )
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
-from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms
+from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.preparation import Preparation
+from dpscaffold.privacy.showing import round_up
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
@@ -66,7 +67,7 @@ def statement(
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-    ...                records=4000, batches=800, noise=60)
+    ...                records=4000, batches=800, noise=60, delta=2.5e-6)
     >>> said = statement(run)
     >>> round(said["server"]["epsilon"], 2), said["server"]["bound"]
     (0.86, 'random_participation')
@@ -90,6 +91,7 @@ def statement(
         "guarantee": reason is None,
         "reason": reason,
         "delta": run.delta,
+        "delta_note": large_delta(run),
         "rounds": rounds,
         "mechanism": _mechanism(run),
         "views": dict(VIEWS),
@@ -119,6 +121,7 @@ def statement(
             }
             planned = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
             said["planned"] = {"rounds": run.rounds, "epsilon": planned}
+        said["epsilon_by_delta"] = _by_delta(run, rounds, costs, repeats, colluders)
         said["human"] = _human(run, rounds, ledger, costs, tuple(groups), colluders)
         said["quote"] = _quote(said, run, costs)
     said["extra_costs"] = [
@@ -127,6 +130,8 @@ def statement(
     ]
     said |= _prepared(preparation)
     said["outside"] = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger)]
+    if said["delta_note"]:
+        said["outside"].insert(0, said["delta_note"])
     said["run"] = run.to_dict()
     return said
 
@@ -151,12 +156,52 @@ def _human(
     return {view: t.to_json() for view, t in (terms | ({"ledger": given} if given else {})).items()}
 
 
+#: At which fractions of its own δ a statement gives ε too.
+DELTAS = (1.0, 0.1, 0.01, 0.001)
+
+
+def large_delta(run: Run) -> str | None:
+    """What to say of a δ from 1/n up, n being how many are protected; None below.
+
+    >>> from dpscaffold.privacy import describe
+    >>> plan = dict(rounds=4, local_steps=5, users=10, participants=2, records=40, batches=8)
+    >>> large_delta(describe(**plan, noise=6)), "1/400" in large_delta(
+    ...     describe(**plan, noise=6, delta="1/records"))
+    (None, True)
+    """
+    if run.delta * run.protected < 1 - 1e-9:
+        return None
+    what = "user" if run.unit == "user" else "record"
+    return (
+        f"delta = {run.delta:.3g} is not below 1/{run.protected}, one over the number of {what}s: "
+        f"a mechanism that publishes one {what} at random in the clear has such a delta, so quote "
+        f"epsilon at a smaller one, 1/{10 * run.protected} or less."
+    )
+
+
+def _by_delta(
+    run: Run, rounds: int, costs: tuple[Cost, ...], repeats: tuple[int, ...], colluders: int
+) -> list[dict[str, Any]]:
+    """ε of every view at several δ, from the run's own down; None where it cannot be resolved."""
+    bounds = {view: bound_for(run, view, repeats, colluders) for view in VIEWS}
+    laws = {bound: losses(bound, run, rounds, costs, repeats) for bound in set(bounds.values())}
+    return [
+        {"delta": run.delta * part}
+        | {
+            view: _finite(max(law.epsilon(run.delta * part) for law in laws[bound]))
+            for view, bound in bounds.items()
+        }
+        for part in DELTAS
+    ]
+
+
 def _empty(reason: str) -> dict[str, Any]:
     nothing = {"epsilon": None, "bound": None, "reason": reason}
     return {
         "guarantee": False,
         "reason": reason,
         "delta": None,
+        "delta_note": None,
         SERVER: dict(nothing),
         THIRD_PARTY: dict(nothing),
         PARTICIPANT: dict(nothing),
@@ -168,13 +213,15 @@ def _empty(reason: str) -> dict[str, Any]:
 
 def _mechanism(run: Run) -> dict[str, Any]:
     """What is released, in words and numbers."""
-    rates = sorted(group.rate for group in run.groups)
+    # Of a whole user not even the size may be told, and no rate plays a part.
+    rates = sorted(group.rate for group in run.groups) if run.unit == "record" else None
     scale = "2C·σ_g" if run.unit == "user" else "2C·σ_g/b"
     return {
         "unit": run.unit,
         "neighbours": run.neighbours,
+        "relation": run.relation,
         "sampling": {"fixed": "batches of fixed size", "poisson": "Poisson batches"}[run.sampling],
-        "rate": {"min": rates[0], "max": rates[-1]},
+        "rate": {"min": rates[0], "max": rates[-1]} if rates else None,
         "clip": run.clip,
         "noise": run.noise,
         "noise_scale": f"standard deviation {scale} on the batch mean of clipped gradients",
@@ -276,19 +323,6 @@ def _published(
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def round_up(value: float | None, digits: int = 3) -> str:
-    """ε for reading: rounded up, never down.
-
-    >>> round_up(0.86001), round_up(None)
-    ('0.861', 'none')
-    """
-    if value is None:
-        return "none"
-    if math.isinf(value):
-        return "infinite"
-    return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
 def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:

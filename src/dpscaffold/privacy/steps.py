@@ -7,7 +7,8 @@ two neighbouring outputs, in units of their distance, the worst pair is built fr
 * fixed-size batches, replace-one: the tight profile δ(ε) = q·δ_G(log(1 + (e^ε − 1)/q)) for ε ≥ 0
   and its mirror image for ε < 0, q = b/R, σ = σ_g (Balle, Barthe, Gaboardi 2018, Theorem 11; a
   profile is a dominating pair by Zhu, Dong, Wang 2022, so it composes adaptively);
-* Poisson batches, add/remove: (1−q)·N(0) + q·N(1) against N(0), and the reverse, σ = 2σ_g;
+* Poisson batches, zero-out or add-remove: (1−q)·N(0) + q·N(1) against N(0), and the reverse, with
+  σ = 2σ_g;
 * a user's whole dataset: N(0) against N(1), no sampling, σ = σ_g.
 
 For ε ≥ 0 the fixed-size profile *is* that of (1−q)N(0) + qN(1) against N(0), since
@@ -41,7 +42,7 @@ def step_losses(
 ) -> tuple[LossDistribution, ...]:
     """The loss laws of one step, one per direction (a single one where the pair is symmetric).
 
-    ``sampling`` is ``"fixed"`` (replace-one, multiplier ``noise``) or ``"poisson"`` (add/remove,
+    ``sampling`` is ``"fixed"`` (replace-one, multiplier ``noise``) or ``"poisson"`` (zero-out,
     multiplier 2·``noise``); rate 1 with ``"fixed"`` is the plain Gaussian mechanism.
 
     >>> gaussian, = step_losses(1.0, 1.0, "fixed")

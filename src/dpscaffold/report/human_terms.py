@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpscaffold.privacy.human import percent, round_up
+from dpscaffold.privacy.human import percent
+from dpscaffold.privacy.showing import round_up
 
 #: How the rows are called; ``ledger`` is what was spent given who took part.
 LABELS = {"server": "server", "third_party": "third party", "ledger": "given who took part"}

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from dpscaffold.privacy.showing import round_up
+
 
 class Progress:
     """An observer for :func:`~dpscaffold.train`: shows round, accuracy, loss, ε and the time
@@ -67,7 +69,7 @@ class Progress:
                 else "loss inf"
             )
         if self._last.get("epsilon_server") is not None:
-            parts.append(f"ε(server) ≤ {self._last['epsilon_server']:.3g}")
+            parts.append(f"ε(server) ≤ {round_up(self._last['epsilon_server'])}")
         assert self._first is not None
         done = round - self._first[0]
         if done and round < self.rounds:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.statement import round_up
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.progress import duration
 from dpscaffold.runfolder import RunFolder
 from dpscaffold.runledger import SUMMARY, read_account

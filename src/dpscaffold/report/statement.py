@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpscaffold.privacy.statement import round_up
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.human_terms import groups_table, terms_table
 
 
@@ -28,6 +28,8 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
         ]
     if said.get("bounds"):
         parts += ["## Epsilon by bound", _bounds(said)]
+    if said.get("epsilon_by_delta"):
+        parts += ["## Epsilon by delta", _by_delta(said)]
     if said.get("human"):
         parts += ["## In human terms", _human(said["human"])]
     if said.get("ledger"):
@@ -54,15 +56,14 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
 def _mechanism(said: Mapping[str, Any]) -> str:
     m = said["mechanism"]
     rate = m["rate"]
-    rates = (
-        f"{rate['max']:.4g}"
-        if rate["min"] == rate["max"]
-        else f"{rate['min']:.4g} to {rate['max']:.4g}"
-    )
+    rates = ""  # with a user as unit, nothing is said of sizes
+    if rate is not None:
+        least = "" if rate["min"] == rate["max"] else f"{rate['min']:.4g} to "
+        rates = f", rate {least}{rate['max']:.4g}"
     rows = [
         ("unit", m["unit"]),
         ("neighbours", m["neighbours"]),
-        ("sampling", f"{m['sampling']}, rate {rates}"),
+        ("sampling", f"{m['sampling']}{rates}"),
         (
             "clip C",
             "median of the batch's norms (private)" if m["clip"] == "median" else f"{m['clip']:g}",
@@ -109,6 +110,16 @@ def _human(human: Mapping[str, Any]) -> str:
         f"from {low:.3g} to 1 − {low:.3g}."
     )
     return "\n\n".join(parts)
+
+
+def _by_delta(said: Mapping[str, Any]) -> str:
+    """One row per δ, from the run's own down."""
+    views = list(said["views"])
+    rows = [
+        (f"{row['delta']:.3g}", *(round_up(row[view]) for view in views))
+        for row in said["epsilon_by_delta"]
+    ]
+    return _table(("delta", *(view.replace("_", " ") for view in views)), rows)
 
 
 def _ledger(ledger: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from dpscaffold.engines.letters import Refused
 from dpscaffold.journal import Anchor
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.provision import write_whole
 from dpscaffold.site.file import Policy
 from dpscaffold.site.ledger import Lost, SiteLedger
@@ -75,7 +76,7 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
         ledger.recover(rest, Lost(short, left.epsilon, left.delta, ""))
         said.append(
             f"other participations are missing from the ledger too, so all that the policy still "
-            f"allowed (epsilon {left.epsilon:.4g}) is booked as spent"
+            f"allowed (epsilon {round_up(left.epsilon, 4)}) is booked as spent"
         )
     for run, memory in folders.items():
         known = memory.enrolment()

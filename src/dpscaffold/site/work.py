@@ -44,9 +44,10 @@ class Declared(Randomness):
         steps: int,
         sampling: Sampling,
         out: np.ndarray | None = None,
+        declared: int | None = None,
     ) -> Batches:
         """As :class:`Randomness`, without the places that hold no record."""
-        drawn = super().batches(round, user, records, batch, steps, sampling, out)
+        drawn = super().batches(round, user, records, batch, steps, sampling, out, declared)
         if records == self._held:
             return drawn
         rows = [kept[kept < self._held] for kept in map(drawn.of, range(steps))]
