@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journalled
@@ -12,7 +16,7 @@ from typer.testing import CliRunner
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.allowance import Allowance, Participation
 from dpscaffold.cli import app
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Run
 from dpscaffold.randomness import Randomness
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
@@ -249,6 +253,30 @@ def test_the_commands(tmp_path):
     assert said["runs"][0]["participations"] == 3 and said["runs"][0]["noise_seed"] is None
     assert "secret" in call("budget", file).stdout
     assert call("train", config, "--out", tmp_path / "a", "--resume").exit_code == 0
+
+
+def test_kill_and_resume_by_the_commands(tmp_path):
+    """kill −9 in mid-run: what the journal says was released is covered by what was granted."""
+    file, config = tmp_path / "budget.jsonl", tmp_path / "run.toml"
+    text = CONFIG.replace("FILE", str(file)).replace("rounds = 3", "rounds = 60")
+    config.write_text(text.replace("[plan]", "[plan]\ncheckpoint_every = 7\nseed = 4"))
+    Allowance.open(file, 50.0, 0.1)
+    command = [sys.executable, "-m", "dpscaffold", "train", str(config), "--out", "run"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while file.read_text().count("participate") < 10 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait(10) == -signal.SIGKILL
+    assert call("train", config, "--out", tmp_path / "run", "--resume").exit_code == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").open()]
+    again = [line["round"] for line in lines if line.get("again")]
+    run = Run.from_dict(json.loads((tmp_path / "run" / "privacy.json").read_text())["run"])
+    book = Allowance(file).read()
+    assert again and book.spent[0] >= price(run, 60, again=again) * (1 - 1e-9)
+    assert book.spent[0] <= price(run, 60, again=again) * 1.0001
+    assert 0 <= len(lines) - 1 - sum(book.participations.values()) <= 1
 
 
 def test_bad_commands_are_one_sentence(tmp_path):
