@@ -95,7 +95,7 @@ class HumanTerms:
         what = "user's whole dataset" if self.protects == "user" else "record"
         replaced = "(replace-one)" in self.neighbours
         return (
-            f"Even if everything else is known, the best test of whether one {what} was used"
+            f"Even if all but the noise is known, the best test of whether one {what} was used"
             f"{', or another in its place,' if replaced else ''} is right at most "
             f"{percent(self.accuracy)} of the time, where a coin is right 50 %; of those it looks "
             f"for it finds at most {found}."
