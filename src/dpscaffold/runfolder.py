@@ -39,7 +39,7 @@ from dpscaffold.journal import sync_folder
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2
 #: What a run that was killed before it had a configuration may leave behind.
-BEGUN = ("versions.json", "run.json", ".lock")
+BEGUN = ("versions.json", "run.json", "setting.json", ".lock")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RunFolder:
         """Whether a run has begun here."""
         return self.file("config.toml").exists()
 
-    def begin(self, config: str, identity: Identity) -> None:
+    def begin(self, config: str, identity: Identity, setting: Mapping[str, Any]) -> None:
         """Claim the folder for a new run; refuses one that holds another run or anything else."""
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"--out is {self.path}, which is a file; name a folder")
@@ -88,6 +88,7 @@ class RunFolder:
         self._refuse_a_run()  # begun by another process since
         self.write_text("versions.json", json.dumps(versions(), indent=2) + "\n")
         self.write_text("run.json", json.dumps(asdict(identity), indent=2) + "\n")
+        self.write_text("setting.json", json.dumps(setting, indent=2) + "\n")
         self.write_text("config.toml", config)
 
     def _refuse_a_run(self) -> None:
@@ -131,7 +132,21 @@ class RunFolder:
 
         with self.file("config.toml").open("rb") as stream:
             saved = tomllib.load(stream)
-        difference = _first_difference(saved, config)
+        self._refuse_difference(saved, config)
+
+    def check_setting(self, setting: Mapping[str, Any]) -> None:
+        """Refuse to resume under another setting: an algorithm, a plan or a budget that the
+        configuration names alike and that is not the same."""
+        saved = self.read_json("setting.json")
+        if saved is None:
+            raise BadInput(
+                f"{self.path} holds a run of an earlier version, which did not write down its "
+                f"setting (setting.json), so it cannot be resumed; start it anew elsewhere"
+            )
+        self._refuse_difference(saved, json.loads(json.dumps(setting)))
+
+    def _refuse_difference(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        difference = _first_difference(saved, now)
         if difference:
             key, old, new = difference
             raise BadInput(

@@ -19,6 +19,17 @@ from dpscaffold.budget import Budget
 from dpscaffold.checks import choice
 from dpscaffold.engines import ENGINES, Draw, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, Diverged
+from dpscaffold.events import (
+    Checkpointed,
+    Ended,
+    Evaluated,
+    Listener,
+    Observing,
+    RoundDone,
+    Row,
+    Several,
+    silence,
+)
 from dpscaffold.federation import Federation
 from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
@@ -32,7 +43,7 @@ from dpscaffold.runfolder import Identity, RunFolder, plain
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 
-Observer = Callable[[int, Mapping[str, Any]], None]
+Observer = Callable[[int, Row], None]
 
 
 @dataclass(frozen=True)
@@ -94,15 +105,17 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     observer: Observer | None = None,
+    listener: Listener | None = None,
     config: Mapping[str, Any] | None = None,
     chunk: int | None = None,
 ) -> Result:
     """Train one model and return what happened.
 
     Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after
-    every round with its metrics (few between evaluations). With ``out`` everything is written to a
-    run folder, from which ``resume=True`` goes on: the end is the same, number for number, as
-    without the interruption.
+    every round with its metrics (few between evaluations), and ``listener`` with every event
+    (:mod:`~dpscaffold.events`), whose rounds carry the parameters. With ``out`` everything is
+    written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
+    number, as without the interruption.
     ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
     round, save a checkpoint and return with ``ended="interrupted"``.
 
@@ -115,9 +128,18 @@ def train(
     """
     data = federation if federation.mapped else federation.validated()
     setting = Setting(data.roster, task, algorithm, plan, privacy, budget or Budget())
-    hardware = Hardware.on(pick_device(device), chunk)
-    how = {"engine": engine, "optimum": optimum, "resume": resume, "config": config}
-    return run(setting, data, hardware, observer=observer, out=out, **how)  # type: ignore[arg-type]
+    listeners = (Observing(observer) if observer else silence, listener or silence)
+    return run(
+        setting,
+        data,
+        Hardware.on(pick_device(device), chunk),
+        engine=engine,
+        optimum=optimum,
+        out=out,
+        resume=resume,
+        listener=Several(listeners),
+        config=config,
+    )
 
 
 def run(
@@ -129,15 +151,21 @@ def run(
     optimum: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
-    observer: Observer | None = None,
+    listener: Listener = silence,
     config: Mapping[str, Any] | None = None,
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of."""
+    if federation.roster.sizes != setting.roster.sizes:
+        raise BadInput(
+            f"the setting is of {setting.roster.users} users and their sizes, and the federation "
+            f"{federation.title!r} has others, so its cost would not be what is accounted; make "
+            f"the setting of federation.roster"
+        )
     if optimum and not setting.task.convex:
         raise BadInput(
             f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
         )
-    going = _Run(setting, federation, hardware or Hardware(), engine, observer)
+    going = _Run(setting, federation, hardware or Hardware(), engine, listener)
     try:
         going.open(Path(out) if out is not None else None, resume, config)
         strength = setting.plan.regularisation
@@ -156,11 +184,11 @@ class _Run:
         federation: Federation,
         hardware: Hardware,
         engine: str,
-        observer: Observer | None,
+        listener: Listener,
     ) -> None:
         choice("engine", engine, tuple(ENGINES))
         self.setting, self.federation, self.hardware = setting, federation, hardware
-        self.device, self.engine_name, self.observer = hardware.device, engine, observer
+        self.device, self.engine_name, self.tell = hardware.device, engine, listener
         self.accounts = Accounts(setting, lambda: federation.digest().value)
         self.randomness = setting.randomness()
         self.folder: RunFolder | None = None
@@ -185,11 +213,12 @@ class _Run:
         if resume and self.folder.holds_run:
             self.folder.lock()
             self.folder.check_same(described)
+            self.folder.check_setting(self.setting.to_dict())
             self.folder.check_identity(identity)
             self._pick_up(self.folder, digest.value)
         else:
             self.accounts.check_room()
-            self.folder.begin(to_toml(described), identity)
+            self.folder.begin(to_toml(described), identity, self.setting.to_dict())
             self.accounts.attach(self.folder, digest.value)
 
     def close(self) -> None:
@@ -256,8 +285,7 @@ class _Run:
                 }
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
                     row = self._evaluate(evaluate, state, engine.memories, row)
-                if self.observer:
-                    self.observer(round, row)
+                self.tell(RoundDone(round, plan.rounds, (state.params,), (row,)))
                 self.seconds = time.perf_counter() - started
                 if round % plan.checkpoint_every == 0 or round == plan.rounds or stop:
                     self._checkpoint(state, engine.memories)
@@ -290,6 +318,7 @@ class _Run:
         self.history.append(row)
         if self.folder:
             self.folder.append_metrics(row)
+        self.tell(Evaluated(state.round, (row,)))
         return row
 
     def _check_finite(self, state: State) -> None:
@@ -318,6 +347,7 @@ class _Run:
                 "seconds": self.seconds,
             }
         )
+        self.tell(Checkpointed(state.round))
 
     def _finish(self, state: State, ended: str, message: str, optimum: Optimum | None) -> Result:
         """Write what a finished (or halted) run leaves behind."""
@@ -350,6 +380,7 @@ class _Run:
                         "round": state.round,
                     }
                 )
+        self.tell(Ended(state.round, ended, message))
         return result
 
 

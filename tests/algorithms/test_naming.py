@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscaffold.algorithms import ALGORITHMS, SERVERS, fedavg
-from dpscaffold.algorithms.naming import build
+from dpscaffold.algorithms.naming import _loaded, build
 from dpscaffold.cli import app, main
 from dpscaffold.config import AlgorithmSettings, load, parse
 from dpscaffold.errors import BadInput
@@ -221,3 +221,15 @@ def test_the_registry_is_read_without_torch():
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     assert fedavg().shown == "FedAvg"
+
+
+def test_a_changed_file_is_not_taken_for_the_one_that_began(config, tmp_path, monkeypatch, capsys):
+    """The configuration names the file; the setting knows what was in it."""
+    (tmp_path / "later.py").write_text(OWN)
+    config.write_text(TOML + '[algorithm]\nname = "later:scaled"\n')
+    assert run("train", config, "--out", tmp_path / "out").exit_code == 0
+    (tmp_path / "later.py").write_text(OWN.replace("class Scaled", "class Other").replace(
+        "Scaled(by)", "Other(by)"))  # fmt: skip
+    _loaded.clear()
+    said = refusal(["train", config, "--out", tmp_path / "out", "--resume"], monkeypatch, capsys)
+    assert "holds a run with algorithm.direction" in said

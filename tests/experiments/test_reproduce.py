@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, synthetic
 from dpscaffold.cli import app
+from dpscaffold.events import RoundDone, StackBegun, Stopped, silence
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.stack import Course
 from dpscaffold.paper import reproduce as reproducing
@@ -24,7 +25,7 @@ from dpscaffold.paper.probe import Probe
 from dpscaffold.paper.published import caption, published, table
 from dpscaffold.paper.reproduce import Wish, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
-from dpscaffold.paper.runner import Stopped, Watcher, cells
+from dpscaffold.paper.runner import cells
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
 
 CPU = torch.device("cpu")
@@ -176,19 +177,17 @@ def test_of_two_copies_of_a_run_the_one_with_more_metrics_counts(tmp_path):
     assert Archive(tmp_path, "figure1").finished["a"].late("log10_gap") == -2.0
 
 
-class Interrupt(Watcher):
-    """Asks to stop in the second stack."""
+class Interrupt:
+    """Stops the work in the second stack."""
 
     def __init__(self) -> None:
         self.begun = 0
 
-    def cell(self, cell, number, of):
+    def __call__(self, event):
         """Count stacks."""
-        self.begun += 1
-
-    def stop(self):
-        """Stop while the second runs."""
-        return "SIGINT" if self.begun == 2 else None
+        self.begun += isinstance(event, StackBegun)
+        if self.begun == 2 and isinstance(event, RoundDone):
+            raise Stopped("SIGINT")
 
 
 def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path, monkeypatch):
@@ -387,7 +386,7 @@ def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
     )
     archive = Archive(tmp_path, "shared-noise")
     both = [small.with_set({"engine": engine}) for engine in ("loop", "loop-same-noise")]
-    runner.run_cases([*both, small], archive, CPU, Watcher())
+    runner.run_cases([*both, small], archive, CPU, silence)
     assert len({case.digest for case in [*both, small]}) == 3
     one, same, stacked = (archive.get(case) for case in [*both, small])
     assert one.history[-1]["test_accuracy"] == pytest.approx(stacked.history[-1]["test_accuracy"])

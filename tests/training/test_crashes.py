@@ -276,7 +276,7 @@ def test_two_processes_that_begin_at_once(federation, tmp_path):
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     first.lock()
     with pytest.raises(BadInput, match="another process"):
-        second.begin("", Identity("", "", ""))
+        second.begin("", Identity("", "", ""), {})
     first.release()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     assert go(federation, tmp_path).ended == "completed"

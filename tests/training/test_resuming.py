@@ -381,10 +381,11 @@ def train_until_checkpoint(federation, folder):
     with pytest.raises(Cut):
         plan = replace(PLAN, checkpoint_every=1)
         train(federation, Logistic(40, 10), fedprox(0.1), plan, NOISY, out=folder, observer=stop)
-    text = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(
-        text.replace("checkpoint_every = 1", "checkpoint_every = 3")
-    )
+    for name, sign in (("config.toml", " = "), ("setting.json", '": ')):
+        text = (folder / name).read_text()
+        (folder / name).write_text(
+            text.replace(f"checkpoint_every{sign}1", f"checkpoint_every{sign}3")
+        )
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_text("".join(lines[:4]))  # round 4 is not in the checkpoint
 

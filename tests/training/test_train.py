@@ -23,9 +23,12 @@ from dpscaffold import (
     synthetic,
     train,
 )
+from dpscaffold.events import RoundDone
 from dpscaffold.machine import pick_device
 from dpscaffold.privacy import RANDOM_PARTICIPATION
 from dpscaffold.runledger import read_ledger
+from dpscaffold.setting import Setting
+from dpscaffold.training import run
 
 NOISY = Gaussian(clip=1.0, noise=3.0)
 
@@ -440,3 +443,34 @@ class TestRefusals:
     def test_budgets_out_of_range(self, bad):
         with pytest.raises(BadInput, match=next(iter(bad))):
             Budget(**bad)
+
+
+def test_events_come_in_order_and_rounds_carry_parameters(federation, tmp_path):
+    """Evaluated before its round is done, then the checkpoint; x^t is the run's own; the end last.
+    An observer beside it is told as ever."""
+    heard, told = [], []
+    result = train(
+        federation, Logistic(40, 10), fedavg(), plan(rounds=4, evaluate_every=2), NOISY,
+        out=tmp_path / "run", listener=heard.append, observer=lambda round, row: told.append(round),
+    )  # fmt: skip
+    names = [type(event).__name__ for event in heard]
+    every = plan().checkpoint_every
+    expected = []
+    for t in range(1, 5):
+        expected += ["Evaluated"] * (t % 2 == 0) + ["RoundDone"]
+        expected += ["Checkpointed"] * (t % every == 0 or t == 4)
+    assert names == [*expected, "Ended"] and told == [1, 2, 3, 4]
+    rounds = [event for event in heard if isinstance(event, RoundDone)]
+    assert torch.equal(rounds[-1].params[0], result.params)
+    assert not torch.equal(rounds[0].params[0], rounds[1].params[0])
+    assert dict(rounds[-1].rows[0]) == result.final
+    assert (heard[-1].how, heard[-1].round) == ("completed", 4)
+
+
+def test_a_setting_of_another_federation_is_refused(federation):
+    """What is accounted is what runs: users and sizes must be the setting's."""
+    other = synthetic(users=federation.users, records=33)
+    setting = Setting(federation.roster, Logistic(40, 10), fedavg(), plan(), NOISY)
+    with pytest.raises(BadInput, match="would not be what is accounted"):
+        run(setting, other)
+    assert run(setting, federation).ended == "completed"

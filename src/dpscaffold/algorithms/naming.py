@@ -123,7 +123,7 @@ def _module(place: str, folder: Path | None, said: str) -> ModuleType:
     relative = Path(*place.split(".")).with_suffix(".py")
     for base in (folder, Path.cwd()):
         if base is not None and (base / relative).is_file():
-            return _from_file((base / relative).resolve(), base, said)
+            return _from_file((base / relative).resolve(), place, base, said)
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -139,10 +139,10 @@ def _module(place: str, folder: Path | None, said: str) -> ModuleType:
         ) from error
 
 
-def _from_file(path: Path, base: Path, said: str) -> ModuleType:
+def _from_file(path: Path, place: str, base: Path, said: str) -> ModuleType:
     if path in _loaded:
         return _loaded[path]
-    unique = f"dpscaffold_own_{path.stem}_{len(_loaded)}"
+    unique = f"dpscaffold_own_{place.replace('.', '_')}"  # by it a resumed run knows its functions
     spec = importlib.util.spec_from_file_location(unique, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -69,7 +69,7 @@ def reproduce_command(
 
 
 def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool) -> None:
-    from dpscaffold.experiments.watching import Stopped
+    from dpscaffold.events import Stopped
     from dpscaffold.machine import stop_signals
     from dpscaffold.paper.progress import Bars
     from dpscaffold.paper.reproduce import reproduce

@@ -73,6 +73,6 @@ def run_settings(
             optimum=settings.task.optimum,
             out=folder,
             resume=resume,
-            observer=progress,
+            listener=progress,
             config=settings.resolved(setting),
         )

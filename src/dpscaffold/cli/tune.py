@@ -25,8 +25,8 @@ def tune_command(
     """Tune by cross-validation within each user's training records; write the best
     configuration."""
     from dpscaffold.errors import BadInput
+    from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
-    from dpscaffold.experiments.watching import Stopped
     from dpscaffold.machine import pick_device, stop_signals
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.errors import BadInput
+from dpscaffold.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator, evaluate_all, late
@@ -28,9 +29,6 @@ from dpscaffold.setting import Setting
 #: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains
 #: nothing.
 ROWS = {"cpu": 64, "cuda": 1024}
-
-#: Called with the round that was just finished; may raise to interrupt.
-Watch = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def train_stack(
     federations: Sequence[Federation],
     schedule: Schedule | None = None,
     device: torch.device | str = "cpu",
-    watch: Watch | None = None,
+    tell: Listener = silence,
     optima: Mapping[tuple[int, float], float] | None = None,
 ) -> list[Course]:
     """Run all settings, each on its federation, together and return each one's course.
@@ -152,14 +150,17 @@ def train_stack(
     for done in stacked_rounds(settings, engine, drawings, states):
         round = done[0].number
         _set_aside_diverged(engine, states, courses, round)
+        models = [state.params for state in states]
+        rows: list[dict[str, Any]] = [{"round": round} for _ in states]
         if round in evaluated:
-            rows = evaluate_all(evaluators, [state.params for state in states], schedule.full)
-            _note(courses, rows, round)
-        if watch:
-            watch(round)
+            found = evaluate_all(evaluators, models, schedule.full)
+            rows = [{"round": round, **row} for row in found]
+            _note(courses, rows)
+            tell(Evaluated(round, rows))
+        tell(RoundDone(round, settings[0].plan.rounds, models, rows))
     if states[0].averaged:
-        rows = evaluate_all(evaluators, [state.average for state in states], schedule.full)
-        for course, row in zip(courses, rows, strict=True):
+        means = evaluate_all(evaluators, [state.average for state in states], schedule.full)
+        for course, row in zip(courses, means, strict=True):
             course.average = row if course.diverged is None else {}
     for course in courses:
         course.seconds = (time.perf_counter() - started) / len(courses)
@@ -182,11 +183,11 @@ def evaluators_of(
     return found
 
 
-def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]], round: int) -> None:
+def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]]) -> None:
     """Add the evaluated round to the history of the runs that are still finite."""
     for course, row in zip(courses, rows, strict=True):
         if course.diverged is None:
-            course.history.append({"round": round, **row})
+            course.history.append(row)
 
 
 def _set_aside_diverged(

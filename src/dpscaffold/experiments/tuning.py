@@ -23,9 +23,9 @@ from dpscaffold.config import Settings, Table, override, parse
 from dpscaffold.data.config import DataSettings
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
-from dpscaffold.experiments.watching import Stopped, Watcher
 from dpscaffold.federation import Federation
 from dpscaffold.setting import Setting
 
@@ -228,7 +228,7 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
 
 
 def tune(
-    settings: Settings, table: TuneSettings, device: torch.device, watcher: Watcher | None = None
+    settings: Settings, table: TuneSettings, device: torch.device, tell: Listener = silence
 ) -> Tuned:
     """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
     data = table.public if table.public is not None else settings.data
@@ -243,10 +243,12 @@ def tune(
     schedule = Schedule(late=10)
     courses: dict[tuple[int, int], Course] = {}
     stacks = split(stacked, device)
-    for number, stack in enumerate(stacks):
-        watch = _watch(watcher, number, stacks, stacked)
+    for number, stack in enumerate(stacks, 1):
+        first = stacked[stack[0]].plan
+        work = float(sum(stacked[k].participants for k in stack)) * first.rounds * first.local_steps
+        tell(StackBegun("tuning", number, len(stacks), first.rounds, work))
         held = [folds[runs[k][1]] for k in stack]
-        found = train_stack([stacked[k] for k in stack], held, schedule, device, watch)
+        found = train_stack([stacked[k] for k in stack], held, schedule, device, tell)
         courses |= {runs[k]: course for k, course in zip(stack, found, strict=True)}
     scores = []
     for p, point in enumerate(points):
@@ -270,18 +272,3 @@ def _accuracy(course: Course, output: str) -> float | None:
     if course.diverged is not None:
         return None
     return course.average["test_accuracy"] if output == "average" else course.late("test_accuracy")
-
-
-def _watch(watcher: Watcher | None, number: int, stacks: list[list[int]], settings: list[Setting]):  # type: ignore[no-untyped-def]
-    """Report rounds over all stacks as one line of progress."""
-    if watcher is None:
-        return None
-    before = sum(settings[stack[0]].plan.rounds for stack in stacks[:number])
-
-    def watch(round: int) -> None:
-        watcher.round(before + round)
-        signal = watcher.stop()
-        if signal:
-            raise Stopped(signal)
-
-    return watch

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
 from dpscaffold.engines import Hardware, Loop, State
+from dpscaffold.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.experiments.draws import SameForEveryUser
-from dpscaffold.experiments.stack import Course, Schedule, Watch, evaluators_of
+from dpscaffold.experiments.stack import Course, Schedule, evaluators_of
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import evaluate_all
 from dpscaffold.rounds import plain_draws, rounds
@@ -21,7 +23,7 @@ def train_loop(
     engine: str,
     schedule: Schedule,
     device: torch.device,
-    watch: Watch | None = None,
+    tell: Listener = silence,
 ) -> Course:
     """As :func:`~dpscaffold.experiments.stack.train_stack`, for one run on the readable engine.
 
@@ -41,12 +43,12 @@ def train_loop(
         if not bool(torch.isfinite(state.params).all()):
             course.diverged = done.number
             break
+        row: dict[str, Any] = {"round": done.number}
         if done.number in evaluated:
-            course.history.append(
-                {"round": done.number, **evaluate_all(evaluators, [state.params], schedule.full)[0]}
-            )
-        if watch:
-            watch(done.number)
+            row |= evaluate_all(evaluators, [state.params], schedule.full)[0]
+            course.history.append(row)
+            tell(Evaluated(done.number, (row,)))
+        tell(RoundDone(done.number, setting.plan.rounds, (state.params,), (row,)))
     if state.averaged and course.diverged is None:
         course.average = evaluate_all(evaluators, [state.average], schedule.full)[0]
     course.seconds = time.perf_counter() - started

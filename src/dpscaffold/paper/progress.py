@@ -9,11 +9,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dpscaffold.paper.runner import Cell, Watcher
+from dpscaffold.events import Event, RoundDone, StackBegun, StackDone, Stopped, Writing
 from dpscaffold.report.progress import duration
 
 
-class Bars(Watcher):
+class Bars:
     """Shows the work done and left, counted in user-steps; ``caught`` are the signals that came
     in."""
 
@@ -23,7 +23,7 @@ class Bars(Watcher):
         self.live = not quiet and self.console.is_terminal
         self.started = time.monotonic()
         self.finished = 0.0
-        self.current: Cell | None = None
+        self.current: StackBegun | None = None
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -46,33 +46,47 @@ class Bars(Watcher):
     ) -> None:
         self.bars.stop()
 
-    def cell(self, cell: Cell, number: int, of: int) -> None:
-        """A stack begins."""
-        self.current, self.number, self.of = cell, number, of
-        title = f"cell {number}/{of}: {cell.title}"
+    def __call__(self, event: Event) -> None:
+        """Show what an event says; a signal that came in stops the work after its round."""
+        match event:
+            case StackBegun():
+                self._begin(event)
+            case RoundDone():
+                self._round(event)
+                if self.caught:
+                    raise Stopped(self.caught[0])
+            case StackDone():
+                self._done(event)
+            case Writing():
+                self._writing()
+            case _:
+                pass
+
+    def _begin(self, stack: StackBegun) -> None:
+        self.current = stack
+        title = f"cell {stack.number}/{stack.of}: {stack.title}"
         self.bars.update(
-            self.cell_bar, description=title, total=cell.rounds, completed=0, visible=True
+            self.cell_bar, description=title, total=stack.rounds, completed=0, visible=True
         )
 
-    def round(self, round: int) -> None:
-        """A round of it is done."""
-        assert self.current is not None
-        share = round / self.current.rounds
-        self.bars.update(self.cell_bar, completed=round)
-        self.bars.update(self.whole, completed=self.finished + share * self.current.work)
+    def _round(self, event: RoundDone) -> None:
+        if self.current is None:
+            return
+        done = self.finished + event.round / event.of * self.current.work
+        self.bars.update(self.cell_bar, completed=event.round)
+        self.bars.update(self.whole, completed=done)
 
-    def done(self, cell: Cell, seconds: float) -> None:
-        """A stack is finished."""
-        self.finished += cell.work
+    def _done(self, stack: StackDone) -> None:
+        self.finished += stack.work
         if not self.live and not self.quiet:
             spent = time.monotonic() - self.started
             left = spent / self.finished * (self.work - self.finished)
             self.console.print(
-                f"{self.name}: cell {self.number}/{self.of}, {cell.title}, {duration(seconds)}; "
-                f"about {duration(left)} left"
+                f"{self.name}: cell {stack.number}/{stack.of}, {stack.title}, "
+                f"{duration(stack.seconds)}; about {duration(left)} left"
             )
 
-    def writing(self) -> None:
+    def _writing(self) -> None:
         """Solving for a central optimum that is not remembered yet can take a minute: say what goes
         on."""
         what = "solving for the central optima, drawing and writing"
@@ -80,7 +94,3 @@ class Bars(Watcher):
         self.bars.update(self.cell_bar, description=what, total=None, visible=True)
         if not self.live and not self.quiet:
             self.console.print(f"{self.name}: {what}")
-
-    def stop(self) -> str | None:
-        """The first signal that came in."""
-        return self.caught[0] if self.caught else None

@@ -11,7 +11,7 @@ import torch
 
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.watching import Watcher
+from dpscaffold.events import Listener, Writing, silence
 from dpscaffold.optimum import solve
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
@@ -84,7 +84,7 @@ def chosen_cases(experiment: Experiment, wish: Wish) -> tuple[list[Case], list[C
     return cases, experiment.folded(wish.scale) if wish.folds else []
 
 
-Show = Callable[[str, float], AbstractContextManager[Watcher]]
+Show = Callable[[str, float], AbstractContextManager[Listener]]
 
 
 def reproduce(
@@ -92,18 +92,18 @@ def reproduce(
 ) -> list[str]:
     """Run what is missing, then write the experiment's folder; the names of the files in it.
 
-    ``show(name, work)`` gives the watcher that is told about progress.
+    ``show(name, work)`` gives the listener that is told about progress.
     """
     cases, folded = chosen_cases(experiment, wish)
     archive = Archive(wish.out, experiment.name)
     todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
-    show = show or (lambda name, work: nullcontext(Watcher()))
-    with show(experiment.name, float(sum(map(user_steps, todo.values())))) as watcher:
-        run_cases(cases, archive, device, watcher, experiment.optimum)
-        run_cases(folded, archive, device, watcher)
+    show = show or (lambda name, work: nullcontext(silence))
+    with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:
+        run_cases(cases, archive, device, tell, experiment.optimum)
+        run_cases(folded, archive, device, tell)
         if wish.only_runs:
             return [archive.path.name]
-        watcher.writing()
+        tell(Writing())
         return write(experiment, wish, cases, folded, archive)
 
 

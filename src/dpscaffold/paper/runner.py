@@ -12,9 +12,9 @@ import torch
 
 from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
+from dpscaffold.events import Listener, StackBegun, StackDone
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.stack import ROWS, train_stack
-from dpscaffold.experiments.watching import Stopped, Watcher
 from dpscaffold.federation import Federation
 from dpscaffold.optimum import solve
 from dpscaffold.paper.archive import Archive
@@ -141,7 +141,7 @@ def run_cases(
     cases: Sequence[Case],
     archive: Archive,
     device: torch.device,
-    watcher: Watcher,
+    tell: Listener,
     optimum: bool = False,
 ) -> None:
     """Run what is not in the archive yet; every finished stack is kept at once."""
@@ -150,27 +150,19 @@ def run_cases(
     made = versions() | {"device": _device_name(device), "threads": torch.get_num_threads()}
     stacks = cells(todo, device)
     for number, cell in enumerate(stacks, 1):
-        watcher.cell(cell, number, len(stacks))
+        place = (cell.title, number, len(stacks))
+        tell(StackBegun(*place, cell.rounds, cell.work))
         started = time.perf_counter()
         data = [loader.get(case) for case in cell.cases]
         settings = [_setting(*one) for one in zip(cell.cases, data, strict=True)]
         optima = _optima(settings, data) if optimum else {}
-
-        def watch(round: int) -> None:
-            watcher.round(round)
-            signal = watcher.stop()
-            if signal:
-                raise Stopped(signal)
-
         first = cell.cases[0]
         if first.engine == "simulator":
-            courses = train_stack(settings, data, first.schedule, device, watch, optima)
+            courses = train_stack(settings, data, first.schedule, device, tell, optima)
         else:
-            courses = [
-                train_loop(settings[0], data[0], first.engine, first.schedule, device, watch)
-            ]
+            courses = [train_loop(settings[0], data[0], first.engine, first.schedule, device, tell)]
         archive.add(cell.cases, courses, made)
-        watcher.done(cell, time.perf_counter() - started)
+        tell(StackDone(*place, cell.work, time.perf_counter() - started))
 
 
 def _setting(case: Case, federation: Federation) -> Setting:

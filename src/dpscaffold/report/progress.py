@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from dpscaffold.events import Event, RoundDone
 from dpscaffold.privacy.showing import round_up
 
 
 class Progress:
-    """An observer for :func:`~dpscaffold.train`: shows round, accuracy, loss, ε and the time
+    """A listener for :func:`~dpscaffold.train`: shows round, accuracy, loss, ε and the time
     left."""
 
     def __init__(self, label: str, rounds: int, quiet: bool = False) -> None:
@@ -43,8 +44,12 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def __call__(self, round: int, row: Mapping[str, Any]) -> None:
-        """Take note of a round."""
+    def __call__(self, event: Event) -> None:
+        """Take note of a finished round."""
+        if isinstance(event, RoundDone):
+            self._note(event.round, event.rows[0])
+
+    def _note(self, round: int, row: Mapping[str, Any]) -> None:
         now = time.monotonic()
         self._first = self._first or (round - 1, now)
         evaluated = "test_accuracy" in row

@@ -8,10 +8,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from dpscaffold.experiments.watching import Watcher
+from dpscaffold.events import Event, RoundDone, StackBegun, Stopped
 
 
-class Rounds(Watcher):
+class Rounds:
     """Shows the rounds that are done, over all stacks of the grid."""
 
     def __init__(self, caught: list[str], quiet: bool = False) -> None:
@@ -21,6 +21,7 @@ class Rounds(Watcher):
         if not quiet and self.console.is_terminal:
             self.status = self.console.status("tuning: loading data")
         self.started = time.monotonic()
+        self.before, self.last = 0, 0
 
     def __enter__(self) -> Rounds:
         if self.status:
@@ -36,13 +37,16 @@ class Rounds(Watcher):
         if self.status:
             self.status.stop()
 
-    def round(self, round: int) -> None:
-        """A round of all runs of a stack is done."""
+    def __call__(self, event: Event) -> None:
+        """Count the rounds of all stacks; a signal that came in stops the work."""
+        if isinstance(event, StackBegun):
+            self.before += self.last
+        if not isinstance(event, RoundDone):
+            return
+        self.last = event.round
         if self.status:
-            self.status.update(
-                f"tuning: {round} rounds of stacked runs, {time.monotonic() - self.started:.0f} s"
-            )
-
-    def stop(self) -> str | None:
-        """The first signal that came in."""
-        return self.caught[0] if self.caught else None
+            spent = time.monotonic() - self.started
+            done = self.before + event.round
+            self.status.update(f"tuning: {done} rounds of stacked runs, {spent:.0f} s")
+        if self.caught:
+            raise Stopped(self.caught[0])
