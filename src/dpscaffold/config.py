@@ -29,6 +29,7 @@ from pydantic import (
 from dpscaffold.algorithms import DEFAULT, Algorithm
 from dpscaffold.algorithms.naming import build, numbers_of
 from dpscaffold.budget import Budget
+from dpscaffold.checks import choice
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput, nearest
@@ -36,8 +37,9 @@ from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Run
+from dpscaffold.schema import Target
 from dpscaffold.setting import Setting
-from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
+from dpscaffold.tasks import LOSSES, Linear, Logistic, Loss, Mlp, ModuleTask, Task, huber
 
 
 class Table(BaseModel):
@@ -47,9 +49,16 @@ class Table(BaseModel):
 
 
 class TaskSettings(Table):
-    """``[task]``: what is learnt, and whether to solve for the central optimum first."""
+    """``[task]``: what is learnt, and whether to solve for the central optimum first.
 
-    kind: Literal["logistic", "mlp", "module"] = "logistic"
+    ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`, by default softmax for classes
+    and squared for numbers; ``delta`` is where the Huber loss turns from a square to a line.
+    ``kind = "logistic"`` is the linear model under softmax.
+    """
+
+    kind: Literal["logistic", "linear", "mlp", "module"] = "logistic"
+    loss: str | None = None
+    delta: float | None = None
     hidden: int = Field(default=200, ge=1)
     module: str | None = None
     shape: tuple[int, ...] | None = None
@@ -62,19 +71,47 @@ class TaskSettings(Table):
                 f"task.module is {self.module!r} with task.kind {self.kind!r}; "
                 "a module task needs module = 'package.file:factory'"
             )
-        if self.optimum and self.kind != "logistic":
+        if self.optimum and self.kind not in ("logistic", "linear"):
             raise BadInput(
                 f"task.optimum is true with task.kind {self.kind!r}; "
-                "only the convex task 'logistic' has a central optimum"
+                "only the convex tasks 'logistic' and 'linear' have a central optimum"
+            )
+        if self.loss is not None:
+            choice("task.loss", self.loss, tuple(LOSSES))
+        if self.kind == "logistic" and self.loss not in (None, "softmax"):
+            raise BadInput(
+                f"task.loss is {self.loss!r} with task.kind 'logistic', which is the linear model "
+                f"under softmax; use task.kind = 'linear'"
+            )
+        if self.delta is not None and self.loss != "huber":
+            raise BadInput(
+                f"task.delta is {self.delta} with task.loss {self.loss!r}; "
+                "it belongs to task.loss = 'huber'"
             )
         return self
 
+    def build_loss(self, target: Target) -> Loss:
+        """The loss, which must fit the target."""
+        if self.kind == "logistic" and target.kind == "number":
+            raise BadInput(
+                "task.kind is 'logistic', which tells classes apart, and the target is a number; "
+                "use task.kind = 'linear' (loss 'squared' or 'huber')"
+            )
+        name = self.loss or ("softmax" if target.kind == "class" else "squared")
+        loss = LOSSES[name] if self.delta is None else huber(self.delta)
+        loss.fits(target.kind, len(target.classes))
+        return loss
+
     def build(self, federation: Federation) -> Task:
         """The task, in the federation's shape."""
+        loss = self.build_loss(federation.target)
+        outputs = loss.outputs(federation.classes)
         if self.kind == "logistic":
-            return Logistic(federation.dimension, federation.classes)
+            return Logistic(federation.dimension, outputs)
+        if self.kind == "linear":
+            return Linear(federation.dimension, outputs, loss)
         if self.kind == "mlp":
-            return Mlp(federation.dimension, federation.classes, self.hidden)
+            return Mlp(federation.dimension, outputs, self.hidden, loss)
         assert self.module is not None
         place, _, name = self.module.partition(":")
         try:
@@ -84,7 +121,7 @@ class TaskSettings(Table):
                 f"task.module is {self.module!r}, which cannot be imported ({error}); give "
                 f"'package.file:factory'"
             ) from error
-        return ModuleTask(factory(), self.shape, name=self.module)
+        return ModuleTask(factory(), self.shape, self.module, loss)
 
 
 class AlgorithmSettings(Table):

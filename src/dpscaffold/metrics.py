@@ -16,6 +16,13 @@ from torch import Tensor
 
 from dpscaffold.federation import Federation, Records
 from dpscaffold.local.records import prepared
+from dpscaffold.scoring import (
+    constant_scores,
+    metrics_for,
+    predicted_class,
+    report,
+    shown_metric,
+)
 from dpscaffold.tasks import Batch, Task
 
 #: Records evaluated together; bounds the memory of an evaluation.
@@ -64,7 +71,23 @@ class Evaluator:
 
     def __call__(self, params: Tensor) -> Metrics:
         """All metrics of one model, (P,)."""
-        return {"test_accuracy": self.accuracy(params), **self.train_side(params)}
+        return {**self.test_side(params), **self.train_side(params)}
+
+    def test_side(self, params: Tensor) -> Metrics:
+        """What is measured on the test records: the metrics of the target."""
+        scores, targets, users, accuracy, seen = [], [], [], 0.0, 0
+        for x, y, user, sizes in self._of("test"):
+            scores.append(self.task.scores_of(params[None], x)[0])
+            targets.append(y)
+            users.append(user + seen)
+            seen += len(sizes)
+            if self.federation.target.kind == "class":
+                accuracy += float(_accuracy_sums(scores[-1][None], y, user, sizes)[0])
+        metrics = metrics_for(self.federation.target)
+        found = report(metrics, torch.cat(scores), torch.cat(targets), torch.cat(users), seen)
+        if self.federation.target.kind == "class":  # summed as for many models, to the last bit
+            found["test_accuracy"] = accuracy / self.federation.users
+        return found
 
     def train_side(self, params: Tensor) -> Metrics:
         """What is measured on the training records."""
@@ -94,9 +117,7 @@ class Evaluator:
             step = max(1, _HELD // (len(y) * max(1, self.task.outputs)))
             for start in range(0, len(models), step):
                 scores = self.task.scores_of(models[start : start + step], x)
-                hits = (scores.argmax(2) == y).double()
-                by_user = hits.new_zeros(len(hits), len(sizes)).index_add_(1, user, hits)
-                totals[start : start + step] += (by_user / sizes).sum(1).cpu()
+                totals[start : start + step] += _accuracy_sums(scores, y, user, sizes).cpu()
         return [float(total) / self.federation.users for total in totals]
 
     def _of(self, part: Literal["train", "test"]) -> Iterable[Block]:
@@ -154,21 +175,45 @@ class Evaluator:
             start = end
 
 
+def _accuracy_sums(scores: Tensor, y: Tensor, user: Tensor, sizes: Tensor) -> Tensor:
+    """The sum over a block's users of their accuracies, (S,), from scores (S, N, outputs)."""
+    hits = (predicted_class(scores) == y).double()
+    return (hits.new_zeros(len(hits), len(sizes)).index_add_(1, user, hits) / sizes).sum(1)
+
+
+def baseline(federation: Federation) -> Metrics:
+    """The shown metric of the best model that looks at no feature: it says the most frequent class
+    of all training records, or their mean."""
+    target, test = federation.target, federation.test
+    scores = constant_scores(federation.train.labels, target).expand(len(test), -1)
+    user = torch.repeat_interleave(torch.arange(test.users), test.sizes)
+    found = report(metrics_for(target)[:1], scores, test.labels, user, test.users)
+    shown = shown_metric(target)
+    return {shown: found[shown]}
+
+
 def evaluate_all(
     evaluators: Sequence[Evaluator], models: Sequence[Tensor], full: bool = True
 ) -> list[Metrics]:
     """The metrics of each evaluator's own model, (P,) each; models of one federation are scored
-    together. Without ``full`` the test accuracy alone."""
+    together. Without ``full`` the metric that is shown alone."""
     groups: dict[int, list[int]] = {}
     for k, evaluator in enumerate(evaluators):
         groups.setdefault(id(evaluator.federation), []).append(k)
     rows: list[Metrics] = [{} for _ in models]
     for members in groups.values():
-        stacked = torch.stack([models[k] for k in members])
-        for k, accuracy in zip(members, evaluators[members[0]].accuracies(stacked), strict=True):
-            rows[k]["test_accuracy"] = accuracy
-            if full:
-                rows[k] |= evaluators[k].train_side(models[k])
+        first = evaluators[members[0]]
+        shown = shown_metric(first.federation.target)
+        if full:
+            for k in members:
+                rows[k] = evaluators[k](models[k])
+        elif shown == "test_accuracy":
+            found = first.accuracies(torch.stack([models[k] for k in members]))
+            for k, accuracy in zip(members, found, strict=True):
+                rows[k][shown] = accuracy
+        else:
+            for k in members:
+                rows[k][shown] = evaluators[k].test_side(models[k])[shown]
     return rows
 
 

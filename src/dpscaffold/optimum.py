@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,14 @@ from dpscaffold.tasks import Batch, Task
 
 @dataclass(frozen=True)
 class Optimum:
-    """x*, F(x*), the norm of ∇F there, and its test accuracy averaged over users."""
+    """x*, F(x*), the norm of ∇F there, its test accuracy averaged over users (none where a number
+    is predicted), and all its test metrics."""
 
     params: Tensor
     loss: float
     gradient_norm: float
-    test_accuracy: float
+    test_accuracy: float | None
+    metrics: dict[str, float | None] = field(default_factory=dict)
 
 
 def cache_folder() -> Path:
@@ -56,7 +58,7 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
     path = None
     if cache:
         data = f"{federation.train.digest()} {federation.test.digest()}"
-        key = f"{data} {task.name} {task.parameters} {regularisation!r} v1"
+        key = f"{data} {task.name} {task.parameters} {regularisation!r} v2"
         path = (
             cache_folder()
             / "optima"
@@ -112,8 +114,7 @@ def _minimise(federation: Federation, task: Task, regularisation: float) -> Opti
     options = {"maxiter": 5000, "maxfun": 10000, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-16}
     found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     params = torch.from_numpy(found.x)
-    accuracy = Evaluator(federation, task, regularisation, torch.device("cpu")).accuracy(
-        params.float()
-    )
+    judged = Evaluator(federation, task, regularisation, torch.device("cpu"))
+    metrics = judged.test_side(params.float())
     norm = float(np.linalg.norm(value_and_gradient(found.x)[1]))
-    return Optimum(params, float(found.fun), norm, accuracy)
+    return Optimum(params, float(found.fun), norm, metrics.get("test_accuracy"), metrics)

@@ -29,7 +29,7 @@ class Metric:
     """A measure of scores against targets.
 
     ``taken`` says whether it is averaged over users, pooled over records, or both; ``classes`` how
-    many classes it needs, None for any number.
+    many classes it needs, None for any number; ``title`` is its name in tables and figures.
 
     >>> METRICS["accuracy"].of(torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 1]))
     0.5
@@ -41,6 +41,7 @@ class Metric:
     kind: Kind = "class"
     taken: Literal["per user", "both"] = "both"
     classes: int | None = None
+    title: str = ""
 
     def of(self, scores: Tensor, targets: Tensor) -> float:
         """The value over all records pooled; NaN where it is not defined."""
@@ -68,8 +69,8 @@ class Metric:
 
 
 def predicted_class(scores: Tensor) -> Tensor:
-    """The class (N,) that scores (N, outputs) stand for; a single score is the second class's."""
-    return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
+    """The class (…) that scores (…, outputs) stand for; a single score is the second class's."""
+    return (scores[..., 0] > 0).long() if scores.shape[-1] == 1 else scores.argmax(-1)
 
 
 def margin(scores: Tensor) -> Tensor:
@@ -162,14 +163,14 @@ def r2(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy, "higher", taken="per user"),
-        Metric("log_loss", log_loss, "lower", taken="per user"),
-        Metric("balanced_accuracy", balanced_accuracy, "higher"),
-        Metric("auc", auc, "higher", classes=2),
-        Metric("f1", f1, "higher", classes=2),
-        Metric("rmse", rmse, "lower", "number"),
-        Metric("mae", mae, "lower", "number", taken="per user"),
-        Metric("r2", r2, "higher", "number"),
+        Metric("accuracy", accuracy, "higher", taken="per user", title="accuracy"),
+        Metric("log_loss", log_loss, "lower", taken="per user", title="log-loss"),
+        Metric("balanced_accuracy", balanced_accuracy, "higher", title="balanced accuracy"),
+        Metric("auc", auc, "higher", classes=2, title="AUC"),
+        Metric("f1", f1, "higher", classes=2, title="F1"),
+        Metric("rmse", rmse, "lower", "number", title="RMSE"),
+        Metric("mae", mae, "lower", "number", taken="per user", title="MAE"),
+        Metric("r2", r2, "higher", "number", title="R²"),
     )
 }
 
@@ -190,6 +191,19 @@ def metrics_for(target: Target) -> tuple[Metric, ...]:
 def shown_metric(target: Target) -> str:
     """The metric that stands for a model in tables and figures, by its name in a history."""
     return f"test_{metrics_for(target)[0].name}"
+
+
+def titled(name: str) -> str:
+    """What a metric of a history is called in tables: its title, without the ``test_``.
+
+    >>> titled("test_rmse"), titled("test_auc_per_user"), titled("train_loss")
+    ('RMSE', 'AUC per user', 'train loss')
+    """
+    short = name.removeprefix("test_")
+    metric = METRICS.get(short.removesuffix("_per_user"))
+    if metric is None:
+        return short.replace("_", " ")
+    return metric.title + (" per user" if short.endswith("_per_user") else "")
 
 
 def report(

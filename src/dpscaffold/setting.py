@@ -64,6 +64,10 @@ class Setting:
     def _check_task(self) -> None:
         """An empty record through the task: its input and output must fit the schema."""
         task, data = self.task, self.roster.schema
+        classes = len(data.target.classes)
+        loss = getattr(task, "loss", None)  # a task of one's own may have none to ask
+        if loss is not None:
+            loss.fits(data.target.kind, classes)
         try:
             with torch.no_grad():
                 scores = task.scores(
@@ -72,11 +76,8 @@ class Setting:
         except RuntimeError as error:
             what = f"the task {task.name!r} does not accept records of {data.dimension} features"
             raise BadInput(f"{what} ({error})") from error
-        needed = data.target.outputs
-        single = scores.shape[-1] == 1 and len(data.target.classes) in (
-            0,
-            2,
-        )  # one score tells two apart
+        needed = loss.outputs(classes) if loss is not None else data.target.outputs
+        single = loss is None and scores.shape[-1] == 1 and classes == 2  # it tells two apart
         if scores.ndim != 2 or (scores.shape[1] < needed and not single):
             raise BadInput(
                 f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "

@@ -34,7 +34,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_device, stop_signals
-from dpscaffold.metrics import Evaluator, late
+from dpscaffold.metrics import Evaluator, baseline, late
 from dpscaffold.model import Model, Raw
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
@@ -396,10 +396,14 @@ def summarise(result: Result) -> dict[str, Any]:
         "final": result.final,
     }
     if result.history:
-        summary["late_test_accuracy"] = result.late("test_accuracy")
+        judged = baseline(result.federation)
+        (shown,) = judged
+        summary["metric"] = shown
+        summary[f"late_{shown}"] = result.late(shown)
+        summary |= {f"baseline_{name}": value for name, value in judged.items()}
         summary["late_train_loss"] = result.late("train_loss")
     if result.optimum:
-        summary["optimum_test_accuracy"] = result.optimum.test_accuracy
+        summary |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
         summary["optimum_loss"] = result.optimum.loss
         summary["optimum_gradient_norm"] = result.optimum.gradient_norm
     return summary

@@ -27,6 +27,7 @@ from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
 from dpscaffold.federation import Federation
+from dpscaffold.scoring import METRICS, Metric, metrics_for, shown_metric
 from dpscaffold.setting import Setting
 
 #: Ten values of η₀, evenly spaced on a logarithmic scale.
@@ -76,8 +77,8 @@ class TuneSettings(Table):
 
 @dataclass(frozen=True)
 class Score:
-    """One point of the grid: its values, the validation accuracy of every fold, and the folds that
-    diverged."""
+    """One point of the grid: its values, the validation accuracy (or, for numbers, the RMSE) of
+    every fold, and the folds that diverged."""
 
     values: dict[str, Any]
     accuracies: tuple[float, ...]
@@ -105,11 +106,13 @@ class Tuned:
     tune: TuneSettings
     scores: tuple[Score, ...]
     title: str
+    metric: Metric = METRICS["accuracy"]
 
     @property
     def best(self) -> Score:
-        """The largest mean validation accuracy; the first of equals."""
-        best = max(self.scores, key=lambda score: score.mean)
+        """The best mean of the validation metric; the first of equals."""
+        sign = 1 if self.metric.better == "higher" else -1
+        best = max(self.scores, key=lambda s: -math.inf if s.diverged else sign * s.mean)
         if best.diverged:
             raise BadInput(
                 "every point of tune.grid diverged; try smaller values of plan.learning_rate"
@@ -252,10 +255,10 @@ def tune(
         courses |= {runs[k]: course for k, course in zip(stack, found, strict=True)}
     scores = []
     for p, point in enumerate(points):
-        accuracies = [_accuracy(courses[p, f], table.output) for f in range(len(folds))]
+        accuracies = [_validated(courses[p, f], table.output) for f in range(len(folds))]
         finite = tuple(a for a in accuracies if a is not None)
         scores.append(Score(point, finite, len(accuracies) - len(finite)))
-    return Tuned(settings, table, tuple(scores), whole.title)
+    return Tuned(settings, table, tuple(scores), whole.title, metrics_for(whole.target)[0])
 
 
 def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
@@ -268,7 +271,9 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
     return [replace(first, roster=fold.roster) for fold in folds]
 
 
-def _accuracy(course: Course, output: str) -> float | None:
+def _validated(course: Course, output: str) -> float | None:
+    """The metric that is shown of one run, on the records that its fold held out."""
     if course.diverged is not None:
         return None
-    return course.average["test_accuracy"] if output == "average" else course.late("test_accuracy")
+    shown = shown_metric(course.setting.roster.schema.target)
+    return course.average[shown] if output == "average" else course.late(shown)

@@ -140,9 +140,10 @@ def _optima(cases: list[Case], scale: float) -> dict[tuple[str, float], float]:
         objective = case.objective
         if objective not in found and (scale == 1 or objective[1] > 0):
             federation = loader.get(case)
-            found[objective] = solve(
-                federation, case.settings.task.build(federation), objective[1]
-            ).test_accuracy
+            task = case.settings.task.build(federation)
+            accuracy = solve(federation, task, objective[1]).test_accuracy
+            if accuracy is not None:
+                found[objective] = accuracy
     return found
 
 

@@ -52,7 +52,7 @@ class Progress:
     def _note(self, round: int, row: Mapping[str, Any]) -> None:
         now = time.monotonic()
         self._first = self._first or (round - 1, now)
-        evaluated = "test_accuracy" in row
+        evaluated = "train_loss" in row
         if evaluated:
             self._last = dict(row)
         if self.quiet:
@@ -65,9 +65,13 @@ class Progress:
 
     def line(self, round: int, now: float) -> str:
         """One line of text."""
+        from dpscaffold.scoring import titled  # with torch, which a run has loaded by then
+
         parts = [f"{self.label}: round {round}/{self.rounds}"]
-        if "test_accuracy" in self._last:
-            parts.append(f"accuracy {self._last['test_accuracy']:.3f}")
+        shown = next((name for name in self._last if name.startswith("test_")), None)
+        if shown is not None and self._last[shown] is not None:
+            parts.append(f"{titled(shown)} {self._last[shown]:.3f}")
+        if "train_loss" in self._last:
             parts.append(
                 f"loss {self._last['train_loss']:.4f}"
                 if self._last["train_loss"] is not None

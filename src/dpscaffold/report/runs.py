@@ -14,6 +14,7 @@ from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.progress import duration
 from dpscaffold.runfolder import RunFolder
 from dpscaffold.runledger import SUMMARY, read_account
+from dpscaffold.scoring import titled
 
 if TYPE_CHECKING:
     from dpscaffold.training import Result
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 #: The panels of a comparison: metric, label, whether to draw it only if every run has it.
 PANELS = (
     ("test_accuracy", "test accuracy"),
+    ("test_rmse", "test RMSE"),
     ("log10_gap", "log₁₀(F(x) − F(x*))"),
     ("gradient_dissimilarity", "gradient dissimilarity"),
 )
@@ -45,8 +47,14 @@ class RunRecord:
             else f"{self.folder.name} ({algorithm})"
         )
 
+    @property
+    def metric(self) -> str:
+        """The metric that stands for the run; folders of earlier versions hold classifiers."""
+        return str(self.summary.get("metric") or _shown_in(self.history))
+
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
+        metric = self.metric
         final = self.summary.get("final") or (self.history[-1] if self.history else {})
         server = self.privacy.get("server") or {}
         return {
@@ -54,7 +62,7 @@ class RunRecord:
             "data": self.summary.get("data"),
             "ended": self.summary.get("ended", "unfinished"),
             "rounds": final.get("round"),
-            "test_accuracy": self.summary.get("late_test_accuracy", final.get("test_accuracy")),
+            metric: self.summary.get(f"late_{metric}", final.get(metric)),
             "train_loss": self.summary.get("late_train_loss", final.get("train_loss")),
             "log10_gap": final.get("log10_gap"),
             "gradient_dissimilarity": final.get("gradient_dissimilarity"),
@@ -62,8 +70,14 @@ class RunRecord:
             "delta": self.privacy.get("delta"),
             "bound": server.get("bound"),
             "seconds": self.summary.get("seconds"),
-            "optimum_test_accuracy": self.summary.get("optimum_test_accuracy"),
+            f"optimum_{metric}": self.summary.get(f"optimum_{metric}"),
         }
+
+
+def _shown_in(history: list[dict[str, Any]]) -> str:
+    """The first test metric of a history: the one that is shown."""
+    names = (name for row in history for name in row if name.startswith("test_"))
+    return next(names, "test_accuracy")
 
 
 def read_run(path: Path) -> RunRecord:
@@ -95,7 +109,15 @@ def comparison_table(runs: list[RunRecord]) -> Table:
     table.add_column("run")
     if several:
         table.add_column("data")
-    for column in ("rounds", "accuracy", "loss", "log₁₀ gap", "ε server", "time"):
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    for column in (
+        "rounds",
+        *(titled(metric) for metric in metrics),
+        "loss",
+        "log₁₀ gap",
+        "ε server",
+        "time",
+    ):
         table.add_column(column, justify="right")
     optima = {}
     for run, row in zip(runs, rows, strict=True):
@@ -104,7 +126,7 @@ def comparison_table(runs: list[RunRecord]) -> Table:
             row["run"] + ("" if row["ended"] == "completed" else f" [{row['ended']}]"),
             *([str(row["data"] or "")] if several else []),
             str(row["rounds"]),
-            _shown(row["test_accuracy"], 4),
+            *(_shown(row.get(metric), 4) for metric in metrics),
             _shown(row["train_loss"], 4),
             _shown(row["log10_gap"], 2),
             round_up(row["epsilon_server"])
@@ -112,16 +134,15 @@ def comparison_table(runs: list[RunRecord]) -> Table:
             else ("none" if private else "not private"),
             duration(row["seconds"]) if row["seconds"] is not None else "",
         )
-        if row["optimum_test_accuracy"] is not None:
-            optima[str(row["data"])] = (
-                row["optimum_test_accuracy"],
+        if row[f"optimum_{run.metric}"] is not None:
+            optima[str(row["data"]), run.metric] = (
+                row[f"optimum_{run.metric}"],
                 run.summary.get("optimum_loss"),
             )
-    for data, (accuracy, loss) in optima.items():
+    for (data, metric), (value, loss) in optima.items():
         place = [data] if several else []
-        table.add_row(
-            "central optimum", *place, "", _shown(accuracy, 4), _shown(loss, 4), "", "", ""
-        )
+        values = [_shown(value if name == metric else None, 4) for name in metrics]
+        table.add_row("central optimum", *place, "", *values, _shown(loss, 4), "", "", "")
     return table
 
 
@@ -176,8 +197,8 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
                     color=f"C{k}",
                     linestyle="-" if private else "--",
                 )
-        if metric == "test_accuracy":
-            optima = {run.summary.get("optimum_test_accuracy") for run in runs}
+        if metric in ("test_accuracy", "test_rmse"):
+            optima = {run.summary.get(f"optimum_{metric}") for run in runs}
             for value in sorted(float(value) for value in optima if value is not None):
                 axis.axhline(
                     value, color="0.4", linewidth=1, linestyle=":", label="central optimum x*"
@@ -198,10 +219,14 @@ def summary_lines(result: Result) -> list[str]:
     """What to tell after a run."""
     lines = []
     if result.history:
-        optimum = f" (central optimum {result.optimum.test_accuracy:.4f})" if result.optimum else ""
+        metric = _shown_in(result.history)
+        best = result.optimum.metrics.get(metric) if result.optimum else None
+        optimum = f" (central optimum {best:.4f})" if best is not None else ""
+        value = result.late(metric)
         lines.append(
-            f"{result.setting.label} on {result.setting.roster.title}: test accuracy "
-            f"{result.late('test_accuracy'):.4f} over the last 10 % of rounds{optimum}"
+            f"{result.setting.label} on {result.setting.roster.title}: test {titled(metric)} "
+            f"{'not defined' if value is None else f'{value:.4f}'} over the last 10 % of rounds"
+            f"{optimum}"
         )
     if result.privacy.get("quote"):
         lines.append(str(result.privacy["quote"]))

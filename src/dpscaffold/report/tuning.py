@@ -17,13 +17,13 @@ def tuning_table(tuned: Tuned) -> Table:
     """One line per point of the grid, the best one marked."""
     table = tuned.tune
     title = (
-        f"validation accuracy on {tuned.title}, {table.used_folds} of {table.folds} folds "
-        f"({table.output})"
+        f"validation {tuned.metric.title} on {tuned.title}, "
+        f"{table.used_folds} of {table.folds} folds ({table.output})"
     )
     shown = Table(title=title, title_justify="left")
     for key in table.grid:
         shown.add_column(key, justify="right")
-    shown.add_column("accuracy", justify="right")
+    shown.add_column(tuned.metric.title, justify="right")
     shown.add_column("± folds", justify="right")
     shown.add_column("")
     for score in tuned.scores:
@@ -53,7 +53,7 @@ def _sentence(tuned: Tuned) -> str:
     values = ", ".join(f"{key} = {_text(value)}" for key, value in tuned.best.values.items())
     folds = f"{tuned.tune.used_folds} of {tuned.tune.folds} folds"
     return (
-        f"Chosen by cross-validation ({folds}): {values}, validation accuracy "
+        f"Chosen by cross-validation ({folds}): {values}, validation {tuned.metric.title} "
         f"{tuned.best.mean:.4f}."
     )
 
@@ -71,7 +71,7 @@ def _write_csv(tuned: Tuned, path: Path) -> None:
 
 
 def _markdown(tuned: Tuned, command: str) -> str:
-    header = [*tuned.tune.grid, "validation accuracy", "± folds"]
+    header = [*tuned.tune.grid, f"validation {tuned.metric.title}", "± folds"]
     lines = ["# Tuning", _sentence(tuned), tuned.privacy_note]
     if tuned.at_edge:
         lines.append(
@@ -126,7 +126,7 @@ def _draw(tuned: Tuned, path: Path) -> None:
     ):
         axis.set_xscale("log")
     axis.set_xlabel(key)
-    axis.set_ylabel("validation accuracy")
+    axis.set_ylabel(f"validation {tuned.metric.title}")
     axis.set_title(tuned.title, fontsize=10)
     axis.grid(alpha=0.3)
     if others:

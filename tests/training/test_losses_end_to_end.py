@@ -1,0 +1,255 @@
+"""Every loss from a CSV file to metrics, through both engines, TOML and the command line, and its
+optimum against scikit-learn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import f1_score, mean_absolute_error, r2_score, roc_auc_score
+from typer.testing import CliRunner
+
+from dpscaffold import Linear, Plan, fedavg, huber, train
+from dpscaffold.cli import app
+from dpscaffold.config import parse
+from dpscaffold.data import from_users, load_federation
+from dpscaffold.errors import BadInput
+from dpscaffold.metrics import Evaluator, baseline
+from dpscaffold.optimum import solve
+from dpscaffold.tasks import LOSSES
+
+COLUMNS = 5
+
+
+def write(path: Path, kind: str) -> dict[str, Any]:
+    """A CSV whose target is two classes, three, or a number that is linear in the features."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(400, COLUMNS))
+    z = x @ np.array([[2.0, 0, 1], [-1, 1, 0], [0, -2, 1], [1, 0, 0], [0, 0, 0]])
+    z += 0.3 * rng.normal(size=z.shape)
+    labels = {
+        "two": np.array(["no", "yes"])[(z[:, 0] > 0).astype(int)],
+        "three": np.array(["a", "b", "c"])[z.argmax(axis=1)],
+        "number": [repr(float(np.float32(v))) for v in z[:, 0] + 3],
+    }[kind]
+    lines = [",".join([*(f"x{j}" for j in range(COLUMNS)), "site", "y"])]
+    lines += [
+        ",".join([*(repr(float(np.float32(v))) for v in row), f"s{i % 4}", str(label)])
+        for i, (row, label) in enumerate(zip(x, labels, strict=True))
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return {
+        "source": "csv",
+        "path": str(path),
+        "label": "y",
+        "user": "site",
+        "target": "number" if kind == "number" else "class",
+        "preprocess": ["standardise"],
+    }
+
+
+TASKS = [
+    ("two", {"kind": "logistic"}),
+    ("two", {"kind": "linear", "loss": "logistic"}),
+    ("three", {"kind": "linear", "loss": "softmax"}),
+    ("number", {"kind": "linear"}),
+    ("number", {"kind": "linear", "loss": "squared"}),
+    ("number", {"kind": "linear", "loss": "huber", "delta": 2.0}),
+    ("number", {"kind": "mlp", "hidden": 8}),
+    ("two", {"kind": "mlp", "hidden": 8, "loss": "logistic"}),
+]
+NAMES = [f"{kind}-{'-'.join(str(v) for v in task.values())}" for kind, task in TASKS]
+PLAN = {
+    "rounds": 25,
+    "local_steps": 5,
+    "user_ratio": 1.0,
+    "data_ratio": 0.5,
+    "learning_rate": 0.1,
+    "evaluate_every": 25,
+}
+
+
+@pytest.mark.parametrize(("kind", "task"), TASKS, ids=NAMES)
+def test_every_loss_learns_from_a_csv_file_in_both_engines(
+    tmp_path: Path, kind: str, task: dict[str, Any]
+) -> None:
+    tables = {"data": write(tmp_path / "t.csv", kind), "task": task, "plan": PLAN}
+    settings = parse({**tables, "algorithm": {"name": "scaffold"}})
+    federation = load_federation(settings.data)
+    setting = settings.setting(federation)
+    found = [
+        train(federation, setting.task, setting.algorithm, setting.plan, engine=engine)
+        for engine in ("simulator", "loop")
+    ]
+    torch.testing.assert_close(found[0].params, found[1].params, rtol=1e-3, atol=1e-4)
+    final = found[0].final
+    for name, value in found[1].final.items():
+        if name.startswith("test_"):
+            assert final[name] == pytest.approx(value, abs=0.02)
+    plain = baseline(federation)
+    if kind == "number":
+        assert final["test_rmse"] < 0.4 * plain["test_rmse"] and final["test_r2"] > 0.8
+        assert "test_accuracy" not in final and final["test_r2_per_user"] is not None
+    else:
+        assert final["test_accuracy"] > max(0.85, plain["test_accuracy"] + 0.2)
+        assert ("test_auc" in final) == (kind == "two")
+
+
+def test_metrics_of_a_run_are_scikit_learns(tmp_path: Path) -> None:
+    """Predictions of the result's own model on raw rows, judged by scikit-learn."""
+    for kind, task in (TASKS[1], TASKS[4]):
+        data = write(tmp_path / f"{kind}.csv", kind)
+        settings = parse({"data": data, "task": task, "plan": PLAN})
+        federation = load_federation(settings.data)
+        setting = settings.setting(federation)
+        result = train(federation, setting.task, setting.algorithm, setting.plan)
+        x, y = federation.test.features, federation.test.labels.numpy()
+        if kind == "two":
+            chance = result.model.probabilities(x, prepared=True)[:, 1].numpy()
+            guess = result.predict(x, prepared=True).numpy()
+            assert result.final["test_auc"] == pytest.approx(roc_auc_score(y, chance))
+            assert result.final["test_f1"] == pytest.approx(f1_score(y, guess))
+            each = [
+                float((guess[i : i + 20] == y[i : i + 20]).mean()) for i in range(0, len(y), 20)
+            ]
+            assert result.final["test_accuracy"] == pytest.approx(np.mean(each))
+        else:
+            guess = result.predict(x, prepared=True).numpy()
+            assert result.final["test_r2"] == pytest.approx(r2_score(y, guess), abs=1e-6)
+            mae = mean_absolute_error(y, guess)  # users have equally many test records here
+            assert result.final["test_mae"] == pytest.approx(mae, rel=1e-6)
+
+
+def users(number: bool, count: int = 3, records: int = 50) -> Any:
+    rng = np.random.default_rng(7)
+    pairs = []
+    for _ in range(count):
+        x = rng.normal(size=(records, 4)).astype(np.float32)
+        z = x @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.5 + 0.5 * rng.normal(size=records)
+        pairs.append((x, z if number else (z > 0).astype(int)))
+    return from_users(pairs, target="number" if number else "class")
+
+
+def pooled(federation: Any) -> tuple[np.ndarray, np.ndarray]:
+    ones = torch.ones(len(federation.train), 1)
+    x = torch.cat([federation.train.features, ones], 1).double().numpy()
+    return x, federation.train.labels.double().numpy()
+
+
+def test_the_optimum_of_squared_loss_is_ridge_regression() -> None:
+    """Users of equal size: F is the mean over all records, and the bias is penalised too."""
+    federation, strength = users(number=True), 0.03
+    found = solve(federation, Linear(4, 1, LOSSES["squared"]), strength, cache=False)
+    x, y = pooled(federation)
+    ridge = Ridge(alpha=strength * len(y), fit_intercept=False, tol=1e-12).fit(x, y)
+    np.testing.assert_allclose(found.params.numpy(), ridge.coef_, atol=1e-6)
+    assert found.test_accuracy is None and found.metrics["test_r2"] is not None
+    judged = Evaluator(
+        federation, Linear(4, 1, LOSSES["squared"]), strength, torch.device("cpu"), found.loss
+    )(found.params.float())
+    assert judged["log10_gap"] is not None and judged["log10_gap"] < -6
+
+
+def test_the_optimum_of_logistic_loss_is_logistic_regression() -> None:
+    federation, strength = users(number=False), 0.03
+    task = Linear(4, 1, LOSSES["logistic"])
+    found = solve(federation, task, strength, cache=False)
+    x, y = pooled(federation)
+    oracle = LogisticRegression(C=1 / (strength * len(y)), fit_intercept=False, tol=1e-10)
+    oracle.fit(x, y)
+    np.testing.assert_allclose(found.params.numpy(), oracle.coef_[0], atol=1e-4)
+    result = train(
+        federation,
+        task,
+        fedavg(),
+        Plan(
+            rounds=60,
+            local_steps=1,
+            user_ratio=1.0,
+            data_ratio=1.0,
+            learning_rate=2.0,
+            regularisation=strength,
+        ),
+        optimum=True,
+    )
+    assert result.final["log10_gap"] < -4
+
+
+def test_the_optimum_of_huber_loss_lies_where_its_gradient_does_not() -> None:
+    """Against the definition: at x* the mean of clipped residuals times features is −λx*."""
+    federation, strength = users(number=True), 0.02
+    found = solve(federation, Linear(4, 1, huber(0.3)), strength, cache=False)
+    x, y = pooled(federation)
+    residual = np.clip(x @ found.params.numpy() - y, -0.3, 0.3)
+    assert (np.abs(x @ found.params.numpy() - y) > 0.3).mean() > 0.1  # some are cut off
+    gradient = x.T @ residual / len(y) + strength * found.params.numpy()
+    assert np.abs(gradient).max() < 1e-6
+    other = solve(federation, Linear(4, 1, huber(3.0)), strength)
+    again = solve(federation, Linear(4, 1, huber(0.3)), strength)
+    assert not torch.allclose(other.params, again.params)  # one is not remembered as the other
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "said"),
+    [
+        ("number", {}, "task.kind is 'logistic', which tells classes apart, and the target is a"),
+        ("number", {"kind": "linear", "loss": "softmax"}, "'softmax', which is for classes"),
+        ("two", {"kind": "linear", "loss": "huber"}, "'huber', which is for numbers"),
+        ("three", {"kind": "linear", "loss": "logistic"}, "tells two classes apart; the target h"),
+        ("two", {"kind": "linear", "loss": "hinge"}, "task.loss is 'hinge'; choose one of"),
+        ("two", {"loss": "logistic"}, "with task.kind 'logistic'.*use task.kind = 'linear'"),
+        ("two", {"kind": "linear", "delta": 2.0}, "it belongs to task.loss = 'huber'"),
+        ("number", {"kind": "linear", "loss": "huber", "delta": -1.0}, "delta is -1"),
+        ("number", {"kind": "mlp", "optimum": True}, "only the convex tasks"),
+    ],
+)
+def test_tasks_that_do_not_fit(tmp_path: Path, kind: str, task: dict[str, Any], said: str) -> None:
+    tables = {"data": write(tmp_path / "t.csv", kind), "task": task, "plan": PLAN}
+    with pytest.raises(BadInput, match=said) as caught:
+        settings = parse(tables)
+        settings.setting(load_federation(settings.data))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_that_does_not_fit_is_refused_from_python_too() -> None:
+    plan = Plan(rounds=1, local_steps=1, user_ratio=1.0, data_ratio=1.0)
+    with pytest.raises(BadInput, match="'squared', which is for numbers; the target is a class"):
+        train(users(number=False), Linear(4, 1, LOSSES["squared"]), fedavg(), plan)
+    with pytest.raises(BadInput, match=r"\(1, 2\) is needed"):
+        train(users(number=False), Linear(4, 1), fedavg(), plan)
+
+
+def test_regression_from_the_command_line(tmp_path: Path) -> None:
+    data = write(tmp_path / "t.csv", "number")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f"[data]\nsource = 'csv'\npath = '{data['path']}'\nlabel = 'y'\nuser = 'site'\n"
+        "target = 'number'\npreprocess = ['standardise']\n"
+        "[task]\nkind = 'linear'\nloss = 'huber'\noptimum = true\n"
+        "[plan]\nrounds = 20\nlocal_steps = 5\nuser_ratio = 1.0\ndata_ratio = 0.5\n"
+        "learning_rate = 0.2\nevaluate_every = 10\n"
+        "[privacy]\nnoise = 0.5\nclip = 2.0\n"
+    )
+    out = tmp_path / "run"
+    answer = CliRunner().invoke(app, ["train", str(config), "--out", str(out)])
+    assert answer.exit_code == 0, answer.output
+    told = " ".join(answer.output.split())
+    assert "test RMSE" in told and "central optimum" in told
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["metric"] == "test_rmse" and summary["late_test_rmse"] > 0
+    assert summary["baseline_test_rmse"] > summary["optimum_test_rmse"]
+    assert "late_test_accuracy" not in summary
+    table = CliRunner().invoke(app, ["compare", str(out)])
+    assert table.exit_code == 0 and "RMSE" in table.output, table.output
+    figure = CliRunner().invoke(app, ["compare", str(out), "--out", str(tmp_path / "c.png")])
+    assert figure.exit_code == 0 and (tmp_path / "c.png").exists(), figure.output
+    bad = CliRunner().invoke(
+        app,
+        ["train", str(config), "--set", "task.loss=softmax", "--out", str(tmp_path / "bad")],
+    )
+    assert bad.exit_code != 0 and not (tmp_path / "bad").exists()
