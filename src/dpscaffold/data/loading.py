@@ -43,6 +43,7 @@ from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
+from dpscaffold.privacy import Remark
 
 #: Told what a reader decided, one sentence at a time.
 Notify = Callable[[str], None]
@@ -88,6 +89,7 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     parts, names = deal(pool.labels, pool.users, pool.names, settings)
     pool = replace(pool, title=_title(pool.title, settings))
     federation = assemble(pool, parts, settings.test_ratio, settings.seed, names)
+    federation = replace(federation, preparation=federation.preparation + left_out(settings))
     return _checked(preprocess(federation, settings.preprocess, settings.seed, release), settings)
 
 
@@ -177,6 +179,27 @@ def deal(
     return partition.similarity(labels, sizes, settings.similarity, settings.seed), ()
 
 
+def left_out(settings: Pooled) -> tuple[Remark, ...]:
+    """Who takes no part, by which rule, for the statement; the rule alone, as a name or a number
+    would tell how many records somebody has.
+
+    >>> from dpscaffold.data.config import parse_data
+    >>> left_out(parse_data({"source": "digits", "users": 5}))
+    ()
+    """
+    if settings.chosen_partition != "natural":
+        return ()
+    said = (
+        f"Users with fewer than {settings.minimum_records} records, if any, were left out before "
+        f"training (data.minimum_records)"
+    )
+    if settings.users is not None:
+        said += f", and {settings.users} of the others were drawn at random (data.users)"
+    if settings.records is not None:
+        said += f"; of each, {settings.records} records at most, drawn at random (data.records)"
+    return (Remark(f"{said}. How many records a user has counts as public here.", "none needed"),)
+
+
 def prepare(
     settings: Any, folder: str | Path, overwrite: bool = False, notify: Notify | None = None
 ) -> Path:
@@ -258,7 +281,7 @@ def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federa
         scan.target,
         names,
         title,
-        preparation=scan.preparation,
+        preparation=scan.preparation + left_out(settings),
         mapped=True,
     )
     return _checked(federation.validated(), settings)
