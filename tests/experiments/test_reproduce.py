@@ -60,6 +60,7 @@ def test_published_rounds_are_the_largest_that_the_published_bound_allows(noise,
         records=4000,
         batches=800,
         noise=noise,
+        delta="1/records",
     )
     assert largest_rounds(run, 3.0, PAPER_THIRD_PARTY) == table("table1")[noise, steps].rounds
     assert table("table1")[noise, steps].rounds == table("table2")[noise, steps].rounds

@@ -229,6 +229,7 @@ user_ratio = 0.5
 data_ratio = 0.5
 [privacy]
 noise = 8.0
+delta = "1/records"
 secret = true
 budget_file = "FILE"
 """

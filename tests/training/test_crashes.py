@@ -134,9 +134,11 @@ def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment
     """Kill × resume × {completion, SIGTERM, halt}: what is stated is what the journal says."""
     folder, run = tmp_path / "run", described(federation, privacy)
     target = (1.05 if privacy.secret else 0.95) * RANDOM_PARTICIPATION.epsilon(run, 9)
-    budget = Budget(target_epsilon=target) if ending == "budget" else None
+    budget = (
+        Budget("1/records", target_epsilon=target) if ending == "budget" else Budget("1/records")
+    )
     died = [crash(federation, folder, n, moment, privacy=privacy, budget=budget) for n in crashes]
-    assert died[0] and (all(died) or budget)
+    assert died[0] and (all(died) or ending == "budget")
     then = stop_in_first_round() if ending == "interrupted" else None
     observer = watching(folder, run, then)
     result = go(federation, folder, privacy, budget=budget, observer=observer)
@@ -153,12 +155,14 @@ def test_every_epsilon_counts_what_was_lost(federation, tmp_path, ending, moment
 def described(federation, privacy):
     from dpscaffold.setting import Setting
 
-    return Setting(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe()
+    return Setting(federation.roster, Logistic(40, 10), fedavg(), PLAN, privacy).describe(
+        "1/records"
+    )
 
 
 def halts_at_once(federation, folder, run, target, crashes):
     """After these crashes the next round would exceed the target: nothing more is released."""
-    budget = Budget(target_epsilon=target)
+    budget = Budget("1/records", target_epsilon=target)
     for last in crashes:
         assert crash(federation, folder, last, budget=budget)
     before = journalled(folder)
