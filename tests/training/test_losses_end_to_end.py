@@ -19,6 +19,7 @@ from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.data import from_users, load_federation
 from dpscaffold.errors import BadInput
+from dpscaffold.experiments.tuning import TuneSettings, tune
 from dpscaffold.metrics import Evaluator, baseline
 from dpscaffold.optimum import solve
 from dpscaffold.tasks import LOSSES
@@ -253,3 +254,30 @@ def test_regression_from_the_command_line(tmp_path: Path) -> None:
         ["train", str(config), "--set", "task.loss=softmax", "--out", str(tmp_path / "bad")],
     )
     assert bad.exit_code != 0 and not (tmp_path / "bad").exists()
+
+
+def test_tuning_compares_the_metric_that_is_asked_for(tmp_path: Path) -> None:
+    """A rate that is far too small loses by RMSE (lower is better) and by R² (higher is)."""
+    tables = {
+        "data": write(tmp_path / "t.csv", "number"),
+        "task": {"kind": "linear"},
+        "plan": {**PLAN, "rounds": 10},
+        "algorithm": {"name": "fedavg"},
+    }
+    grid = {"plan.learning_rate": (1e-4, 0.1)}
+    cpu = torch.device("cpu")
+    for metric in (None, "r2"):
+        chosen = TuneSettings(grid=grid, folds=2, metric=metric)
+        tuned = tune(parse(tables), chosen, cpu)
+        assert tuned.best.values == {"plan.learning_rate": 0.1}
+        assert tuned.metric.name == (metric or "rmse")
+    three = parse({"data": write(tmp_path / "u.csv", "three"), "plan": PLAN})
+    with pytest.raises(BadInput, match="'auc' needs two classes, and the target has 3"):
+        tune(three, TuneSettings(grid=grid, folds=2, metric="auc"), cpu)
+    config = tmp_path / "three.toml"
+    config.write_text(
+        f"[data]\nsource = 'csv'\npath = '{tmp_path / 'u.csv'}'\nlabel = 'y'\nuser = 'site'\n"
+        "[tune]\nmetric = 'f1'\n"
+    )
+    answer = CliRunner().invoke(app, ["tune", str(config), "--out", str(tmp_path / "tuned")])
+    assert answer.exit_code != 0 and not (tmp_path / "tuned").exists()

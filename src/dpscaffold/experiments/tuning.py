@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, model_validator
 
+from dpscaffold.checks import choice
 from dpscaffold.config import Settings, Table, override, parse
 from dpscaffold.data.config import DataSettings
 from dpscaffold.data.loading import load_federation
@@ -27,7 +28,7 @@ from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
 from dpscaffold.federation import Federation
-from dpscaffold.scoring import METRICS, Metric, metrics_for, shown_metric
+from dpscaffold.scoring import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.setting import Setting
 
 #: Ten values of η₀, evenly spaced on a logarithmic scale.
@@ -42,6 +43,8 @@ class TuneSettings(Table):
     ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of the last half.
     ``public`` is a
     ``[data]`` table of public records to tune on; without it tuning reads the private records.
+    ``metric`` is what is compared, an entry of :data:`~dpscaffold.scoring.METRICS`; by default
+    accuracy, or RMSE where a number is predicted.
     """
 
     grid: dict[str, tuple[Any, ...]] = Field(
@@ -52,9 +55,12 @@ class TuneSettings(Table):
     seed: int = Field(default=0, ge=0)
     output: Literal["last", "average"] = "last"
     public: DataSettings | None = None
+    metric: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> TuneSettings:
+        if self.metric is not None:
+            choice("tune.metric", self.metric, tuple(METRICS))
         for key, values in self.grid.items():
             if "." not in key or key.startswith(("data.", "tune.")):
                 raise BadInput(
@@ -236,6 +242,8 @@ def tune(
     """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
     data = table.public if table.public is not None else settings.data
     whole = load_federation(data)
+    metric = METRICS[table.metric] if table.metric else metrics_for(whole.target)[0]
+    metric.fits(whole.target)
     folds = [fold_federation(whole, k, table.folds, table.seed) for k in range(table.used_folds)]
     points = [
         dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
@@ -243,7 +251,8 @@ def tune(
     runs = [(p, f) for f in range(len(folds)) for p in range(len(points))]
     built = [_setting(with_values(settings, point), folds) for point in points]
     stacked = [built[p][f] for p, f in runs]
-    schedule = Schedule(late=10)
+    shown = f"test_{metric.name}"
+    schedule = Schedule(late=10, full=shown != shown_metric(whole.target))
     courses: dict[tuple[int, int], Course] = {}
     stacks = split(stacked, device)
     for number, stack in enumerate(stacks, 1):
@@ -255,10 +264,10 @@ def tune(
         courses |= {runs[k]: course for k, course in zip(stack, found, strict=True)}
     scores = []
     for p, point in enumerate(points):
-        accuracies = [_validated(courses[p, f], table.output) for f in range(len(folds))]
+        accuracies = [_validated(courses[p, f], table.output, shown) for f in range(len(folds))]
         finite = tuple(a for a in accuracies if a is not None)
         scores.append(Score(point, finite, len(accuracies) - len(finite)))
-    return Tuned(settings, table, tuple(scores), whole.title, metrics_for(whole.target)[0])
+    return Tuned(settings, table, tuple(scores), whole.title, metric)
 
 
 def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
@@ -271,9 +280,14 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
     return [replace(first, roster=fold.roster) for fold in folds]
 
 
-def _validated(course: Course, output: str) -> float | None:
-    """The metric that is shown of one run, on the records that its fold held out."""
+def _validated(course: Course, output: str, metric: str) -> float | None:
+    """The metric of one run on the records that its fold held out; None where it diverged."""
     if course.diverged is not None:
         return None
-    shown = shown_metric(course.setting.roster.schema.target)
-    return course.average[shown] if output == "average" else course.late(shown)
+    value = course.average[metric] if output == "average" else course.late(metric)
+    if value is None:
+        raise BadInput(
+            f"{titled(metric)} is not defined on the records that a fold holds out; set "
+            f"tune.metric to another one or use fewer folds"
+        )
+    return value
