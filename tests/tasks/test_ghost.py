@@ -110,8 +110,10 @@ def test_stacks_and_parts_change_nothing(name, monkeypatch):
         ]
         monkeypatch.setattr(ghost, "_HELD", 5 * 3 * task.parameters)
         parts = task.clipped_sum(params, Batch(x, y), clip)
+        monkeypatch.setattr(ghost, "_STACKED", 0)
+        looped = task.clipped_sum(params, Batch(x, y), clip)
         monkeypatch.undo()
-        for other in (torch.cat([one.total for one in single]), parts.total):
+        for other in (torch.cat([one.total for one in single]), parts.total, looped.total):
             torch.testing.assert_close(other, whole.total, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(parts.bound, whole.bound)
 
@@ -216,6 +218,53 @@ def test_a_module_that_changes_its_calls_is_still_exact(caplog):
     later.calls = 3
     exact = clipped(oracle(later, None, params[0], x[0], y[0]), torch.ones(4), 0.1)
     assert float((found - exact).norm()) < 1e-6
+
+
+def test_a_module_that_uses_a_weight_more_often_later_is_still_exact():
+    """A use that is no call, and that only some parameters bring about."""
+
+    class Fickle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.spare = nn.Linear(12, 3), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.layer(x)
+            if float(self.layer.bias.sum()) > 100:
+                scores = scores + nn.functional.linear(x, self.layer.weight.square())
+            return scores
+
+    torch.manual_seed(0)
+    net = Fickle()
+    task = ModuleTask(net)
+    x, y = torch.randn(1, 4, 12), torch.zeros(1, 4, dtype=torch.int64)
+    for shift in (0.0, 100.0, 0.0):
+        params = task.initial(0)[None].clone()
+        params[0, 36:39] += shift
+        found = task.clipped_sum(params, Batch(x, y), torch.tensor([0.1])).total[0]
+        exact = clipped(oracle(net, None, params[0], x[0], y[0]), torch.ones(4), 0.1)
+        assert float((found - exact).norm()) < 1e-6
+
+
+def test_parameters_that_do_not_matter_have_no_gradient():
+    """Beside others, or all of them."""
+
+    class Idle(nn.Module):
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(12, 3, bias=share > 0), nn.Linear(12, 3)
+            self.share = share
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.share * self.used(x) if self.share else x[:, :3]
+
+    x, y = torch.randn(1, 4, 12), torch.zeros(1, 4, dtype=torch.int64)
+    for share in (0.0, 1.0):
+        task = ModuleTask(Idle(share))
+        for clip in (torch.tensor([0.1]), "median"):
+            found = task.clipped_sum(task.initial(0)[None], Batch(x, y), clip).total[0]
+            assert bool((found[-39:] == 0).all())
+            assert bool(found.any()) == (share > 0)
 
 
 def test_the_cheaper_form_is_chosen():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from dpscaffold.tasks.wiring import (
     Recorder,
     Wiring,
     all_slow,
+    check_uses,
     differentiable,
     find_wiring,
     listening,
@@ -41,6 +43,9 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 #: How many numbers are held at a time (2^25 floats are 128 MB).
 _HELD = 1 << 25
+
+#: Up to so many outputs of layers, users with convolutions are stacked on a CPU (measured).
+_STACKED = 1 << 21
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +90,6 @@ class Ghost:
         self.module, self.shapes, self.forward, self.loss = module, dict(shapes), forward, loss
         self._layers = dict(module.named_modules())
         self._wirings: dict[tuple[torch.Size, torch.dtype], tuple[Wiring, int]] = {}
-        #: Convolutions with a kernel a user are slower than one user at a time, on a CPU.
         self._convolves = any(
             isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules()
         )
@@ -95,23 +99,31 @@ class Ghost:
 
         A record whose gradient is not finite adds exactly zero.
         """
-        users = len(params)
-        if users > 1 and self._convolves and params.device.type == "cpu":
+        if self._loops(params, rows):
+            bounds = [clip] * len(params) if isinstance(clip, str) else clip.split(1)
             found = [
-                self.clipped_sum(
-                    params[u : u + 1],
-                    rows.of(u),
-                    clip if isinstance(clip, str) else clip[u : u + 1],
-                )
-                for u in range(users)
+                self.clipped_sum(params[u : u + 1], rows.of(u), bound)
+                for u, bound in enumerate(bounds)
             ]
             return torch.cat([total for total, _ in found]), torch.cat([c for _, c in found])
-        wiring, numbers = self._wired(params, rows)
+        for wired in (self._wired, self._wired_anew):
+            try:
+                return self._in_parts(*wired(params, rows), params, rows, clip)
+            except Irregular:  # the module does otherwise than when it was looked at
+                continue
+        every = self._remember(rows, all_slow(tuple(self.shapes)))
+        return self._in_parts(*every, params, rows, clip)
+
+    def _loops(self, params: Tensor, rows: Rows) -> bool:
+        """Whether to take one user after the other: on a CPU, convolutions with a kernel a user are
+        slow, and launching several small ones is slower still."""
+        if len(params) == 1 or params.device.type != "cpu" or not self._convolves:
+            return False
         try:
-            return self._in_parts(wiring, numbers, params, rows, clip)
+            wiring, _ = self._wired(params, rows)
         except Irregular:
-            wiring = self._remember(rows, all_slow(tuple(self.shapes)))
-            return self._in_parts(wiring, len(params[0]), params, rows, clip)
+            return False
+        return rows.labels.numel() * wiring.shown > _STACKED
 
     def _in_parts(
         self, wiring: Wiring, numbers: int, params: Tensor, rows: Rows, clip: Tensor | str
@@ -137,6 +149,8 @@ class Ghost:
         self, wiring: Wiring, params: Tensor, rows: Rows, clip: Tensor | str
     ) -> tuple[Tensor, Tensor]:
         by_name = self._contributions(wiring, params, rows)
+        if not by_name:  # nothing that is learnt matters
+            by_name = {"": Dense(params.new_zeros(*rows.labels.shape, 1))}
         norms = _norms(by_name)
         used: Clip = "median" if isinstance(clip, str) else clip.clamp_max(BOUNDS[1])
         factor, bound = clip_factors(norms, rows.weight, used)
@@ -175,43 +189,54 @@ class Ghost:
 
     def _both_passes(
         self, wiring: Wiring, params: Tensor, rows: Rows
-    ) -> tuple[list[Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Inputs (U, N, …) and errors (U, N, …) of each call, and gradients (U, N, …) of the slow
         parameters."""
-        lead = rows.labels.shape
+        single = len(params) == 1  # without a dimension of users, which would cost time
+        lead = rows.labels.shape[1:] if single else rows.labels.shape
+        features = rows.features[0] if single else rows.features
         zero = params.new_zeros((), requires_grad=True)
-        named = self._named(params.detach())
         with differentiable():
-            taps = tuple(zero.expand(*lead, *call.shape) for call in wiring.calls)
+            leaves = {
+                key: (value[0] if single else value).detach().requires_grad_()
+                for key, value in self._named(params).items()
+            }
             slow = {
-                key: named.pop(key).requires_grad_()[:, None].expand(*lead, *self.shapes[key])
+                key: leaves.pop(key).unsqueeze(len(lead) - 1).expand(*lead, *self.shapes[key])
                 for key in wiring.slow
             }
-
-            def one(
-                fixed: Parameters, own: Parameters, taps: tuple[Tensor, ...], row: Tensor
-            ) -> tuple[Tensor, list[Tensor]]:
-                recorder = Recorder(wiring, taps)
-                with listening(self.module, recorder):
-                    scores = self.forward({**fixed, **own}, row)
-                return scores, recorder.inputs
-
-            records = vmap(one, in_dims=(None, 0, 0, 0))
-            if lead[0] == 1:
-                single = {key: value[0] for key, value in named.items()}
-                own = {key: value[0] for key, value in slow.items()}
-                scores, inputs = records(
-                    single, own, tuple(tap[0] for tap in taps), rows.features[0]
-                )
-                inputs = [given[None] for given in inputs]
-            else:
-                scores, inputs = vmap(records)(named, slow, taps, rows.features)
-                scores = scores.flatten(0, 1)
+            taps = tuple(zero.expand(*lead, *call.shape) for call in wiring.calls)
+            records = vmap(partial(self._one, wiring), in_dims=(None, 0, 0, 0))
+            run = records if single else vmap(records)
+            scores, inputs = run(leaves, slow, taps, features)
+            scores = scores.view(rows.labels.numel(), -1)
             loss = self.loss(scores, rows.labels.flatten()).sum()
+            check_uses(wiring, loss, leaves)
             wanted = [*taps, *slow.values()]
-            found = torch.autograd.grad(loss, wanted) if wanted else ()
-        errors, gradients = found[: len(taps)], found[len(taps) :]
-        return [given.detach() for given in inputs], errors, gradients
+            found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+        if any(error is None for error in found[: len(taps)]):
+            raise Irregular("a layer's output is not used")
+        filled = [
+            torch.zeros_like(like) if value is None else value
+            for value, like in zip(found, wanted, strict=True)
+        ]
+        if single:
+            filled, inputs = [value[None] for value in filled], [given[None] for given in inputs]
+        return [given.detach() for given in inputs], filled[: len(taps)], filled[len(taps) :]
+
+    def _one(
+        self,
+        wiring: Wiring,
+        shared: Parameters,
+        own: Parameters,
+        taps: tuple[Tensor, ...],
+        row: Tensor,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Scores of one record, and what each layer with a rule was given."""
+        recorder = Recorder(wiring, taps)
+        with listening(self.module, recorder):
+            scores = self.forward({**shared, **own}, row)
+        return scores, recorder.inputs
 
     def _named(self, params: Tensor) -> dict[str, Tensor]:
         """(U, P) as parameters by name, (U, *shape) each."""
@@ -223,31 +248,25 @@ class Ghost:
 
     def _wired(self, params: Tensor, rows: Rows) -> tuple[Wiring, int]:
         """The wiring for records of this shape, and how many numbers it holds per record."""
-        key = (rows.features.shape[2:], rows.features.dtype)
-        if key not in self._wirings:
-            row = rows.features[0, 0] if rows.labels.numel() else rows.features.new_zeros(key[0])
-            first = {name: value[0] for name, value in self._named(params.detach()).items()}
-            wiring = find_wiring(self.module, first, self.forward, row)
-            self._remember(rows, wiring)
-            one = Rows(row[None, None], rows.labels.new_zeros(1, 1), None)
-            try:
-                held = self._contributions(wiring, params[:1], one).values()
-            except Irregular:
-                self._remember(rows, all_slow(tuple(self.shapes)))
-                return self._wirings[key]
-            shown = sum(call.shape.numel() for call in wiring.calls)
-            self._wirings[key] = wiring, sum(part.held for part in held) + 2 * shown + 1
-        return self._wirings[key]
+        known = self._wirings.get((rows.features.shape[2:], rows.features.dtype))
+        return known or self._wired_anew(params, rows)
 
-    def _remember(self, rows: Rows, wiring: Wiring) -> Wiring:
+    def _wired_anew(self, params: Tensor, rows: Rows) -> tuple[Wiring, int]:
+        """Look at what the module does with a record, and measure what that holds."""
+        row = rows.features[0, 0]
+        first = {name: value[0] for name, value in self._named(params.detach()).items()}
+        wiring = find_wiring(self.module, first, self.forward, row)
+        one = Rows(row[None, None], rows.labels.new_zeros(1, 1), None)
+        held = self._contributions(wiring, params[:1], one).values()
+        return self._remember(rows, wiring, sum(part.held for part in held) + 2 * wiring.shown)
+
+    def _remember(self, rows: Rows, wiring: Wiring, numbers: int = 0) -> tuple[Wiring, int]:
         """Keep a wiring, and say in the log which parameters take the slower path."""
-        self._wirings[rows.features.shape[2:], rows.features.dtype] = (
-            wiring,
-            sum(shape.numel() for shape in self.shapes.values()),
-        )
+        numbers = numbers or sum(shape.numel() for shape in self.shapes.values())
+        self._wirings[rows.features.shape[2:], rows.features.dtype] = wiring, numbers
         if wiring.slow:
             _log.warning(slower_path(self.module, wiring.slow))
-        return wiring
+        return wiring, numbers
 
 
 def slower_path(module: nn.Module, slow: tuple[str, ...]) -> str:

@@ -44,6 +44,11 @@ class Wiring:
     parts: Mapping[str, Mapping[str, str]]
     slow: tuple[str, ...]
 
+    @property
+    def shown(self) -> int:
+        """How many numbers the layers with rules give for one record."""
+        return sum(call.shape.numel() for call in self.calls)
+
 
 @dataclass
 class Recorder:
@@ -114,7 +119,8 @@ def find_wiring(module: nn.Module, params: Parameters, forward: Forward, row: Te
     uses: list[_Use] = []
     with differentiable(), _noting(module, list(parts), uses):
         total = forward(leaves, row).sum()
-        torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
+        if total.requires_grad:
+            torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
     counted, nodes = _uses_in_graph(total, leaves)
     irregular = {use.layer for use in uses if use.shape is None or use.node not in nodes}
     called = Counter(
@@ -128,6 +134,19 @@ def find_wiring(module: nn.Module, params: Parameters, forward: Forward, row: Te
     calls = [Call(use.layer, use.shape) for use in uses if use.shape and use.layer in kept]
     slow = [key for key in params if counted[key] and counted[key] != called[key]]
     return Wiring(tuple(calls), kept, tuple(slow))
+
+
+def check_uses(wiring: Wiring, loss: Tensor, leaves: Parameters) -> None:
+    """Refuse a forward pass that used a parameter otherwise than in the wiring's calls.
+
+    A module may decide by its parameters, or by what it remembers, what it does: its wiring is
+    therefore compared with the graph of every pass.
+    """
+    expected = Counter(key for call in wiring.calls for key in wiring.parts[call.layer].values())
+    counted, _ = _uses_in_graph(loss, leaves)
+    for key in leaves:
+        if counted[key] != expected[key]:
+            raise Irregular(key)
 
 
 @dataclass(frozen=True)
