@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test test-all check lint types doctest docs bench clean
+.PHONY: help demo deploy-demo test test-all check lint types doctest docs bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.ready  ## train DP-SCAFFOLD beside its rivals and draw the comparison (about a minute)
 	$(BIN)/dpscaffold demo
+
+deploy-demo: $(VENV)/.ready-flower  ## train across three sites as processes, beside the simulator
+	$(BIN)/python -m dpscaffold.flower.demo
 
 test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
@@ -49,6 +52,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV) (a minute or two the first time)"
 	$(PIP) -e '.[dev]'
+	@touch $(VENV)/.ready $@
+
+$(VENV)/.ready-flower: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (a minute or two the first time)"
+	$(PIP) -e '.[flower]'
 	@touch $(VENV)/.ready $@
 
 $(VENV)/.ready-bench: $(VENV)/.ready-dev

@@ -10,7 +10,7 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -115,13 +115,19 @@ class Accounts:
             self._booking.begin(folder, len(entries), again)
 
     def attach(
-        self, folder: RunFolder, data: str, completed: int = 0, anchor: Anchor | None = None
+        self,
+        folder: RunFolder,
+        data: str,
+        completed: int = 0,
+        anchor: Anchor | None = None,
+        stored: bool = False,
     ) -> None:
         """Keep the ledger in a run folder; picks up what was spent there.
 
         ``data`` is the digest of the run's data. ``completed`` and ``anchor`` are the checkpoint's
         round and journal: what was spent is at or beyond them. Nothing is written before all is
-        checked.
+        checked. ``stored`` says that participants keep their uploads, so that a round that is run
+        again is the same release; those that are not are told to :meth:`count_again`.
         """
         self.folder = folder
         if self.run is None:
@@ -149,9 +155,8 @@ class Accounts:
             check_anchor(journal, anchor, "the checkpoint")
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
         # outputs, which costs nothing; a secret one draws fresh noise, which does.
-        self._replay_until = (
-            self.ledger.rounds if self.setting.privacy and self.setting.privacy.secret else 0
-        )
+        secret = self.setting.privacy is not None and self.setting.privacy.secret
+        self._replay_until = self.ledger.rounds if secret and not stored else 0
         self._write_preprocessing()
         self._journal = journal
         if not len(journal):
@@ -210,6 +215,16 @@ class Accounts:
         if self._booking:
             self._booking.participate(round, again)
         return np.array(active, dtype=np.int64)
+
+    def count_again(self, round: int, users: Sequence[int]) -> None:
+        """Count these users once more in a round that is recorded: they released with fresh
+        noise."""
+        if self.run is None or not users:
+            return
+        if self._journal:
+            self._withdraw_statement()
+            self._journal.append({"round": round, "users": list(users), "again": True})
+        self.ledger.record(round, users, again=True)
 
     def _recorded(self, round: int) -> tuple[int, ...]:
         """Who took part when this round first ran: a repeat under a cap must admit the same

@@ -28,6 +28,8 @@ class Budget:
       how many participants pool what they know in the view ``participant``.
     - ``file``: a budget file that several runs over the same records share
       (:mod:`~dpscaffold.allowance`). The run's whole plan is granted before it begins, or refused.
+    - ``absent``: why users may stay away though they were drawn (a party on a machine of its own
+      always may); bounds that count everybody's noise then refuse.
 
     >>> Budget(target_epsilon=1.0).view
     'server'
@@ -40,6 +42,7 @@ class Budget:
     view: View = "server"
     file: str | None = None
     colluders: int = 1
+    absent: str | None = None
 
     def __post_init__(self) -> None:
         named = self.delta is None or self.delta == RECORDS
@@ -58,7 +61,8 @@ class Budget:
     @property
     def declines(self) -> str | None:
         """Why a drawn user may decline, beside having reached a count: part of what a run does."""
-        return USER_BUDGET if self.user_epsilon is not None else None
+        capped = USER_BUDGET if self.user_epsilon is not None else None
+        return ", ".join(reason for reason in (capped, self.absent) if reason) or None
 
     def bound(self, run: Run, repeats: Sequence[int] = ()) -> Bound:
         """The bound against the adversary that the budget names."""

@@ -19,8 +19,9 @@ from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
 from dpscaffold.engines.letters import Json, Refused, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
-from dpscaffold.schema import Prepared
-from dpscaffold.setting import Setting
+from dpscaffold.plan import Plan
+from dpscaffold.schema import Prepared, Target
+from dpscaffold.tasks import Task
 
 
 class Step(Table):
@@ -55,7 +56,8 @@ class Step(Table):
 class Schema(Table):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
-    ``features`` is d after the preparation, ``classes`` how many there are. A table (CSV, Parquet)
+    ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
+    number). A table (CSV, Parquet)
     is read by ``columns``, ``categories`` (with their values), ``label`` and ``class_names``;
     ``missing`` stands for a number that is missing or not a number. An unseen category is zero
     everywhere, an unseen class counts as the first: what a record holds never decides whether it
@@ -63,7 +65,7 @@ class Schema(Table):
     """
 
     features: int = Field(ge=1)
-    classes: int = Field(ge=2)
+    classes: int = Field(ge=0)
     columns: tuple[str, ...] = ()
     categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     label: str = "label"
@@ -75,6 +77,13 @@ class Schema(Table):
     def dimension(self) -> int:
         """d, by the name that a task asks for."""
         return self.features
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        if self.classes == 0:
+            return Target("number", ())
+        return Target("class", self.class_names or Target.numbered(self.classes).classes)
 
     @property
     def width(self) -> int:
@@ -92,6 +101,8 @@ class Schema(Table):
         stray = sorted(set(self.categories) - set(self.columns))
         if stray:
             raise BadInput(f"schema.categories names {stray[0]!r}, which is not among the columns")
+        if self.classes == 1:
+            raise BadInput("schema.classes is 1; give 2 or more, or 0 where the label is a number")
         if self.class_names and len(set(self.class_names)) != self.classes:
             raise BadInput(
                 f"schema.class_names has {len(set(self.class_names))} different names for "
@@ -110,10 +121,11 @@ class MechanismSettings(Table):
     sampling: Literal["fixed", "poisson"]
     unit: Literal["record", "user"]
     secret: bool
+    neighbours: Literal["replace-one", "zero-out", "add-remove"] | None = None
 
     def build(self) -> Gaussian:
         """The mechanism."""
-        return Gaussian(self.clip, self.noise, self.sampling, self.unit, self.secret)
+        return Gaussian(**self.model_dump())
 
 
 class Offer(Table):
@@ -125,6 +137,10 @@ class Offer(Table):
     algorithm: AlgorithmSettings
     plan: PlanSettings
     privacy: MechanismSettings | None = None
+
+    def build_task(self) -> Task:
+        """The task, in the schema's shape."""
+        return self.task.build(self.rows)  # type: ignore[arg-type]  # asks for its shape alone
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
@@ -172,21 +188,16 @@ def read_offer(raw: Mapping[str, Any]) -> Offer:
 
 
 def offer_of(
-    rows: Schema, task: TaskSettings, algorithm: AlgorithmSettings, setting: Setting
+    rows: Schema,
+    task: TaskSettings,
+    algorithm: AlgorithmSettings,
+    plan: Plan,
+    privacy: Gaussian | None,
 ) -> Offer:
-    """The offer of a run that a server has set up: the plan with its warm rounds resolved, and the
-    noise solved."""
-    plan = setting.plan.to_dict() | {"warm_rounds": setting.warm_rounds}
-    privacy = setting.privacy
-    mechanism = None
-    if privacy is not None:
-        mechanism = MechanismSettings(
-            clip=privacy.clip,
-            noise=privacy.noise,
-            sampling=privacy.sampling,
-            unit=privacy.unit,
-            secret=privacy.secret,
-        )
-    return Offer(
-        rows=rows, task=task, algorithm=algorithm, plan=PlanSettings(**plan), privacy=mechanism
-    )
+    """The offer of a run, with the plan's warm rounds resolved."""
+    warm = 0
+    if algorithm.build().warm_up is not None:
+        warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
+    mechanism = MechanismSettings(**vars(privacy)) if privacy is not None else None
+    settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm})
+    return Offer(rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism)

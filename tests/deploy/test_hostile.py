@@ -448,7 +448,7 @@ def test_every_answer_of_a_run_is_a_code_or_an_upload(world):
     world.drive()
     world.engine.settle(True, {"epsilon": 1.0}, world.state.output)
     allowed = {
-        "version kind direction run site nonce status records cap uploads commitment "
+        "version kind direction run site nonce status records declared cap uploads commitment "
         "participations total nonce_shown upload round fresh"
     }
     for _, raw in world.exchange.answered:

@@ -165,7 +165,9 @@ class World:
     # --- the server
 
     def fresh_server(self) -> None:
-        offer = offer_of(self.rows, self.learns, self.algorithm, self.setting)
+        offer = offer_of(
+            self.rows, self.learns, self.algorithm, self.setting.plan, self.setting.privacy
+        )
         self.enrolled = Enrolled.fresh(offer.to_dict(), self.names)
         self.post = self.correspondence()
         self.engine: Sites | None = None

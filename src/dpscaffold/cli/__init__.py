@@ -25,6 +25,8 @@ COMMANDS = {
     "tune": "tune_command",
     "reproduce": "reproduce_command",
     "provision": "provision_command",
+    "server": "app",
+    "site": "app",
 }
 
 

@@ -34,7 +34,8 @@ from dpscaffold.errors import BadInput
 class Enrolled:
     """A run as its server knows it, from the first offer on; a plain value, for a file.
 
-    ``names`` is the roster in order, ``sizes`` and ``caps`` what the sites answered.
+    ``names`` is the roster in order, ``sizes`` and ``caps`` what the sites answered; ``declared``
+    says that every size is a constant that its site declared.
     """
 
     run: str
@@ -43,6 +44,7 @@ class Enrolled:
     nonce: str
     sizes: tuple[int, ...] = ()
     caps: tuple[int, ...] = ()
+    declared: bool = False
     commitments: Mapping[str, str] = field(default_factory=dict)
     nonces: Mapping[str, str] = field(default_factory=dict)
 
@@ -164,6 +166,7 @@ def offer_to(post: Correspondence, enrolled: Enrolled) -> Enrolled:
         enrolled,
         sizes=tuple(said[name][0] for name in enrolled.names),
         caps=tuple(said[name][1] for name in enrolled.names),
+        declared=all(answer.header.get("declared") is True for answer in yes.values()),
         commitments={SERVER: promise} | {name: said[name][2] for name in enrolled.names},
     )
 

@@ -64,6 +64,11 @@ class Work(Protocol):
         ...
 
     @property
+    def declared(self) -> bool:
+        """Whether R_i is a constant that the site declared."""
+        ...
+
+    @property
     def data(self) -> str:
         """The digest of the site's records."""
         ...
@@ -178,6 +183,7 @@ class Site:
                 offer=offer,
                 data=work.data,
                 records=work.records,
+                declared=work.declared,
                 nonce=fresh_id(),
                 server_commitment=promised,
                 anchor=vars(ledger.anchor),
@@ -191,6 +197,7 @@ class Site:
         return {
             "status": "yes",
             "records": known.records,
+            "declared": known.declared,
             "cap": booking.grant.participations,
             "uploads": _held(memory),
             "commitment": commitment(run, self.name, known.nonce),
@@ -210,6 +217,7 @@ class Site:
         account = {
             "records": work.records,
             "batch": work.batch,
+            "declared": work.declared,
             "data": work.data,
             "terms": {key: value for key, value in vars(work.terms).items() if key != "mechanism"},
             "mechanism": vars(mechanism) if mechanism else None,
@@ -218,7 +226,8 @@ class Site:
 
     def _granted(self, run: str, policy: Policy, work: Work, ledger: SiteLedger) -> Grant:
         def asked() -> Grant:
-            return grant(policy, work.terms, work.records, work.batch, ledger.left(policy))
+            left = ledger.left(policy)
+            return grant(policy, work.terms, work.records, work.batch, left, work.declared)
 
         try:
             return asked()
@@ -412,7 +421,7 @@ class Site:
         left = ledger.left(policy, without=booking.run)
         if booking.grant.epsilon <= left.epsilon:
             return cap
-        run = work.terms.run(work.records, work.batch, booking.grant.delta)
+        run = work.terms.run(work.records, work.batch, booking.grant.delta, work.declared)
         return most_within(run, left.epsilon, cap)
 
 

@@ -145,8 +145,9 @@ class Terms:
         """Whether the site's records are hidden by noise that nobody else knows."""
         return self.mechanism is not None and self.mechanism.secret
 
-    def run(self, records: int, batch: int, delta: float) -> Run:
-        """What the site does in such a run, for the accountant: this user alone, every round."""
+    def run(self, records: int, batch: int, delta: float, declared: bool = False) -> Run:
+        """What the site does in such a run, for the accountant: this user alone, every round.
+        ``declared`` says that R_i is a constant that the site declared."""
         if self.mechanism is None:
             raise PrivacyError("a run without privacy has no account")
         return describe(
@@ -162,6 +163,7 @@ class Terms:
             unit=self.mechanism.unit,
             weighting=self.weighting,
             delta=delta,
+            declared_sizes=declared and self.mechanism.sampling == "poisson",
         )
 
 
@@ -232,7 +234,9 @@ class Grant:
     delta: float
 
 
-def grant(policy: Policy, terms: Terms, records: int, batch: int, left: Left) -> Grant:
+def grant(
+    policy: Policy, terms: Terms, records: int, batch: int, left: Left, declared: bool = False
+) -> Grant:
     """The largest grant that fits, or a refusal.
 
     n ≤ min(``max_participations``, T + max(2, ⌈T/20⌉)), the few beyond T being for participations
@@ -252,7 +256,7 @@ def grant(policy: Policy, terms: Terms, records: int, batch: int, left: Left) ->
     budget = min(left.epsilon, policy.most_of_one_run)
     if policy.run_delta > left.delta * (1 + 1e-9):
         raise Refused("policy-epsilon", f"a delta of {left.delta:g} is left")
-    run = terms.run(records, batch, policy.run_delta)
+    run = terms.run(records, batch, policy.run_delta, declared)
     count = most_within(run, budget, most)
     if count < least:
         raise Refused(

@@ -43,6 +43,7 @@ class Enrolment:
     offer: dict[str, Any]
     data: str
     records: int
+    declared: bool
     nonce: str
     server_commitment: str
     anchor: dict[str, Any]

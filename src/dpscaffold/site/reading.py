@@ -82,11 +82,12 @@ def read_records(
         raise Refused("data-unfit", str(error)) from error
     if features.shape[1] != schema.features or not len(labels):
         raise Refused("data-unfit", f"{features.shape} features and {len(labels)} labels")
+    labels = np.ascontiguousarray(labels, schema.target.dtype)
     whole = hashlib.sha256(np.ascontiguousarray(features).tobytes())
-    whole.update(np.ascontiguousarray(labels, np.int64).tobytes())
+    whole.update(labels.tobytes())
     return SiteRecords(
         torch.from_numpy(np.ascontiguousarray(features, np.float32)),
-        torch.from_numpy(np.ascontiguousarray(labels, np.int64)),
+        torch.from_numpy(labels),
         whole.hexdigest(),
     )
 
@@ -99,10 +100,13 @@ def _from_npz(
             features, labels = arrays["features"], arrays["labels"]
     except (OSError, KeyError, ValueError) as error:
         raise BadInput(f"{path} does not hold features and labels: {error}") from error
-    if features.ndim != 2 or labels.shape != (len(features),) or labels.dtype.kind not in "iu":
+    kinds = "iu" if schema.classes else "iuf"
+    if features.ndim != 2 or labels.shape != (len(features),) or labels.dtype.kind not in kinds:
         raise BadInput(f"{path} has features of shape {features.shape}, labels {labels.shape}")
     if features.shape[1] != schema.features:
         raise BadInput(f"{path} has {features.shape[1]} features, not {schema.features}")
+    if not schema.classes:
+        return features.astype(np.float32), np.nan_to_num(labels, posinf=0.0, neginf=0.0)
     strange = (labels < 0) | (labels >= schema.classes)
     _report(log, int(strange.sum()), "labels are of no class of the schema")
     return features.astype(np.float32), np.where(strange, 0, labels)
@@ -132,7 +136,7 @@ def _opened(path: Path, table: Mapping[str, Any]) -> pa.Table:
 def _from_table(
     table: pa.Table, schema: Schema, log: Callable[[str], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    if not schema.columns or not schema.class_names:
+    if not schema.columns or (schema.classes and not schema.class_names):
         raise BadInput("the offer's schema names no columns or no classes, so no table can be read")
     lacking = [name for name in (*schema.columns, schema.label) if name not in table.column_names]
     if lacking:
@@ -148,6 +152,8 @@ def _from_table(
         if name in schema.categories
     ]
     rows = np.column_stack([*numbers, *coded]).astype(np.float32)
+    if not schema.classes:
+        return rows, _numbers(table[schema.label], schema.missing, schema.label, log)
     texts = pc.cast(table[schema.label], pa.string())
     index = pc.index_in(texts, pa.array(schema.class_names)).to_numpy(zero_copy_only=False)
     index = np.nan_to_num(index.astype(np.float64), nan=-1)

@@ -21,41 +21,10 @@ from dpscaffold.local.participate import participate
 from dpscaffold.local.records import LocalRecords, prepared
 from dpscaffold.offer import Offer, names_in, read_offer
 from dpscaffold.plan import Plan
-from dpscaffold.randomness import Batches, Randomness, Sampling
+from dpscaffold.randomness import Randomness
 from dpscaffold.site.file import Mechanism, Policy, SiteFile, Terms
 from dpscaffold.site.reading import SiteRecords, read_records
 from dpscaffold.tasks import Task
-
-
-class Declared(Randomness):
-    """Streams for a site that declares R_i and holds n ≤ R_i records: each is in a Poisson batch
-    with the public rate b_i/R_i, whatever n is."""
-
-    def __init__(self, seed: int, secret: bool, held: int) -> None:
-        super().__init__(seed, secret)
-        self._held = held
-
-    def batches(
-        self,
-        round: int,
-        user: int,
-        records: int,
-        batch: int,
-        steps: int,
-        sampling: Sampling,
-        out: np.ndarray | None = None,
-        declared: int | None = None,
-    ) -> Batches:
-        """As :class:`Randomness`, without the places that hold no record."""
-        drawn = super().batches(round, user, records, batch, steps, sampling, out, declared)
-        if records == self._held:
-            return drawn
-        rows = [kept[kept < self._held] for kept in map(drawn.of, range(steps))]
-        count = np.array([len(row) for row in rows])
-        index = np.zeros((steps, max(1, int(count.max()))), dtype=np.int64)
-        for k, row in enumerate(rows):
-            index[k, : len(row)] = row
-        return Batches(index, count)
 
 
 @dataclass(frozen=True)
@@ -67,6 +36,7 @@ class OfferedWork:
     algorithm: Algorithm
     held: SiteRecords
     records: int
+    declared: bool
     device: torch.device
 
     @property
@@ -125,8 +95,17 @@ class OfferedWork:
     ) -> tuple[Vectors, Vectors]:
         """K local steps; in a secret run every call takes new keys from the operating system."""
         secret = self.mechanism is not None and self.mechanism.secret
-        streams = Declared(self.plan.seed, secret, len(self.held))
-        row = Row(user, self.records, self.batch, self.plan, self.mechanism, streams)
+        streams = Randomness(self.plan.seed, secret)
+        public = self.records if self.declared else None
+        row = Row(
+            user,
+            len(self.held),
+            self.batch,
+            self.plan,
+            self.mechanism,
+            streams,
+            declared=public,
+        )
         shared = {k.removeprefix("shared."): v for k, v in told.items() if k != "params"}
         broadcast = Broadcast(round, self._stack(told["params"]), self._stacks(shared))
         phase = self._phase(round)
@@ -178,9 +157,8 @@ def opener(
         offer = accepted_names(raw, policy)
         task = build_task(offer, policy)
         held = read_records(file.data, folder, offer.rows, log)
-        work = OfferedWork(
-            offer, task, offer.algorithm.build(), held, public_size(file, offer, held), device
-        )
+        size, declared = public_size(file, offer, held)
+        work = OfferedWork(offer, task, offer.algorithm.build(), held, size, declared, device)
         try:
             _ = work.batch, work.plan.participants(1_000_000)
         except BadInput as error:
@@ -206,18 +184,21 @@ def build_task(offer: Offer, policy: Policy) -> Task:
     if offer.task.kind != "module" and widest > policy.max_parameters:
         raise Refused("policy-model", f"{widest} is more than {policy.max_parameters} parameters")
     try:
-        return offer.task.build(offer.rows)  # type: ignore[arg-type]
+        return offer.build_task()
     except BadInput as error:
         raise Refused("bad-offer", str(error)) from error
 
 
-def public_size(file: SiteFile, offer: Offer, held: SiteRecords) -> int:
-    """R_i: the number of records, which replace-one neighbours share; for Poisson batches, whose
-    neighbours add or remove a record, the number that ``site.toml`` declares."""
-    if offer.privacy is None or offer.privacy.sampling == "fixed":
-        return len(held)
+def public_size(file: SiteFile, offer: Offer, held: SiteRecords) -> tuple[int, bool]:
+    """R_i, and whether it is declared. Neighbours that replace or empty a record share the number
+    of records; those that add or remove one need a number that ``site.toml`` declares."""
+    privacy = offer.privacy
+    if privacy is None or privacy.sampling == "fixed" or privacy.neighbours == "zero-out":
+        return len(held), False
     if file.records is None:
-        raise Refused("policy-sampling", "declare 'records' in site.toml for Poisson batches")
+        if privacy.neighbours == "add-remove":
+            raise Refused("policy-sampling", "declare 'records' in site.toml for add-remove")
+        return len(held), False
     if file.records < len(held):
         raise Refused("data-unfit", f"{len(held)} records, and {file.records} are declared")
-    return file.records
+    return file.records, True

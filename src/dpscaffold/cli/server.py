@@ -1,0 +1,161 @@
+"""``dpscaffold server``: the SuperLink behind its gate, deployed runs, and the roster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="server", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
+Folder = Annotated[
+    Path, typer.Option("--server", help="the server's folder of dpscaffold provision")
+]
+
+
+@app.callback()
+def server() -> None:
+    """Serve a federation of sites: start the SuperLink, run plans, keep the roster."""
+
+
+@app.command()
+def start(
+    folder: Folder = Path("federation/server"),
+    public: Annotated[str, typer.Option(help="where sites connect")] = "0.0.0.0:8443",
+    inner: Annotated[str, typer.Option(help="where server run connects")] = "127.0.0.1:8444",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="plain text, on loopback alone: for tests")
+    ] = False,
+) -> None:
+    """Start Flower's SuperLink behind a gate that shows sites' paths alone."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.errors import BadInput
+    from dpscaffold.flower.link import Listeners, serve_link
+    from dpscaffold.provision import host_and_port
+
+    listeners = Listeners(
+        host_and_port("--public", public), host_and_port("--inner", inner), folder, insecure
+    )
+    for address in (listeners.public, listeners.inner):
+        if not _free(address):
+            raise BadInput(f"the address {address[0]}:{address[1]} is taken; choose another")
+    serve_link(listeners, lambda: _ready(listeners, folder, insecure))
+
+
+def _free(address: tuple[str, int]) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def _ready(listeners: Any, folder: Path, insecure: bool) -> None:
+    """Say where it listens, and let the roster's sites connect before any run begins."""
+    import threading
+
+    from dpscaffold.flower.run import TROUBLE, Office, register
+    from dpscaffold.provision import read_secret, roster
+
+    office = Office(
+        f"{listeners.inner[0]}:{listeners.inner[1]}",
+        None if insecure else (folder / "ca.crt").read_bytes(),
+        read_secret(folder / "superexec.secret"),
+    )
+
+    def admit_all() -> None:
+        try:
+            register(office, roster(folder))
+        except TROUBLE as error:
+            typer.echo(f"the roster was not registered ({type(error).__name__})", err=True)
+
+    threading.Thread(target=admit_all, daemon=True).start()
+    public = f"{listeners.public[0]}:{listeners.public[1]}"
+    typer.echo(f"sites connect to {public}; server run connects to {office.address}")
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="the plan: [schema] [task] … [deploy]")],
+    out: Annotated[Path, typer.Option(help="run folder")],
+    folder: Folder = Path("federation/server"),
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
+    without: Annotated[
+        list[str] | None, typer.Option(help="leave this site of the roster out")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override, e.g. plan.rounds=100")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="plain text, on loopback")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
+) -> None:
+    """Offer a plan to the sites, train with those who accept, write a run folder."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.cli.serving import run_deployed
+
+    ended = run_deployed(config, out, folder, resume, without or [], set_ or [], insecure, as_json)
+    if ended == "stalled":
+        raise typer.Exit(4)
+    if ended == "interrupted":
+        raise typer.Exit(143)
+
+
+@app.command()
+def admit(
+    files: Annotated[list[Path], typer.Argument(help="NAME.site files that sites sent back")],
+    folder: Folder = Path("federation/server"),
+) -> None:
+    """Admit sites to the roster."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.provision import admit as admit_one
+
+    for path in files:
+        typer.echo(f"{admit_one(folder, path).name} is admitted")
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="the site's name")],
+    folder: Folder = Path("federation/server"),
+) -> None:
+    """Take a site off the roster; restart the SuperLink to shut its connection too."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.provision import remove as remove_one
+
+    remove_one(folder, name)
+    typer.echo(f"{name} is removed; new runs are without it")
+
+
+@app.command()
+def status(
+    run_folder: Annotated[Path, typer.Argument(help="the run's folder")],
+    as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
+) -> None:
+    """Where a run stands: round, seconds, bytes, and each site's last word."""
+    from dpscaffold.errors import BadInput
+
+    path = run_folder / "status.json"
+    if not path.exists():
+        raise BadInput(f"{run_folder} holds no deployed run (status.json)")
+    said = json.loads(path.read_text())
+    if as_json:
+        typer.echo(json.dumps(said, indent=2))
+        return
+    typer.echo(f"run {said['run']}: {said['phase']}, round {said['round']} of {said['rounds']}")
+    for name, site in said["sites"].items():
+        typer.echo(f"  {name:<12} {site['participations']} participations, {site['last']}")

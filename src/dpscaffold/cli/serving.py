@@ -1,0 +1,113 @@
+"""What ``dpscaffold server run`` does, once its arguments are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dpscaffold.deployed import Deployment, Served, read_totals
+from dpscaffold.engines.enrolment import Correspondence
+from dpscaffold.errors import BadInput
+from dpscaffold.flower import check_proxy
+from dpscaffold.flower.run import Office, Post
+from dpscaffold.provision import (
+    host_and_port,
+    is_loopback,
+    read_secret,
+    read_signing_key,
+    roster,
+    write_whole,
+)
+from dpscaffold.runfolder import RunFolder, plain
+from dpscaffold.serving import load_served
+
+TOTALS = "totals.json"
+
+
+def run_deployed(
+    config: Path,
+    out: Path,
+    server: Path,
+    resume: bool,
+    without: list[str],
+    overrides: list[str],
+    insecure: bool,
+    as_json: bool,
+) -> str:
+    """One deployed run; returns how it ended."""
+    settings = load_served(config, overrides)
+    check_proxy(settings.deploy.address)
+    if insecure and not is_loopback(host_and_port("deploy.address", settings.deploy.address)[0]):
+        raise BadInput("--insecure is for loopback alone; leave it out")
+    everybody = {member.name: member for member in roster(server)}
+    for name in without:
+        if name not in everybody:
+            raise BadInput(f"--without is {name!r}, which is not on the roster")
+    members = tuple(member for name, member in everybody.items() if name not in without)
+    if not members:
+        raise BadInput("no site is left on the roster; dpscaffold server admit adds them")
+    office = Office(
+        settings.deploy.address,
+        None if insecure else (server / "ca.crt").read_bytes(),
+        read_secret(server / "superexec.secret"),
+    )
+
+    def say(sentence: str) -> None:
+        typer.echo(sentence, err=as_json)
+
+    exchange = Post(office, members, settings.deploy.deadline, settings.deploy.resend, say=say)
+    post = Correspondence(
+        exchange,
+        read_signing_key(server / "coordinator.key"),
+        {member.name: member.signing_key for member in members},
+        totals=read_totals(server / TOTALS),
+    )
+
+    def keep_totals() -> None:
+        # Counts only ever grow, over all runs: a site that restores an old state is found out.
+        known = read_totals(server / TOTALS)
+        merged = {n: max(known.get(n, 0), post.totals.get(n, 0)) for n in {*known, *post.totals}}
+        if merged != known:
+            write_whole(server / TOTALS, json.dumps(merged).encode())
+
+    def after(round: int, row: Mapping[str, Any]) -> None:
+        keep_totals()
+        say(f"round {round}: {row['arrived']} answered in {row['round_seconds']:.2f} s")
+
+    deployment = Deployment(
+        settings.offer(),
+        post,
+        RunFolder(out),
+        settings.resolved(),
+        settings.budget(),
+        settings.patience,
+        judge=settings.judge(config.resolve().parent),
+        say=say,
+        observer=after,
+        bytes_crossed=lambda: (exchange.traffic.bytes_out, exchange.traffic.bytes_in),
+    )
+    completed = False
+    try:
+        served = deployment.run(tuple(member.name for member in members), resume)
+        completed = served.ended == "completed"
+        _report(served, out, as_json)
+        return served.ended
+    finally:
+        keep_totals()
+        exchange.close(completed)
+
+
+def _report(served: Served, out: Path, as_json: bool) -> None:
+    if as_json:
+        summary = json.loads((out / "summary.json").read_text())
+        typer.echo(json.dumps(plain(summary), indent=2))
+        return
+    typer.echo(f"{served.ended} after round {served.state.round}; {out} holds the run")
+    if served.message:
+        typer.echo(served.message)
+    if served.gap is not None:
+        typer.echo(f"largest |M·c − Σc_i|: {served.gap:.3g}")

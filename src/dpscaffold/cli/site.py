@@ -1,0 +1,139 @@
+"""``dpscaffold site``: what the operator of a site needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="site", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
+File = Annotated[Path, typer.Argument(help="site.toml")]
+
+
+@app.callback()
+def site() -> None:
+    """Take part in a federation: this site's file says what it is willing to do."""
+
+
+@app.command()
+def init(
+    invitation: Annotated[Path, typer.Argument(help="NAME.invitation of the federation")],
+    out: Annotated[Path | None, typer.Option(help="a new folder; default: the site's name")] = None,
+) -> None:
+    """Make this site's keys and its site.toml, and print what to send back."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.provision import read_invitation
+    from dpscaffold.site.begin import make_site
+
+    invited = read_invitation(invitation)
+    folder = out or Path(invited.name)
+    member = make_site(invited, folder)
+    typer.echo(f"{folder / 'site.toml'}: read the policy, set it, and say where the data are")
+    typer.echo(f"send {folder / (member.name + '.site')} back (it is public):")
+    typer.echo(member.to_toml())
+
+
+@app.command()
+def check(
+    file: File = Path("site.toml"),
+    offer: Annotated[Path | None, typer.Option(help="a plan to judge, touching no ledger")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="do not connect")] = False,
+) -> None:
+    """Check file, keys, data, certificate, connection and clock, and what a plan would get."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.site.operation import check_site
+
+    fine = True
+    for sentence, good in check_site(file, offer, not offline):
+        typer.echo(f"{'ok  ' if good else 'FAIL'} {sentence}")
+        fine = fine and good
+    if not fine:
+        raise typer.Exit(1)
+
+
+@app.command()
+def start(
+    file: File = Path("site.toml"),
+    insecure: Annotated[bool, typer.Option("--insecure", help="plain text, on loopback")] = False,
+) -> None:
+    """Connect to the server and answer its letters until SIGTERM."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.site.operation import start_site
+
+    start_site(file, insecure, typer.echo)
+
+
+@app.command()
+def ledger(
+    file: File = Path("site.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
+) -> None:
+    """What was granted and spent, per run and in total, by the bound cap."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.site.operation import ledger_lines, ledger_of
+
+    said = ledger_of(file)
+    typer.echo(json.dumps(said, indent=2) if as_json else "\n".join(ledger_lines(said)))
+
+
+@app.command()
+def recover(
+    file: File = Path("site.toml"),
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """After ledger-behind: book what cannot be accounted for as spent, and go on."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.site.operation import recover_site
+
+    if not yes:
+        typer.confirm("the rest of the grant will be booked as spent, for good; go on?", abort=True)
+    said = recover_site(file)
+    typer.echo("\n".join(said) or "the ledger is not behind; nothing was booked")
+
+
+@app.command()
+def status(
+    file: File = Path("site.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
+) -> None:
+    """Whether the site's process runs, and what it last did."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.site.operation import status_of
+
+    said = status_of(file)
+    if as_json:
+        typer.echo(json.dumps(said, indent=2))
+        return
+    typer.echo(f"{said['site']}: {'online' if said['online'] else 'not running'}")
+    for key in ("last_letter", "answered", "refusals"):
+        typer.echo(f"  {key}: {said.get(key)}")
+
+
+@app.command()
+def evaluate(
+    file: File = Path("site.toml"),
+    run: Annotated[str | None, typer.Option(help="the run's id; default: the latest")] = None,
+) -> None:
+    """The final model's accuracy and loss on this site's own records; it stays here."""
+    from dpscaffold import flower
+
+    flower.require()
+    from dpscaffold.site.operation import evaluate_site
+
+    typer.echo(json.dumps(evaluate_site(file, run), indent=2))

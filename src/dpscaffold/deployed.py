@@ -1,0 +1,372 @@
+"""A deployed run at its server: the rounds of :mod:`~dpscaffold.rounds` over sites, in an ordinary
+run folder.
+
+The folder has one file more than a simulated run's: ``sites.json``, with the run's id, its roster
+and everybody's commitments and nonces, written before they matter. A checkpoint follows every
+round, for an upload may be acknowledged only once it is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.accounts import Accounts
+from dpscaffold.budget import Budget
+from dpscaffold.engines import Draw, State
+from dpscaffold.engines.enrolment import (
+    Correspondence,
+    Enrolled,
+    begin_with,
+    offer_to,
+    tell_draw,
+)
+from dpscaffold.engines.letters import Json
+from dpscaffold.engines.sites import Patience, Sites, Stalled
+from dpscaffold.errors import BadInput, Diverged
+from dpscaffold.journal import Anchor
+from dpscaffold.machine import stop_signals
+from dpscaffold.offer import Offer, Schema
+from dpscaffold.randomness import Randomness
+from dpscaffold.roster import Roster
+from dpscaffold.rounds import Round, rounds
+from dpscaffold.runfolder import Identity, RunFolder, plain
+from dpscaffold.schema import Schema as RowSchema
+from dpscaffold.setting import Setting
+
+CPU = torch.device("cpu")
+ABSENT = "a site may decline or stay away"
+SITES = "sites.json"
+
+#: Told what happens, one sentence at a time; and after every round, its row.
+Say = Callable[[str], None]
+Observer = Callable[[int, Mapping[str, Any]], None]
+#: What a model scores on public test data.
+Judge = Callable[[Tensor], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """How a deployed run ended: ``completed``, ``interrupted``, ``budget`` or ``stalled``."""
+
+    ended: str
+    message: str
+    state: State
+    statement: dict[str, Any]
+    history: list[dict[str, Any]]
+    gap: float | None
+    refusals: dict[str, int]
+
+
+@dataclass
+class Deployment:
+    """One deployed run: what is offered, to whom, and where it is kept.
+
+    ``config`` is what ``config.toml`` will say; ``totals`` the largest count of participations that
+    each site has ever told this server.
+    """
+
+    offer: Offer
+    post: Correspondence
+    folder: RunFolder
+    config: Mapping[str, Any]
+    budget: Budget
+    patience: Patience
+    judge: Judge | None = None
+    say: Say = lambda sentence: None
+    observer: Observer | None = None
+    bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def run(self, names: tuple[str, ...], resume: bool) -> Served:
+        """Enrol and train, or go on where the folder stands."""
+        try:
+            if resume and self.folder.holds_run:
+                enrolled = self._known(names)
+            else:
+                enrolled = self._begun(names)
+            enrolled = self._enrol(enrolled)
+            setting = setting_of(self.offer, enrolled, self.budget)
+            return self._train(setting, enrolled)
+        finally:
+            self.folder.release()
+
+    # --- enrolment
+
+    def _begun(self, names: tuple[str, ...]) -> Enrolled:
+        from dpscaffold.config import to_toml
+
+        enrolled = Enrolled.fresh(self.offer.to_dict(), names)
+        identity = Identity(enrolled.plan, "the plan; the records are the sites' own", "sites")
+        self.folder.begin(to_toml(self.config), identity, self.offer.to_dict())
+        self._keep(enrolled)
+        return enrolled
+
+    def _known(self, names: tuple[str, ...]) -> Enrolled:
+        self.folder.lock()
+        self.folder.check_setting(self.offer.to_dict())
+        saved = self.folder.read_json(SITES)
+        if saved is None:
+            raise BadInput(f"{self.folder.path} holds no deployed run ({SITES}); name another")
+        enrolled = Enrolled.from_dict(saved)
+        if enrolled.plan != Enrolled.fresh(self.offer.to_dict(), names).plan:
+            raise BadInput(f"{self.folder.path} holds a run with another plan; resume it with that")
+        if enrolled.names != names:
+            raise BadInput(
+                f"{self.folder.path} holds a run of {', '.join(enrolled.names)}, and the roster is "
+                f"{', '.join(names)}; resume it with its own (--without leaves sites out)"
+            )
+        return enrolled
+
+    def _enrol(self, enrolled: Enrolled) -> Enrolled:
+        """Whatever is still missing of offers, commitments and nonces."""
+        if not enrolled.commitments:
+            enrolled = self._keep(offer_to(self.post, enrolled))
+        if not enrolled.begun:
+            enrolled = self._keep(begin_with(self.post, enrolled))
+            tell_draw(self.post, enrolled, enrolled.names)
+        self.say(f"run {enrolled.run}: {', '.join(enrolled.names)} take part")
+        return enrolled
+
+    def _keep(self, enrolled: Enrolled) -> Enrolled:
+        self.folder.write_text(SITES, json.dumps(enrolled.to_dict()) + "\n")
+        return enrolled
+
+    # --- rounds
+
+    def _train(self, setting: Setting, enrolled: Enrolled) -> Served:
+        engine = Sites(setting, enrolled, self.post, self.patience)
+        accounts = Accounts(setting, lambda: enrolled.plan)
+        state = self._pick_up(setting, engine, accounts)
+        secret = setting.privacy is not None and setting.privacy.secret
+        streams = Randomness(enrolled.seed if secret else setting.plan.seed)
+        refusal = ""
+
+        def draw(round: int) -> Draw | None:
+            nonlocal refusal
+            refusal = accounts.refuses(round)
+            if refusal:
+                return None
+            drawn = streams.participants(round, setting.users, setting.participants)
+            return Draw(drawn, accounts.admit(round, drawn))
+
+        ended, message = "completed", ""
+        started = time.perf_counter() - self.seconds
+        self._status(engine, state, "running")
+        with stop_signals() as stop:
+            try:
+                for done in rounds(setting, engine, draw, state):
+                    state = done.state
+                    self.seconds = time.perf_counter() - started
+                    self._after(done, engine, accounts, setting)
+                    if stop and state.round < setting.plan.rounds:
+                        ended, message = "interrupted", f"stopped by {stop[0]}"
+                        break
+            except Stalled as void:
+                ended, message = "stalled", str(void)
+        if refusal:
+            ended, message = "budget", refusal
+        return self._finish(engine, accounts, state, ended, message)
+
+    def _pick_up(self, setting: Setting, engine: Sites, accounts: Accounts) -> State:
+        plan = engine.enrolled.plan
+        saved = self.folder.load_checkpoint()
+        if saved is None:
+            accounts.attach(self.folder, plan, stored=True)
+            self.folder.rewind_metrics(0)
+            return State.initial(setting, CPU)
+        state = State.from_dict(saved["state"], CPU)
+        journal = saved["journal"]
+        anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
+        accounts.attach(self.folder, plan, state.round, anchor, stored=True)
+        engine.restore(saved["sites"])
+        self.seconds = saved["seconds"]
+        self.history = self.folder.rewind_metrics(state.round)
+        return state
+
+    def _after(self, done: Round, engine: Sites, accounts: Accounts, setting: Setting) -> None:
+        """Count what was released, judge, save, and only then acknowledge."""
+        state = done.state
+        if not bool(torch.isfinite(state.params).all()):
+            raise Diverged(
+                f"the run diverged at round {state.round}: the parameters are no longer finite; "
+                f"lower plan.learning_rate or privacy.noise; the last checkpoint is kept"
+            )
+        self._count(done, engine, accounts)
+        row: dict[str, Any] = {
+            "round": done.number,
+            "arrived": len(done.gathered.arrived),
+            "round_seconds": engine.last.seconds,
+            **done.gathered.metrics,
+            **accounts.live(done.number),
+        }
+        every = setting.plan.evaluate_every
+        if done.number % every == 0 or done.number == setting.plan.rounds:
+            row |= self.judge(state.output) if self.judge else {}
+            row |= {f"{name}_norm": float(slot.norm()) for name, slot in state.server.slots.items()}
+            row = plain(row)
+            self.history.append(row)
+            self.folder.append_metrics(row)
+        self._checkpoint(state, engine, accounts)
+        engine.saved()
+        self._status(engine, state, "running")
+        if self.observer:
+            self.observer(done.number, row)
+
+    def _count(self, done: Round, engine: Sites, accounts: Accounts) -> None:
+        """The larger of this ledger's count and the site's own: an interrupted participation, and a
+        round that was asked again and answered with fresh noise, are releases too."""
+        if accounts.run is None:
+            return
+        names = engine.enrolled.names
+        while True:
+            behind = [
+                user
+                for user in done.draw.active.tolist()
+                if engine.post.seen.get(names[user], 0) > accounts.ledger.participations[user]
+            ]
+            if not behind:
+                return
+            accounts.count_again(done.number, behind)
+
+    def _checkpoint(self, state: State, engine: Sites, accounts: Accounts) -> None:
+        anchor = accounts.anchor
+        self.folder.save_checkpoint(
+            {
+                "state": state.to_dict(),
+                "sites": engine.to_dict(),
+                "journal": vars(anchor) if anchor else None,
+                "seconds": self.seconds,
+            }
+        )
+
+    # --- the end
+
+    def _finish(
+        self, engine: Sites, accounts: Accounts, state: State, ended: str, message: str
+    ) -> Served:
+        said = accounts.statement()
+        accounts.write_statement(self.folder, said)
+        over = ended in ("completed", "budget")
+        gap = self._settle(engine, state, said, over) if over else None
+        summary = {
+            "algorithm": engine.setting.label,
+            "data": f"{len(engine.enrolled.names)} sites",
+            "ended": ended,
+            "message": message,
+            "rounds": state.round,
+            "seconds": round(self.seconds, 3),
+            "final": self.history[-1] if self.history else {},
+            "run": engine.enrolled.run,
+            "refusals": self.post.refusals,
+            "control_gap": gap,
+        }
+        self.folder.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
+        if over:
+            self.folder.save_model(
+                {
+                    "params": state.output,
+                    "task": engine.setting.task.name,
+                    "features": self.offer.rows.features,
+                    "classes": self.offer.rows.classes,
+                    "round": state.round,
+                }
+            )
+        self._status(engine, state, ended)
+        return Served(ended, message, state, said, self.history, gap, dict(self.post.refusals))
+
+    def _settle(
+        self, engine: Sites, state: State, said: Mapping[str, Any], over: bool
+    ) -> float | None:
+        """Give the model to the sites; M·c − Σc_i where all of them share their slots."""
+        told: dict[str, Json] = json.loads(json.dumps(plain({"server": said.get("server")})))
+        answers, reasons = engine.settle(over, told, state.output)
+        for name, reason in reasons.items():
+            self.say(f"{name} did not take the model: {reason}")
+        gaps = []
+        for slot, c in state.server.slots.items():
+            held = [letter.vectors.get(f"slot.{slot}") for letter in answers.values()]
+            known = [vector for vector in held if vector is not None]
+            if len(known) == len(engine.enrolled.names):
+                total = np.sum([vector.astype(np.float64) for vector in known], axis=0)
+                gaps.append(float(np.abs(len(known) * c.numpy().astype(np.float64) - total).max()))
+        return max(gaps) if gaps else None
+
+    def _status(self, engine: Sites, state: State, phase: str) -> None:
+        """``status.json``, for monitoring."""
+        sent, received = self.bytes_crossed()
+        status = {
+            "run": engine.enrolled.run,
+            "phase": phase,
+            "round": state.round,
+            "rounds": engine.setting.plan.rounds,
+            "seconds": round(self.seconds, 3),
+            "round_seconds": round(engine.last.seconds, 3),
+            "bytes_sent": sent,
+            "bytes_received": received,
+            "sites": {
+                name: {
+                    "participations": self.post.seen.get(name, 0),
+                    "last": engine.last.reasons.get(name, "answered"),
+                }
+                for name in engine.enrolled.names
+            },
+            "refusals": self.post.refusals,
+        }
+        self.folder.write_text("status.json", json.dumps(status, indent=2) + "\n")
+
+
+def roster_of(rows: Schema, enrolled: Enrolled) -> Roster:
+    """What a server knows of its sites: names, sizes and the schema, and no record."""
+    steps = tuple(step.build() for step in rows.prepare)
+    columns = rows.columns or tuple(str(j) for j in range(rows.features))
+    coded = tuple(rows.categories.items())
+    described = RowSchema(columns, coded, rows.target, steps, rows.features)
+    title = f"{len(enrolled.names)} sites"
+    return Roster(enrolled.sizes, enrolled.names, described, title, enrolled.declared)
+
+
+def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
+    """The run on the roster that the sites' answers made."""
+    return Setting(
+        roster_of(offer.rows, enrolled),
+        offer.build_task(),
+        offer.algorithm.build(),
+        offer.plan.build(),
+        offer.privacy.build() if offer.privacy else None,
+        budget,
+    )
+
+
+def judge_on(offer: Offer, features: Tensor, labels: Tensor) -> Judge:
+    """Accuracy and loss of a model on public test data."""
+    task = offer.build_task()
+    prepared = task.prepare(features)
+
+    def judge(params: Tensor) -> dict[str, float]:
+        scores = task.scores(params, prepared)
+        found = {"test_loss": float(task.losses(params, prepared, labels).mean())}
+        if offer.rows.classes and scores.shape[1] > 1:
+            found["test_accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
+        return found
+
+    return judge
+
+
+def read_totals(path: Path) -> dict[str, int]:
+    """The largest counts that sites have told this server, over all runs."""
+    if not path.exists():
+        return {}
+    try:
+        return {str(name): int(count) for name, count in json.loads(path.read_bytes()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} is damaged ({error}); restore it") from error

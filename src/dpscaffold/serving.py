@@ -1,0 +1,151 @@
+"""The server's configuration: the training one, with ``[schema]`` and ``[deploy]`` in place of
+``[data]``, and an optional ``[evaluate]`` with public test data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from dpscaffold.budget import Budget
+from dpscaffold.config import (
+    AlgorithmSettings,
+    PlanSettings,
+    PrivacySettings,
+    Table,
+    TaskSettings,
+    override,
+)
+from dpscaffold.deployed import ABSENT, Judge, judge_on, setting_of
+from dpscaffold.engines.enrolment import Enrolled
+from dpscaffold.engines.sites import Patience
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.local import Gaussian
+from dpscaffold.offer import Offer, Schema, offer_of
+from dpscaffold.provision import host_and_port, read_toml
+from dpscaffold.site.reading import read_records
+
+
+class DeploySettings(Table):
+    """``[deploy]``: where the SuperLink's loopback side is, and how long to wait for whom.
+
+    An unanswered letter goes out again every ``resend`` seconds until ``deadline``. Fewer answers
+    than ``quorum`` make a round void; it is asked again, ``patience`` times, after ``pause`` s.
+    A ``rehearsal`` draws participants, batches and noise from the plan's seed: for comparison with
+    the simulator on public data, and without privacy.
+    """
+
+    address: str = "127.0.0.1:8444"
+    deadline: float = Field(default=60.0, gt=0)
+    resend: float = Field(default=6.0, gt=0)
+    quorum: int = Field(default=1, ge=1)
+    patience: int = Field(default=3, ge=0)
+    pause: float = Field(default=5.0, ge=0)
+    rehearsal: bool = False
+
+
+class ServedSettings(Table):
+    """A whole configuration of a deployed run."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True
+    )
+
+    rows: Schema = Field(alias="schema")
+    task: TaskSettings = TaskSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    plan: PlanSettings = PlanSettings()
+    privacy: PrivacySettings | None = None
+    deploy: DeploySettings = DeploySettings()
+    evaluate: dict[str, Any] | None = None
+
+    @property
+    def patience(self) -> Patience:
+        """When a round is void, and when to give up."""
+        return Patience(self.deploy.quorum, self.deploy.patience, self.deploy.pause)
+
+    def offer(self) -> Offer:
+        """What is offered to the sites; noise is secret unless this is a rehearsal."""
+        mechanism: Gaussian | None = None
+        if self.privacy is not None:
+            if self.privacy.noise is None:
+                raise BadInput(
+                    "privacy.epsilon is given, but a server does not know its sites' sizes before "
+                    "they answer; give privacy.noise (dpscaffold calibrate finds it for sizes)"
+                )
+            gaussian = self.privacy.mechanism(self.privacy.noise)
+            mechanism = replace(gaussian, secret=not self.deploy.rehearsal)
+        offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism)
+        # Sizes are not known yet; everything else can be refused here, before anybody is asked.
+        users = max(1, math.ceil(1 / self.plan.user_ratio))
+        trial = Enrolled("", {}, ("any",) * users, "", (1_000_000,) * users, declared=True)
+        setting_of(offer, trial, self.budget())
+        return offer
+
+    def budget(self) -> Budget:
+        """The server's own limits; in a deployed run anybody may stay away."""
+        if self.privacy is None:
+            return Budget()
+        given = self.privacy.budget
+        return replace(given, absent=ABSENT)
+
+    def judge(self, folder: Path) -> Judge | None:
+        """What scores a model on the public test data, if there are any."""
+        if self.evaluate is None:
+            return None
+        from dpscaffold.engines.letters import Refused
+
+        try:
+            records = read_records(self.evaluate, folder, self.rows)
+        except Refused as no:
+            raise BadInput(f"[evaluate] does not fit the schema: {no.detail}") from no
+        return judge_on(self.offer(), records.features, records.labels)
+
+    def resolved(self) -> dict[str, Any]:
+        """As written to ``config.toml``."""
+        tables = self.model_dump(mode="json", exclude_none=True)
+        tables["schema"] = tables.pop("rows")
+        if "privacy" in tables:
+            tables["privacy"]["secret"] = not self.deploy.rehearsal
+        return tables
+
+
+def load_served(path: Path, overrides: Sequence[str] = ()) -> ServedSettings:
+    """Read a server's configuration; the first thing wrong is said in one sentence."""
+    tables: Mapping[str, Any] = read_toml(path, "the configuration")
+    for item in overrides:
+        tables = override(tables, item)
+    if "data" in tables:
+        raise BadInput(
+            f"{path} has [data], but a server reaches no record; write [schema] (what a row looks "
+            f"like) and [deploy] instead"
+        )
+    if "schema" not in tables:
+        raise BadInput(f"{path} has no [schema]; it says what a row looks like at every site")
+    try:
+        settings = ServedSettings.model_validate(dict(tables))
+    except ValidationError as error:
+        raise BadInput(f"{path}: {_sentence(error)}") from None
+    host_and_port("deploy.address", settings.deploy.address)
+    return settings
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, BadInput):
+        return str(cause)
+    place = [str(part) for part in first["loc"]]
+    where = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        models: dict[str, type[Table]] = {"deploy": DeploySettings, "schema": Schema}
+        models["plan"] = PlanSettings
+        known = list(models.get(place[0], ServedSettings).model_fields)
+        return f"unknown key {where}{nearest(place[-1], known)}; known here: {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

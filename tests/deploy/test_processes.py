@@ -1,0 +1,294 @@
+"""Real processes on loopback, with TLS and node authentication; each test ends what it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from dpscaffold import flower
+
+flower.require()
+
+from dpscaffold.flower.demo import POLICY, demo_data, demo_tables, deployed, simulated, site_data  # noqa: E402
+from dpscaffold.flower.local import LocalFederation, free_port  # noqa: E402
+from dpscaffold.flower.node import Address, Fleet, Refusal  # noqa: E402
+from dpscaffold.provision import (  # noqa: E402
+    FederationFile,
+    make_node_key,
+    provision,
+    read_node_key,
+)
+from dpscaffold.site.ledger import SiteLedger  # noqa: E402
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def wait_for(what, seconds=120.0):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if what():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in time")
+
+
+def rounds_done(out):
+    path = out / "status.json"
+    try:
+        return json.loads(path.read_text())["round"]
+    except (OSError, ValueError, KeyError):
+        return -1
+
+
+def assert_equal(out, federation, tables):
+    found, wanted = deployed(out), simulated(federation, tables)
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_three_sites_equal_the_simulator_through_a_site_kill_and_a_server_kill(tmp_path):
+    federation, tables = demo_data(200), demo_tables(rounds=8)
+    tables["deploy"] |= {"resend": 2.0}
+    out = tmp_path / "run"
+    with LocalFederation(tmp_path / "fed", site_data(federation), POLICY) as local:
+        local.start()
+        config = local.config("plan", tables)
+        local.start_server(config, out)
+        wait_for(lambda: rounds_done(out) >= 2)
+        local.kill("north")
+        local.start_site("north")
+        wait_for(lambda: rounds_done(out) >= 4)
+        local.kill("server")
+        assert local.run(config, out, resume=True) == 0, local.log("server")
+        assert_equal(out, federation, tables)
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["ended"] == "completed" and summary["control_gap"] < 1e-5
+        for name in local.names:
+            assert local.stop(name) == 0  # SIGTERM: deactivated, in order
+            ledger = SiteLedger(local.folder / name / "state" / "ledger.jsonl", name)
+            assert 8 <= ledger.total <= 10
+            assert (local.folder / name / "state" / "ledger.jsonl").stat().st_mode & 0o077 == 0
+
+
+class Stranger:
+    """Somebody who reaches the public port."""
+
+    def __init__(self, local: LocalFederation) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cafile=str(local.folder / "server" / "ca.crt"))
+        self.client = httpx.Client(verify=context, timeout=10)
+        self.public, self.inner = local.public, local.inner
+
+    def post(self, path, port=None, **headers):
+        return self.client.post(f"https://127.0.0.1:{port or self.public}{path}", headers=headers)
+
+
+def test_strangers_are_refused(tmp_path):
+    """Wrong CA, unknown key, no key, plain text; foreign applications, tasks without the secret,
+    control and runtime paths from the public port."""
+    federation = demo_data(60)
+    with LocalFederation(tmp_path / "fed", site_data(federation), POLICY) as local:
+        local.start_link()
+        server = f"127.0.0.1:{local.public}"
+        ca = (local.folder / "server" / "ca.crt").read_bytes()
+        # another federation's CA
+        provision(FederationFile(server, ("x",)), tmp_path / "other")
+        wrong = (tmp_path / "other" / "server" / "ca.crt").read_bytes()
+        own = read_node_key(local.folder / "north" / "node.key")
+        with pytest.raises(httpx.ConnectError):
+            Fleet(Address(server, wrong), own, tmp_path / "id").join()
+        # a key that nobody registered
+        make_node_key(tmp_path / "unknown.key")
+        unknown = read_node_key(tmp_path / "unknown.key")
+        with pytest.raises(Refusal, match="its key is not registered"):
+            Fleet(Address(server, ca), unknown, tmp_path / "id2").join()
+        # plain text
+        with pytest.raises((httpx.HTTPError, OSError)):
+            Fleet(Address(server, None), own, tmp_path / "id3").join()
+        stranger = Stranger(local)
+        from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+
+        # no key at all
+        content = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+        assert stranger.post("/v1/fleet/pull-messages", **content).status_code == 401
+        # everything but the fleet is not there
+        for path in (
+            "/v1/control/start-run",
+            "/v1/control/list-runs",
+            "/v1/runtime/acquire-task",
+            "/v1/runtime/get-nodes",
+            "/health",
+            "/docs",
+            "/openapi.json",
+            "/v1/fleet/../control/start-run",
+            "/v1/fleet/%2e%2e/control/start-run",
+            "//v1/control/start-run",
+        ):
+            assert stranger.post(path, **content).status_code == 404, path
+            assert stranger.client.get(f"https://{server}{path}").status_code == 404
+        # a task is not handed out without the secret, even on loopback
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        thief = RuntimeHttpClient.from_server_address(
+            server_address=f"127.0.0.1:{local.inner}",
+            insecure=False,
+            root_certificates=ca,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        )
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            thief.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+        assert refused.value.response.status_code == 401
+        foreign_application(local, ca, tmp_path)
+
+
+def foreign_application(local, ca, tmp_path):
+    """An application submitted on the loopback side runs nowhere: a site fetches no bundle."""
+    import hashlib
+
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.constant import NOOP_FEDERATION_ID
+    from flwr.supercore.fab import Fab
+
+    from dpscaffold.flower.run import _BUNDLE, Office, control_client
+
+    local.start_site("north")
+    wait_for(lambda: "online" in local.log("north"))
+    mark = tmp_path / "it-ran"
+    bundle = dict(_BUNDLE) | {"nothing.py": f"open({str(mark)!r}, 'w').write('x')\n".encode()}
+    content, _ = build_fab_from_files(bundle)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    office = Office(f"127.0.0.1:{local.inner}", ca, b"")
+    control_client(office).StartRun(
+        StartRunRequest(
+            fab=fab_to_proto(fab),
+            override_config=user_config_to_proto({}),
+            federation=NOOP_FEDERATION_ID,
+        )
+    )
+    time.sleep(4)
+    assert not mark.exists()
+
+
+# --- the rest, in make test-all
+
+
+@pytest.mark.slow
+def test_a_superlink_kill_is_survived(tmp_path):
+    federation, tables = demo_data(200), demo_tables(rounds=8)
+    tables["deploy"] |= {"resend": 2.0}
+    out = tmp_path / "run"
+    with LocalFederation(tmp_path / "fed", site_data(federation), POLICY) as local:
+        local.start()
+        local.start_server(local.config("plan", tables), out)
+        wait_for(lambda: rounds_done(out) >= 3)
+        local.kill("link")
+        local.start_link()
+        assert local.processes["server"].wait(240) == 0, local.log("server")
+        assert_equal(out, federation, tables)
+
+
+@pytest.mark.slow
+def test_a_slow_or_absent_site_is_waited_for_and_passed_over(tmp_path):
+    import signal
+
+    federation, tables = demo_data(200), demo_tables(rounds=6)
+    tables["deploy"] |= {"resend": 2.0, "deadline": 6.0}
+    out = tmp_path / "run"
+    with LocalFederation(tmp_path / "fed", site_data(federation), POLICY) as local:
+        local.start()
+        local.start_server(local.config("plan", tables), out)
+        wait_for(lambda: rounds_done(out) >= 1)
+        local.processes["north"].send_signal(signal.SIGSTOP)
+        wait_for(lambda: rounds_done(out) >= 3)
+        local.processes["north"].send_signal(signal.SIGCONT)
+        assert local.processes["server"].wait(240) == 0, local.log("server")
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["refusals"].get("no-answer", 0) >= 1
+        assert summary["control_gap"] < 1e-5
+
+
+@pytest.mark.slow
+def test_a_campaign_of_kills_ends_where_the_simulator_does(tmp_path):
+    """Random kill −9 of sites, server and SuperLink; DEPLOY_KILLS sets how many (100 in all)."""
+    kills = int(os.environ.get("DEPLOY_KILLS", "20"))
+    federation, tables = demo_data(200), demo_tables(rounds=max(20, kills))
+    tables["deploy"] |= {"resend": 2.0}
+    policy = POLICY | {"max_participations": "100000", "epsilon": "100000.0"}
+    out, stream = tmp_path / "run", np.random.default_rng(11)
+    with LocalFederation(tmp_path / "fed", site_data(federation), policy) as local:
+        local.start()
+        config = local.config("plan", tables)
+        local.start_server(config, out)
+        wait_for(lambda: rounds_done(out) >= 1)
+        for _ in range(kills):
+            time.sleep(float(stream.uniform(0.5, 4)))
+            victim = str(stream.choice([*local.names, "server", "link"], p=[0.2] * 4 + [0.2]))
+            if local.processes["server"].poll() == 0:
+                break
+            local.kill(victim)
+            if victim == "server":
+                local.start_server(config, out, resume=True)
+            elif victim == "link":
+                local.start_link()
+            else:
+                local.start_site(victim)
+        if local.processes["server"].poll() is None:
+            status = local.processes["server"].wait(900)
+        else:
+            status = local.processes["server"].returncode
+        if status != 0:
+            status = local.run(config, out, resume=True, seconds=900)
+        assert status == 0, local.log("server")[-3000:]
+        assert_equal(out, federation, tables)
+        assert json.loads((out / "summary.json").read_text())["control_gap"] < 1e-5
+
+
+@pytest.mark.slow
+def test_the_demonstration_ends_with_equality(tmp_path, capsys):
+    from dpscaffold.flower.demo import main
+
+    assert main(tmp_path / "federation") == 0
+    assert "equals the simulator's" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_taken_address_is_one_sentence(tmp_path):
+    import socket
+    import subprocess
+    import sys
+
+    provision(FederationFile("127.0.0.1:8443", ("x",)), tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = subprocess.run(
+            [
+                *(sys.executable, "-m", "dpscaffold", "server", "start"),
+                *("--server", str(tmp_path / "server")),
+                *("--public", f"127.0.0.1:{port}", "--inner", f"127.0.0.1:{free_port()}"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert said.returncode == 2 and "is taken" in said.stderr
+    assert "Traceback" not in said.stderr
