@@ -316,28 +316,54 @@ class Settings(Table):
 
 
 def load(
-    path: Path | str | None, overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None
+    path: Path | str | None,
+    overrides: Sequence[str] = (),
+    base: Mapping[str, Any] | None = None,
+    unset: Sequence[str] = (),
 ) -> Settings:
-    """Read a TOML file (or start from ``base``), apply ``key=value`` overrides, and check
-    everything."""
-    tables = dict(base or {})
-    if path is not None:
-        try:
-            tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise BadInput(
-                f"the configuration {path} cannot be read: {error.strerror}; give the path of a "
-                f"TOML file"
-            ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
+    """Read a TOML file (or start from ``base``), leave out the keys of ``unset``, apply
+    ``key=value`` overrides, and check everything."""
+    tables = dict(base or {}) if path is None else read_tables(path)
+    for key in unset:
+        tables = without(tables, key)
     for item in overrides:
         tables = override(tables, item)
     return parse(tables, Path(path).parent if path is not None else None)
 
 
+def read_tables(path: Path | str) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(
+            f"the configuration {path} cannot be read: {error.strerror}; give the path of a "
+            f"TOML file"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
+
+
+def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The tables without one ``table.key``, or without a whole table.
+
+    >>> without({"privacy": {"noise": 2.0, "clip": 1.0}}, "privacy.noise")
+    {'privacy': {'clip': 1.0}}
+    """
+    first, _, rest = key.strip().partition(".")
+    if not first:
+        raise BadInput(f"--unset is {key!r}; name a table or table.key, e.g. privacy.noise")
+    if not rest:
+        return {name: table for name, table in tables.items() if name != first}
+    inner = tables.get(first)
+    if not isinstance(inner, Mapping):
+        return dict(tables)
+    return {**tables, first: without(inner, rest)}
+
+
 def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
-    """The tables with one ``table.key=value`` set; ``privacy=false`` removes a table.
+    """The tables with one ``table.key=value`` set; ``table.key=`` leaves a key out and
+    ``privacy=false`` a table.
 
     >>> override({}, "plan.rounds=3")
     {'plan': {'rounds': 3}}
@@ -352,6 +378,8 @@ def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
         return changed
     if not separator or len(parts) < 2 or not all(parts):
         raise BadInput(f"--set is {item!r}; write table.key=value, e.g. plan.rounds=100")
+    if not text.strip():
+        return without(changed, key)
     inner = changed
     for part in parts[:-1]:
         inner = inner.setdefault(part, {})

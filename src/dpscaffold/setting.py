@@ -229,7 +229,7 @@ class Setting:
             "data": {"source": "python", "title": self.roster.title},
             "task": describe_task(self.task),
             "algorithm": describe_algorithm(self.algorithm),
-            "plan": _given(self.plan.to_dict()),
+            "plan": {**_given(self.plan.to_dict()), "warm_rounds": self.warm_rounds},
         }
         if self.privacy:
             described["privacy"] = dict(vars(self.privacy))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+import typing
+from typing import Annotated, Any
 
+import click
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from dpscaffold.errors import Diverged
 
 #: Each command's file and the function or sub-application in it. A file is imported when its
-#: command is used, so that accounting answers without loading PyTorch.
+#: command is used, and imports PyTorch only where it computes, so that help, completion and
+#: accounting answer at once.
 COMMANDS = {
     "demo": "demo_command",
     "train": "train_command",
@@ -22,12 +24,32 @@ COMMANDS = {
     "calibrate": "calibrate",
     "budget": "budget_command",
     "data": "app",
+    "config": "app",
     "tune": "tune_command",
     "reproduce": "reproduce_command",
     "provision": "provision_command",
     "server": "app",
     "site": "app",
 }
+
+#: What ``dpscaffold --help`` says of each, in one line of 80 columns.
+SUMMARIES = {
+    "demo": "DP-SCAFFOLD beside its rivals, in about a minute",
+    "train": "train a model and write a run folder",
+    "compare": "several runs in one table and one figure",
+    "privacy": "what a plan, a configuration or a run guarantees, and to whom",
+    "calibrate": "the noise, or the rounds, that keep to a budget",
+    "budget": "an epsilon that several runs over the same records share",
+    "data": "describe, prepare and download data",
+    "config": "show a configuration, or explain its keys",
+    "tune": "choose hyperparameters by cross-validation",
+    "reproduce": "the paper's tables and figures, one command each",
+    "provision": "the keys and certificates of a deployed federation",
+}
+
+#: Without Rich's markup, in which the ``[data]`` of a sentence would be a style and vanish.
+PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+typer.core.HAS_RICH = False
 
 
 class LazyCommands(TyperGroup):
@@ -43,47 +65,104 @@ class LazyCommands(TyperGroup):
             return None
         part = getattr(importlib.import_module(f"dpscaffold.cli.{cmd_name}"), COMMANDS[cmd_name])
         if not isinstance(part, typer.Typer):
-            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            single = typer.Typer(add_completion=False, **PLAIN)
             single.command(cmd_name)(part)
             part = single
         command = typer.main.get_command(part)
         command.name = cmd_name
+        _explain_arguments(command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands; only one without a summary is imported for it."""
+        rows = [
+            (name, SUMMARIES.get(name) or self.get_command(ctx, name).get_short_help_str(60))
+            for name in COMMANDS
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _explain_arguments(command: click.Command) -> None:
+    """Put back the help of arguments, which some versions of click drop."""
+    for inner in getattr(command, "commands", {}).values():
+        _explain_arguments(inner)
+    hints = typing.get_type_hints(command.callback, include_extras=True) if command.callback else {}
+    for argument in command.params:
+        said = [getattr(part, "help", None) for part in _metadata(hints.get(str(argument.name)))]
+        lost = isinstance(argument, click.Argument) and not getattr(argument, "help", None)
+        if lost and any(said):
+            record = (argument.make_metavar(click.Context(command)), str(next(filter(None, said))))
+            argument.get_help_record = lambda ctx, record=record: record  # type: ignore[method-assign, misc]
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
 
 
 app = typer.Typer(
     name="dpscaffold",
     cls=LazyCommands,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    **PLAIN,
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from dpscaffold import __version__
+
+        typer.echo(f"dpscaffold {__version__}")
+        raise typer.Exit()
+
+
 @app.callback()
-def dpscaffold() -> None:
+def dpscaffold(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="show the version"),
+    ] = False,
+) -> None:
     """Private federated learning on heterogeneous data: train, account, compare, reproduce."""
 
 
 def main() -> None:
     """Run a command; bad input is one sentence and a non-zero exit, never a traceback."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    from dpscaffold.cli.words import speak_plainly
+
+    speak_plainly()
     try:
         app()
     except Diverged as error:
-        errors.print(f"error: {error}", markup=False)
+        _say(f"error: {error}")
         sys.exit(3)
-    except (ValueError, OSError) as error:
-        if not _is_ours(error):
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        sentence = _sentence(error)
+        if sentence is None:
             raise
-        errors.print(f"error: {error}", markup=False)
+        _say(f"error: {sentence}")
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print("stopped", markup=False)
+        _say("stopped")
         sys.exit(130)
 
 
-def _is_ours(error: BaseException) -> bool:
-    """User errors are raised by this package; a ValueError from elsewhere is a bug and keeps its
-    traceback."""
-    return type(error).__module__.startswith("dpscaffold") or isinstance(error, OSError)
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _sentence(error: BaseException) -> str | None:
+    """What to say of a user's error. A ValueError of another package is a bug of ours: None, and it
+    keeps its traceback."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return (
+            "this needs more memory than the machine has; use fewer or shorter records (data.users,"
+            " data.records), or store the data with dpscaffold data prepare and map them"
+        )
+    if isinstance(error, BrokenPipeError):
+        return "what reads the output has gone"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}"
+    return str(error) if type(error).__module__.startswith("dpscaffold") else None

@@ -7,34 +7,39 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from dpscaffold.report.runs import comparison_table, draw_comparison, epsilon_note, read_run
 
 
 def compare_command(
     runs: Annotated[list[Path], typer.Argument(help="run folders")],
     out: Annotated[
-        Path, typer.Option(help="where to write the figure (.png, .svg or .pdf)")
-    ] = Path("comparison.png"),
+        Path | None,
+        typer.Option(
+            help="where to write the figure (.png, .svg or .pdf); comparison.png by default, and "
+            "none by default with --json"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
 ) -> None:
     """Compare runs: a table of their final metrics, and a figure of their course."""
-    show(runs, out, as_json)
+    show(runs, out if out is not None or as_json else Path("comparison.png"), as_json)
 
 
-def show(folders: list[Path], figure: Path, as_json: bool = False) -> None:
+def show(folders: list[Path], figure: Path | None, as_json: bool = False) -> None:
     """Print the table and write the figure."""
+    from rich.console import Console
+
+    from dpscaffold.report.runs import comparison_table, draw_comparison, epsilon_note, read_run
+
     runs = [read_run(folder) for folder in folders]
-    draw_comparison(runs, figure)
+    if figure is not None:
+        draw_comparison(runs, figure)
     if as_json:
-        typer.echo(
-            json.dumps({"runs": [run.row() for run in runs], "figure": str(figure)}, indent=2)
-        )
+        shown = None if figure is None else str(figure)
+        typer.echo(json.dumps({"runs": [run.row() for run in runs], "figure": shown}, indent=2))
         return
     console = Console()
     console.print(comparison_table(runs))
     note = epsilon_note(runs)
     if note:
         console.print(note, highlight=False)
-    console.print(f"figure: {figure}", highlight=False)
+    console.print(f"figure: {figure}", highlight=False, soft_wrap=True)

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
-from dpscaffold.data import data_folder, describe, download, load_federation, prepare
-from dpscaffold.data.config import SOURCES
-from dpscaffold.data.heterogeneity import Description, shown_users
-from dpscaffold.data.readers.catalogue import CATALOGUE
+from dpscaffold.cli import PLAIN
+from dpscaffold.cli.keys import complete_dataset, complete_setting, complete_source
 from dpscaffold.errors import BadInput, nearest
 
+if TYPE_CHECKING:
+    from dpscaffold.data import Description
+
 app = typer.Typer(
-    name="data",
-    help="Describe, prepare and download data.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    name="data", help="Describe, prepare and download data.", no_args_is_help=True, **PLAIN
 )
 
 Config = Annotated[
@@ -37,10 +27,18 @@ Config = Annotated[
     typer.Argument(help="A configuration; its [data] table is used.", show_default=False),
 ]
 Source = Annotated[
-    str | None, typer.Option("--source", help="A source by name, such as digits or mnist.")
+    str | None,
+    typer.Option(
+        "--source",
+        help="A source by name, such as digits or mnist.",
+        autocompletion=complete_source,
+    ),
 ]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="data.key=value, as often as needed.")
+    list[str] | None,
+    typer.Option(
+        "--set", help="data.key=value, as often as needed.", autocompletion=complete_setting
+    ),
 ]
 Folder = Annotated[
     Path | None, typer.Option("--data-dir", help="Where datasets live (else $DPSCAFFOLD_DATA).")
@@ -67,6 +65,8 @@ def describe_command(
 
     The numbers come from all records without protection: they are for whoever may see the data.
     """
+    from dpscaffold.data import describe, load_federation
+
     if out is not None and out.suffix.lower() not in _FIGURES:
         raise BadInput(f"--out is {out}; a figure ends in {', '.join(_FIGURES)}")
     notes: list[str] = []
@@ -99,19 +99,24 @@ def prepare_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a federation prepared before.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Build a federation once and store it in a folder, to be loaded or mapped with source =
     "saved"."""
+    from dpscaffold.data import load_federation, prepare
+
     if out is None:
         raise BadInput("--out is missing; name the folder to write")
-    console = Console()
-    folder = prepare(
-        _settings(config, source, change, data_dir),
-        out,
-        overwrite,
-        lambda note: console.print(f"· {note}", markup=False, highlight=False),
-    )
+    notes: list[str] = []
+    folder = prepare(_settings(config, source, change, data_dir), out, overwrite, notes.append)
     federation = load_federation({"source": "saved", "path": str(folder)})
+    if as_json:
+        answer = {"folder": str(folder), "federation": str(federation), "notes": notes}
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+        return
+    console = Console()
+    for note in notes:
+        console.print(f"· {note}", markup=False, highlight=False)
     console.print(f"{federation}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f'use it with [data] source = "saved", path = "{folder}"', markup=False, soft_wrap=True
@@ -120,14 +125,31 @@ def prepare_command(
 
 @app.command("download")
 def download_command(
-    name: Annotated[str, typer.Argument(help="One of the datasets that 'data list' shows.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="One of the datasets that 'data list' shows.", autocompletion=complete_dataset
+        ),
+    ],
     data_dir: Folder = None,
     mirror: Annotated[
         str | None, typer.Option("--mirror", help="Fetch from this address instead.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Fetch a dataset's published files, resuming where an earlier transfer stopped, and verify
     them."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    from dpscaffold.data import download
+
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -144,6 +166,9 @@ def download_command(
             bars.update(tasks[file], completed=done, total=total)
 
         paths = download(name, data_dir, mirror, show)
+    if as_json:
+        typer.echo(json.dumps({"files": [str(path) for path in paths]}, ensure_ascii=False))
+        return
     for path in paths:
         typer.echo(str(path))
 
@@ -151,6 +176,10 @@ def download_command(
 @app.command("list")
 def list_command(data_dir: Folder = None, as_json: Json = False) -> None:
     """The datasets with published files, whether they are here, and the other sources of [data]."""
+    from dpscaffold.data import data_folder
+    from dpscaffold.data.config import SOURCES
+    from dpscaffold.data.readers.catalogue import CATALOGUE
+
     folder = data_folder(data_dir)
     rows: list[dict[str, Any]] = [
         {
@@ -198,6 +227,7 @@ def _settings(
 ) -> Any:
     """The [data] settings that a configuration and options come to."""
     from dpscaffold.config import load
+    from dpscaffold.data.config import SOURCES
 
     if config is not None and source is not None:
         raise BadInput(f"both {config} and --source {source} are given; give one")
@@ -254,6 +284,8 @@ def summary_table(description: Description) -> Table:
 def label_table(description: Description) -> Table:
     """Some users, evenly chosen, with their sizes and a shade for each label's share of their
     records."""
+    from dpscaffold.data.heterogeneity import shown_users
+
     chosen = shown_users(description.users, _MOST_USERS).tolist()
     title = "labels by user" + (
         f" ({len(chosen)} of {description.users:,})" if len(chosen) < description.users else ""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 #: The demo's federation and plan: the paper's synthetic data at its highest heterogeneity, with
 #: half the records and half the noise multiplier, so the noise on a gradient is the paper's.
@@ -38,14 +37,18 @@ def demo_command(
         "runs/demo"
     ),
     rounds: Annotated[int | None, typer.Option(help="fewer rounds for a quicker look")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
 ) -> None:
     """Train DP-SCAFFOLD, DP-FedAvg and DP-FedSGD side by side with non-private SCAFFOLD."""
+    from rich.console import Console
+
     from dpscaffold.cli.compare import show
     from dpscaffold.cli.train import run_settings
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
 
-    console = Console()
+    console = Console(quiet=as_json)
     console.print(
         "Four federated runs on one federation: 100 users whose data differ a lot, (α, β) = (5, 5)."
     )
@@ -63,11 +66,13 @@ def demo_command(
             changes.append(f"plan.rounds={rounds}")
         settings = load(None, changes, base=DEMO)
         federation = federation if federation is not None else load_federation(settings.data)
-        result = run_settings(settings, out / name, resume=True, federation=federation)
+        result = run_settings(
+            settings, out / name, resume=True, quiet=as_json or quiet, federation=federation
+        )
         if result.ended == "interrupted":
             console.print(f"{result.message}; run the same command again to go on")
             raise typer.Exit(130)
-    show([out / name for name, _, _ in CAST], out / "comparison.png")
+    show([out / name for name, _, _ in CAST], out / "comparison.png", as_json)
     console.print(
         "\nDP-SCAFFOLD corrects each user's drift with control variates that are computed from "
         "noised gradients only,\nso the correction costs no privacy. `dpscaffold privacy --help` "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from dpscaffold.cli.keys import complete_experiment
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def reproduce_command(
-    name: Annotated[str | None, typer.Argument(help="an experiment (see --list), or all")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="an experiment (see --list), or all", autocompletion=complete_experiment
+        ),
+    ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="list experiments, their size and time here")
     ] = False,
@@ -41,7 +47,7 @@ def reproduce_command(
     only_runs: Annotated[
         bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
     from dpscaffold.machine import pick_device

@@ -8,22 +8,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from dpscaffold.cli.keys import complete_setting
 
 
 def tune_command(
     config: Annotated[Path, typer.Argument(help="TOML configuration with a [tune] table")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override, e.g. tune.folds=3")
+        list[str] | None,
+        typer.Option("--set", help="override, e.g. tune.folds=3", autocompletion=complete_setting),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder of the result; default: tuning/NAME")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
 ) -> None:
     """Tune by cross-validation within each user's training records; write the best
     configuration."""
+    from rich.console import Console
+
     from dpscaffold.errors import BadInput
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
@@ -37,7 +42,7 @@ def tune_command(
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out is {folder}, which is a file; name a folder")
     console = Console(highlight=False, soft_wrap=True)
-    with stop_signals() as caught, Rounds(caught, quiet=as_json) as watcher:
+    with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
         try:
             tuned = tune(settings, table, pick_device(device), watcher)
         except Stopped as stopped:

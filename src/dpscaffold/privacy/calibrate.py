@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.optimize import brentq
+import scipy
 
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
@@ -49,7 +49,7 @@ def calibrate_noise(
         return math.log(max(spent(log_noise), 1e-12)) - math.log(epsilon)
 
     low, high = _bracket(spent, epsilon)
-    root = brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)
+    root = scipy.optimize.brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)
     noise = _round_up(math.exp(root))
     while spent(math.log(noise)) > epsilon:
         noise = _round_up(noise * (1 + PRECISION / 2))

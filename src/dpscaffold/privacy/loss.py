@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft
 
 Array = NDArray[np.float64]
 
@@ -155,9 +155,9 @@ class LossDistribution:
         length = high - low + 1
         if length > LONGEST:
             return self.coarser(math.ceil(length / LONGEST)).power(times)
-        size = fft.next_fast_len(max(length, len(self.probs)), real=True)
-        spectrum = fft.rfft(self.probs, size)
-        probs = np.roll(fft.irfft(spectrum**times, size), -low)[:length]
+        size = scipy.fft.next_fast_len(max(length, len(self.probs)), real=True)
+        spectrum = scipy.fft.rfft(self.probs, size)
+        probs = np.roll(scipy.fft.irfft(spectrum**times, size), -low)[:length]
         rounding = _rounding(spectrum, self.probs, times, size)
         infinite = -math.expm1(times * math.log1p(-self.infinite)) if self.infinite < 1 else 1.0
         return LossDistribution(
@@ -173,8 +173,10 @@ class LossDistribution:
             raise ValueError(
                 f"intervals {self.interval} and {other.interval} differ; build both on one grid"
             )
-        size = fft.next_fast_len(len(self.probs) + len(other.probs) - 1, real=True)
-        probs = fft.irfft(fft.rfft(self.probs, size) * fft.rfft(other.probs, size), size)
+        size = scipy.fft.next_fast_len(len(self.probs) + len(other.probs) - 1, real=True)
+        probs = scipy.fft.irfft(
+            scipy.fft.rfft(self.probs, size) * scipy.fft.rfft(other.probs, size), size
+        )
         probs = probs[: len(self.probs) + len(other.probs) - 1]
         norms = float(np.linalg.norm(self.probs) * np.linalg.norm(other.probs))
         rounding = 2 * np.finfo(float).eps * math.log2(size) * math.sqrt(size) * norms

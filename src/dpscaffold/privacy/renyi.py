@@ -11,7 +11,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln
+import scipy
 
 from dpscaffold.privacy.describe import Participation
 from dpscaffold.privacy.loss import Array
@@ -138,12 +138,14 @@ def _amplified(log_terms: Array, rate: float, orders: Array) -> Array:
     """1/(α−1) · log(1 + Σ_{j=2}^α q^j·C(α, j)·e^{log_terms[j]}) (Wang, Balle, Kasiviswanathan,
     Theorem 9)."""
     values = np.empty(len(orders))
-    weighted = log_terms + orders * math.log(rate) - gammaln(orders + 1)
+    weighted = log_terms + orders * math.log(rate) - scipy.special.gammaln(orders + 1)
     for start in range(0, len(orders), BLOCK):  # α down the rows, j along the columns, j ≤ α
         alpha = orders[start : start + BLOCK, None]
         j = orders[None, : start + len(alpha)]
-        chosen = gammaln(np.maximum(alpha - j, 0) + 1)
-        terms = np.where(j <= alpha, weighted[: j.shape[1]] + gammaln(alpha + 1) - chosen, -np.inf)
+        chosen = scipy.special.gammaln(np.maximum(alpha - j, 0) + 1)
+        terms = np.where(
+            j <= alpha, weighted[: j.shape[1]] + scipy.special.gammaln(alpha + 1) - chosen, -np.inf
+        )
         top = np.maximum(terms.max(axis=1), 0.0)
         total = np.expm1(-top) + np.exp(terms - top[:, None]).sum(axis=1)
         values[start : start + BLOCK] = (top + np.log1p(total)) / (alpha[:, 0] - 1)

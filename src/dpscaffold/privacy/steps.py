@@ -23,7 +23,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import ndtr
+import scipy
 
 from dpscaffold.privacy.loss import Array, LossDistribution
 
@@ -35,6 +35,11 @@ RESOLUTION = 0.05
 REACH = 10.0
 #: Most grid points of one step's law.
 MOST_POINTS = 1 << 19
+
+
+def ndtr(x: Array | float) -> Array:
+    """Φ, the standard normal distribution function; scipy.special is loaded when first asked."""
+    return scipy.special.ndtr(x)
 
 
 def step_losses(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy
 
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import Array, LossDistribution
@@ -126,9 +126,9 @@ class TradeOff:
             )
 
         def needed(low: Array, high: Array) -> Array:
-            return ndtri(self.power(ndtr(high))) - low
+            return scipy.special.ndtri(self.power(scipy.special.ndtr(high))) - low
 
-        edge = float(ndtri(delta))
+        edge = float(scipy.special.ndtri(delta))
         return max(0.0, _supremum(needed, np.linspace(edge, -edge, 257)))
 
     def epsilon(self, delta: float, group: int = 1) -> float:

@@ -1,0 +1,35 @@
+"""Values as TOML writes them, without loading anything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tomli_w
+
+#: What stands for a key that must be given.
+NEEDED = "must be given"
+#: What stands for a key that may be left out and has no value then.
+OMITTED = "left out"
+
+
+def toml(value: Any) -> str:
+    """One value as TOML.
+
+    >>> toml(["a", 1.5]), toml({"sex": ["f", "m"]})
+    ('["a", 1.5]', '{ sex = ["f", "m"] }')
+    """
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return tomli_w.dumps({"value": value}).partition("= ")[2].strip()
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
+
+
+def shown(value: Any) -> str:
+    """A default for reading."""
+    return value if value in (NEEDED, OMITTED) else toml(value)

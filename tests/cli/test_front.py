@@ -1,0 +1,194 @@
+"""The command line as people type it: fast help, versions, resuming by folder, keys left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from typer.main import get_command
+
+from dpscaffold import __version__, cli
+from dpscaffold.cli import COMMANDS, SUMMARIES, app
+from dpscaffold.cli.train import wished
+from dpscaffold.errors import BadInput
+
+SMALL = """
+[data]
+users = 5
+records = 40
+dimension = 4
+classes = 3
+[plan]
+rounds = 4
+local_steps = 2
+user_ratio = 0.4
+checkpoint_every = 2
+evaluate_every = 2
+[privacy]
+noise = 4.0
+"""
+
+
+def run(*arguments, cwd, **variables):
+    """The command line in its own process."""
+    command = [sys.executable, "-m", "dpscaffold", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=120)
+
+
+def here(monkeypatch, capsys, folder, *arguments):
+    """The command line in this process: exit status, stdout, stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["dpscaffold", *map(str, arguments)])
+    capsys.readouterr()
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as left:
+        code = left.code or 0
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    return code, printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("front")
+    (folder / "small.toml").write_text(SMALL)
+    done = run("train", "small.toml", "--out", "run", "-q", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"" and done.stderr == b"", "-q prints nothing"
+    return folder
+
+
+def test_help_and_completion_are_quick_and_leave_torch_alone(tmp_path):
+    """Under half a second of CPU each, for the whole and for every command."""
+    asked = [["--help"], *([name, "--help"] for name in COMMANDS)]
+    code = (
+        "import sys; from dpscaffold.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    for arguments in asked:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, f"{arguments} loads torch: {done.stderr}"
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert spent < 0.7, (
+            f"{arguments} took {spent:.2f} s of CPU"
+        )  # 0.4 at most on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("dpscaffold tr", "train"),
+        ("dpscaffold train --set plan.rou", "plan.rounds="),
+        ("dpscaffold train --set plan.averaging=t", "plan.averaging=tail"),
+        ("dpscaffold train --set data.source=dig", "data.source=digits"),
+        ("dpscaffold train --set algorithm.name=fedp", "algorithm.name=fedprox"),
+        ("dpscaffold train --unset priv", "privacy.noise"),
+        ("dpscaffold data download fash", "fashion-mnist"),
+        ("dpscaffold data describe --source mni", "mnist"),
+        ("dpscaffold reproduce tab", "table1"),
+        ("dpscaffold config explain privacy.cl", "privacy.clip"),
+    ],
+)
+def test_names_and_keys_are_completed(words, expected):
+    variables = {"_DPSCAFFOLD_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    variables["COMP_CWORD"] = str(len(words.split()) - 1)
+    done = CliRunner().invoke(
+        get_command(app), [], prog_name="dpscaffold", env=variables, complete_var=None
+    )
+    assert expected in done.output.split(), done.output
+
+
+def test_every_command_has_a_line_of_its_own(monkeypatch, capsys, tmp_path):
+    shown = here(monkeypatch, capsys, tmp_path, "--help")[1]
+    assert set(SUMMARIES) == set(COMMANDS)
+    for name, line in SUMMARIES.items():
+        assert len(line) <= 66 and line in shown, name
+
+
+def test_version_and_words_in_brackets(monkeypatch, capsys, tmp_path):
+    assert here(monkeypatch, capsys, tmp_path, "--version")[1] == f"dpscaffold {__version__}\n"
+    shown = here(monkeypatch, capsys, tmp_path, "data", "describe", "--help")[1]
+    assert "A configuration; its [data] table is used." in " ".join(shown.split())
+    shown = here(monkeypatch, capsys, tmp_path, "data", "list", "--help")[1]
+    assert "[data]" in shown, "Rich's markup would swallow it"
+
+
+def test_a_run_is_resumed_by_its_folder_or_by_its_configuration(finished, monkeypatch, capsys):
+    before = (finished / "run" / "metrics.jsonl").read_text()
+    for words in (["--resume", "run"], ["run/config.toml", "--resume"]):
+        code, out, err = here(monkeypatch, capsys, finished, "train", *words, "--json")
+        assert code == 0, err
+        assert json.loads(out)["folder"] == "run"
+    assert (finished / "run" / "metrics.jsonl").read_text() == before
+    assert not (finished / "runs").exists(), "another run was started"
+
+
+def test_which_run_is_meant(finished, monkeypatch):
+    monkeypatch.chdir(finished)
+    assert wished(Path("small.toml"), None, True).folder == Path("runs/small")
+    assert wished(Path("run/config.toml"), None, False).folder == Path("runs/config")
+    assert wished(Path("run/config.toml"), Path("other"), True).folder == Path("other")
+    with pytest.raises(BadInput, match="add --resume"):
+        wished(Path("run"), None, False)
+    with pytest.raises(BadInput, match="a folder without a run"):
+        wished(Path("."), None, True)
+
+
+def test_set_without_a_configuration_starts_from_plain_defaults(tmp_path, monkeypatch, capsys):
+    """The demo's noise and rounds must not leak into another source's run."""
+    words = ["--set", "data.source=digits", "--set", "data.users=4", "--set", "plan.rounds=2"]
+    words += ["--set", "plan.local_steps=1", "--set", "plan.user_ratio=0.5", "--out", "run"]
+    code, _, err = here(monkeypatch, capsys, tmp_path, "train", *words, "-v")
+    assert code == 0, err
+    assert "no privacy" in err and "2 rounds of 2 of 4 users" in err
+    text = (tmp_path / "run" / "config.toml").read_text()
+    assert "[privacy]" not in text and "optimum = false" in text
+
+
+def test_keys_can_be_unset(finished, monkeypatch, capsys):
+    for words in (["--unset", "privacy.noise"], ["--set", "privacy.noise="]):
+        asked = ["config", "show", "small.toml", *words, "--set", "privacy.epsilon=1"]
+        code, out, err = here(monkeypatch, capsys, finished, *asked, "--json")
+        assert code == 0, err
+        assert json.loads(out)["privacy"]["epsilon"] == 1
+        assert "noise" not in json.loads(out)["privacy"]
+    asked = ["config", "show", "small.toml", "--unset", "privacy", "--json"]
+    assert "privacy" not in json.loads(here(monkeypatch, capsys, finished, *asked)[1])
+    assert here(monkeypatch, capsys, finished, "config", "show", "--unset", "")[0] == 2
+
+
+def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, capsys):
+    code, out, err = here(monkeypatch, capsys, finished, "compare", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["figure"] is None and not (finished / "comparison.png").exists()
+    here(monkeypatch, capsys, finished, "compare", "run", "--json", "--out", "asked.svg")
+    assert (finished / "asked.svg").exists()
+
+
+def test_a_terminal_without_greek_gets_words(finished):
+    """An ASCII console is told ε as a word; nothing fails for want of a letter."""
+    for words in (["train", "--resume", "run"], ["compare", "run"], ["privacy", "run"]):
+        done = run(*words, cwd=finished, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+        assert done.returncode == 0, done.stderr
+        assert b"epsilon" in done.stdout and done.stdout.isascii() and done.stderr.isascii()
+
+
+def test_explain_says_kind_default_and_example(monkeypatch, capsys, tmp_path):
+    code, out, _ = here(monkeypatch, capsys, tmp_path, "config", "explain", "plan.rounds")
+    assert code == 0 and "1 or more" in out and "default: 100" in out and "=400" in out
+    code, _, err = here(monkeypatch, capsys, tmp_path, "config", "explain", "plan.rouds")
+    assert code == 2 and "did you mean 'plan.rounds'" in err
