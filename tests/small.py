@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -134,6 +135,8 @@ def setting(
     algorithm = EVERY[algorithm]() if isinstance(algorithm, str) else algorithm
     task = TASKS[task](data.dimension, data.classes) if isinstance(task, str) else task
     privacy = PRIVACIES[privacy] if isinstance(privacy, str) else privacy
+    if algorithm.noise_aware and privacy is not None and privacy.clip == "median":
+        pytest.skip(f"{algorithm.name} refuses a clip bound that is read off the batch")
     return Trial.of(data, task, algorithm, replace(PLAN, **plan), privacy)  # type: ignore[arg-type]
 
 

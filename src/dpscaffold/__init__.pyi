@@ -6,6 +6,7 @@ from .algorithms import fedavg as fedavg
 from .algorithms import fedprox as fedprox
 from .algorithms import fedsgd as fedsgd
 from .algorithms import scaffold as scaffold
+from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm
 from .budget import Budget as Budget
 from .data.synthesis import synthetic as synthetic

@@ -55,6 +55,11 @@ class Setting:
                 f"over the data a round; with plan.data_ratio {plan.data_ratio} use "
                 f"{max(1, round(1 / plan.data_ratio))}"
             )
+        if self.algorithm.noise_aware and self.privacy and self.privacy.clip == "median":
+            raise BadInput(
+                f"privacy.clip is 'median', but {self.algorithm.name} weighs controls by their "
+                "noise, which is unknown where the clip bound is read off the batch; give a number"
+            )
         if self.warm_rounds >= plan.rounds:
             raise BadInput(
                 f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
@@ -168,15 +173,18 @@ class Setting:
         }
 
     def known(self, users: Sequence[int]) -> Known:
-        """The public numbers of these users' participation; the spread is (U, 1)."""
+        """The public numbers of these users' participation; spread and weight are (U, 1)."""
         plan, privacy = self.plan, self.privacy
-        if privacy is None or privacy.noise == 0:
-            return Known(plan.local_steps, plan.step_size)
-        if privacy.clip == "median":
-            return Known(plan.local_steps, plan.step_size, None)
-        batches = self.batches[torch.as_tensor(users, dtype=torch.long)].float()[:, None]
-        spread = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
-        return Known(plan.local_steps, plan.step_size, spread)
+        rows = torch.as_tensor(users, dtype=torch.long)
+        sizes = self.sizes[rows].float()[:, None]
+        weight = sizes if plan.weighting == "records" else torch.ones_like(sizes)
+        spread: float | Tensor | None = 0.0
+        if privacy is not None and privacy.noise > 0:
+            spread = None
+            if privacy.clip != "median":
+                batches = self.batches[rows].float()[:, None]
+                spread = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
+        return Known(plan.local_steps, plan.step_size, spread, weight)
 
     def randomness(self) -> Randomness:
         """The run's streams."""

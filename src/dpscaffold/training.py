@@ -312,7 +312,7 @@ class _Run:
         if state.averaged:
             row |= {f"last_{key}": value for key, value in evaluate(state.params).items()}
         row["control_norm"] = None  # a column of every run, filled where there is a control
-        row |= {f"{name}_norm": float(slot.norm()) for name, slot in state.server.slots.items()}
+        row |= self.setting.algorithm.shows(state.server)
         row |= {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
         row = plain(row)
         self.history.append(row)

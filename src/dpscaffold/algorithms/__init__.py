@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dpscaffold.algorithms.balanced import scaffold_balanced, scaffold_balanced_warm
 from dpscaffold.algorithms.base import (
     Algorithm,
     Broadcast,
@@ -30,6 +31,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedprox": fedprox,
     "scaffold": scaffold,
     "scaffold-warm": scaffold_warm,
+    "scaffold-balanced": scaffold_balanced,
+    "scaffold-balanced-warm": scaffold_balanced_warm,
 }
 
 #: What a configuration that names no algorithm runs.
@@ -53,6 +56,8 @@ __all__ = [
     "fedprox",
     "fedsgd",
     "scaffold",
+    "scaffold_balanced",
+    "scaffold_balanced_warm",
     "scaffold_warm",
     "with_adam",
     "with_momentum",

@@ -32,14 +32,15 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Known:
-    """Public numbers of a participation, and nothing else: K, η_l, and the standard deviation of
-    the noise on one step's gradient (2Cσ_g/b_i; None where C is read off the batch). In a stack
-    η_l and the spread are (U, 1).
+    """Public numbers of a participation, and nothing else: K, η_l, the standard deviation of the
+    noise on one step's gradient (2Cσ_g/b_i; None where C is read off the batch), and the user's
+    weight in means up to a common factor (1, or R_i). In a stack all but K are (U, 1).
     """
 
     steps: int
     step_size: float | Tensor
     spread: float | Tensor | None = 0.0
+    weight: float | Tensor = 1.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
 Update = Callable[[Server, Upload, float], Server]
 
 
+Shows = Callable[[Server], dict[str, float]]
+
+
+def slot_norms(server: Server) -> dict[str, float]:
+    """What a server's slots show in the metrics of a run, where the algorithm says nothing else."""
+    return {f"{name}_norm": float(slot.norm()) for name, slot in server.slots.items()}
+
+
 def tell_nothing(server: Server, cohort: Cohort) -> Slots:
     """Participants are sent x alone."""
     return {}
@@ -120,7 +129,9 @@ class Algorithm:
 
     ``remembers`` names the slots of every user, ``keeps`` those of the server; all are zero at the
     start. ``numbers`` are the algorithm's own (μ, β): they are configured, stored and compared.
-    ``mirrored`` says that ``announce`` needs the cohort's memories. ``warm_up`` is the algorithm of
+    ``mirrored`` says that ``announce`` needs the cohort's memories, ``noise_aware`` that the spread
+    of the noise must be known, so that C cannot be read off the batch; ``shows(server)`` gives the
+    numbers that a run's metrics show of the server's slots. ``warm_up`` is the algorithm of
     the warm-start rounds, itself an ordinary :class:`Algorithm`. The functions are plain functions
     or frozen dataclasses with ``__call__``, never closures, so that equal algorithms compare equal.
     A variant is the base with one function replaced:
@@ -144,6 +155,8 @@ class Algorithm:
     numbers: Mapping[str, float | str] = field(default_factory=dict, hash=False)
     title: str = ""
     mirrored: bool = False
+    noise_aware: bool = False
+    shows: Shows = slot_norms
     warm_up: Algorithm | None = None
     full_pass: bool = False  # FedSGD: K·s must be 1
 

@@ -73,7 +73,7 @@ class Loop:
             declared=self.setting.declared(user),
         )
         noise = NoiseStreams([self.randomness.noise(broadcast.round, user)], len(broadcast.params))
-        at = Participant(broadcast, memory, self.known(batch))
+        at = Participant(broadcast, memory, self.known(batch, len(labels)))
 
         y = broadcast.params
         total = torch.zeros_like(y)
@@ -90,13 +90,14 @@ class Loop:
             y = y - plan.step_size * algorithm.direction(gradient, y, at)
         return algorithm.finish(Local(y, total / plan.local_steps), at)
 
-    def known(self, batch: int) -> Known:
-        """K, η_l and the spread of the noise on one step's gradient."""
+    def known(self, batch: int, records: int) -> Known:
+        """K, η_l, the spread of the noise on one step's gradient, and the weight in means."""
         plan, privacy = self.setting.plan, self.setting.privacy
         spread: float | None = 0.0
         if privacy is not None and privacy.noise > 0:
             spread = None if privacy.clip == "median" else privacy.scale(privacy.clip, batch)
-        return Known(plan.local_steps, plan.step_size, spread)
+        weight = float(records) if plan.weighting == "records" else 1.0
+        return Known(plan.local_steps, plan.step_size, spread, weight)
 
     def gradients(self, y: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients ∇f(y; d_j), (b, P)."""

@@ -45,6 +45,11 @@ class Row:
         return self.privacy.sampling if self.privacy else "fixed"
 
     @property
+    def weight(self) -> float:
+        """The user's weight in means, up to a common factor."""
+        return float(self.records) if self.plan.weighting == "records" else 1.0
+
+    @property
     def kind(self) -> Kind:
         """Rows of one kind draw the same."""
         return id(self.randomness), self.user, self.records, self.batch, self.declared

@@ -53,6 +53,7 @@ def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
         regularisation=column([row.plan.regularisation for row in rows]),
         divisor=column([float(row.batch) for row in rows]),
         steps=first.plan.local_steps,
+        weight=column([row.weight for row in rows]),
         clip=clip,
         noise=column([p.noise for p in mechanisms]) if noisy else None,
         sampling=first.sampling,

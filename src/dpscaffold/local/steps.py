@@ -19,8 +19,8 @@ from dpscaffold.tasks import Batch, Clip, Task
 
 @dataclass(frozen=True)
 class Scales:
-    """The numbers of U stacked users, each (U, 1): η_l, λ, the divisor b_i and σ_g; and the clip
-    bound.
+    """The numbers of U stacked users, each (U, 1): η_l, λ, the divisor b_i, the weight in means and
+    σ_g; and the clip bound.
 
     They may differ from row to row (unequal users, several runs in one stack); how batches are
     sampled and which unit is protected may not.
@@ -30,6 +30,7 @@ class Scales:
     regularisation: Tensor
     divisor: Tensor
     steps: int
+    weight: Tensor
     clip: Clip = None
     noise: Tensor | None = None
     sampling: Sampling = "fixed"
@@ -42,7 +43,7 @@ class Scales:
         spread: Tensor | float | None = 0.0
         if self.noise is not None:
             spread = self._fixed_spread if isinstance(self.clip, Tensor) else None
-        return Known(self.steps, self.step_size, spread)
+        return Known(self.steps, self.step_size, spread, self.weight)
 
     def spread(self, bound: Tensor) -> Tensor:
         """The standard deviation of the noise on the mean, (U, 1), for the clip bound (U,) of a

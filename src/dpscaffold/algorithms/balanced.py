@@ -1,0 +1,191 @@
+"""SCAFFOLD with balanced controls: drift correction that never pays for its own noise.
+
+c_i is a mean of K *noised* gradients, so SCAFFOLD's correction c − c_i brings old noise back: over
+a cohort S the aggregate contains c − c_S, as noisy as the fresh gradients are. Here the correction
+is split, with c_S the cohort's mean control and c that of all users seen so far:
+
+    correction of user i = (c_S − c_i) + a·(c − c_S)
+
+The first part sums to zero over the cohort: it removes each user's drift, and its noise cancels in
+the aggregate. The second is the same for all, a control variate for *which* users were drawn (as in
+FedVARP, Jhunjhunwala et al. 2022); its mean over the draw is zero for every a, so a may be chosen
+to minimise variance. a = 1 is SCAFFOLD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dpscaffold.algorithms.base import (
+    Algorithm,
+    Cohort,
+    Local,
+    Participant,
+    Server,
+    Size,
+    Slots,
+    Upload,
+)
+from dpscaffold.algorithms.scaffold_warm import stay
+from dpscaffold.checks import number
+from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Trust = float | Literal["auto"]
+
+#: What every user remembers, and of which the server keeps the mean over all M.
+SLOTS: dict[str, Size] = {
+    "control": "vector",
+    "weight": "number",
+    "square": "number",
+    "noise": "number",
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What the server knows of all controls: c, the mean of ‖c_i − c‖², and of the noise in it,
+    all weighted as Δy is, over the users seen so far. Nobody seen: all zero."""
+
+    centre: Tensor
+    square: float
+    noise: float
+
+    @classmethod
+    def of(cls, server: Server) -> Spread:
+        """From the server's slots, which are the means of the users' own."""
+        weight = float(server.slots["weight"])
+        if not weight > 0:
+            return cls(server.slots["control"], 0.0, 0.0)
+        centre = server.slots["control"] / weight
+        square = float(server.slots["square"]) / weight - float(centre.double().square().sum())
+        return cls(centre, max(0.0, square), float(server.slots["noise"]) * len(centre) / weight)
+
+    def trust(self) -> float:
+        """a = max(0, 1 − v̄P / mean‖c_i − c‖²), the positive part of James and Stein's estimate of
+        ζ²/(ζ² + vP): how much of the spread between users is not noise. Without noise it is 1."""
+        if self.noise == 0.0:
+            return 1.0
+        return max(0.0, 1.0 - self.noise / self.square) if self.square > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What a cohort is told: ``cohort`` c_S and ``common`` a·(c − c_S), zero where nobody of the
+    cohort was seen before."""
+
+    trust: Trust
+
+    def __call__(self, server: Server, cohort: Cohort) -> Slots:
+        """c_S is over those who were seen before, weighted as Δy is."""
+        controls, seen = own_controls(cohort.memories)
+        weights = cohort.weights.to(controls.device) * seen[:, 0]
+        if not float(weights.sum()) > 0:
+            nothing = server.params.new_zeros(server.params.shape)
+            return {"cohort": nothing, "common": nothing}
+        mean = weights @ controls / weights.sum()
+        spread = Spread.of(server)
+        return {"cohort": mean, "common": self.degree(spread) * (spread.centre - mean)}
+
+    def degree(self, spread: Spread) -> float:
+        """a."""
+        return spread.trust() if self.trust == "auto" else float(self.trust)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """For the metrics of a run: ‖c‖, a, and the root of the mean of ‖c_i − c‖²."""
+
+    balance: Balance
+
+    def __call__(self, server: Server) -> dict[str, float]:
+        """Three numbers, all functions of uploads."""
+        spread = Spread.of(server)
+        return {
+            "control_norm": float(spread.centre.norm()),
+            "trust": self.balance.degree(spread),
+            "control_spread": spread.square**0.5,
+        }
+
+
+def own_controls(memory: Slots) -> tuple[Tensor, Tensor]:
+    """c_i, and whether there is one: a user remembers w_i·c_i and w_i, both 0 until it was seen."""
+    weight = memory["weight"]
+    return memory["control"] / (weight + (weight == 0)), weight > 0
+
+
+def along_balanced(gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
+    """y_i^k ← y_i^{k−1} − η_l(H̃_i^k + (c_S − c_i) + a·(c − c_S)); a user who was never seen has no
+    c_i, and gets the common part alone."""
+    control, seen = own_controls(at.memory)
+    drift = seen * (at.broadcast.shared["cohort"] - control)
+    return gradient + drift + at.broadcast.shared["common"]
+
+
+def send_balanced(local: Local, at: Participant) -> tuple[Upload, Slots]:
+    """c_i ← the mean of the K noised gradients. A user remembers w_i·c_i, w_i, w_i·‖c_i‖² and
+    w_i·v_i, with v_i = spread_i²/K; what changed of them goes up beside Δy_i."""
+    return _with_control(local.params - at.broadcast.params, local, at)
+
+
+def send_measured(local: Local, at: Participant) -> tuple[Upload, Slots]:
+    """The same after a warm-start round, in which nobody moves."""
+    return _with_control(local.params.new_zeros(local.params.shape), local, at)
+
+
+def _with_control(move: Tensor, local: Local, at: Participant) -> tuple[Upload, Slots]:
+    control, known = local.mean_gradient, at.known
+    variance = 0.0 if known.spread is None else known.spread**2 / known.steps
+    weight = at.memory["weight"].new_ones(at.memory["weight"].shape) * known.weight
+    kept = {
+        "control": weight * control,
+        "weight": weight,
+        "square": weight * control.square().sum(-1, keepdim=True),
+        "noise": weight * variance,
+    }
+    totals = {name: value - at.memory[name] for name, value in kept.items()}
+    return Upload(move, totals), kept
+
+
+def add_all(server: Server, mean: Upload, rate: float) -> Server:
+    """x^t ← x^{t−1} + η_g·Δx^t, and every slot stays the mean of the users' own."""
+    added = {name: server.slots[name] + total for name, total in mean.totals.items()}
+    return Server(server.params + rate * mean.params, {**server.slots, **added})
+
+
+def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
+    """SCAFFOLD with balanced controls; ``trust`` is a in [0, 1] (1: SCAFFOLD, 0: zero-sum
+    correction alone), or ``"auto"``: estimated from the known noise in every round.
+
+    >>> scaffold_balanced().numbers, scaffold_balanced(0.5).numbers
+    ({'trust': 'auto'}, {'trust': 0.5})
+    """
+    if trust != "auto" and not 0 <= number("algorithm.trust", trust) <= 1:
+        raise BadInput(f"algorithm.trust is {trust}; give a number in [0, 1], or 'auto'")
+    balance = Balance(trust)
+    return Algorithm(
+        "scaffold-balanced",
+        along_balanced,
+        send_balanced,
+        add_all,
+        balance,
+        remembers=SLOTS,
+        keeps=SLOTS,
+        numbers={"trust": trust},
+        title="SCAFFOLD-balanced",
+        mirrored=True,
+        noise_aware=True,
+        shows=Shown(balance),
+    )
+
+
+def scaffold_balanced_warm(trust: Trust = "auto") -> Algorithm:
+    """Balanced controls whose first round(4/l) rounds only measure control variates."""
+    base = scaffold_balanced(trust)
+    warm_up = base.replace(name="warm-up", direction=stay, finish=send_measured)
+    return base.replace(
+        name="scaffold-balanced-warm", title="SCAFFOLD-balanced-warm", warm_up=warm_up
+    )
