@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "compare_command",
     "privacy": "privacy",
     "calibrate": "calibrate",
+    "audit": "audit_command",
     "budget": "budget_command",
     "data": "app",
     "config": "app",

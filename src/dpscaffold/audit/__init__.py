@@ -1,0 +1,1 @@
+"""The distinguishing game, played against the real engine: does anybody beat the stated ε?"""

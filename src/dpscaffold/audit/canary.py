@@ -1,0 +1,157 @@
+"""The worst pair of datasets that a user may hold, for the task and the mechanism of a run.
+
+DP speaks of every dataset, so the adversary chooses: all records but one are alike, and the one, a
+*canary*, is clipped at full length against them. Whether it is there moves a step's sum by the
+whole sensitivity; nothing else in the sum moves at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation, Records
+from dpscaffold.privacy import Run
+from dpscaffold.schema import Kind, Target
+from dpscaffold.tasks import Batch, Mlp, Task
+from dpscaffold.tasks.clipping import row_squares
+from dpscaffold.tasks.linear import Linear
+
+#: A batch of the game holds at least so many records, so that a wrong divisor shows.
+LEAST_BATCH = 4
+#: The most records that a user of the game holds, where the run's rate allows.
+MOST_RECORDS = 4096
+#: How long a canary's features are, in units of C: as long as it takes to be clipped, and hostile
+#: ones, whose squares float32 cannot hold.
+LENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0, 1e10, 1.8e19, 1e25, 1e38)
+#: Lengths of a moved sum that rounding may add to what the clip allows.
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two datasets of one user that differ in one record (with a user as unit, in all of them).
+
+    Features are (R, d), labels (R,); ``moved`` (P,) is how far the sum of clipped gradients at x⁰
+    moves when the canary is in the batch, ``length`` its norm in units of C (2 is all there is
+    under replace-one, 1 under zero-out). ``batch`` of the R records are drawn.
+    """
+
+    inside: tuple[Tensor, Tensor]
+    outside: tuple[Tensor, Tensor]
+    moved: Tensor
+    length: float
+    batch: int
+
+    @property
+    def unclipped(self) -> bool:
+        """Whether one record moves the sum farther than the clip allows: then nothing holds."""
+        replaced = bool(self.outside[0].isfinite().all())
+        return self.length > (2 if replaced else 1) * (1 + ROUNDING)
+
+    @property
+    def records(self) -> int:
+        """R."""
+        return len(self.inside[1])
+
+    @property
+    def direction(self) -> Tensor:
+        """Where the canary points, (P,), of norm 1."""
+        return self.moved / self.moved.norm()
+
+
+def small(task: Task) -> tuple[Task, Kind]:
+    """The task at its smallest size, where its clipping is the same code, and its kind of target.
+
+    A module of the user's own stays as it is.
+    """
+    if isinstance(task, Linear):
+        outputs = task.loss.outputs(2)
+        return Linear(1, outputs, task.loss), task.loss.kind
+    if isinstance(task, Mlp):
+        return replace(task, features=2, classes=task.loss.outputs(2), hidden=4), task.loss.kind
+    return task, "class"
+
+
+def sizes(run: Run) -> tuple[int, int]:
+    """(R, b) of the worst user's rate, with as few records as show a wrong divisor.
+
+    ε depends on b/R alone, and games on few records are fast. Where the fraction cannot be reduced
+    the worst user keeps its records.
+    """
+    worst = run.worst
+    factor = math.gcd(worst.batch, worst.records)
+    batch, records = worst.batch // factor, worst.records // factor
+    times = -(-LEAST_BATCH // batch)
+    if times > factor:
+        times = factor
+    return records * times, batch * times
+
+
+def make_pair(task: Task, kind: Kind, run: Run, dimension: int, seed: int) -> Pair:
+    """The pair whose canary moves a clipped sum the farthest, of those tried."""
+    if isinstance(run.clip, str):
+        raise BadInput("privacy.clip is 'median', which promises nothing; give a number to audit")
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [torch.ones(dimension), *torch.randn(3, dimension, generator=generator)]
+    rows = [length * run.clip * a for length in LENGTHS for a in shapes]
+    # Records that are no numbers must add nothing: then they are not chosen.
+    wild = [torch.full((dimension,), value) for value in (math.nan, math.inf)]
+    candidates = torch.stack([*(row.clamp(-3e38, 3e38) for row in rows), *wild])
+    low, high = _labels(kind, run.clip)
+    here, there = (
+        _clipped(task, candidates, _column(label, len(candidates), kind), run.clip, seed)
+        for label in (low, high)
+    )
+    replaced = run.sampling == "fixed" or run.unit == "user"
+    moved = here - there if replaced else here
+    lengths = torch.linalg.vector_norm(moved, dim=1, dtype=torch.float64).nan_to_num(math.inf)
+    # Of those that move the sum as far as any, the shortest features: the first.
+    best = int((lengths >= (1 - ROUNDING) * lengths.max()).nonzero()[0])
+    if not float(lengths[best]) > 0:
+        raise BadInput(
+            f"the task {task.name!r} has no gradient on any record that was tried, so there is no "
+            f"game to play; audit another task"
+        )
+    records, batch = sizes(run)
+    canary, other = candidates[best], candidates[best]
+    if not replaced:  # an empty record: its gradient is not a number, so it adds exactly nothing
+        other = torch.full_like(other, math.nan)
+    outside = (other.repeat(records, 1), _column(high if replaced else low, records, kind))
+    features, labels = outside[0].clone(), outside[1].clone()
+    changed = slice(None) if run.unit == "user" else slice(0, 1)
+    features[changed], labels[changed] = canary, low
+    length = float(lengths[best]) / run.clip
+    return Pair((features, labels), outside, moved[best], length, batch)
+
+
+def federation_of(tables: list[tuple[Tensor, Tensor]], kind: Kind, classes: int) -> Federation:
+    """Users with these tables; no test data to speak of."""
+    features, labels = [x for x, _ in tables], [y for _, y in tables]
+    train = Records.from_users(features, labels, kind)
+    test = Records.from_users([torch.zeros(1, features[0].shape[1])] * len(tables),
+                              [torch.zeros(1)] * len(tables), kind)  # fmt: skip
+    target = Target.numbered(classes) if kind == "class" else Target("number")
+    return Federation(train, test, target, title="audit")
+
+
+def _labels(kind: Kind, clip: float) -> tuple[float, float]:
+    """Two labels whose gradients point away from one another."""
+    return (0.0, 1.0) if kind == "class" else (-1e3 * clip, 1e3 * clip)
+
+
+def _column(label: float, records: int, kind: Kind) -> Tensor:
+    return torch.full((records,), label, dtype=torch.int64 if kind == "class" else torch.float32)
+
+
+def _clipped(task: Task, rows: Tensor, labels: Tensor, clip: float, seed: int) -> Tensor:
+    """The clipped gradient at x⁰ of each row alone, (N, P), by the task's own clipping."""
+    features = task.prepare(rows)
+    x = task.initial(seed).repeat(len(rows), 1)
+    batch = Batch(features[:, None], labels[:, None], squares=row_squares(features)[:, None])
+    with torch.no_grad():
+        return task.clipped_sum(x, batch, torch.full((len(rows),), clip)).total

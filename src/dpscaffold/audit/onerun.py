@@ -1,0 +1,216 @@
+"""Auditing with one training run, on the real data (Steinke, Nasr, Jagielski 2023).
+
+Some records of the federation become canaries. For each a coin decides which of its two forms is
+in the data; the run goes its way, and the adversary guesses the coins from what the server sees.
+The guesses of many canaries in one run are not independent, and the theorem does not need it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.algorithms import Algorithm, Slots, Upload
+from dpscaffold.audit.limits import one_run_epsilon
+from dpscaffold.engines import Hardware, Simulator, State
+from dpscaffold.engines.stacking import StackedBroadcast
+from dpscaffold.engines.worker import Worker
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation, Records
+from dpscaffold.local.drawing import Row
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Run
+from dpscaffold.randomness import Randomness
+from dpscaffold.rounds import plain_draws, rounds
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import Batch
+from dpscaffold.tasks.clipping import row_squares
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """What one run proves: of ``canaries`` coins, ``guesses`` were guessed, ``right`` rightly."""
+
+    canaries: int
+    guesses: int
+    right: int
+    rounds: int
+    claimed: float
+    proved: float
+    delta: float
+    confidence: float
+
+    @property
+    def ratio(self) -> float:
+        """The proved part of the claim."""
+        return self.proved / self.claimed if self.claimed > 0 else float(self.proved > 0)
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.proved > self.claimed
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Where the canaries are and what they look like: rows of the training table, their users,
+    raw features (m, d), and the labels of both forms (m,). ``present`` are the coins."""
+
+    rows: Tensor
+    users: Tensor
+    features: Tensor
+    labels: tuple[Tensor, Tensor]
+    present: Tensor
+
+
+def place(
+    setting: Setting, data: Federation, count: int, rng: np.random.Generator
+) -> tuple[Federation, Canaries]:
+    """The federation with some of its records turned into canaries, at most half of each user's.
+
+    Under replace-one the two forms differ in their label, under zero-out one of them is empty.
+    """
+    if data.target.kind != "class":
+        raise BadInput(
+            "--one-run needs a target of classes, and this one is a number; leave it out"
+        )
+    if data.mapped:
+        raise BadInput("--one-run needs data that fit in memory; leave it out for mapped data")
+    sizes, offsets = data.train.sizes, data.train.offsets
+    each = torch.clamp(sizes // 2, max=max(1, -(-count // data.users)))
+    chosen = [
+        int(offsets[user]) + rng.choice(int(sizes[user]), int(each[user]), replace=False)
+        for user in range(data.users)
+    ]
+    rows = torch.tensor(np.concatenate(chosen))
+    users = torch.repeat_interleave(torch.arange(data.users), each)
+    kept = torch.tensor(rng.permutation(len(rows))[:count])
+    rows, users = rows[kept], users[kept]
+    if not len(rows):
+        raise BadInput("--one-run finds no user with two records to make a canary of one")
+    directions = torch.tensor(rng.standard_normal((len(rows), data.dimension)), dtype=torch.float32)
+    clip = float(setting.privacy.clip) if setting.privacy else 1.0
+    features = 16 * clip * directions / directions.norm(dim=1, keepdim=True)
+    low = torch.tensor(rng.integers(0, data.classes, len(rows)))
+    high = (low + 1) % data.classes
+    present = torch.tensor(rng.integers(0, 2, len(rows)), dtype=torch.bool)
+    table, labels = data.train.features.clone(), data.train.labels.clone()
+    table[rows], labels[rows] = features, torch.where(present, low, high)
+    if setting.sampling == "poisson":
+        labels[rows] = low
+        table[rows[~present]] = float("nan")  # an empty record adds exactly nothing
+    changed = replace(data, train=Records(table, labels, data.train.offsets))
+    return changed, Canaries(rows, users, features, (low, high), present)
+
+
+class _Scored(Simulator):
+    """The simulator, unchanged, with every upload held against the canaries of its user."""
+
+    def __init__(self, setting: Setting, data: Federation, randomness: Randomness) -> None:
+        super().__init__([setting], [data], Hardware(), [randomness], ahead=False)
+        self.scores = torch.zeros(0)
+        self.held: dict[int, Tensor] = {}
+        self.canaries: Canaries | None = None
+
+    def watch(self, canaries: Canaries) -> None:
+        """Look for these."""
+        self.canaries, self.scores = canaries, torch.zeros(len(canaries.rows))
+        order = canaries.users.tolist()
+        for user in set(order):
+            self.held[user] = torch.tensor([k for k, u in enumerate(order) if u == user])
+
+    def _participate(
+        self, worker: Worker, phase: Algorithm, rows: list[Row], told: StackedBroadcast
+    ) -> tuple[Upload, Slots]:
+        before = self.memories.recall([row.user for row in rows])
+        upload, kept = super()._participate(worker, phase, rows, told)
+        for place, row in enumerate(rows):
+            if row.user in self.held:
+                self._score(row.user, place, upload, before, told)
+        return upload, kept
+
+    def _score(
+        self, user: int, place: int, upload: Upload, before: Slots, told: StackedBroadcast
+    ) -> None:
+        """Add how much of each of a user's canaries is in the noised gradients of this round."""
+        plan, mine = self.settings[0].plan, self.held[user]
+        if "control" in upload.totals:
+            mean = upload.totals["control"][place] + before["control"][place]
+        else:
+            mean = -upload.params[place] / (plan.step_size * plan.local_steps)
+        x, records = told.params[0], int(self.settings[0].sizes[user])
+        here, there = self._forms(mine, x)
+        # All else is known to the adversary: what is left of the mean is canaries and noise.
+        known = self._others(user, x) + (here + there).sum(0) / 2
+        left = mean - known / records
+        # All canaries of the user together, so that one does not blur another.
+        self.scores[mine] += torch.linalg.lstsq((here - there).T, left[:, None]).solution[:, 0]
+
+    def _forms(self, mine: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Clipped gradients at x of each canary's two forms, (canaries, P)."""
+        assert self.canaries is not None
+        features = self.canaries.features[mine]
+        here, there = (
+            self._clipped(features[:, None], labels[mine][:, None], x)
+            for labels in self.canaries.labels
+        )
+        return here, torch.zeros_like(there) if self.settings[0].sampling == "poisson" else there
+
+    def _others(self, user: int, x: Tensor) -> Tensor:
+        """The sum at x over a user's records that are no canaries, (P,)."""
+        assert self.canaries is not None
+        features, labels = self.federations[0].train.of(user)
+        kept = torch.ones(len(labels), dtype=torch.bool)
+        start = int(self.federations[0].train.offsets[user])
+        kept[self.canaries.rows[self.held[user]] - start] = False
+        return self._clipped(features[kept][None], labels[kept][None], x)[0]
+
+    def _clipped(self, features: Tensor, labels: Tensor, x: Tensor) -> Tensor:
+        """Sums of clipped gradients of raw records (U, B, d) by the task's own code, (U, P)."""
+        task, privacy = self.settings[0].task, self.settings[0].privacy
+        assert privacy is not None and not isinstance(privacy.clip, str)
+        rows = task.prepare(features)
+        squares = row_squares(rows.flatten(0, 1)).view(labels.shape)
+        clip = torch.full((len(labels),), float(privacy.clip))
+        batch = Batch(rows, labels, squares=squares)
+        return task.clipped_sum(x.repeat(len(labels), 1), batch, clip).total
+
+
+def play_one_run(
+    setting: Setting,
+    federation: Federation,
+    run: Run,
+    canaries: int,
+    confidence: float,
+    seconds: float,
+    seed: int | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> OneRun:
+    """One run of the setting on its real data, as far as the seconds reach; its claim is that of
+    the rounds that were played."""
+    rng = np.random.default_rng(seed)
+    data, placed = place(setting, federation, canaries, rng)
+    secret = bool(setting.privacy and setting.privacy.secret)
+    randomness = Randomness(int(rng.integers(1 << 62)), secret)
+    engine = _Scored(setting, data, randomness)
+    engine.watch(placed)
+    started, done = time.monotonic(), 0
+    state = State.initial(setting, engine.device)
+    for finished in rounds(setting, engine, plain_draws(setting, randomness), state):
+        done = finished.number
+        if watch:
+            watch(done)
+        if time.monotonic() - started > seconds:
+            break
+    claimed = RANDOM_PARTICIPATION.epsilon(run, done)
+    # The surest guesses only, how many being fixed in advance; a canary that was never drawn is
+    # not among them unless all are guessed.
+    guesses = max(1, len(placed.rows) // 5)
+    surest = engine.scores.abs().argsort(descending=True)[:guesses]
+    right = int(((engine.scores[surest] > 0) == placed.present[surest]).sum())
+    proved = one_run_epsilon(len(placed.rows), guesses, right, run.delta, confidence)
+    return OneRun(len(placed.rows), guesses, right, done, claimed, proved, run.delta, confidence)

@@ -1,0 +1,240 @@
+"""An audit: games in every view until the trials or the minutes are spent, then what they prove."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dpscaffold.audit.game import (
+    NOT_FINITE,
+    OF_SUMS,
+    STATISTICS,
+    Played,
+    Subject,
+    server_games,
+    sum_games,
+)
+from dpscaffold.audit.limits import Proof, prove
+from dpscaffold.audit.onerun import OneRun
+from dpscaffold.audit.subject import Case, Claim
+from dpscaffold.checks import number, whole
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.loss import Array
+
+#: Games on each dataset that look for noise shared with others or with a seed.
+PROBES = 200
+#: The share of the minutes and of the chance of error that each view may take.
+SHARES = {"server": 0.7, "third_party": 0.15, "participant": 0.15}
+#: About how many steps of users are played at a time; the time is looked at in between.
+BLOCK = 40_000
+
+#: Told what is going on: the view, games played on each dataset, games wanted, seconds left.
+Watch = Callable[[str, int, int, float], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long, and how sure. ``trials`` are games on each of the two datasets, at most.
+
+    ``confidence`` holds for all that an audit says together.
+    """
+
+    trials: int = 20_000
+    minutes: float = 2.0
+    confidence: float = 0.99
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("--trials", self.trials, 100)
+        if not number("--minutes", self.minutes) > 0:
+            raise BadInput(f"--minutes is {self.minutes}; it must be positive")
+        if not 0.5 <= number("--confidence", self.confidence) < 1:
+            raise BadInput(f"--confidence is {self.confidence}; it must be at least 0.5, below 1")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the games in one view prove, beside what is claimed."""
+
+    view: str
+    bound: str
+    claimed: float
+    delta: float
+    proved: float
+    confidence: float
+    games: int
+    statistic: str
+    hits: tuple[float, float]
+    false_alarms: tuple[float, float]
+    curve_beaten: bool
+    not_finite: int
+    seconds: float
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def ratio(self) -> float:
+        """The proved part of the claim."""
+        return self.proved / self.claimed if self.claimed > 0 else float(self.proved > 0)
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the claim is refuted, by ε at δ or by its trade-off curve; uploads that are not
+        finite refute it too, since every claim rests on clipping that holds for all floats."""
+        return self.proved > self.claimed or self.curve_beaten or self.not_finite > 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole audit."""
+
+    name: str
+    simulated: bool
+    records: int
+    batch: int
+    participations: int | None
+    canary: float | None
+    unclipped: bool
+    findings: tuple[Finding, ...]
+    one_run: OneRun | None
+    remark: str
+    seconds: float
+
+    @property
+    def beaten(self) -> bool:
+        """Whether any claim is refuted."""
+        return (
+            self.unclipped
+            or any(f.beaten for f in self.findings)
+            or bool(self.one_run and self.one_run.beaten)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        said = asdict(self)
+        for row, finding in zip(said["findings"], self.findings, strict=True):
+            row |= {"ratio": finding.ratio, "beaten": finding.beaten}
+        if self.one_run:
+            said["one_run"] |= {"ratio": self.one_run.ratio, "beaten": self.one_run.beaten}
+        return said | {"beaten": self.beaten}
+
+
+def audit(
+    case: Case,
+    limits: Limits,
+    views: Sequence[str] = tuple(SHARES),
+    watch: Watch | None = None,
+    one_run: Callable[[float], OneRun] | None = None,
+) -> Report:
+    """Play against a case's claims. ``one_run(seconds)`` is played at the end, if given."""
+    started = time.monotonic()
+    rng = np.random.default_rng(limits.seed)
+    played = [view for view in views if view in case.claims]
+    budget = 60 * limits.minutes * (0.5 if one_run else 1.0)
+    whole_share = sum(SHARES[view] for view in played)
+    findings: list[Finding] = []
+    for view in () if case.subject.pair.unclipped else played:
+        share = SHARES[view] / whole_share
+        sure = 1 - (1 - limits.confidence) / (len(played) + bool(one_run))
+        findings.append(
+            _view(case.subject, case.claims[view], limits, sure, share * budget, rng, watch)
+        )
+    pair = case.subject.pair
+    left = 60 * limits.minutes - (time.monotonic() - started)
+    alone = one_run(left) if one_run and not pair.unclipped else None
+    return Report(
+        case.name,
+        case.simulated,
+        pair.records,
+        pair.batch,
+        case.subject.participations,
+        pair.length if math.isfinite(pair.length) else None,
+        pair.unclipped,
+        tuple(findings),
+        alone,
+        case.not_played,
+        round(time.monotonic() - started, 2),
+    )
+
+
+def _view(
+    subject: Subject,
+    claim: Claim,
+    limits: Limits,
+    confidence: float,
+    seconds: float,
+    rng: np.random.Generator,
+    watch: Watch | None,
+) -> Finding:
+    """All games of one view, and the better of what its two kinds of game prove."""
+    started = time.monotonic()
+
+    def left() -> float:
+        return seconds - (time.monotonic() - started)
+
+    server = claim.view == "server"
+    proofs: list[tuple[Proof, tuple[str, ...]]] = []
+    if server:
+        probed = server_games(subject, PROBES, rng, bystanders=True)
+        confidence = 1 - (1 - confidence) / 2
+        proofs.append((prove(*probed, claim.delta, confidence, claim.curve), STATISTICS))
+    parts: list[Played] = []
+    games, block = 0, _block(subject, 1 if server else subject.run.participants)
+    while games < limits.trials and (left() > 0 or not parts):
+        size = min(block, limits.trials - games)
+        parts.append(
+            server_games(subject, size, rng)
+            if server
+            else sum_games(subject, size, rng, claim.colluders)
+        )
+        games += size
+        if watch:
+            watch(claim.view, games, limits.trials, max(0.0, left()))
+    inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
+    found = prove(inside, outside, claim.delta, confidence, claim.curve)
+    proofs.append((found, STATISTICS if server else OF_SUMS))
+    best, names = max(proofs, key=lambda pair: pair[0].epsilon)
+    return Finding(
+        claim.view,
+        claim.bound,
+        claim.epsilon,
+        claim.delta,
+        best.epsilon,
+        limits.confidence,
+        games,
+        names[best.statistic],
+        best.hits,
+        best.false_alarms,
+        any(proof.curve_beaten for proof, _ in proofs),
+        _not_finite(inside, outside) if server else 0,
+        round(time.monotonic() - started, 2),
+        _points(inside[found.statistic], outside[found.statistic]),
+    )
+
+
+def _block(subject: Subject, users: int) -> int:
+    """How many games to play at a time. It depends on the run alone, so that a seed and a number of
+    trials make an audit."""
+    run = subject.run
+    times = subject.participations or max(1, round(run.rounds * run.user_ratio))
+    steps = 2 * users * times * (10 + run.local_steps)  # drawing streams takes as long as 10 steps
+    return max(20, min(2000, BLOCK // steps))
+
+
+def _not_finite(inside: Array, outside: Array) -> int:
+    """How many uploads were not finite, in all games."""
+    place = STATISTICS.index(NOT_FINITE)
+    return int(inside[place].sum() + outside[place].sum())
+
+
+def _points(inside: Array, outside: Array) -> tuple[tuple[float, float], ...]:
+    """(false-positive rate, true-positive rate) as counted, along the best statistic."""
+    sign = 1.0 if inside.mean() >= outside.mean() else -1.0
+    thresholds = np.quantile(sign * outside, 1 - np.geomspace(1e-3, 1.0, 40))
+    return tuple(
+        (float((sign * outside > t).mean()), float((sign * inside > t).mean())) for t in thresholds
+    )

@@ -1,0 +1,101 @@
+"""``dpscaffold audit``: does anybody beat the ε that a configuration or a run claims?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dpscaffold.audit.onerun import OneRun, play_one_run
+from dpscaffold.audit.play import SHARES, Limits, audit
+from dpscaffold.audit.subject import read_case
+from dpscaffold.checks import whole
+from dpscaffold.errors import BadInput
+from dpscaffold.report.audit_figure import audit_rows, audit_sentences, plot_audit
+from dpscaffold.report.progress import duration
+
+#: The exit status of an audit that refutes a claim.
+BEATEN = 4
+
+
+def audit_command(
+    source: Annotated[Path, typer.Argument(help="a configuration (TOML) or a run folder")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override, e.g. privacy.noise=2")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="games on each of the two datasets, at most")] = 20000,
+    minutes: Annotated[float, typer.Option(help="how long to play, about")] = 2.0,
+    confidence: Annotated[float, typer.Option(help="of all that is proved, together")] = 0.99,
+    view: Annotated[
+        str | None, typer.Option(help="only this view: server, third-party or participant")
+    ] = None,
+    one_run: Annotated[
+        int | None,
+        typer.Option("--one-run", help="also one real run with so many canaries in the real data"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="of the games; the system's by default")] = None,
+    figure: Annotated[Path | None, typer.Option(help="draw the result to this file")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+) -> None:
+    """Play the distinguishing game against the real engine; exit status 4 if a claim is beaten."""
+    limits = Limits(trials, minutes, confidence, seed)
+    views = _views(view)
+    if one_run is not None:
+        whole("--one-run", one_run, 10)
+    if figure is not None and (not figure.parent.is_dir() or figure.suffix not in _ENDINGS):
+        raise BadInput(f"--figure is {figure}; give a writable .png, .svg or .pdf")
+    case = read_case(source, set_ or [])
+    errors = Console(stderr=True, highlight=False)
+
+    def watch(name: str, games: int, wanted: int, left: float) -> None:
+        if not as_json:
+            errors.print(f"{name}: {games:,} of {wanted:,} games, {duration(left)} left")
+
+    def single(seconds: float) -> OneRun:
+        share = 1 - (1 - confidence) / (len(views) + 1)
+        return play_one_run(
+            case.setting,
+            case.federation,
+            case.subject.run,
+            one_run or 0,
+            share,
+            max(1.0, seconds),
+            seed,
+        )
+
+    report = audit(case, limits, views, watch, single if one_run else None)
+    if figure is not None:
+        plot_audit(report, case, figure)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
+    else:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for head in ("view", "proved ε", "claimed ε", "ratio", "games", "by"):
+            table.add_column(head, justify="right" if "ε" in head or head == "ratio" else "left")
+        for row in audit_rows(report):
+            table.add_row(*row)
+        console = Console()
+        console.print(table)
+        for sentence in audit_sentences(report, confidence):
+            console.print(sentence, highlight=False)
+        if figure is not None:
+            console.print(f"figure: {figure}", highlight=False)
+    if report.beaten:
+        raise typer.Exit(BEATEN)
+
+
+_ENDINGS = (".png", ".svg", ".pdf")
+
+
+def _views(view: str | None) -> tuple[str, ...]:
+    if view is None:
+        return tuple(SHARES)
+    name = view.replace("-", "_")
+    if name not in SHARES:
+        raise BadInput(f"--view is {view!r}; give server, third-party or participant")
+    return (name,)

@@ -1,0 +1,351 @@
+"""The audit passes the engine as it is, and fails every planted mistake that costs privacy.
+
+Seeds are fixed, so these tests pass or fail for good.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpscaffold.algorithms import Upload
+from dpscaffold.audit.onerun import play_one_run
+from dpscaffold.audit.play import Limits, audit
+from dpscaffold.audit.subject import Claim, read_case
+from dpscaffold.cli import app
+from dpscaffold.local import participate as participate_module
+from dpscaffold.local import steps as steps_module
+from dpscaffold.privacy import TradeOff
+from dpscaffold.privacy.laws import random_participation_laws
+from dpscaffold.privacy.steps import step_losses
+from dpscaffold.randomness import Randomness
+from dpscaffold.tasks import base as base_module
+from dpscaffold.tasks import clipping as clipping_module
+from dpscaffold.tasks import linear as linear_module
+from dpscaffold.tasks import mlp as mlp_module
+
+CONFIG = """
+[data]
+source = "synthetic"
+users = 6
+records = 40
+[plan]
+rounds = 2
+local_steps = 4
+user_ratio = 1.0
+data_ratio = 0.5
+[privacy]
+clip = 0.5
+noise = 1.5
+delta = 1e-5
+"""
+
+QUICK = Limits(trials=400, minutes=1.0, seed=3)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "audited.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def audited(config, *overrides, views=("server",), limits=QUICK, one_run=None):
+    return audit(read_case(config, list(overrides)), limits, views, one_run=one_run)
+
+
+HONEST = [
+    (),
+    ("privacy.sampling=poisson",),
+    ("privacy.unit=user", "privacy.noise=3"),
+    ("privacy.unit=user", "privacy.noise=3", "privacy.sampling=poisson"),
+    ("algorithm.name=fedavg", "task.kind=mlp"),
+    ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1"),
+    ("algorithm.name=fedsgd", "plan.local_steps=2", "privacy.secret=true"),
+]
+
+
+@pytest.mark.parametrize("overrides", HONEST, ids=" ".join)
+def test_nobody_beats_the_engine_as_it_is(config, overrides):
+    report = audited(config, *overrides)
+    assert not report.beaten
+    assert report.simulated == ("privacy.secret=true" not in overrides)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_third_of_the_claim_is_proved(config, sampling):
+    """The setting named in docs/security.md, with fewer games."""
+    setting = ("plan.rounds=1", "plan.local_steps=1", "plan.data_ratio=1.0", "privacy.noise=1.0")
+    noise = () if sampling == "fixed" else ("privacy.sampling=poisson", "privacy.noise=0.5")
+    report = audited(config, *setting, *noise, limits=replace(QUICK, trials=5000))
+    assert not report.beaten and report.findings[0].ratio > 1 / 3
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_other_views_see_less_or_are_promised_less(config, algorithm):
+    """Towards a third party FedAvg with one step claims the noise of all; games respect it, and
+    its own noise taken off, a participant's claim is larger."""
+    report = audited(
+        config,
+        f"algorithm.name={algorithm}",
+        "plan.local_steps=1",
+        "plan.data_ratio=1.0",
+        "privacy.noise=0.5",
+        views=("third_party", "participant"),
+        limits=replace(QUICK, trials=150),
+    )
+    third, participant = report.findings
+    assert not report.beaten
+    if algorithm == "fedavg":
+        assert third.proved > 0 and participant.proved > 0
+        assert third.claimed < participant.claimed
+
+
+def test_a_third_party_that_took_part_beats_the_claim_of_one_that_did_not(config):
+    """Who took part takes its own noise off: five of six users against the sum's claim."""
+    case = read_case(
+        config,
+        [
+            "algorithm.name=fedavg",
+            "plan.local_steps=1",
+            "plan.data_ratio=1.0",
+            "privacy.noise=0.5",
+        ],
+    )
+    outsider = case.claims["third_party"]
+    taken = {"participant": replace(outsider, view="participant", colluders=5)}
+    report = audit(replace(case, claims=taken), replace(QUICK, trials=300), ("participant",))
+    assert report.beaten
+
+
+# --- planted mistakes -------------------------------------------------------------------------
+
+
+def test_control_variates_without_noise(config, monkeypatch):
+    """Δc from the gradients as they were before the noise."""
+    proper = participate_module.local_steps
+
+    def leaky(task, algorithm, at, batches, scales):
+        drawn = list(batches)
+        noised, _ = proper(task, algorithm, at, drawn, scales)
+        silent = [(batch, torch.zeros_like(noise)) for batch, noise in drawn]
+        bare, kept = proper(task, algorithm, at, silent, scales)
+        return Upload(noised.params, bare.totals), kept
+
+    monkeypatch.setattr(participate_module, "local_steps", leaky)
+    assert audited(config).beaten
+
+
+def test_moves_without_noise(config, monkeypatch):
+    """The noise is in the control variate alone."""
+    proper = participate_module.local_steps
+
+    def leaky(task, algorithm, at, batches, scales):
+        drawn = list(batches)
+        noised, kept = proper(task, algorithm, at, drawn, scales)
+        silent = [(batch, torch.zeros_like(noise)) for batch, noise in drawn]
+        bare, _ = proper(task, algorithm, at, silent, scales)
+        return Upload(bare.params, noised.totals), kept
+
+    monkeypatch.setattr(participate_module, "local_steps", leaky)
+    assert audited(config).beaten
+
+
+def test_a_clip_for_each_tensor(config, monkeypatch):
+    """A joint norm of C·√2."""
+
+    def each_alone(parts, weight, clip):
+        bounds = [clipping_module.clip_outer([part], weight, clip) for part in parts]
+        return bounds[0]
+
+    monkeypatch.setattr(mlp_module, "clip_outer", each_alone)
+    report = audited(config, "task.kind=mlp")
+    assert report.beaten and report.canary > 2.5
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_no_clip_at_all(config, monkeypatch, sampling):
+    def idle(parts, weight, clip):
+        return clip
+
+    monkeypatch.setattr(linear_module, "clip_outer", idle)
+    assert audited(config, f"privacy.sampling={sampling}").beaten
+
+
+@pytest.mark.parametrize(
+    ("factor", "games"),
+    [(0.25, 400), (0.5, 400), (0.75, 4000)],
+    ids=["by b twice", "of C", "a quarter short"],
+)
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_too_little_noise(config, monkeypatch, factor, games, sampling):
+    """Divided by b twice (b is 4 in the game), of scale σC in place of 2σC, and a quarter short."""
+    proper = steps_module.Scales._spread
+    monkeypatch.setattr(
+        steps_module.Scales, "_spread", lambda self, bound: factor * proper(self, bound)
+    )
+    noise = 3 if sampling == "fixed" else 1.5
+    overrides = (f"privacy.sampling={sampling}", "plan.data_ratio=1.0", f"privacy.noise={noise}")
+    assert audited(config, *overrides, limits=replace(QUICK, trials=games)).beaten
+
+
+def test_noise_shared_by_all_users(config, monkeypatch):
+    proper = Randomness.noise
+    monkeypatch.setattr(Randomness, "noise", lambda self, round, user: proper(self, round, 0))
+    assert audited(config).beaten
+
+
+def test_secret_noise_that_came_from_the_seed(config, monkeypatch):
+    monkeypatch.setattr(Randomness, "_private", lambda self, *address: self._stream(*address))
+    report = audited(config, "privacy.secret=true")
+    assert report.beaten
+    assert report.findings[0].statistic == "moves less the noise of the configured seed"
+
+
+def test_no_noise_where_there_is_nothing_to_hide(config, monkeypatch):
+    """A step whose batch is empty (here: sums to nothing) is skipped, and its noise with it."""
+    proper = steps_module.add_noise
+
+    def skipping(query, spread, noise):
+        nothing = (query == 0).all(dim=1, keepdim=True)
+        return torch.where(nothing, query, proper(query.clone(), spread, noise))
+
+    monkeypatch.setattr(steps_module, "add_noise", skipping)
+    report = audited(config, "privacy.sampling=poisson")
+    assert report.beaten
+
+
+def test_not_a_number_passes(config, monkeypatch):
+    """Clipping by C/‖g‖ alone: padding and records that are not numbers poison the sum."""
+
+    def naive(parts, weight, clip):
+        squares = sum(
+            part.left.square().sum(1) * (part.right.square().sum(1) + float(part.bias))
+            for part in parts
+        )
+        factor, bound = base_module.clip_factors(squares.sqrt(), weight, clip)
+        for part in parts:
+            part.left.mul_(factor[:, None])
+        return bound
+
+    monkeypatch.setattr(linear_module, "clip_outer", naive)
+    for sampling in ("fixed", "poisson"):
+        assert audited(config, f"privacy.sampling={sampling}").beaten
+
+
+def with_claim(case, laws):
+    """The case with another accountant's word for it."""
+    epsilon = max(law.epsilon(case.subject.run.delta) for law in laws)
+    claim = Claim("server", "wrong", epsilon, case.subject.run.delta, TradeOff.of(laws))
+    return replace(case, claims={"server": claim})
+
+
+def test_an_account_that_starts_anew_every_round(config):
+    case = read_case(config, ["plan.rounds=6"])
+    wrong = with_claim(case, random_participation_laws(case.subject.run, 1))
+    assert audit(wrong, QUICK, ("server",)).beaten
+    assert not audit(case, QUICK, ("server",)).beaten
+
+
+def test_an_account_that_multiplies_the_rates_and_composes_by_step(config):
+    """One draw of a user covers all K steps."""
+    setting = ["plan.rounds=1", "plan.local_steps=16", "plan.user_ratio=0.5", "privacy.noise=2"]
+    case = read_case(config, [*setting, "plan.data_ratio=1.0"])
+    laws = tuple(law.power(16) for law in step_losses(0.5, 2.0, "fixed"))
+    limits = replace(QUICK, trials=2500)
+    assert audit(with_claim(case, laws), limits, ("server",)).beaten
+    assert not audit(case, limits, ("server",)).beaten
+
+
+# --- one run on the real data -----------------------------------------------------------------
+
+
+ONE_RUN = ("plan.data_ratio=1.0", "plan.learning_rate=0.001")
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_one_run_on_real_data(config, sampling, monkeypatch):
+    """Not beaten as it is; with hardly any noise it proves more than was claimed."""
+    case = read_case(config, [f"privacy.sampling={sampling}", *ONE_RUN])
+    given = (case.setting, case.federation, case.subject.run, 120, 0.99, 60.0, 4)
+    honest = play_one_run(*given)
+    assert not honest.beaten and honest.rounds == 2 and honest.canaries == 96
+    proper = steps_module.Scales._spread
+    monkeypatch.setattr(
+        steps_module.Scales, "_spread", lambda self, bound: 1e-3 * proper(self, bound)
+    )
+    small = replace(case.subject.run, noise=12.0)
+    silent = play_one_run(case.setting, case.federation, small, *given[3:])
+    assert silent.right == silent.guesses and silent.beaten
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+
+
+def test_the_command_in_json_with_a_figure(config, tmp_path):
+    figure = tmp_path / "audit.png"
+    answer = command(
+        config, "--trials", 150, "--minutes", 0.2, "--json", "--figure", figure, "--one-run", 20
+    )
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert [row["view"] for row in said["findings"]] == ["server", "third_party", "participant"]
+    assert said["simulated"] and not said["beaten"] and said["one_run"]["canaries"] == 20
+    assert figure.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_command_fails_when_a_claim_is_beaten(config, monkeypatch):
+    proper = steps_module.Scales._spread
+    monkeypatch.setattr(
+        steps_module.Scales, "_spread", lambda self, bound: 0.25 * proper(self, bound)
+    )
+    answer = command(config, "--trials", 500, "--view", "server", "--seed", 1)
+    assert answer.exit_code == 4
+    assert "BEATEN" in answer.output
+
+
+def test_a_run_folder_is_held_to_its_ledger(config, tmp_path):
+    trained = CliRunner().invoke(app, ["train", str(config), "--out", str(tmp_path / "run")])
+    assert trained.exit_code == 0, trained.output
+    answer = command(tmp_path / "run", "--trials", 120, "--view", "server", "--json")
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert said["findings"][0]["claimed"] == pytest.approx(stated["ledger"]["epsilon"])
+    assert said["participations"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--trials", "3"], "--trials is 3"),
+        (["--minutes", "0"], "--minutes is 0"),
+        (["--confidence", "1"], "--confidence is 1"),
+        (["--view", "nobody"], "--view is 'nobody'"),
+        (["--one-run", "1"], "--one-run is 1"),
+        (["--figure", "nowhere/at/all.png"], "--figure is"),
+        (["--figure", "audit.txt"], "--figure is"),
+        (["--set", "privacy=false"], "not private"),
+        (["--set", "privacy.noise=0"], "no claim to audit"),
+        (["--set", "privacy.clip=median"], "no claim to audit"),
+    ],
+)
+def test_bad_input_is_one_sentence(config, arguments, said, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    answer = command(config, *arguments)
+    assert answer.exit_code != 0 and said in str(answer.exception)
+    assert type(answer.exception).__module__.startswith("dpscaffold")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_no_such_source(tmp_path):
+    assert "does not exist" in str(command(tmp_path / "none.toml").exception)
+    assert "holds no run" in str(command(tmp_path).exception)
