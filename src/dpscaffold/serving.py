@@ -82,7 +82,8 @@ class ServedSettings(Table):
         offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
         users = max(1, math.ceil(1 / self.plan.user_ratio))
-        trial = Enrolled("", {}, ("any",) * users, "", (1_000_000,) * users, declared=True)
+        poisson = mechanism is not None and mechanism.sampling == "poisson"
+        trial = Enrolled("", {}, ("any",) * users, "", (1_000_000,) * users, declared=poisson)
         setting_of(offer, trial, self.budget())
         return offer
 
@@ -135,7 +136,8 @@ def load_served(path: Path, overrides: Sequence[str] = ()) -> ServedSettings:
 
 
 def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
+    # A key that is unknown is said before one that is missing: it is often the same, misspelt.
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, BadInput):
         return str(cause)

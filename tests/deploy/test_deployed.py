@@ -1,0 +1,188 @@
+"""A deployed run's folder: an ordinary run folder, resumable at any moment, counted truthfully."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from deploy.test_sites import simulated
+from deploy.world import World
+from typer.testing import CliRunner
+
+from dpscaffold.budget import Budget
+from dpscaffold.cli import app
+from dpscaffold.deployed import ABSENT, Deployment, judge_on
+from dpscaffold.engines.exchange import Crash, Fate
+from dpscaffold.engines.sites import Patience
+from dpscaffold.errors import BadInput
+from dpscaffold.local import Gaussian
+from dpscaffold.offer import read_offer
+from dpscaffold.privacy import AGGREGATE
+from dpscaffold.runfolder import RunFolder
+from dpscaffold.runledger import read_account
+
+FIXED = Gaussian(clip=0.7, noise=0.8)
+SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
+
+
+def deployment(world, out, budget=None, patience=None, observer=None):
+    offer = read_offer(world.enrolled.offer)
+    judge = judge_on(offer, *world.data.test.of(0))
+    config = {"plan": world.setting.plan.to_dict(), "privacy": {"secret": world.secret}}
+    private = world.setting.privacy is not None
+    return Deployment(
+        offer,
+        world.correspondence(),
+        RunFolder(out),
+        config,
+        budget or (Budget(delta=1e-5, absent=ABSENT) if private else Budget()),
+        patience or Patience(1, 2, 0.0),
+        judge=judge,
+        observer=observer,
+    )
+
+
+class Killed(BaseException):
+    """The server's process is gone."""
+
+
+def killer(at):
+    def observer(round, row):
+        if round == at:
+            raise Killed
+
+    return observer
+
+
+def test_a_run_is_an_ordinary_run_folder(tmp_path):
+    world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4, evaluate_every=2)
+    for site in world.sites.values():
+        site.share_slots = True
+    served = deployment(world, tmp_path / "run").run(world.names, resume=False)
+    assert served.ended == "completed" and served.gap < 1e-5
+    assert torch.equal(served.state.params, simulated(world).reached.params)
+    assert [row["round"] for row in served.history] == [2, 4]
+    assert 0 <= served.history[-1]["test_accuracy"] <= 1
+    model = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert torch.equal(model["params"], served.state.output)
+    for command in (["privacy", str(tmp_path / "run")], ["compare", str(tmp_path / "run")]):
+        assert CliRunner().invoke(app, command).exit_code == 0, command
+    said = CliRunner().invoke(app, ["server", "status", str(tmp_path / "run"), "--json"])
+    status = json.loads(said.output)
+    assert status["phase"] == "completed" and set(status["sites"]) == set(world.names)
+
+
+@pytest.mark.parametrize("kill", [1, 2, 4])
+def test_a_killed_server_resumes_to_the_same_end(tmp_path, kill):
+    world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4)
+    with pytest.raises(Killed):
+        deployment(world, tmp_path / "run", observer=killer(kill)).run(world.names, False)
+    served = deployment(world, tmp_path / "run").run(world.names, resume=True)
+    assert served.ended == "completed"
+    assert torch.equal(served.state.params, simulated(world).reached.params)
+
+
+def test_a_server_killed_before_its_checkpoint_counts_the_round_once(tmp_path, monkeypatch):
+    """The round is asked again and the sites repeat their stored answers: one release."""
+    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    real = Deployment._checkpoint
+
+    def die(self, state, engine, accounts):
+        if state.round == 3:
+            raise Killed
+        real(self, state, engine, accounts)
+
+    monkeypatch.setattr(Deployment, "_checkpoint", die)
+    with pytest.raises(Killed):
+        deployment(world, tmp_path / "run").run(world.names, False)
+    monkeypatch.undo()
+    deployment(world, tmp_path / "run").run(world.names, resume=True)
+    account = read_account(tmp_path / "run")
+    assert account.ledger.participations.tolist() == [4, 4, 4]
+    assert account.ledger.repeats == ()
+
+
+def test_a_fresh_answer_to_a_repeated_round_is_counted_again(tmp_path, monkeypatch):
+    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    deaths = {"left": 1}
+
+    def die(name, at):
+        if name == "north" and at == "counted" and deaths["left"]:
+            deaths["left"] -= 1
+            raise Crash
+
+    world.steps, world.exchange.attempts = die, 3
+    served = deployment(world, tmp_path / "run").run(world.names, False)
+    counts = read_account(tmp_path / "run").ledger.participations.tolist()
+    assert counts == [4, 5, 4] and world.ledger("north").total == 5
+    assert served.statement["server"] is not None
+
+
+def test_a_party_may_stay_away_so_the_aggregate_bound_is_refused(tmp_path):
+    world = World(
+        tmp_path / "sites", "fedavg", privacy=SECRET, rounds=3, local_steps=1, user_ratio=1.0
+    )
+    deployment(world, tmp_path / "run").run(world.names, False)
+    run = read_account(tmp_path / "run").ledger.run
+    assert "stay away" in str(AGGREGATE.applies(run))
+    text = (tmp_path / "run" / "privacy.json").read_text()
+    assert '"aggregate"' not in json.dumps(json.loads(text)["third_party"])
+
+
+def test_a_stalled_run_keeps_its_checkpoint_and_goes_on(tmp_path):
+    world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4, user_ratio=1.0)
+    away = {"on": True}
+    world.exchange.fate = lambda name, letter, attempt: Fate(
+        lose_ask=away["on"] and letter.header.get("round", 0) >= 3 and name == "north"
+    )
+    patience = Patience(3, 1, 0.0)
+    served = deployment(world, tmp_path / "run", patience=patience).run(world.names, False)
+    assert served.ended == "stalled" and served.state.round == 2
+    assert "the quorum is 3" in served.message
+    assert not (tmp_path / "run" / "model.pt").exists()
+    away["on"] = False
+    served = deployment(world, tmp_path / "run", patience=patience).run(world.names, True)
+    assert served.ended == "completed"
+    assert torch.equal(served.state.params, simulated(world).reached.params)
+
+
+def test_a_run_is_resumed_as_itself_or_not_at_all(tmp_path):
+    world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4)
+    with pytest.raises(Killed):
+        deployment(world, tmp_path / "run", observer=killer(2)).run(world.names, False)
+    with pytest.raises(BadInput, match="the roster is east, north"):
+        deployment(world, tmp_path / "run").run(("east", "north"), True)
+    other = World(tmp_path / "others", "scaffold", privacy=FIXED, rounds=5)
+    with pytest.raises(BadInput, match=r"plan\.rounds"):
+        deployment(other, tmp_path / "run").run(world.names, True)
+    with pytest.raises(BadInput, match="already holds a run"):
+        deployment(world, tmp_path / "run").run(world.names, False)
+
+
+def test_a_budget_of_the_servers_own_halts_the_run(tmp_path):
+    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=6, user_ratio=1.0)
+    budget = Budget(delta=1e-5, target_epsilon=0.2, absent=ABSENT)
+    served = deployment(world, tmp_path / "run", budget).run(world.names, False)
+    assert served.ended == "budget" and 0 < served.state.round < 6
+    models = [site.state.runs()[0].model() for site in world.sites.values()]
+    assert all(model is not None for model in models)  # the sites get what there is
+
+
+def test_uploads_that_do_no_good_are_not_added(tmp_path):
+    """A site may send any upload of its own; one that is not finite is dropped."""
+    world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=2, user_ratio=1.0)
+    world.enrol()
+    real = world.sites["north"]._compute
+
+    def poisoned(*given):
+        made = real(*given)
+        bad = {**made.vectors, "params": np.full(15, np.nan, "<f4")}
+        return type(made)(**{**vars(made), "vectors": bad})
+
+    world.sites["north"]._compute = poisoned
+    done = world.round()
+    assert done.gathered.arrived == (0, 2)
+    assert world.engine.last.reasons == {"north": "bad-upload"}
+    assert torch.isfinite(world.state.params).all()

@@ -1,0 +1,234 @@
+"""Commands of a site and a server, their files, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpscaffold import flower
+from dpscaffold.cli import app
+from dpscaffold.engines.letters import Refused
+from dpscaffold.errors import BadInput
+from dpscaffold.offer import Schema
+from dpscaffold.privacy import CAP
+from dpscaffold.provision import FederationFile, provision, read_invitation
+from dpscaffold.serving import load_served
+from dpscaffold.site.begin import make_site
+from dpscaffold.site.file import Grant, Mechanism, Terms
+from dpscaffold.site.ledger import SiteLedger
+from dpscaffold.site.operation import ledger_of
+from dpscaffold.site.reading import check_data_table, read_records
+
+flower.require()
+
+PLAN = """
+[schema]
+features = 3
+classes = 2
+[plan]
+rounds = 5
+local_steps = 4
+user_ratio = 1.0
+[privacy]
+noise = 20.0
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    invitations = provision(FederationFile("127.0.0.1:1", ("north",)), tmp_path / "fed")
+    folder = tmp_path / "north"
+    make_site(
+        read_invitation(invitations[0]),
+        folder,
+        'source = "npz"\npath = "data.npz"',
+        {"epsilon": "9.0"},
+    )
+    stream = np.random.default_rng(0)
+    np.savez(
+        folder / "data.npz",
+        features=stream.standard_normal((50, 3)).astype(np.float32),
+        labels=stream.integers(0, 2, 50),
+    )
+    return folder / "site.toml"
+
+
+def said(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def plan(tmp_path, text=PLAN):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return path
+
+
+def test_check_judges_a_plan_and_touches_no_ledger(site, tmp_path):
+    result = said("site", "check", site, "--offline", "--offer", plan(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "would be accepted: at most 7 participations" in result.output
+    assert not (site.parent / "state" / "ledger.jsonl").exists()
+    weak = said("site", "check", site, "--offline", "--offer",
+                plan(tmp_path, PLAN.replace("20.0", "1.0")))  # fmt: skip
+    assert weak.exit_code == 1 and "policy-noise" in weak.output
+    away = said("site", "check", site)
+    assert away.exit_code == 1 and "cannot be reached" in away.output
+
+
+def test_check_names_what_is_wrong(site):
+    (site.parent / "site.key").chmod(0o644)
+    result = said("site", "check", site, "--offline")
+    assert result.exit_code == 1 and "can be read by others" in result.output
+    (site.parent / "data.npz").unlink()
+    assert "which is not a file" in said("site", "check", site, "--offline").output
+
+
+def test_the_ledger_quotes_the_cap(site):
+    state = site.parent / "state"
+    state.mkdir()
+    ledger = SiteLedger(state / "ledger.jsonl", "north")
+    mechanism = Mechanism(1.0, 20.0, "fixed", "record", True)
+    terms = Terms(5, 4, 1.0, 0.2, "uniform", "scaffold", "logistic", 8, mechanism)
+    run = terms.run(50, 10, 1e-7)
+    account = {
+        "records": 50,
+        "batch": 10,
+        "declared": False,
+        "terms": {key: value for key, value in vars(terms).items() if key != "mechanism"},
+        "mechanism": vars(mechanism),
+    }
+    ledger.book("ab" * 16, "plan", Grant(7, 0.8, 1e-7), account)
+    ledger.begin("ab" * 16, "fixed")
+    for number in (1, 2, 3):
+        ledger.participate("ab" * 16, number)
+    shown = ledger_of(site)
+    assert shown["runs"][0]["epsilon_spent"] == pytest.approx(CAP.epsilon(run, 3), rel=1e-9)
+    assert shown["runs"][0]["left"] == 4 and "replace-one" in shown["runs"][0]["neighbours"]
+    assert shown["epsilon_left"] == pytest.approx(9.0 - 0.8)
+    text = said("site", "ledger", site)
+    assert text.exit_code == 0 and "3 of 7 participations" in text.output
+    assert json.loads(said("site", "ledger", site, "--json").output) == shown
+    assert "not behind" in said("site", "recover", site, "--yes").output
+    assert json.loads(said("site", "status", site, "--json").output)["online"] is False
+
+
+def test_bad_input_is_one_sentence(site, tmp_path):
+    from dpscaffold.cli import main  # noqa: F401  (the sentences are printed there)
+
+    for arguments, words in (
+        (["site", "start", tmp_path / "none.toml"], "cannot be read"),
+        (["site", "evaluate", site], "no run that is over"),
+        (["site", "init", site], "not an invitation"),
+        (["server", "run", plan(tmp_path), "--out", tmp_path / "r", "--server", tmp_path / "x"],
+         "no server folder"),
+        (["server", "run", plan(tmp_path), "--out", tmp_path / "r", "--server",
+          tmp_path / "fed" / "server"], "no site is left"),
+        (["server", "admit", site, "--server", tmp_path / "fed" / "server"], "public file"),
+        (["server", "remove", "x", "--server", tmp_path / "fed" / "server"], "no site 'x'"),
+        (["server", "status", tmp_path], "no deployed run"),
+        (["server", "start", "--server", tmp_path / "fed" / "server", "--insecure", "--public",
+          "0.0.0.0:18443"], "loopback only"),
+    ):  # fmt: skip
+        result = said(*arguments)
+        assert isinstance(result.exception, BadInput), (arguments, result.output, result.exception)
+        assert words in str(result.exception)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[schema]", "[data]", "reaches no record"),
+        ("[schema]\nfeatures = 3\nclasses = 2\n", "", "has no \\[schema\\]"),
+        ("classes = 2", "classes = 1", "schema.classes is 1"),
+        ("classes = 2", "klasses = 2", "did you mean 'classes'"),
+        ("noise = 20.0", "epsilon = 1.0", "does not know its sites' sizes"),
+        ("rounds = 5", "rounds = 0", "plan.rounds is 0"),
+        ("noise = 20.0", "noise = 20.0\n[deploy]\nquorum = 0", "deploy.quorum is 0"),
+        ("noise = 20.0", "noise = 20.0\n[deploy]\naddress = 'here'", "write host:port"),
+        ("noise = 20.0", "noise = 20.0\n[deploi]", "unknown key deploi"),
+    ],
+)
+def test_a_wrong_plan_is_one_sentence(tmp_path, old, new, words):
+    assert old in PLAN
+    with pytest.raises(BadInput, match=words):
+        load_served(plan(tmp_path, PLAN.replace(old, new, 1))).offer()
+
+
+def test_noise_is_secret_unless_it_is_a_rehearsal(tmp_path):
+    settings = load_served(plan(tmp_path))
+    assert settings.offer().privacy.secret is True
+    assert settings.resolved()["privacy"]["secret"] is True
+    rehearsal = load_served(plan(tmp_path), ["deploy.rehearsal=true"])
+    assert rehearsal.offer().privacy.secret is False
+    assert settings.budget().declines == "a site may decline or stay away"
+
+
+# --- reading a site's table by the offer's schema
+
+TABLE = Schema(
+    features=4,
+    classes=2,
+    columns=("age", "sex", "bmi"),
+    categories={"sex": ("f", "m")},
+    label="ill",
+    class_names=("no", "yes"),
+    missing=-1.0,
+)
+
+
+def written(tmp_path, text):
+    (tmp_path / "d.csv").write_text(text)
+    return {"source": "csv", "path": "d.csv"}
+
+
+def test_a_table_is_read_by_the_schema(tmp_path):
+    table = written(tmp_path, "id,sex,ill,age,bmi\n1,f,no,31,20.5\n2,m,yes,58,30\n")
+    records = read_records(table, tmp_path, TABLE)
+    assert records.features.tolist() == [[31, 20.5, 1, 0], [58, 30, 0, 1]]
+    assert records.labels.tolist() == [0, 1]
+
+
+def test_no_value_makes_a_table_unreadable(tmp_path):
+    """data-unfit is decided by columns and sizes: whatever a record holds, it is read."""
+    notes = []
+    strange = "id,sex,ill,age,bmi\n1,x,maybe,old,\n2,,,nan,inf\n3,m,yes,1e400,-5\n"
+    records = read_records(written(tmp_path, strange), tmp_path, TABLE, notes.append)
+    assert records.features.tolist() == [[-1, -1, 0, 0], [-1, -1, 0, 0], [-1, -5, 0, 1]]
+    assert records.labels.tolist() == [0, 0, 1] and notes
+
+
+def test_columns_and_sizes_decide(tmp_path):
+    for text in ("id,sex,ill,age\n1,f,no,3\n", "id,sex,ill,age,bmi\n", "\x00\x01"):
+        with pytest.raises(Refused, match="data-unfit"):
+            read_records(written(tmp_path, text), tmp_path, TABLE)
+    np.savez(tmp_path / "d.npz", features=np.zeros((3, 2)), labels=np.zeros(3, int))
+    with pytest.raises(Refused, match="data-unfit"):
+        read_records({"source": "npz", "path": "d.npz"}, tmp_path, TABLE)
+
+
+def test_preparation_is_by_public_constants(tmp_path):
+    steps = [{"step": "shift", "mean": [1.0, 1.0], "factor": [0.5, 2.0]}, {"step": "unit-norm"}]
+    rows = Schema(features=2, classes=2, prepare=steps)
+    np.savez(tmp_path / "d.npz", features=np.float32([[7.0, 3.0]]), labels=np.array([1]))
+    records = read_records({"source": "npz", "path": "d.npz"}, tmp_path, rows)
+    np.testing.assert_allclose(records.features.numpy(), [[0.6, 0.8]], rtol=1e-6)
+
+
+def test_a_number_may_be_the_target(tmp_path):
+    rows = Schema(features=1, classes=0, columns=("a",), label="y")
+    records = read_records(written(tmp_path, "a,y\n1,2.5\n2,\n"), tmp_path, rows)
+    assert records.labels.tolist() == [2.5, 0.0]
+
+
+def test_what_a_site_may_have_as_data(tmp_path):
+    for table, words in (
+        ({"source": "mnist"}, "one of csv, parquet, npz"),
+        ({"source": "csv", "path": "x", "users": 3}, "data.users"),
+        ({"source": "csv", "path": "x"}, "not a file"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            check_data_table(table, tmp_path)
