@@ -54,8 +54,10 @@ def test_the_simulator_agrees_with_the_loop(algorithm, task, privacy, shape):
     sizes, plan = SHAPES[shape]
     run = setting(algorithm, task, privacy, federation(sizes), **plan)
     # Adam divides by √v, which magnifies rounding: starting at x⁰(1 + 1e-7) moves the loop itself
-    # by up to 8e-4 here.
+    # by up to 8e-4 here; a median of norms in a ReLU network under FedDyn by up to 1.2e-2.
     atol = 1e-3 if algorithm == "fedadam" else 1e-5
+    if (algorithm, task, privacy) == ("feddyn", "module", "median"):
+        atol = 2e-2
     assert_agree(final("simulator", run), final("loop", run), atol=atol)
 
 
