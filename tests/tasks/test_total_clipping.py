@@ -23,7 +23,7 @@ from dpscaffold.local import Gaussian
 from dpscaffold.local.steps import Scales, noised_query
 from dpscaffold.tasks import Batch, Task
 from dpscaffold.tasks.base import clip_factors
-from dpscaffold.tasks.clipping import Outer, clip_outer, row_squares
+from dpscaffold.tasks.clipping import Outer, clip_outer, clip_unseen, row_squares
 
 DIMENSION, CLASSES, RECORDS = 3, 3, 4
 ALLOWED = 1 + 1e-6
@@ -309,3 +309,45 @@ def test_squares_of_long_rows_are_exact_to_their_last_bit(columns, value):
     rows = torch.full((2, columns), value)
     exact = columns * float(np.float32(value)) ** 2
     assert float(row_squares(rows)[0]) == pytest.approx(exact, rel=1e-7)
+
+
+# --- the form without a look, for GPUs --------------------------------------------------------
+
+
+@given(
+    left=arrays(np.float32, (1, 2, 3), elements=anything),
+    right=arrays(np.float32, (1, 4, 3), elements=anything),
+    clip=clips,
+    bias=st.booleans(),
+    weight=st.sampled_from([None, (1.0, 0.0, 1.0)]),
+)
+@settings(max_examples=100)
+def test_clipping_without_a_look_bounds_every_record(left, right, clip, bias, weight):
+    """Each record alone adds at most C whatever it holds, and padding adds nothing."""
+    bound = torch.tensor([clip], dtype=torch.float32)
+    for record in range(3):
+        only = slice(record, record + 1)
+        part = Outer(
+            torch.from_numpy(left[..., only].copy()),
+            torch.from_numpy(right[..., only].copy()),
+            bias=bias,
+        )
+        share = None if weight is None else torch.tensor([[weight[record]]])
+        clip_unseen([part], share, bound)
+        length = float(part.total().double().norm())
+        assert length <= float(bound) * ALLOWED
+        if share is not None and float(share) == 0.0:
+            assert length == 0.0
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_clipping_without_a_look_agrees_with_the_other(bias):
+    stream = torch.Generator().manual_seed(1)
+    left, right = torch.randn(3, 5, 7, generator=stream), torch.randn(3, 4, 7, generator=stream)
+    weight = (torch.rand(3, 7, generator=stream) > 0.3).float()
+    totals = []
+    for clip in (clip_outer, clip_unseen):
+        part = Outer(left.clone(), right.clone(), bias=bias)
+        clip([part], weight, torch.tensor([0.5, 1.0, 100.0]))
+        totals.append(part.total())
+    torch.testing.assert_close(totals[0], totals[1])

@@ -32,7 +32,7 @@ class Aggregate:
         self.mean = torch.zeros_like(x)
         self.totals: dict[str, Tensor] = {}
         self.arrived: list[int] = []
-        self.drift = 0.0
+        self.drifts: list[Tensor] = []
 
     def add(self, users: Sequence[int], uploads: Upload) -> None:
         """The uploads of some users, (U, P)."""
@@ -41,14 +41,14 @@ class Aggregate:
         for name, value in uploads.totals.items():
             self.totals[name] = self.totals.get(name, torch.zeros_like(value[0])) + value.sum(0)
         self.arrived += users
-        self.drift = max(self.drift, *uploads.params.norm(dim=1).tolist())
+        self.drifts.append(uploads.params.norm(dim=1).max())
 
     def gathered(self) -> Gathered:
         """The mean, once all that will come has come."""
         totals = {name: value / self.users for name, value in self.totals.items()}
-        return Gathered(
-            Upload(self.mean, totals), tuple(self.arrived), {"largest_drift": self.drift}
-        )
+        # One look at the device, at the end of the round.
+        drift = float(torch.stack(self.drifts).max()) if self.drifts else 0.0
+        return Gathered(Upload(self.mean, totals), tuple(self.arrived), {"largest_drift": drift})
 
 
 def aggregate(

@@ -33,9 +33,9 @@ from dpscaffold.setting import Setting
 class Simulator:
     """Gathers the rounds of one setting, or of several that share task, algorithm and shapes.
 
-    Chunks of rows go to the hardware's devices in turn. With ``ahead`` (by default on a GPU) a
-    background thread draws the next round's batches while this one computes; the draws are the
-    same.
+    Chunks of rows go to the hardware's devices in turn. A GPU draws its own batches and noise; with
+    ``ahead`` (by default in a secret run on a GPU) a background thread of the CPU draws the next
+    round's batches while this one computes, and the draws are the same.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class Simulator:
         self.workers = [workers[device] for device in self.hardware.devices]
         self.chunk = self.hardware.chunk or min(w.fitting_chunk() for w in self.workers)
         self.all_memories: list[Memories] = [self.fresh_memories(s) for s in self.settings]
-        ahead = self.device.type == "cuda" if ahead is None else ahead
+        # A GPU draws for itself, unless the run is secret.
+        secret = any(one.secret for one in self.randomness)
+        ahead = (self.device.type == "cuda" and secret) if ahead is None else ahead
         self.ahead = Ahead(self._expected) if ahead else None
 
     @property

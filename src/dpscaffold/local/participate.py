@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
+from dpscaffold.local.devices import device_batches, draws_on
 from dpscaffold.local.drawing import Indices, Row, distinct, indices, normals
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.steps import Scales, local_steps
@@ -68,8 +69,12 @@ def noised_batches(
     size: int,
     drawn: Indices | None = None,
 ) -> Iterator[tuple[Batch, Tensor | None]]:
-    """The K (batch, noise) pairs of these rows, drawn from their own streams."""
+    """The K (batch, noise) pairs of these rows, drawn from their own streams: on a GPU by the
+    device itself, unless the run is secret."""
     device, users = records.device, len(rows)
+    if drawn is None and draws_on(device, rows):
+        yield from device_batches(round, rows, records, size)
+        return
     starts = torch.tensor(records.starts, device=device)[:, None]
     firsts, which = distinct(rows)
     places = None if which is None else torch.tensor(which, device=device)

@@ -71,6 +71,24 @@ class Outer:
         squares = self.right[user, :, record].double().square().sum(1)
         return (squares + 1 if self.bias else squares).sqrt()
 
+    def lengths(self) -> Tensor:
+        """‖a‖ of every record in float64, (U, B)."""
+        squares = self.right.double().square().sum(1)
+        return (squares + 1 if self.bias else squares).sqrt()
+
+    def shrink(self, length: Tensor, shrinkage: Tensor) -> None:
+        """Multiply every δaᵀ by its shrinkage (U, B), and let ‖a‖ be 1; 0 makes both sides 0."""
+        keep = (shrinkage > 0)[:, None]
+
+        def scaled(values: Tensor, scale: Tensor) -> Tensor:
+            product = values.double() * scale[:, None]
+            return torch.where(keep, product, 0.0).to(self.left.dtype)
+
+        self.left = scaled(self.left, shrinkage * length)
+        self.right = scaled(self.right, 1 / length)
+        if self.bias:
+            self.ones = torch.where(keep[:, 0], 1 / length, 0.0).to(self.left.dtype)
+
     def rescale(self, user: Tensor, record: Tensor, shrinkage: Tensor) -> None:
         """Multiply δaᵀ of these records by their shrinkage (W,), and let ‖a‖ be 1.
 
@@ -108,6 +126,8 @@ def clip_outer(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Ten
         if weight is not None:
             _weigh(parts, weight)
         return None
+    if parts[0].left.is_cuda:
+        return clip_unseen(parts, weight, clip)
     own = [(part.left * part.left).sum(1) for part in parts]
     squares = [part.squares() for part in parts]
     user, record = _wild([*own, *squares])
@@ -127,6 +147,31 @@ def clip_outer(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Ten
         factor[user, record] = 1.0 if weight is None else weight[user, record]
     for part in parts:
         part.left *= factor[:, None, :]
+    return bound
+
+
+def clip_unseen(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Tensor:
+    """The same for every row in float64 and without a look at any: a GPU is never waited for.
+
+    Every ‖a‖ becomes 1, so that neither factor needs more range than float32 has.
+
+    >>> part = Outer(torch.ones(1, 1, 2), torch.tensor([[[3.0, 1e30]]]))
+    >>> bound = clip_unseen([part], None, torch.tensor([0.5]))
+    >>> float(part.total())
+    1.0
+    """
+    lengths = [part.lengths() for part in parts]
+    square = torch.zeros_like(lengths[0])
+    for part, length in zip(parts, lengths, strict=True):
+        square += (part.left.double().square().sum(1).sqrt() * length).square()
+    norms = torch.where(square.isfinite(), square, float("nan")).sqrt()
+    _, bound = clip_factors(norms.to(parts[0].left.dtype), weight, clip)
+    assert bound is not None
+    shrinkage = exact_shrinkage(norms, bound[:, None])
+    if weight is not None:
+        shrinkage = torch.where(weight > 0, shrinkage * weight, 0.0)
+    for part, length in zip(parts, lengths, strict=True):
+        part.shrink(torch.where(length > 0, length, 1.0), shrinkage)
     return bound
 
 

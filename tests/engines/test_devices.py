@@ -1,0 +1,57 @@
+"""A GPU's own draws, driven on the CPU: the same run in any chunks, stacks and after a resume."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import Driven, federation, setting, simulator
+
+from dpscaffold.local import devices, participate
+from dpscaffold.local.drawing import Row
+from dpscaffold.randomness import Randomness
+
+
+@pytest.fixture
+def drawing_on_the_device(monkeypatch):
+    """Let the CPU draw as a GPU does, where a GPU would."""
+    real = devices.draws_on
+    monkeypatch.setattr(
+        participate, "draws_on", lambda device, rows: real(torch.device("cuda"), rows)
+    )
+
+
+@pytest.mark.parametrize("privacy", ["none", "fixed", "poisson", "user-poisson"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold-balanced"])
+def test_chunks_and_stacks_draw_alike(drawing_on_the_device, algorithm, privacy):
+    run = setting(algorithm, "logistic", privacy)
+    whole = Driven(simulator(run)).drive().reached.params
+    chunks = Driven(simulator(run, chunk=1)).drive().reached.params
+    torch.testing.assert_close(whole, chunks, rtol=1e-4, atol=1e-5)
+    stack = Driven(simulator([run, setting(algorithm, "logistic", privacy, seed=5), run])).drive()
+    reached = stack.all_reached
+    torch.testing.assert_close(reached[0].params, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(reached[2].params, whole, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(reached[1].params, whole, rtol=1e-3, atol=1e-3)
+
+
+def test_the_device_draws_another_run_than_the_cpu(drawing_on_the_device, monkeypatch):
+    run = setting("fedavg", "logistic", "fixed")
+    device = Driven(simulator(run)).drive().reached.params
+    monkeypatch.undo()
+    assert not torch.allclose(device, Driven(simulator(run)).drive().reached.params, atol=1e-3)
+
+
+def test_secret_runs_and_declared_sizes_never_draw_there():
+    run = setting("fedavg", "logistic", "fixed", federation())
+    cuda = torch.device("cuda")
+
+    def row(randomness: Randomness, declared: int | None = None) -> Row:
+        return Row(0, 9, 3, run.plan, run.privacy, randomness, 0, declared)
+
+    class Scripted(Randomness):
+        pass
+
+    assert devices.draws_on(cuda, [row(Randomness(0))])
+    assert not devices.draws_on(torch.device("cpu"), [row(Randomness(0))])
+    for other in (row(Randomness(0, secret=True)), row(Scripted(0)), row(Randomness(0), 9)):
+        assert not devices.draws_on(cuda, [row(Randomness(0)), other])
