@@ -16,6 +16,7 @@ from .federation import Federation as Federation
 from .federation import Records as Records
 from .local import Gaussian as Gaussian
 from .model import Model as Model
+from .modelfolder import load_model as load_model
 from .plan import Plan as Plan
 from .schema import Target as Target
 from .tasks import LOSSES as LOSSES

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpscaffold.accounts import Accounts
 from dpscaffold.budget import Budget
+from dpscaffold.data.table_coding import Coding
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.enrolment import (
     Correspondence,
@@ -34,6 +35,8 @@ from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.journal import Anchor
 from dpscaffold.machine import stop_signals
+from dpscaffold.model import Model, Origin
+from dpscaffold.modelfolder import WITHIN
 from dpscaffold.offer import Offer, Schema
 from dpscaffold.randomness import Randomness
 from dpscaffold.roster import Roster
@@ -272,15 +275,7 @@ class Deployment:
         }
         self.folder.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
         if over:
-            self.folder.save_model(
-                {
-                    "params": state.output,
-                    "task": engine.setting.task.name,
-                    "features": self.offer.rows.features,
-                    "classes": self.offer.rows.classes,
-                    "round": state.round,
-                }
-            )
+            model_of(self.offer.rows, engine.setting, state, said).save(self.folder.file(WITHIN))
         self._status(engine, state, ended)
         return Served(ended, message, state, said, self.history, gap, dict(self.post.refusals))
 
@@ -333,6 +328,18 @@ def roster_of(rows: Schema, enrolled: Enrolled) -> Roster:
     described = RowSchema(columns, coded, rows.target, steps, rows.features)
     title = f"{len(enrolled.names)} sites"
     return Roster(enrolled.sizes, enrolled.names, described, title, enrolled.declared)
+
+
+def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, Any]) -> Model:
+    """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
+    the public steps that were offered."""
+    schema = setting.roster.schema
+    coded = tuple((n, rows.categories[n]) for n in rows.columns if n in rows.categories)
+    coding = Coding(schema.columns, coded, rows.missing, unseen="zero")
+    origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
+    steps = (coding, *schema.preparation)
+    params = state.output.cpu()
+    return Model(setting.task, params, steps, schema.target, schema, dict(said), origin)
 
 
 def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
@@ -17,8 +18,24 @@ from dpscaffold.federation import Federation
 from dpscaffold.schema import Prepared, Schema, Target
 from dpscaffold.tasks import Task
 
-#: Raw rows: a table (N, columns), columns by name (a data frame too), or one mapping a row.
-Raw = Tensor | np.ndarray | Mapping[str, Any] | Sequence[Any]
+if TYPE_CHECKING:
+    from dpscaffold.data.readers.raw import Part
+
+#: Raw rows: a table (N, columns), columns by name (a data frame too), one mapping a row, or the
+#: path of a CSV or Parquet file.
+Raw = Tensor | np.ndarray | Mapping[str, Any] | Sequence[Any] | str | Path
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from: algorithm, data and rounds; and, where they were read from a
+    table, the columns of what is predicted and of the sites."""
+
+    algorithm: str = ""
+    data: str = ""
+    rounds: int = 0
+    label: str | None = None
+    site: str | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +43,8 @@ class Model:
     """Parameters (P,) of a task, the preparation of its features, and what its scores stand for.
 
     Raw rows are what the data were before preparation: a table (N, columns) in the order of
-    ``columns``, columns by name, or a list of mappings, one a row.
+    ``columns``, columns by name (a data frame, an Arrow table), a list of mappings, one a row, or
+    the path of a CSV or Parquet file. ``privacy`` is the statement of the run that made it.
 
     >>> from dpscaffold import Logistic, synthetic
     >>> federation = synthetic(users=3, records=20, dimension=4, classes=3)
@@ -40,11 +58,21 @@ class Model:
     preparation: tuple[Prepared, ...]
     target: Target
     schema: Schema
+    privacy: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    origin: Origin = field(default_factory=Origin)
 
     @classmethod
-    def of(cls, federation: Federation, task: Task, params: Tensor) -> Model:
+    def of(
+        cls,
+        federation: Federation,
+        task: Task,
+        params: Tensor,
+        privacy: Mapping[str, Any] | None = None,
+        origin: Origin | None = None,
+    ) -> Model:
         """The model of a federation that these parameters make of a task."""
-        return cls(task, params, federation.preparation, federation.target, federation.schema)
+        parts = (task, params, federation.preparation, federation.target, federation.schema)
+        return cls(*parts, privacy or {}, origin or Origin(data=federation.title))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -56,14 +84,52 @@ class Model:
         """The raw columns, in order; numbers, as text, where they have no names."""
         return self.schema.columns
 
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """What leaves with the model although no guarantee covers it: statistics and lists that
+        were read off private records, in sentences."""
+        return tuple(s.sentence for s in self.preparation if s.protection == "unprotected")
+
     def scores(self, rows: Raw, prepared: bool = False) -> Tensor:
         """Scores (N, outputs) of raw rows, or of rows that are ``prepared`` already."""
+        if isinstance(rows, str | Path):
+            return self._scores_of_file(Path(rows))
         table = as_table(rows, self.columns)
-        features = table.astype(np.float32) if prepared else prepare(table, self.preparation)
+        features = _as_numbers(table) if prepared else prepare(table, self.preparation)
+        return self.scores_of(features)
+
+    def _scores_of_file(self, path: Path) -> Tensor:
+        parts = []
+        for part in self.parts(path):
+            if not part.complete.all():
+                row = part.first + int(np.flatnonzero(~part.complete)[0])
+                raise BadInput(
+                    f"{path} lacks a value in row {row}, and the model was trained without such "
+                    f"records; leave them out, or use 'dpscaffold predict', which marks them"
+                )
+            parts.append(self.scores_of(part.features))
+        if not parts:
+            raise BadInput(f"{path} holds no row; give at least one")
+        return torch.cat(parts)
+
+    def parts(self, path: Path, others: Sequence[str] = ()) -> Iterator[Part]:
+        """The prepared rows of a file, batch by batch; see :mod:`dpscaffold.data.readers.raw`."""
+        from dpscaffold.data.readers.raw import raw_parts
+
+        return raw_parts(path, self.preparation, self.columns, others)
+
+    def scores_of(self, features: np.ndarray) -> Tensor:
+        """Scores (N, outputs) of prepared features (N, d) float32, which must be finite."""
         if features.shape[1] != self.schema.dimension:
             raise BadInput(
                 f"rows have {features.shape[1]} features, and the model takes "
                 f"{self.schema.dimension}"
+            )
+        if not np.isfinite(features.sum(dtype=np.float64)):
+            row, column = np.argwhere(~np.isfinite(features))[0]
+            raise BadInput(
+                f"row {row} has no finite number in feature {column} after preparation; raw rows "
+                f"must hold no NaN or infinity: leave such rows out or fill them"
             )
         device = self.params.device
         with torch.no_grad():
@@ -73,7 +139,10 @@ class Model:
 
     def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
         """The class number (N,) int64, or the number (N,) float32, of each raw row."""
-        scores = self.scores(rows, prepared)
+        return self.predicted(self.scores(rows, prepared))
+
+    def predicted(self, scores: Tensor) -> Tensor:
+        """What scores (N, outputs) stand for: a class number, or the number, (N,)."""
         if self.target.kind == "number":
             return scores[:, 0]
         return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(dim=1)
@@ -86,10 +155,27 @@ class Model:
     def probabilities(self, rows: Raw, prepared: bool = False) -> Tensor:
         """The probability of each class, (N, classes), of raw rows."""
         self._require_classes()
-        scores = self.scores(rows, prepared)
+        return self.chances(self.scores(rows, prepared))
+
+    def chances(self, scores: Tensor) -> Tensor:
+        """The probability of each class, (N, classes), from scores (N, outputs)."""
         if scores.shape[1] == 1:  # one score tells two classes apart: it is the second one's
             return torch.cat([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1)
         return scores[:, : len(self.classes)].softmax(dim=1)
+
+    def to_module(self) -> nn.Module:
+        """A plain ``torch.nn.Module``, the preparation included: raw rows (N, columns) → scores
+        (N, outputs). See :class:`dpscaffold.modules.WholeModel` for categorical columns."""
+        from dpscaffold.modules import whole_model
+
+        return whole_model(self)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the model to a folder, from which :func:`~dpscaffold.load_model` reads it: weights
+        as safetensors, all else as JSON, and the privacy statement."""
+        from dpscaffold.modelfolder import save_model
+
+        return save_model(self, Path(folder))
 
     def _require_classes(self) -> None:
         if self.target.kind == "number":
@@ -98,7 +184,7 @@ class Model:
             )
 
 
-def as_table(rows: Raw, columns: Sequence[str]) -> np.ndarray:
+def as_table(rows: Any, columns: Sequence[str]) -> np.ndarray:
     """Raw rows as an array (N, columns); columns that have names are put in order.
 
     >>> as_table({"age": [31, 58], "sex": ["f", "m"]}, ("sex", "age")).tolist()
@@ -111,15 +197,27 @@ def as_table(rows: Raw, columns: Sequence[str]) -> np.ndarray:
     if isinstance(rows, Sequence) and rows and isinstance(rows[0], Mapping):
         keys = dict.fromkeys(key for row in rows for key in row)
         rows = {key: [row.get(key) for row in rows] for key in keys}
+    if hasattr(rows, "column_names") and hasattr(rows, "to_pydict"):  # an Arrow table
+        rows = {name: rows.column(name).to_pylist() for name in rows.column_names}
     if isinstance(rows, Mapping) or hasattr(rows, "columns"):
         return _by_name(rows, columns)
-    return _two_dimensional(np.array(rows, dtype=object))
+    try:
+        return _two_dimensional(np.array(rows, dtype=object))
+    except ValueError:
+        raise BadInput("rows differ in length; give one value a column in each") from None
 
 
 def _two_dimensional(table: np.ndarray) -> np.ndarray:
     if table.ndim < 2:
         raise BadInput(f"rows have shape {table.shape}; expected (records, columns)")
     return table.reshape(len(table), math.prod(table.shape[1:]))
+
+
+def _as_numbers(table: np.ndarray) -> np.ndarray:
+    try:
+        return table.astype(np.float32)
+    except (TypeError, ValueError):
+        raise BadInput("prepared rows must be numbers; give raw rows without prepared") from None
 
 
 def _by_name(rows: Any, columns: Sequence[str]) -> np.ndarray:
@@ -131,10 +229,20 @@ def _by_name(rows: Any, columns: Sequence[str]) -> np.ndarray:
                 f"rows have no column '{name}'{nearest(name, [str(key) for key in given])}; the "
                 f"model was trained on {', '.join(columns[:8])}{', …' if len(columns) > 8 else ''}"
             )
-    found = [list(rows[name]) for name in columns]
+    found = [_column(rows[name]) for name in columns]
     if len({len(column) for column in found}) > 1:
         raise BadInput("the columns of the rows differ in length; give one value a row in each")
+    if all(isinstance(column, np.ndarray) for column in found):
+        return np.column_stack(found)
     table = np.empty((len(found[0]), len(columns)), dtype=object)
     for j, column in enumerate(found):
         table[:, j] = column
     return table
+
+
+def _column(values: Any) -> Any:
+    """A column as numbers where it holds nothing else, else as a list."""
+    kind = getattr(values, "dtype", None)
+    if isinstance(kind, np.dtype) and kind.kind in "fiub":
+        return np.asarray(values)
+    return list(values)

@@ -12,7 +12,7 @@ ledger.json          what the ledger is about, and a summary of it
 preprocessing.json   what preparing the data spent or left unprotected
 metrics.jsonl        one object per evaluated round
 checkpoint.pt        the state after some round; replaced whole, never edited
-model.pt             the output, once the run is complete
+model/               the model, once the run has ended (:mod:`~dpscaffold.modelfolder`)
 summary.json         final metrics, timing and how the run ended
 privacy.json / .md   the privacy statement
 .lock                held by the process at work; says which
@@ -181,10 +181,6 @@ class RunFolder:
         """Replace the checkpoint whole."""
         numbered = {"format": CHECKPOINT_FORMAT, **content}
         self._replace("checkpoint.pt", lambda path: torch.save(numbered, path))
-
-    def save_model(self, content: dict[str, Any]) -> None:
-        """Write the output."""
-        self._replace("model.pt", lambda path: torch.save(content, path))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, or None where the run stopped before its first."""

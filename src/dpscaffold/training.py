@@ -35,7 +35,8 @@ from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_device, stop_signals
 from dpscaffold.metrics import Evaluator, baseline, late
-from dpscaffold.model import Model, Raw
+from dpscaffold.model import Model, Origin, Raw
+from dpscaffold.modelfolder import WITHIN
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
 from dpscaffold.rounds import rounds
@@ -66,6 +67,7 @@ class Result:
     folder: Path | None = None
     seconds: float = 0.0
     message: str = ""
+    origin: Origin = field(default_factory=Origin)
 
     @property
     def final(self) -> dict[str, Any]:
@@ -80,7 +82,8 @@ class Result:
     @property
     def model(self) -> Model:
         """The trained model, with the preparation that raw rows need."""
-        return Model.of(self.federation, self.setting.task, self.params)
+        origin = replace(self.origin, rounds=self.rounds)
+        return Model.of(self.federation, self.setting.task, self.params, self.privacy, origin)
 
     def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
         """The class number, or the number, of each raw row, (N,).
@@ -195,9 +198,12 @@ class _Run:
         self.history: list[dict[str, Any]] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
+        self.origin = Origin(setting.label, federation.title)
 
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
         """Claim the run folder, or pick up what it holds."""
+        columns = dict((config or {}).get("data", {}))
+        self.origin = replace(self.origin, label=columns.get("label"), site=columns.get("user"))
         if out is None:
             if resume:
                 raise BadInput("resume is asked for without a run folder; name it with out (--out)")
@@ -364,24 +370,23 @@ class _Run:
             self.folder.path if self.folder else None,
             self.seconds,
             message,
+            self.origin,
         )
         if self.folder:
             self.accounts.write_statement(self.folder, statement)
-            self.folder.write_text(
-                "summary.json", json.dumps(plain(summarise(result)), indent=2) + "\n"
-            )
+            summary = summarise(result)
             if ended != "interrupted":
-                self.folder.save_model(
-                    {
-                        "params": result.params,
-                        "task": self.setting.task.name,
-                        "features": self.federation.dimension,
-                        "classes": self.federation.classes,
-                        "round": state.round,
-                    }
-                )
+                summary["model"] = self._save_model(self.folder, result.model)
+            self.folder.write_text("summary.json", json.dumps(plain(summary), indent=2) + "\n")
         self.tell(Ended(state.round, ended, message))
         return result
+
+    def _save_model(self, folder: RunFolder, model: Model) -> str:
+        """Write the model; what cannot be stored (a preparation of one's own) is said instead."""
+        try:
+            return str(model.save(folder.file(WITHIN)).relative_to(folder.path))
+        except BadInput as problem:
+            return f"not stored: {problem}"
 
 
 def summarise(result: Result) -> dict[str, Any]:

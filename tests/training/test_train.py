@@ -18,6 +18,7 @@ from dpscaffold import (
     ModuleTask,
     Plan,
     fedavg,
+    load_model,
     scaffold,
     scaffold_warm,
     synthetic,
@@ -68,8 +69,7 @@ def test_the_result_holds_what_was_written(federation, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["final"] == result.final
     assert summary["optimum_test_accuracy"] == result.optimum.test_accuracy
-    model = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
-    assert torch.equal(model["params"], result.params)
+    assert torch.equal(load_model(tmp_path / "run").params, result.params)
     for key in (
         "test_accuracy",
         "train_loss",

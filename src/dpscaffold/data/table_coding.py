@@ -28,7 +28,8 @@ class Coding:
     ``columns`` are the raw columns in order. Those in ``categories`` (name, values) become one
     feature for each value, after all numbers; the rest are numbers. ``missing`` is the number that
     stands for a missing one (a missing category is zero everywhere), or ``"refuse"`` or ``"drop"``:
-    then a row that lacks a value cannot be coded. ``read_off`` are the categorical columns whose
+    then a row that lacks a value cannot be coded. ``unseen`` says what a category is that is not
+    among the values: refused, or zero everywhere. ``read_off`` are the categorical columns whose
     values were read off private records.
 
     A cell that is text is read as a file's would be, to the last bit.
@@ -42,6 +43,7 @@ class Coding:
     categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     missing: Literal["refuse", "drop"] | float = "refuse"
     read_off: tuple[str, ...] = ()
+    unseen: Literal["refuse", "zero"] = "refuse"
     cost: ClassVar[Cost | None] = None
 
     @property
@@ -108,6 +110,8 @@ class Coding:
             if text is None:
                 if isinstance(self.missing, str):
                     self._refuse(name, row)
+            elif text not in index and self.unseen == "zero":
+                continue
             elif text not in index:
                 raise BadInput(
                     f"column '{name}' holds '{text}'{nearest(text, values)}; its categories are "

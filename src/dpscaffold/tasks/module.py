@@ -62,17 +62,17 @@ class ModuleTask:
             raise BadInput(
                 "the module has no parameters that require a gradient; there is nothing to learn"
             )
-        self._shapes = {key: value.shape for key, value in learnt.items()}
+        self.shapes = {key: value.shape for key, value in learnt.items()}
         self._initial = torch.cat([value.detach().flatten().float() for value in learnt.values()])
         self.parameters = len(self._initial)
         self.width = 0  # gradients are held in chunks of their own
         frozen = {key: value for key, value in self.module.named_parameters() if key not in learnt}
-        self._constants = {
+        self.constants = {
             key: value.detach().clone()
             for key, value in [*self.module.named_buffers(), *frozen.items()]
         }
         self.module.requires_grad_(False)
-        self._ghost = Ghost(self.module, self._shapes, self._score, loss.values)
+        self._ghost = Ghost(self.module, self.shapes, self._score, loss.values)
 
     def prepare(self, features: Tensor) -> Tensor:
         """Features as they are; they are reshaped on use."""
@@ -83,18 +83,27 @@ class ModuleTask:
         return self._initial.clone()
 
     def _unflatten(self, params: Tensor) -> dict[str, Tensor]:
-        sizes = [shape.numel() for shape in self._shapes.values()]
+        sizes = [shape.numel() for shape in self.shapes.values()]
         parts = params.split(sizes)
         return {
             key: part.view(shape)
-            for (key, shape), part in zip(self._shapes.items(), parts, strict=True)
+            for (key, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
+
+    def filled(self, params: Tensor) -> nn.Module:
+        """A copy of the module with these parameters (P,) in it."""
+        module = copy.deepcopy(self.module)
+        own = dict(module.named_parameters())
+        with torch.no_grad():
+            for key, value in self._unflatten(params).items():
+                own[key].copy_(value)
+        return module
 
     def scores(self, params: Tensor, features: Tensor) -> Tensor:
         """The module's output, (N, outputs)."""
         if self.shape is not None:
             features = features.reshape(-1, *self.shape)
-        constants = {key: value.to(params.device) for key, value in self._constants.items()}
+        constants = {key: value.to(params.device) for key, value in self.constants.items()}
         return functional_call(self.module, (self._unflatten(params), constants), (features,))
 
     def scores_of(self, models: Tensor, features: Tensor) -> Tensor:
@@ -115,7 +124,7 @@ class ModuleTask:
     def _score(self, params: Parameters, row: Tensor) -> Tensor:
         """The scores (classes,) of one record (D,), with parameters by name."""
         rows = row[None] if self.shape is None else row.reshape(1, *self.shape)
-        constants = {key: value.to(row.device) for key, value in self._constants.items()}
+        constants = {key: value.to(row.device) for key, value in self.constants.items()}
         return functional_call(self.module, (dict(params), constants), (rows,))[0]
 
     def _plain_sum(self, params: Tensor, batch: Batch) -> Tensor:

@@ -1,0 +1,197 @@
+"""A model as a plain ``torch.nn.Module``: preparation and scores in one forward pass."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
+from dpscaffold.data.table_coding import Coding
+from dpscaffold.errors import BadInput
+from dpscaffold.model import Model
+from dpscaffold.privacy.preparation import Remark
+from dpscaffold.tasks import Linear, Mlp, ModuleTask, Task
+
+
+class WholeModel(nn.Module):
+    """Raw rows (N, columns) float32 ↦ scores (N, outputs).
+
+    Columns are in the model's order. A categorical column holds the number of the category,
+    counted from 0 in the order of ``categories``; NaN is a missing value. What the training would
+    have refused (a missing value, a number of no category) gives NaN scores, never a guess.
+    """
+
+    def __init__(
+        self, stages: list[nn.Module], categories: dict[str, tuple[str, ...]], columns: list[str]
+    ) -> None:
+        super().__init__()
+        self.stages = nn.Sequential(*stages)
+        self.categories, self.columns = categories, columns
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Scores (N, outputs)."""
+        scores: Tensor = self.stages(rows)
+        return scores
+
+
+def whole_model(model: Model) -> WholeModel:
+    """The module of a model; see :class:`WholeModel`."""
+    stages = [_stage(step) for step in model.preparation if not isinstance(step, Remark)]
+    coding = next((step for step in model.preparation if isinstance(step, Coding)), None)
+    categories = dict(coding.categories) if coding else {}
+    last = _scoring(model.task, model.params)
+    return WholeModel([*stages, _Single(), last], categories, list(model.columns)).eval()
+
+
+def _stage(step: Any) -> nn.Module:
+    """One step of a preparation as a layer without parameters."""
+    match step:
+        case Coding():
+            return _Coding(step)
+        case Shift():
+            factor = np.ones_like(step.mean) if step.factor is None else step.factor
+            return _Affine(step.mean, factor, divide=False)
+        case Standardised():
+            return _Affine(step.mean, step.deviation, divide=True)
+        case Project():
+            return _Project(step.basis)
+        case UnitNorm():
+            return _UnitNorm()
+        case ClipNorm():
+            return _ClipNorm(step.norm)
+        case Scale():
+            return _Affine(np.zeros_like(step.factor), step.factor, divide=False)
+    raise BadInput(f"the step {type(step).__name__} of the preparation has no torch module")
+
+
+class _Coding(nn.Module):
+    """Numbers as they are and categories one-hot, in the order of the training."""
+
+    def __init__(self, coding: Coding) -> None:
+        super().__init__()
+        at = {name: j for j, name in enumerate(coding.columns)}
+        self.numbers = [at[name] for name in coding.numbers]
+        self.categories = [(at[name], len(values)) for name, values in coding.categories]
+        self.lenient = coding.unseen == "zero"
+        self.fill = None if isinstance(coding.missing, str) else float(coding.missing)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        parts = []
+        if self.numbers:
+            numbers = rows[:, self.numbers]
+            if self.fill is not None:
+                numbers = torch.where(torch.isnan(numbers), self.fill, numbers)
+            parts.append(numbers)
+        for j, count in self.categories:
+            codes = rows[:, j : j + 1]
+            one = (codes == torch.arange(count, dtype=rows.dtype)).to(rows.dtype)
+            if self.lenient:
+                parts.append(one)
+                continue
+            known = one.sum(dim=1, keepdim=True) > 0
+            if self.fill is not None:
+                known = known | torch.isnan(codes)
+            parts.append(torch.where(known, one, torch.full_like(one, float("nan"))))
+        return torch.cat(parts, dim=1)
+
+
+class _Affine(nn.Module):
+    """(x − mean)·factor, or (x − mean)/factor, in the precision of the numbers."""
+
+    mean: Tensor
+    factor: Tensor
+
+    def __init__(self, mean: np.ndarray, factor: np.ndarray, divide: bool) -> None:
+        super().__init__()
+        self.divide = divide
+        self.register_buffer("mean", torch.from_numpy(np.array(mean)))
+        self.register_buffer("factor", torch.from_numpy(np.array(factor)))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        moved = rows.to(self.mean.dtype) - self.mean
+        return moved / self.factor if self.divide else moved * self.factor
+
+
+class _Project(nn.Module):
+    basis: Tensor
+
+    def __init__(self, basis: np.ndarray) -> None:
+        super().__init__()
+        self.register_buffer("basis", torch.from_numpy(np.array(basis)))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows @ self.basis
+
+
+class _UnitNorm(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        norms = rows.square().sum(dim=1, keepdim=True).sqrt()
+        return rows / torch.where(norms > 0, norms, torch.ones_like(norms))
+
+
+class _ClipNorm(nn.Module):
+    def __init__(self, norm: float) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, rows: Tensor) -> Tensor:
+        norms = rows.square().sum(dim=1, keepdim=True).sqrt()
+        return rows * (self.norm / norms.clamp_min(1e-30)).clamp_max(1.0)
+
+
+class _Single(nn.Module):
+    """Single precision, in which models are trained."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.float()
+
+
+def _scoring(task: Task, params: Tensor) -> nn.Module:
+    """The task's scores as layers that hold the parameters."""
+    params = params.detach().cpu()
+    if isinstance(task, Linear):
+        return _layer(params.view(task.outputs, task.features + 1))
+    if isinstance(task, Mlp):
+        first = task.hidden * (task.features + 1)
+        return nn.Sequential(
+            _layer(params[:first].view(task.hidden, -1)),
+            nn.ReLU(),
+            _layer(params[first:].view(task.classes, -1)),
+        )
+    if isinstance(task, ModuleTask):
+        return _Shaped(task.filled(params), task.shape)
+    return _Own(task, params)
+
+
+def _layer(rows: Tensor) -> nn.Linear:
+    """A linear layer of (outputs, inputs + 1) numbers, the bias last in each row."""
+    layer = nn.Linear(rows.shape[1] - 1, rows.shape[0])
+    with torch.no_grad():
+        layer.weight.copy_(rows[:, :-1])
+        layer.bias.copy_(rows[:, -1])
+    return layer
+
+
+class _Shaped(nn.Module):
+    def __init__(self, module: nn.Module, shape: tuple[int, ...] | None) -> None:
+        super().__init__()
+        self.module, self.shape = module, shape
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.module(rows if self.shape is None else rows.view(-1, *self.shape))
+        return scores
+
+
+class _Own(nn.Module):
+    """A task of one's own, called as it is."""
+
+    def __init__(self, task: Task, params: Tensor) -> None:
+        super().__init__()
+        self.task, self.flat = copy.copy(task), nn.Parameter(params.clone())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.task.scores(self.flat, self.task.prepare(rows))
