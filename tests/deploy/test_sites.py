@@ -160,3 +160,12 @@ def test_a_site_that_refuses_is_left_out_by_name(tmp_path):
         world.policies["north"] = world.policies["north"].model_copy(update={"min_noise": 5.0})
         world.enrol()
     assert not world.ledger("east").runs[world.enrolled.run].began
+
+
+def test_a_mirrored_memory_is_restored_to_the_last_bit(tmp_path):
+    """Where the server mirrors memories, even a site that lost its folder ends where it should."""
+    world = World(tmp_path, "scaffold-balanced", privacy=FIXED, rounds=6, user_ratio=1.0)
+    world.enrol()
+    world.drive(3)
+    world.memory("north").forget()
+    assert_parity(world.drive())

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from small import CPU, PLAN, Trial, federation
 
+from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import AlgorithmSettings, TaskSettings
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.enrolment import (
@@ -45,7 +46,7 @@ LOOSE = {
     "max_clip": 1e3,
     "max_data_ratio": 1.0,
     "units": ("record", "user"),
-    "algorithms": ("fedavg", "fedsgd", "fedprox", "scaffold", "scaffold-warm", "balanced"),
+    "algorithms": tuple(ALGORITHMS),
     "largest_value": 1e6,
     "unprotected": True,
     "rehearsal": True,

@@ -49,7 +49,8 @@ def broadcast_lengths(phase: Algorithm, parameters: int) -> Lengths:
 
 @lru_cache(maxsize=64)
 def upload_lengths(phase: Algorithm, parameters: int) -> Lengths:
-    """``params`` and every ``totals.*`` of an upload.
+    """``params`` and every ``totals.*`` of an upload; where memories are mirrored, the slots
+    themselves (``kept.*``), of which the totals are the change.
 
     >>> from dpscaffold import fedavg, scaffold
     >>> upload_lengths(fedavg(), 3), upload_lengths(scaffold(), 3)
@@ -59,7 +60,11 @@ def upload_lengths(phase: Algorithm, parameters: int) -> Lengths:
     told = Broadcast(1, zero, _announced(phase, parameters))
     at = Participant(told, _zeros(phase.remembers, parameters), Known(1, 1.0, 0.0))
     upload, _ = phase.finish(Local(zero, zero), at)
-    return {"params": parameters} | {f"totals.{k}": v.shape[-1] for k, v in upload.totals.items()}
+    lengths = {"params": parameters}
+    for name, value in upload.totals.items():
+        whole = phase.mirrored and name in phase.remembers
+        lengths[f"{'kept' if whole else 'totals'}.{name}"] = value.shape[-1]
+    return lengths
 
 
 def _announced(phase: Algorithm, parameters: int) -> Slots:

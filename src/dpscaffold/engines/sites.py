@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm, Broadcast, Upload
+from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.enrolment import Correspondence, Enrolled, enrol_again
 from dpscaffold.engines.letters import Header, Json, Letter, vector_digests
@@ -185,11 +185,10 @@ class Sites:
         parts: list[tuple[list[int], Upload]] = []
         for name, user in names.items():
             if name in uploads:
-                upload = _upload(uploads[name])
-                parts.append(([user], upload))
                 before = self.memories.recall([user])
-                moved = {k: v + upload.totals[k] for k, v in before.items() if k in upload.totals}
-                self.memories.keep([user], before | moved)
+                upload, after = _read(uploads[name], before)
+                parts.append(([user], upload))
+                self.memories.keep([user], after)
                 self._applied[name] = str(uploads[name].header["upload"])
         return aggregate(self.setting, draw, broadcast, parts)
 
@@ -237,11 +236,21 @@ class Sites:
             self.memories.restore(saved["mirror"])
 
 
-def _upload(letter: Letter) -> Upload:
-    """A letter's vectors as a stack of one."""
+def _read(letter: Letter, before: Slots) -> tuple[Upload, Slots]:
+    """A letter's upload as a stack of one, and the site's slots once it is applied: what it kept
+    where it says so, else what was known and the total."""
     stacked = {name: torch.from_numpy(v.copy())[None] for name, v in letter.vectors.items()}
-    totals = {k.removeprefix("totals."): v for k, v in stacked.items() if k != "params"}
-    return Upload(stacked["params"], totals)
+    totals: dict[str, Tensor] = {}
+    after = dict(before)
+    for label, value in stacked.items():
+        kind, _, name = label.partition(".")
+        if kind == "kept":
+            totals[name], after[name] = value - before[name], value
+        elif kind == "totals":
+            totals[name] = value
+            if name in before:
+                after[name] = before[name] + value
+    return Upload(stacked["params"], totals), after
 
 
 def _array(value: Tensor) -> np.ndarray:

@@ -47,7 +47,9 @@ class Row:
     @property
     def weight(self) -> float:
         """The user's weight in means, up to a common factor."""
-        return float(self.records) if self.plan.weighting == "records" else 1.0
+        # A declared size, not the true one: the weight may go up with the upload.
+        size = self.records if self.declared is None else self.declared
+        return float(size) if self.plan.weighting == "records" else 1.0
 
     @property
     def kind(self) -> Kind:

@@ -113,7 +113,13 @@ class OfferedWork:
             self.task, phase, [row], self._records, broadcast, self._stacks(slots)
         )
         uploaded = {"params": _row(upload.params)}
-        uploaded |= {f"totals.{name}": _row(value) for name, value in upload.totals.items()}
+        for name, value in upload.totals.items():
+            # Where the server mirrors memories it needs them to the last bit, and c_i + Δc_i is
+            # not c_i⁺ in floats; so the new slot goes up, and the server takes the difference.
+            if phase.mirrored and name in kept:
+                uploaded[f"kept.{name}"] = _row(kept[name])
+            else:
+                uploaded[f"totals.{name}"] = _row(value)
         return uploaded, {name: _row(value) for name, value in kept.items()}
 
     def _stack(self, vector: np.ndarray) -> torch.Tensor:
