@@ -47,6 +47,9 @@ def reproduce_command(
     only_runs: Annotated[
         bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")
     ] = False,
+    take: Annotated[
+        Path | None, typer.Option(help="a results.csv whose finished runs are taken over first")
+    ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
@@ -54,13 +57,15 @@ def reproduce_command(
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import Wish
 
-    wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs)
+    wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs, take)
     chosen = pick_device(device)
     if row and (list_ or name == "all"):
         raise BadInput(
             f"--row is {row[0]!r}, a row of one experiment; name that experiment instead of all "
             f"or --list"
         )
+    if take is not None and (list_ or name in (None, "all")):
+        raise BadInput(f"--take is {take}, the results of one experiment; name that experiment")
     if list_:
         from dpscaffold.paper.listing import listing
 
@@ -89,7 +94,7 @@ def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool
                 yield bars
 
         try:
-            files = reproduce(chosen, wish, device, show)
+            files = reproduce(chosen, wish, device, show, console.print)
         except Stopped as stopped:
             console.print(
                 f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command "

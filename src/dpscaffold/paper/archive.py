@@ -75,11 +75,10 @@ class Archive:
 
     def add(self, cases: Iterable[Case], courses: Iterable[Course], made: dict[str, Any]) -> None:
         """Append the runs of a finished stack."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lines = []
+        runs = []
         for case, course in zip(cases, courses, strict=True):
             privacy = course.setting.privacy
-            run = Finished(
+            finished = Finished(
                 case.digest,
                 [_short(row) for row in course.history],
                 _short(course.average),
@@ -92,6 +91,14 @@ class Archive:
                     "noise": privacy.noise if privacy else None,
                 },
             )
+            runs.append(finished)
+        self.extend(runs)
+
+    def extend(self, runs: Iterable[Finished]) -> None:
+        """Append runs as they are."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for run in runs:
             self.finished[run.digest] = run
             lines.append(json.dumps(plain(vars(run))) + "\n")
         cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")

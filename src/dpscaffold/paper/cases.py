@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from dpscaffold.checks import floor_share
@@ -42,12 +43,12 @@ class Case:
         "simulator"  # or "loop", or "loop-same-noise": every user draws the noise of the first
     )
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
         """The checked configuration."""
         return parse(self.tables)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Names the run whatever figure it is shown in."""
         tables = self.settings.model_dump(mode="json", exclude_none=True)

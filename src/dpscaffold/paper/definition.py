@@ -4,8 +4,9 @@ A definition has ``base`` tables (a configuration) and up to four lists, ``rows`
 ``lines`` and
 ``choices``, whose entries have a ``label`` and dotted keys to ``set``. The experiment is their
 product: every row × column × line × choice × seed is a run. ``choices`` are the values of
-hyperparameters of which the best is shown; a line may have ``rates`` of its own, the η₀ to choose
-from. An entry may differ ``by_row``.
+hyperparameters of which the best is shown; a line or a column may have ``rates``, the η₀ to choose
+from. An entry may differ ``by_row``. A row's ``ladder`` holds the η₀ that are tried besides, one
+after the other, while the best lies at an end (:mod:`dpscaffold.paper.widening`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Entry:
     """One row, column, line or choice: its label and what it sets.
 
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
-    largest T at that published ε, and ``by_row`` holds what differs in a row.
+    largest T at that published ε, and ``by_row`` holds what differs in a row. ``ladder`` are all η₀
+    that a row may try.
     """
 
     label: str
@@ -61,6 +63,7 @@ class Entry:
     epsilon: float | None = None
     by_row: dict[str, dict[str, Any]] = field(default_factory=dict)
     level: str = ""  # the label before a row changed it
+    ladder: tuple[float, ...] = ()
 
     @classmethod
     def read(cls, table: dict[str, Any]) -> Entry:
@@ -72,6 +75,7 @@ class Entry:
             tuple(table.get("rates", ())),
             table.get("solve_epsilon"),
             dict(table.get("by_row", {})),
+            ladder=tuple(table.get("ladder", ())),
         )
 
     def at(self, row: str) -> Entry | None:
@@ -121,7 +125,7 @@ class Experiment:
         found: list[Case] = []
         for row in self.rows:
             for column, line in product(_at(self.columns, row), _at(self.lines, row)):
-                choices = _rates(line) or _at(self.choices, row)
+                choices = _rates(line) or _rates(column) or _at(self.choices, row)
                 for seed, choice in product(range(count), choices):
                     found.append(self._case(row, column, line, choice, seed))
         return [scaled(case, scale) for case in found]
@@ -157,9 +161,18 @@ def _at(entries: tuple[Entry, ...], row: Entry) -> list[Entry]:
     return [found for entry in entries if (found := entry.at(row.label)) is not None]
 
 
-def _rates(line: Entry) -> list[Entry]:
-    """A line's own step sizes as choices."""
-    return [Entry(f"η₀ = {rate:g}", {"plan.learning_rate": rate}) for rate in line.rates]
+def _rates(entry: Entry) -> list[Entry]:
+    """The step sizes of a line or column as choices."""
+    return [Entry(rate_label(rate), {"plan.learning_rate": rate}) for rate in entry.rates]
+
+
+def rate_label(rate: float) -> str:
+    """The label of a step size as a choice.
+
+    >>> rate_label(0.5)
+    'η₀ = 0.5'
+    """
+    return f"η₀ = {rate:g}"
 
 
 def names() -> tuple[str, ...]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 PALETTE = ("#d1495b", "#5a8f3c", "#8e6bbf", "#1b6ca8", "#c98a1b", "#3c8f8a", "#7a5c48")
 SHADES = (1.0, 0.65, 0.4)
 
+#: A variant that stands beside the one it is named after in a figure, and so has its own colour.
+APART = "SCAFFOLD-balanced"
+
 
 def draw(results: Results, folder: Path, title: str) -> list[str]:
     """Write ``figure.png`` and ``figure.svg``; the names that were written."""
@@ -56,19 +59,25 @@ def _colours() -> dict[str, str]:
     """Colours by title; a variant (SCAFFOLD-warm) has the colour of the one it is named after."""
     families: list[str] = []
     for make in ALGORITHMS.values():
-        if not any(known in make().shown for known in families):
-            families.append(make().shown)
+        shown = make().shown
+        if shown == APART or not any(known in shown for known in families):
+            families.append(shown)
     return dict(zip(families, cycle(PALETTE), strict=False))
+
+
+def _family(line: str, colours: dict[str, str]) -> str:
+    """The longest name of an algorithm that a line's label holds."""
+    return max((name for name in colours if name in line), key=len, default="")
 
 
 def style(line: str, lines: list[str]) -> dict[str, Any]:
     """Colour by algorithm, dashes without privacy, shades where one algorithm has several lines."""
     colours = _colours()
-    family = next((name for name in colours if name in line), "")
+    family = _family(line, colours)
     kin = [
         other
         for other in lines
-        if family in other and other.startswith("DP-") == line.startswith("DP-")
+        if _family(other, colours) == family and other.startswith("DP-") == line.startswith("DP-")
     ]
     shade = SHADES[kin.index(line) % len(SHADES)]
     return {

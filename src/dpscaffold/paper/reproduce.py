@@ -17,6 +17,8 @@ from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
+from dpscaffold.paper.takeover import take_over
+from dpscaffold.paper.widening import widened
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Wish:
 
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
     ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
-    machine that cannot draw.
+    machine that cannot draw. ``take`` is a ``results.csv`` whose runs are taken over first.
     """
 
     out: Path
@@ -35,6 +37,7 @@ class Wish:
     folds: bool = True
     rows: tuple[str, ...] = ()
     only_runs: bool = False
+    take: Path | None = None
 
     def __post_init__(self) -> None:
         if self.seeds is not None:
@@ -87,19 +90,34 @@ def chosen_cases(experiment: Experiment, wish: Wish) -> tuple[list[Case], list[C
 Show = Callable[[str, float], AbstractContextManager[Listener]]
 
 
+def _nothing(sentence: str) -> None:
+    """Say nothing."""
+
+
 def reproduce(
-    experiment: Experiment, wish: Wish, device: torch.device, show: Show | None = None
+    experiment: Experiment,
+    wish: Wish,
+    device: torch.device,
+    show: Show | None = None,
+    say: Callable[[str], None] = _nothing,
 ) -> list[str]:
     """Run what is missing, then write the experiment's folder; the names of the files in it.
 
-    ``show(name, work)`` gives the listener that is told about progress.
+    ``show(name, work)`` gives the listener that is told about progress, ``say`` is given a sentence
+    about runs taken over. Step sizes are added along the rows' ladders while a best one lies at an
+    end.
     """
     cases, folded = chosen_cases(experiment, wish)
     archive = Archive(wish.out, experiment.name)
+    if wish.take is not None:
+        say(str(take_over(experiment, cases, archive, wish.take)))
     todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
     show = show or (lambda name, work: nullcontext(silence))
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:
         run_cases(cases, archive, device, tell, experiment.optimum)
+        while more := widened(experiment, cases, archive):
+            run_cases(more, archive, device, tell, experiment.optimum)
+            cases += more
         run_cases(folded, archive, device, tell)
         if wish.only_runs:
             return [archive.path.name]

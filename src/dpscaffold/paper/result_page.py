@@ -14,6 +14,7 @@ from dpscaffold.paper.published import caption, published
 from dpscaffold.paper.results import Place, Results, Summary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Made, markdown, percent, rate
+from dpscaffold.paper.widening import at_end
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.progress import duration
 
@@ -165,8 +166,9 @@ def _frontier(results: Results, made: Made) -> list[str]:
     parts.append(
         "The model averaged over the last half of the rounds, and in brackets the last iterates "
         "of the same runs (mean of the last 10 % of rounds). η₀ was chosen for each entry by the "
-        "averaged model **with the test data in view**, among those of the definition; σ_g and η₀ "
-        "are listed in the order of the algorithms. " + TUNING
+        "averaged model **with the test data in view**, among those of the definition and, while "
+        "the best lay at an end, the next of its ladder († where the ladder ended first); σ_g and "
+        "η₀ are listed in the order of the algorithms. " + TUNING
     )
     for row in results.rows:
         columns = results.columns(row)
@@ -182,7 +184,7 @@ def _frontier(results: Results, made: Made) -> list[str]:
                 sampling, "not private"
             )
             noises = [_noise(results.shown(p)[0].finished) for p in entries]
-            rates = [rate(results.chosen(p)) for p in entries]
+            rates = [_rate(results, p) for p in entries]
             values = [_both(results, (row, column, line)) for line in lines]
             rows.append([epsilon, how, *values, ", ".join(filter(None, noises)), ", ".join(rates)])
         parts += [f"### {row}", markdown(header, rows)]
@@ -197,6 +199,16 @@ def _both(results: Results, place: Place) -> str:
     choice = results.chosen(place)
     averaged, late = (results.summary(place, choice, value) for value in (average, last))
     return f"{percent(averaged)} ({percent(late)})"
+
+
+def _rate(results: Results, place: Place) -> str:
+    """The η₀ that is shown, with a mark where no smaller or no larger one was tried."""
+    tried = {
+        choice: runs[0].case.settings.plan.learning_rate
+        for choice, runs in results.places[place].items()
+    }
+    choice = results.chosen(place)
+    return rate(choice) + ("†" if at_end(list(tried.values()), tried[choice]) else "")
 
 
 def _noise(finished: Finished) -> str:

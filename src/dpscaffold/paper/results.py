@@ -16,6 +16,13 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
 
 Place = tuple[str, str, str]
+
+#: The outputs of a run, as the tidy rows name them.
+LATE, AVERAGE, ITERATE = (
+    "last iterates, mean of the last 10 %",
+    "average of the last half",
+    "iterate",
+)
 METRICS = (
     "test_accuracy",
     "train_loss",
@@ -226,12 +233,12 @@ def _tidy(name: str, run: Run, shown: bool) -> list[dict[str, Any]]:
         )
 
     rows = [
-        row("last iterates, mean of the last 10 %", None, {m: finished.late(m) for m in METRICS})
+        row(LATE, None, {m: finished.late(m) for m in METRICS}),
     ]
     if finished.average:
-        rows.append(row("average of the last half", finished.rounds, finished.average))
-    if shown:
-        rows += [row("iterate", entry["round"], entry) for entry in finished.history]
+        rows.append(row(AVERAGE, finished.rounds, finished.average))
+    if shown and not finished.made.get("summarised"):
+        rows += [row(ITERATE, entry["round"], entry) for entry in finished.history]
     return rows
 
 

@@ -1,0 +1,160 @@
+"""Step sizes beyond a definition's, and runs that are taken over from an earlier results.csv."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput
+from dpscaffold.cli import app
+from dpscaffold.paper import reproduce as reproducing
+from dpscaffold.paper.archive import Archive, Finished
+from dpscaffold.paper.cases import Case
+from dpscaffold.paper.definition import Experiment, experiment
+from dpscaffold.paper.reproduce import Wish, chosen_cases, reproduce
+from dpscaffold.paper.results import Results, average
+from dpscaffold.paper.takeover import take_over
+from dpscaffold.paper.widening import at_end, rungs, widened
+
+PRINTED = Path(__file__).parents[2] / "docs/results/frontier/results.csv"
+
+
+def small() -> tuple[Experiment, list[Case]]:
+    """One place of the frontier: balanced controls at ε = 1 on synthetic data, two seeds."""
+    whole = experiment("frontier")
+    chosen = replace(
+        whole,
+        rows=whole.rows[1:2],
+        columns=tuple(c for c in whole.columns if c.label == "1 poisson"),
+        lines=whole.lines[-1:],
+    )
+    return chosen, chosen.cases(2)
+
+
+def pretend(archive: Archive, cases: list[Case], peak: float, bound: float = math.inf) -> None:
+    """Finished runs whose accuracy falls with the distance of η₀ from a peak, and which diverge
+    beyond a bound."""
+    for case in cases:
+        rate = case.settings.plan.learning_rate
+        accuracy = {"test_accuracy": 0.9 - 0.1 * abs(math.log(rate / peak))}
+        broken = 3 if rate > bound else None
+        history = [] if broken else [{"round": 400} | accuracy]
+        made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
+        archive.extend(
+            [Finished(case.digest, history, {} if broken else accuracy, broken, 1.0, made)]
+        )
+
+
+@pytest.mark.parametrize(("peak", "bound"), [(0.07, 99), (5, 99), (0.3, 99), (15, 99), (9, 0.2)])
+def test_the_search_ends_with_its_best_inside(tmp_path, peak, bound):
+    chosen, cases = small()
+    archive = Archive(tmp_path, "frontier")
+    pretend(archive, cases, peak, bound)
+    while more := widened(chosen, cases, archive):
+        assert all(case not in archive for case in more)
+        assert {case.labels["seed"] for case in more} == {0, 1}
+        pretend(archive, more, peak, bound)
+        cases += more
+    place = ("synthetic (5, 5), λ = 0", "1 poisson", "SCAFFOLD-balanced")
+    results = Results(chosen, cases, (), archive)
+    best = results.places[place][results.best(place, average)][0].case.settings.plan.learning_rate
+    tried = [runs[0].case.settings.plan.learning_rate for runs in results.places[place].values()]
+    assert not at_end(tried, best) and len(set(tried)) == len(tried)
+    ladder = [rate for rate in chosen.rows[0].ladder if rate <= bound]
+    assert best == min(ladder, key=lambda rate: abs(math.log(rate / peak)))
+
+
+def test_an_unfinished_place_waits_and_a_ladder_ends(tmp_path):
+    chosen, cases = small()
+    archive = Archive(tmp_path, "frontier")
+    pretend(archive, cases[:-1], 1e-9)
+    assert widened(chosen, cases, archive) == []
+    pretend(archive, cases[-1:], 1e-9)
+    waves = 0
+    while more := widened(chosen, cases, archive):
+        pretend(archive, more, 1e-9)
+        cases += more
+        waves += 1
+    first = {case.settings.plan.learning_rate for case in small()[1]}
+    assert waves == sum(rate < min(first) for rate in chosen.rows[0].ladder)
+
+
+@given(st.data())
+def test_rungs_stay_on_the_ladder_beyond_what_was_tried(data):
+    ladder = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=1, unique=True).map(sorted))
+    tried = data.draw(st.lists(st.sampled_from(ladder), min_size=1, unique=True))
+    best = data.draw(st.sampled_from(tried))
+    failed = data.draw(st.booleans())
+    found = rungs(tried, best, ladder, failed)
+    assert all(rate in ladder and not min(tried) <= rate <= max(tried) for rate in found)
+    inside = not at_end(tried, best)
+    assert not (inside and not failed and found)
+    assert not (failed and any(rate > max(tried) for rate in found))
+
+
+def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
+    whole = experiment("frontier")
+    wish = Wish(tmp_path, rows=("synthetic (5, 5)",))
+    cases, _ = chosen_cases(whole, wish)
+    archive = Archive(tmp_path, "frontier")
+    told = take_over(whole, cases, archive, PRINTED)
+    with PRINTED.open(encoding="utf-8") as stream:
+        printed = [row for row in csv.DictReader(stream) if row["row"] == "synthetic (5, 5)"]
+    assert told.taken == 11 * 4 * 4 * 3 and told.known == 0
+    again = take_over(whole, cases, Archive(tmp_path, "frontier"), PRINTED)
+    assert (again.taken, again.known) == (0, told.taken)
+    results = Results(whole, cases, (), Archive(tmp_path, "frontier"))
+    keys = ("column", "line", "seed", "output", "learning_rate", "round")
+    known = {tuple(row[k] for k in keys): float(row["test_accuracy"]) for row in printed}
+    assert len(known) == len(printed)
+    found = results.tidy()
+    assert len(found) == len(printed)
+    for row in found:
+        key = tuple("" if row[k] is None else str(row[k]) for k in keys)
+        assert known[key] == pytest.approx(row["test_accuracy"], abs=1e-6), key
+
+
+@pytest.mark.parametrize("column", ["noise", "rounds", "clip", "local_steps", "regularisation"])
+def test_a_run_that_differs_is_left(tmp_path, column):
+    whole = experiment("frontier")
+    cases, _ = chosen_cases(whole, Wish(tmp_path, rows=("synthetic (5, 5)",)))
+    with PRINTED.open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    rows = [r for r in rows if (r["row"], r["column"]) == ("synthetic (5, 5)", "1 fixed")][:2]
+    rows[0][column] = rows[1][column] = str(1.01 * float(rows[0][column]))
+    altered = tmp_path / "results.csv"
+    with altered.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    told = take_over(whole, cases, Archive(tmp_path, "frontier"), altered)
+    assert (told.taken, told.left) == (0, {f"another {column}": 1})
+
+
+def test_what_is_no_results_file_is_refused(tmp_path):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name, said in (("none.csv", "cannot be read"), ("other.csv", "no results.csv")):
+        with pytest.raises(BadInput, match=said):
+            take_over(*small(), Archive(tmp_path, "frontier"), tmp_path / name)
+    wrong = CliRunner().invoke(app, ["reproduce", "all", "--take", str(PRINTED)])
+    assert isinstance(wrong.exception, BadInput) and "--take" in str(wrong.exception)
+
+
+def test_a_tiny_frontier_widens_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    chosen, _ = small()
+    wish = Wish(tmp_path, seeds=1, scale=0.02)
+    reproduce(chosen, wish, torch.device("cpu"))
+    text = (tmp_path / "frontier" / "RESULT.md").read_text()
+    assert "SCAFFOLD-balanced" in text and "not finished" not in text
+    runs = (tmp_path / "frontier" / "runs.jsonl").read_text()
+    reproduce(chosen, wish, torch.device("cpu"))
+    assert (tmp_path / "frontier" / "runs.jsonl").read_text() == runs
