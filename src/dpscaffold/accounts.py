@@ -30,6 +30,7 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
+from dpscaffold.privacy.preparation import told
 from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.runledger import (
@@ -289,7 +290,10 @@ class Accounts:
         assert self.folder is not None and self.run is not None
         steps = (*self.setting.roster.schema.preparation, *self._unprotected)
         said = {
-            "steps": [{"sentence": step.sentence, "protection": step.protection} for step in steps],
+            "steps": [
+                {"sentence": told(step, self.run.unit), "protection": step.protection}
+                for step in steps
+            ],
             "costs": [vars(cost) for cost in self.costs],
         }
         self.folder.write_text(PREPARATION, json.dumps(said, indent=2) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -69,25 +70,37 @@ def _stage(step: Any) -> nn.Module:
 
 
 class _Coding(nn.Module):
-    """Numbers as they are and categories one-hot, in the order of the training."""
+    """Numbers as they are (dates as days since 1970) and categories one-hot, in the order of the
+    training."""
+
+    fills: Tensor
 
     def __init__(self, coding: Coding) -> None:
         super().__init__()
         at = {name: j for j, name in enumerate(coding.columns)}
         self.numbers = [at[name] for name in coding.numbers]
-        self.categories = [(at[name], len(values)) for name, values in coding.categories]
+        self.indicators = [at[name] for name in coding.indicators]
+        self.categories = [
+            (at[name], len(values), name in coding.own) for name, values in coding.categories
+        ]
         self.lenient = coding.unseen == "zero"
         self.fill = None if isinstance(coding.missing, str) else float(coding.missing)
+        plain, own = math.nan if self.fill is None else self.fill, dict(coding.fills)
+        fills = [own.get(name, plain) for name in coding.numbers]
+        self.register_buffer("fills", torch.tensor(fills, dtype=torch.float32))
 
     def forward(self, rows: Tensor) -> Tensor:
         parts = []
         if self.numbers:
             numbers = rows[:, self.numbers]
-            if self.fill is not None:
-                numbers = torch.where(torch.isnan(numbers), self.fill, numbers)
-            parts.append(numbers)
-        for j, count in self.categories:
+            parts.append(torch.where(torch.isnan(numbers), self.fills.to(rows.dtype), numbers))
+        if self.indicators:
+            parts.append(torch.isnan(rows[:, self.indicators]).to(rows.dtype))
+        for j, count, own in self.categories:
             codes = rows[:, j : j + 1]
+            if own:
+                codes = torch.where(torch.isnan(codes), float(count), codes)
+                count = count + 1
             one = (codes == torch.arange(count, dtype=rows.dtype)).to(rows.dtype)
             if self.lenient:
                 parts.append(one)

@@ -293,4 +293,8 @@ def test_settings_become_a_table() -> None:
         }
     )
     table = table_of(settings)
-    assert (table.kind, table.delimiter, table.categories) == ("csv", ";", {"c": ("a", "b")})
+    assert (table.kind, table.dialect.delimiter, table.categories) == (
+        "csv",
+        ";",
+        {"c": ("a", "b")},
+    )

@@ -262,9 +262,10 @@ def test_the_schema_says_what_a_row_looks_like_and_nothing_of_a_record(tmp_path:
         assert step.protection in ("none needed", "public") or not hasattr(step, "mean")
     said = schema.to_dict()
     assert [step["protection"] for step in said["preparation"]] == [
-        "unprotected",
-        "unprotected",
-        "unprotected",
+        "unprotected",  # the wards
+        "unprotected",  # the labels
+        "none needed",  # the rule by which users are left out
+        "unprotected",  # mean and deviation
         "none needed",
     ]
     assert load_federation({**options, "seed": 1}).schema == schema  # whoever holds which record

@@ -46,6 +46,8 @@ SUMMARIES = {
     "tune": "choose hyperparameters by cross-validation",
     "reproduce": "the paper's tables and figures, one command each",
     "provision": "the keys and certificates of a deployed federation",
+    "server": "a deployed federation's server",
+    "site": "a site of a deployed federation",
 }
 
 #: Without Rich's markup, in which the ``[data]`` of a sentence would be a style and vanish.

@@ -135,7 +135,10 @@ def run_settings(
     from dpscaffold.report.progress import Progress
     from dpscaffold.training import run
 
-    notify = _say if verbose else None
+    def notify(note: str) -> None:
+        if verbose or (note.startswith("warning:") and not quiet):
+            _say(note)
+
     if federation is None:
         federation = load_federation(settings.data, notify)
     setting = settings.setting(federation)

@@ -6,6 +6,7 @@ options that the chosen partition does not use are refused with one sentence.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from dpscaffold.data.readers.files import is_many
 from dpscaffold.data.steps import Step, check_order, sentence
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.schema import Kind
@@ -32,6 +34,15 @@ OPTIONS = {
     "natural": set[str](),
 }
 PAPER_STEPS = ("standardise", "unit-norm")
+
+
+def located(path: str, data_dir: str | None) -> Path:
+    """A path as given or, where it is not there, under the data folder that the settings name."""
+    given = Path(path).expanduser()
+    found = given.exists() or any(given.parent.glob(given.name)) if given.name else True
+    if given.is_absolute() or found or data_dir is None:
+        return given
+    return Path(data_dir).expanduser() / path
 
 
 class _Data(BaseModel):
@@ -173,15 +184,20 @@ class Digits(Pooled):
     users: int | None = Field(default=10, ge=1)
 
 
+_Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float
+
+
 class _TableFile(Pooled):
     path: str
     label: str
     user: str | None = None
     features: tuple[str, ...] = ()
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    missing: Literal["refuse", "drop"] | float = "refuse"
+    missing: Literal["refuse", "drop"] | float | dict[str, _Rule] = "refuse"
     classes: tuple[str, ...] = ()
     target: Kind = "class"
+    exclude: tuple[str, ...] = ()
+    dates: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _numbers(self) -> _TableFile:
@@ -191,18 +207,22 @@ class _TableFile(Pooled):
 
     @property
     def has_users(self) -> bool:
-        return self.user is not None
+        return self.user is not None or is_many(located(self.path, self.data_dir))
 
 
 class Csv(_TableFile):
-    """A CSV file with a header."""
+    """A CSV file with a header, or a folder or pattern of such files, one per user unless ``user``
+    names a column. ``"auto"`` finds encoding, delimiter and decimal sign file by file."""
 
     source: Literal["csv"]
-    delimiter: str = Field(default=",", min_length=1, max_length=1)
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | Literal["auto"] = ","
+    encoding: str = "utf-8"
+    decimal: Literal[".", ",", "auto"] = "."
+    comment: str = Field(default="", max_length=1)
 
 
 class Parquet(_TableFile):
-    """A Parquet file."""
+    """A Parquet file, or a folder or pattern of such files, hive-partitioned or not."""
 
     source: Literal["parquet"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dpscaffold.data.config import (
     Saved,
     Synthetic,
     _TableFile,
+    located,
     parse_data,
 )
 from dpscaffold.data.pool import Pool, assemble, offsets, split_rows
@@ -36,6 +37,7 @@ from dpscaffold.data.prepared import transformed
 from dpscaffold.data.readers import cifar, images
 from dpscaffold.data.readers.arrays import read_npz
 from dpscaffold.data.readers.coding import Table
+from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.leaf import read_leaf
 from dpscaffold.data.readers.tables import feature_blocks, read_table, scan_table
 from dpscaffold.data.storage import load, save
@@ -87,9 +89,13 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     for note in pool.notes if notify else ():
         notify(note)  # type: ignore[misc]
     parts, names = deal(pool.labels, pool.users, pool.names, settings)
+    gone = too_small(pool.users, pool.names, settings)
+    if gone and notify:
+        notify(f"warning: {named(gone)}")
     pool = replace(pool, title=_title(pool.title, settings))
     federation = assemble(pool, parts, settings.test_ratio, settings.seed, names)
-    federation = replace(federation, preparation=federation.preparation + left_out(settings))
+    steps = federation.preparation + left_out(settings, gone)
+    federation = replace(federation, preparation=steps)
     return _checked(preprocess(federation, settings.preprocess, settings.seed, release), settings)
 
 
@@ -131,8 +137,12 @@ def table_of(settings: _TableFile) -> Table:
         categories,
         settings.missing,
         settings.classes,
-        settings.delimiter if isinstance(settings, Csv) else ",",
+        Dialect(settings.delimiter, settings.encoding, settings.decimal, settings.comment)
+        if isinstance(settings, Csv)
+        else Dialect(),
         settings.target,
+        settings.exclude,
+        settings.dates,
     )
 
 
@@ -179,9 +189,10 @@ def deal(
     return partition.similarity(labels, sizes, settings.similarity, settings.seed), ()
 
 
-def left_out(settings: Pooled) -> tuple[Remark, ...]:
-    """Who takes no part, by which rule, for the statement; the rule alone, as a name or a number
-    would tell how many records somebody has.
+def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
+    """Who takes no part and by which rule, for the statement. The names (``gone``) are kept apart:
+    where whole users are hidden the rule alone may be said, as a name tells how many records
+    somebody has.
 
     >>> from dpscaffold.data.config import parse_data
     >>> left_out(parse_data({"source": "digits", "users": 5}))
@@ -197,7 +208,29 @@ def left_out(settings: Pooled) -> tuple[Remark, ...]:
         said += f", and {settings.users} of the others were drawn at random (data.users)"
     if settings.records is not None:
         said += f"; of each, {settings.records} records at most, drawn at random (data.records)"
-    return (Remark(f"{said}. How many records a user has counts as public here.", "none needed"),)
+    said += ". How many records a user has counts as public here."
+    return (Remark(said, "none needed", named=named(gone)),)
+
+
+def named(gone: Sequence[str], most: int = 20) -> str:
+    """Who was left out, in one sentence.
+
+    >>> named(["north"]), named([])
+    ('Left out for too few records: north.', '')
+    """
+    if not gone:
+        return ""
+    more = f" and {len(gone) - most} more" if len(gone) > most else ""
+    return f"Left out for too few records: {', '.join(gone[:most])}{more}."
+
+
+def too_small(users: np.ndarray | None, names: Sequence[str], settings: Pooled) -> list[str]:
+    """The users whom the natural partition leaves out for too few records, by name."""
+    if users is None or settings.chosen_partition != "natural":
+        return []
+    sizes = np.bincount(users, minlength=len(names))
+    few = np.flatnonzero(sizes < settings.minimum_records).tolist()
+    return [f"{names[i]} ({sizes[i]} of {settings.minimum_records})" for i in few]
 
 
 def prepare(
@@ -255,6 +288,9 @@ def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federa
     for note in scan.notes if notify else ():
         notify(note)  # type: ignore[misc]
     parts, names = deal(scan.labels, scan.users, scan.user_names, settings)
+    gone = too_small(scan.users, scan.user_names, settings)
+    if gone and notify:
+        notify(f"warning: {named(gone)}")
     names = names or tuple(str(i) for i in range(len(parts)))
     split = split_rows(parts, names, settings.test_ratio, settings.seed)
     tables = []
@@ -281,7 +317,7 @@ def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federa
         scan.target,
         names,
         title,
-        preparation=scan.preparation + left_out(settings),
+        preparation=scan.preparation + left_out(settings, gone),
         mapped=True,
     )
     return _checked(federation.validated(), settings)
@@ -309,11 +345,7 @@ def _checked(federation: Federation, settings: Pooled) -> Federation:
 
 
 def _path(settings: Pooled, path: str) -> Path:
-    """A path as given or, where it is not there, under the data folder that the settings name."""
-    given = Path(path).expanduser()
-    if not given.is_absolute() and not given.exists() and settings.data_dir is not None:
-        return Path(settings.data_dir).expanduser() / path
-    return given
+    return located(path, settings.data_dir)
 
 
 def _title(base: str, settings: Pooled) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -32,6 +33,11 @@ class Coding:
     among the values: refused, or zero everywhere. ``read_off`` are the categorical columns whose
     values were read off private records.
 
+    ``dates`` (name, form) are read as days since 1970-01-01. Columns may have rules of their own:
+    ``fills`` (name, number) stands for a missing number, ``indicators`` add a feature that is 1
+    where the number is missing (after all numbers), and ``own`` are categorical columns whose
+    absence is one category more, the last.
+
     A cell that is text is read as a file's would be, to the last bit.
 
     >>> coding = Coding(("age", "sex"), (("sex", ("f", "m")),))
@@ -44,6 +50,10 @@ class Coding:
     missing: Literal["refuse", "drop"] | float = "refuse"
     read_off: tuple[str, ...] = ()
     unseen: Literal["refuse", "zero"] = "refuse"
+    dates: tuple[tuple[str, str], ...] = ()
+    fills: tuple[tuple[str, float], ...] = ()
+    indicators: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
     cost: ClassVar[Cost | None] = None
 
     @property
@@ -72,6 +82,12 @@ class Coding:
         return len(self.columns)
 
     @property
+    def features(self) -> int:
+        """d, how many features it makes: numbers, indicators, then the values of categories."""
+        coded = sum(len(values) + (name in self.own) for name, values in self.categories)
+        return len(self.numbers) + len(self.indicators) + coded
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """The columns that are numbers."""
         coded = {name for name, _ in self.categories}
@@ -84,31 +100,42 @@ class Coding:
                 f"{', '.join(self.columns[:8])}{', …' if len(self.columns) > 8 else ''}"
             )
         at = {name: j for j, name in enumerate(self.columns)}
-        parts = [self._number(name, rows[:, at[name]])[:, None] for name in self.numbers]
+        read = {name: self._read(name, rows[:, at[name]]) for name in self.numbers}
+        parts = [self._filled(name, read[name])[:, None] for name in self.numbers]
+        parts += [np.isnan(read[name])[:, None].astype(np.float32) for name in self.indicators]
         parts += [
             self._one_hot(name, values, rows[:, at[name]]) for name, values in self.categories
         ]
         return np.concatenate(parts, axis=1)
 
-    def _number(self, name: str, column: np.ndarray) -> np.ndarray:
+    def _read(self, name: str, column: np.ndarray) -> np.ndarray:
+        """A column as numbers, NaN where one is missing."""
+        form = dict(self.dates).get(name)
+        if form is not None:
+            return days(name, [_cell(value) for value in column], form)
         if column.dtype.kind in "OUS":
-            values = _numbers(name, [_cell(value) for value in column])
-        else:
-            values = column.astype(np.float32)
+            return _numbers(name, [_cell(value) for value in column])
+        return column.astype(np.float32)
+
+    def _filled(self, name: str, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
         if not gone.any():
             return values
-        if isinstance(self.missing, str):
+        fill = dict(self.fills).get(name, self.missing)
+        if isinstance(fill, str):
             self._refuse(name, int(np.flatnonzero(gone)[0]))
-        return np.where(gone, np.float32(self.missing), values)
+        return np.where(gone, np.float32(fill), values)
 
     def _one_hot(self, name: str, values: tuple[str, ...], column: np.ndarray) -> np.ndarray:
         index = {value: i for i, value in enumerate(values)}
-        out = np.zeros((len(column), len(values)), dtype=np.float32)
+        own = name in self.own
+        out = np.zeros((len(column), len(values) + own), dtype=np.float32)
         for row, raw in enumerate(column):
             text = _category(raw, index)
             if text is None:
-                if isinstance(self.missing, str):
+                if own:
+                    out[row, -1] = 1.0
+                elif isinstance(self.missing, str):
                     self._refuse(name, row)
             elif text not in index and self.unseen == "zero":
                 continue
@@ -126,6 +153,29 @@ class Coding:
             f"column '{name}' lacks a value in row {row}, and the data were read with missing = "
             f"'{self.missing}'; leave such rows out"
         )
+
+
+def days(name: str, cells: Sequence[Any], form: str) -> np.ndarray:
+    """Dates of a form (strptime's codes) as days since 1970-01-01, (N,) float32, NaN where one is
+    missing.
+
+    >>> days("born", ["02.01.1970", None], "%d.%m.%Y").tolist()
+    [1.0, nan]
+    """
+    out = np.full(len(cells), np.nan, dtype=np.float32)
+    first = datetime(1970, 1, 1)
+    for row, value in enumerate(cells):
+        if value is None:
+            continue
+        try:
+            when = value if isinstance(value, datetime) else datetime.strptime(str(value), form)
+        except ValueError:
+            raise BadInput(
+                f"column '{name}' holds '{value}', which is no date of the form {form}; mend the "
+                f"value or the form in dates"
+            ) from None
+        out[row] = (when.replace(tzinfo=None) - first).total_seconds() / 86400
+    return out
 
 
 @cache

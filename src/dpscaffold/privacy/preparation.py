@@ -62,6 +62,8 @@ class Remark:
     sentence: str
     protection: Protection
     cost: Cost | None = None
+    #: What is said besides where single records are hidden; it would tell of a whole user.
+    named: str = ""
 
     def __post_init__(self) -> None:
         if self.protection not in PROTECTIONS:
@@ -77,6 +79,17 @@ class Remark:
 def remark(step: Preparation) -> Remark:
     """A step without its arrays: all that a statement needs of it."""
     return Remark(step.sentence, step.protection, step.cost)
+
+
+def told(step: Preparation, unit: str) -> str:
+    """What a statement says of a step: names of users only where users are not what is hidden.
+
+    >>> step = Remark("Small users were left out.", "none needed", named="They are: north.")
+    >>> told(step, "record"), told(step, "user")
+    ('Small users were left out. They are: north.', 'Small users were left out.')
+    """
+    named = getattr(step, "named", "")
+    return f"{step.sentence} {named}" if named and unit != "user" else step.sentence
 
 
 def charged(

@@ -32,7 +32,7 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses
 from dpscaffold.privacy.ledger import Ledger
-from dpscaffold.privacy.preparation import Preparation
+from dpscaffold.privacy.preparation import Preparation, told
 from dpscaffold.privacy.showing import round_up
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
@@ -75,7 +75,7 @@ def statement(
     if run is None:
         return {
             **_empty(NOT_PRIVATE),
-            **_prepared(preparation),
+            **_prepared(preparation, "record"),
             "outside": _outside(preparation, False, ledger),
             "run": None,
         }
@@ -128,7 +128,7 @@ def statement(
         {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
         for c in extra_costs
     ]
-    said |= _prepared(preparation)
+    said |= _prepared(preparation, run.unit)
     said["outside"] = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger)]
     if said["delta_note"]:
         said["outside"].insert(0, said["delta_note"])
@@ -353,12 +353,12 @@ def _towards_participants(said: dict[str, Any]) -> str:
     return f"{round_up(said['epsilon'])} towards {who}"
 
 
-def _prepared(preparation: Sequence[Preparation]) -> dict[str, Any]:
+def _prepared(preparation: Sequence[Preparation], unit: str) -> dict[str, Any]:
     """How the records were prepared: the sentences, and each with its protection."""
     return {
-        "preprocessing": [step.sentence for step in preparation],
+        "preprocessing": [told(step, unit) for step in preparation],
         "preparation": [
-            {"sentence": step.sentence, "protection": step.protection} for step in preparation
+            {"sentence": told(step, unit), "protection": step.protection} for step in preparation
         ],
     }
 

@@ -20,6 +20,7 @@ from dpscaffold.algorithms import ALGORITHMS, SERVERS
 from dpscaffold.config import AlgorithmSettings, PlanSettings, PrivacySettings, TaskSettings
 from dpscaffold.data.config import SOURCES
 from dpscaffold.data.steps import _KINDS as STEPS
+from dpscaffold.errors import BadInput
 from dpscaffold.experiments.tuning import TuneSettings
 from dpscaffold.reference.values import NEEDED, OMITTED
 
@@ -66,6 +67,9 @@ def keys() -> list[Key]:
     said = words()
     found = [*_data(said)]
     found += [*_model("task", "", TaskSettings, said)]
+    named = {"name": f"{', '.join(ALGORITHMS)}, or 'my_file:factory'", "server": ", ".join(SERVERS)}
+    for name, choice in named.items():
+        said[f"algorithm.{name}"]["range"] = choice
     found += [*_model("algorithm", "", AlgorithmSettings, said), *_numbers(said)]
     found += [*_model("plan", "", PlanSettings, said)]
     found += [*_model("privacy", "", PrivacySettings, said)]
@@ -90,13 +94,17 @@ def _model(
     table: str, place: str, model: type[BaseModel], said: dict[str, dict[str, Any]]
 ) -> Iterator[Key]:
     for name, field in model.model_fields.items():
-        entry = said.get(f"{table}.{place}.{name}") or said.get(f"{table}.{name}")
-        if entry is None:
-            raise KeyError(f"{table}.{name} of {model.__name__} is not explained in words.toml")
+        entry = said.get(f"{table}.{place}.{name}") or _entry(said, f"{table}.{name}")
         kind = entry.get("range") or " ".join((kind_of(field.annotation), *_bounds(field)))
         yield Key(
             f"{table}.{name}", place, kind, _default(field), entry["about"], entry.get("example")
         )
+
+
+def _entry(said: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    if name not in said:
+        raise BadInput(f"{name} is not explained; add it to reference/words.toml")
+    return said[name]
 
 
 def _numbers(said: dict[str, dict[str, Any]]) -> Iterator[Key]:
@@ -104,7 +112,7 @@ def _numbers(said: dict[str, dict[str, Any]]) -> Iterator[Key]:
     for skip, table in ((0, ALGORITHMS), (1, SERVERS)):
         for place, factory in table.items():
             for name, argument in list(inspect.signature(factory).parameters.items())[skip:]:
-                entry = said[f"algorithm.{name}"]
+                entry = _entry(said, f"algorithm.{name}")
                 yield Key(
                     f"algorithm.{name}",
                     place,

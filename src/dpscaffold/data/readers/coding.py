@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.privacy.preparation import Remark
@@ -29,7 +30,11 @@ class Table:
     ``"refuse"`` the file,
     ``"drop"`` the record, or put a number there (a missing label or user cannot be filled, and
     missing categories get zeros everywhere). ``classes`` are the labels in order, where they are
-    known beforehand. ``target`` says whether the label is a class or a number.
+    known beforehand. ``target`` says whether the label is a class or a number. ``exclude`` are
+    columns to leave out, and ``dates`` those that hold dates, with their form; they become days
+    since 1970. ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.readers.gaps`).
+    ``path`` may be a folder or a pattern of files with the same columns; without ``user`` each is
+    a user then.
     """
 
     path: Path
@@ -38,10 +43,12 @@ class Table:
     user: str | None = None
     features: tuple[str, ...] = ()
     categories: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
-    missing: Literal["refuse", "drop"] | float = "refuse"
+    missing: Any = "refuse"
     classes: tuple[str, ...] = ()
-    delimiter: str = ","
+    dialect: Dialect = field(default_factory=Dialect)
     target: Kind = "class"
+    exclude: tuple[str, ...] = ()
+    dates: Mapping[str, str] = field(default_factory=dict)
 
 
 class Codes:
@@ -121,8 +128,12 @@ def category_values(table: Table, name: str, numbers: dict[str, int]) -> tuple[s
     return tuple(given)
 
 
+#: A column with so many categories or more is worth a word.
+MANY_CATEGORIES = 100
+
+
 def notes_on(
-    table: Table, categories: dict[str, tuple[str, ...]], target: Target, dropped: int
+    table: Table, categories: dict[str, tuple[str, ...]], target: Target, dropped: int, records: int
 ) -> tuple[str, ...]:
     """What was decided, for whoever reads the file."""
     notes = [f"column '{table.label}' holds the numbers to be predicted"]
@@ -138,24 +149,36 @@ def notes_on(
     ]
     if dropped:
         notes.append(f"{dropped} records with missing values were left out")
-    if not isinstance(table.missing, str):
+    if isinstance(table.missing, float | int):
         notes.append(f"missing values were replaced by {table.missing:g}")
+    for name, values in categories.items():
+        if len(values) >= min(MANY_CATEGORIES, max(records, 3)):
+            unique = "a value of its own for every record" if len(values) >= records else ""
+            said = unique or f"{len(values)} different values"
+            notes.append(
+                f"warning: column '{name}' has {said}; if it names people or visits, exclude it"
+            )
     return tuple(notes)
 
 
-def preparation_of(
-    table: Table, columns: tuple[str, ...], categories: dict[str, tuple[str, ...]]
-) -> tuple[Prepared, ...]:
-    """How the file's columns become features, and what that says about private records."""
-    read_off = tuple(name for name in categories if not table.categories[name])
-    steps: list[Prepared] = [Coding(columns, tuple(categories.items()), table.missing, read_off)]
+def preparation_of(table: Table, coding: Coding, fitted: Mapping[str, str]) -> tuple[Prepared, ...]:
+    """How the file's columns become features, and what that says about private records.
+    ``fitted`` are the columns whose missing values were filled with a mean or median."""
+    steps: list[Prepared] = [coding]
     if table.target == "class" and not table.classes:
         steps.append(Remark(LABELS_READ_OFF, "unprotected"))
-    if table.missing == "drop":
+    for name, rule in fitted.items():
+        said = (
+            f"Missing values of column '{name}' were replaced by the {rule} of all records, test "
+            f"records included: outside the guarantee."
+        )
+        steps.append(Remark(said, "unprotected"))
+    rules = table.missing.values() if isinstance(table.missing, Mapping) else [table.missing]
+    if "drop" in rules:
         left_out = "Records with missing values were left out, record by record (no fit)."
         steps.append(Remark(left_out, "none needed"))
-    elif table.missing != "refuse":
-        filled = f"Missing values were replaced by {table.missing:g}, a constant (no fit)."
+    for constant in dict.fromkeys(rule for rule in rules if not isinstance(rule, str)):
+        filled = f"Missing values were replaced by {constant:g}, a constant (no fit)."
         steps.append(Remark(filled, "none needed"))
     return tuple(steps)
 

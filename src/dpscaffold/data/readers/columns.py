@@ -3,6 +3,7 @@ sentence."""
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,37 +13,87 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from dpscaffold.data.readers.files import TableFile, Uncommented
 from dpscaffold.errors import BadInput, nearest
 
 _BATCH_BYTES = 1 << 21
 _BATCH_ROWS = 1 << 15
 
 
-def column_names(path: Path, kind: str, delimiter: str = ",") -> list[str]:
+def column_names(file: TableFile) -> list[str]:
     """The file's columns, in order; a file that is missing, empty or names a column twice is
     refused."""
+    path = file.path
     try:
-        if kind == "parquet":
+        if file.kind == "parquet":
             names = list(pa.parquet.read_schema(path).names)
         else:
-            with pa.csv.open_csv(
-                path,
-                pa.csv.ReadOptions(use_threads=False),
-                pa.csv.ParseOptions(delimiter=delimiter),
-            ) as reader:
+            with _open_csv(file, pa.csv.ConvertOptions()) as reader:
                 names = list(reader.schema.names)
-    except UnicodeDecodeError:
-        raise BadInput(f"{path} is not UTF-8 text; save it as UTF-8") from None
+    except (UnicodeDecodeError, LookupError):
+        raise BadInput(_not_text(file)) from None
     except pa.ArrowInvalid as problem:
+        if "invalid UTF8" in str(problem):
+            raise BadInput(_not_text(file)) from None
         raise BadInput(_explained(path, problem, [])) from None
     except OSError as problem:
         raise BadInput(
             f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
         ) from None
+    names += [name for name, _ in file.constants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise BadInput(f"{path} has two columns called '{twice[0]}'; give each its own name")
     return names
+
+
+def common_columns(files: Sequence[TableFile]) -> list[str]:
+    """The columns that all files have; a file with other ones is refused by name."""
+    names = column_names(files[0])
+    for file in files[1:]:
+        found = column_names(file)
+        if set(found) != set(names):
+            more, less = set(found) - set(names), set(names) - set(found)
+            said = (
+                f"lacks the column '{min(less)}' of {files[0].path.name}"
+                if less
+                else f"has a column '{min(more)}' that {files[0].path.name} lacks"
+            )
+            raise BadInput(f"{file.path} {said}; all files of a table need the same columns")
+    return names
+
+
+def _open_csv(file: TableFile, convert: pa.csv.ConvertOptions) -> Any:
+    """Arrow's reader of a CSV file in its dialect."""
+    dialect, source = file.dialect, str(file.path)
+    convert.decimal_point = dialect.decimal
+    opened: Any = source
+    if dialect.comment:
+        sign = dialect.comment.encode(dialect.encoding)
+        opened = io.BufferedReader(Uncommented(file.path.open("rb"), sign))
+    return pa.csv.open_csv(
+        opened,
+        pa.csv.ReadOptions(
+            use_threads=False, block_size=_BATCH_BYTES, encoding=_encoding(dialect.encoding)
+        ),
+        pa.csv.ParseOptions(delimiter=dialect.delimiter),
+        convert,
+    )
+
+
+def _encoding(name: str) -> str:
+    """Arrow reads UTF-8 without its mark; Python's name for it would keep the mark."""
+    return "utf8" if name.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig") else name
+
+
+def _not_text(file: TableFile) -> str:
+    named = file.dialect.encoding
+    if _encoding(named) == "utf8":
+        return (
+            f"{file.path} is not UTF-8 text; name its encoding (encoding = 'cp1252', say, or "
+            f"'auto')"
+        )
+    return f"{file.path} cannot be read as {named}; name its encoding, or encoding = 'auto'"
 
 
 def require_column(path: Path, wanted: str, names: Sequence[str], role: str) -> None:
@@ -55,42 +106,70 @@ def require_column(path: Path, wanted: str, names: Sequence[str], role: str) -> 
 
 
 def read_batches(
-    path: Path,
-    kind: str,
-    numbers: Sequence[str],
-    texts: Sequence[str],
-    names: Sequence[str],
-    delimiter: str = ",",
+    file: TableFile, numbers: Sequence[str], texts: Sequence[str], names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Batches of some columns: ``numbers`` as float32, ``texts`` as strings, missing values as
     nulls.
 
     Memory is bounded by the batch, whatever the size of the file.
     """
+    path, constants = file.path, dict(file.constants)
+    inside = [name for name in numbers if name not in constants]
+    written = [name for name in texts if name not in constants]
     try:
-        if kind == "parquet":
-            with pa.parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[*numbers, *texts]):
-                    yield _cast(path, batch, numbers, texts)
+        if file.kind == "parquet":
+            with pa.parquet.ParquetFile(path) as opened:
+                for batch in opened.iter_batches(
+                    batch_size=_BATCH_ROWS, columns=[*inside, *written]
+                ):
+                    cast = _cast(path, batch, inside, written)
+                    yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
         else:
-            types = {name: pa.float32() for name in numbers} | {name: pa.string() for name in texts}
-            with pa.csv.open_csv(
-                path,
-                pa.csv.ReadOptions(use_threads=False, block_size=_BATCH_BYTES),
-                pa.csv.ParseOptions(delimiter=delimiter),
-                pa.csv.ConvertOptions(
-                    column_types=types, include_columns=[*numbers, *texts], strings_can_be_null=True
-                ),
-            ) as reader:
-                yield from reader
-    except UnicodeDecodeError:
-        raise BadInput(f"{path} is not UTF-8 text; save it as UTF-8") from None
+            types = {name: pa.float32() for name in inside}
+            types |= {name: pa.string() for name in written}
+            convert = pa.csv.ConvertOptions(
+                column_types=types,
+                include_columns=[*inside, *written] or list(names)[:1],
+                strings_can_be_null=True,
+            )
+            with _open_csv(file, convert) as reader:
+                for batch in reader:
+                    yield _with_constants(batch, batch.num_rows, constants, numbers, texts)
+    except (UnicodeDecodeError, LookupError):
+        raise BadInput(_not_text(file)) from None
     except pa.ArrowInvalid as problem:
+        if "invalid UTF8" in str(problem):
+            raise BadInput(_not_text(file)) from None
         raise BadInput(_explained(path, problem, names)) from None
     except OSError as problem:
         raise BadInput(
             f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
         ) from None
+
+
+def _with_constants(
+    batch: pa.RecordBatch,
+    rows: int,
+    constants: dict[str, str],
+    numbers: Sequence[str],
+    texts: Sequence[str],
+) -> pa.RecordBatch:
+    """The batch with the columns that the file's folders name."""
+    if not constants:
+        return batch
+    columns = []
+    for name, kind in [*((n, pa.float32()) for n in numbers), *((t, pa.string()) for t in texts)]:
+        if name in constants:
+            try:
+                columns.append(pa.array([constants[name]] * rows, pa.string()).cast(kind))
+            except pa.ArrowInvalid:
+                raise BadInput(
+                    f"the folder {name}={constants[name]} names no number; list {name} in "
+                    f"categories or leave it out"
+                ) from None
+        else:
+            columns.append(batch.column(name))
+    return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
 
 
 def _cast(
@@ -110,7 +189,7 @@ def _cast(
         ):
             raise BadInput(
                 f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in "
-                f"categories or leave it out"
+                f"categories or dates, or leave it out (exclude)"
             )
         columns.append(column.cast(pa.float32(), safe=False))
     for name in texts:
@@ -134,9 +213,10 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
         column = (
             names[int(wrong[1])] if int(wrong[1]) < len(names) else f"number {int(wrong[1]) + 1}"
         )
+        comma = " or set decimal = ','" if re.fullmatch(r"-?\d+,\d+", wrong[2]) else ""
         return (
             f"{path}{where}: column '{column}' holds '{wrong[2]}', and numbers are expected; "
-            "list it in categories or leave it out"
+            f"list it in categories or dates, leave it out (exclude){comma}"
         )
     if "Empty CSV file" in text:
         return f"{path} is empty"

@@ -11,12 +11,19 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dpscaffold.data.readers.columns import column_names, read_batches, require_column
-from dpscaffold.data.table_coding import Coding
+from dpscaffold.data.readers.files import AUTO, Dialect, Format, table_files
+from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.schema import Prepared
 
 #: The kind of file by the end of its name.
-KINDS = {".csv": "csv", ".txt": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+KINDS: dict[str, Format] = {
+    ".csv": "csv",
+    ".txt": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Part:
     others: pa.RecordBatch
 
 
-def file_kind(path: Path) -> str:
+def file_kind(path: Path) -> Format:
     """``csv`` or ``parquet``.
 
     >>> file_kind(Path("new.parquet"))
@@ -54,8 +61,8 @@ def raw_parts(
 ) -> Iterator[Part]:
     """The rows of a file after the preparation. Columns are found by name, whatever their order;
     ``others`` are handed on as they stand. Memory is bounded by a batch."""
-    kind, delimiter = file_kind(path), "\t" if path.suffix.lower() == ".tsv" else ","
-    names = column_names(path, kind, delimiter)
+    file = table_files(path, file_kind(path), Dialect(AUTO, AUTO, AUTO))[0]
+    names = column_names(file)
     coding = coding_of(preparation, columns)
     rest = [step for step in preparation if not isinstance(step, Coding)]
     for name in coding.columns:
@@ -63,11 +70,12 @@ def raw_parts(
     for name in others:
         require_column(path, name, names, "asked-for")
     # A column that is kept and is a number too is read as text: nothing of it is rounded away.
-    numbers = [name for name in coding.numbers if name not in others]
-    texts = list(dict.fromkeys([*(name for name, _ in coding.categories), *others]))
+    dated = [name for name, _ in coding.dates]
+    numbers = [name for name in coding.numbers if name not in others and name not in dated]
+    texts = list(dict.fromkeys([*(name for name, _ in coding.categories), *others, *dated]))
     texts += [name for name in coding.numbers if name in others and name not in texts]
     first = 0
-    for batch in read_batches(path, kind, numbers, texts, names, delimiter):
+    for batch in read_batches(file, numbers, texts, names):
         rows, complete = code_batch(coding, batch, path, first)
         rows = rows[complete]
         for step in rest:
@@ -85,17 +93,20 @@ def code_batch(
     them, they are refused.
     """
     count = batch.num_rows
-    width = len(coding.numbers) + sum(len(values) for _, values in coding.categories)
-    rows = np.empty((count, width), dtype=np.float32)
+    rows = np.zeros((count, coding.features), dtype=np.float32)
     complete = np.ones(count, dtype=bool)
+    fills, forms, at = dict(coding.fills), dict(coding.dates), len(coding.numbers)
     for j, name in enumerate(coding.numbers):
-        values = _numbers(batch.column(name), name, path)
+        values = _numbers(batch.column(name), name, path, forms.get(name))
         gone = np.isnan(values)
         if gone.any():
-            complete &= _missing(coding, name, gone, path, first)
-            values = np.where(gone, _fill(coding), values)
+            if name not in fills:
+                complete &= _missing(coding, name, gone, path, first)
+            values = np.where(gone, np.float32(fills.get(name, _fill(coding))), values)
         rows[:, j] = values
-    at = len(coding.numbers)
+        if name in coding.indicators:
+            rows[:, at + coding.indicators.index(name)] = gone
+    at += len(coding.indicators)
     for name, known in coding.categories:
         column = batch.column(name)
         index = pa.compute.index_in(column, pa.array(known, pa.string()))
@@ -104,14 +115,22 @@ def code_batch(
         unknown = np.flatnonzero((found < 0) & ~gone)
         if len(unknown) and coding.unseen == "refuse":
             _refuse_category(path, name, known, column[int(unknown[0])].as_py(), first, unknown)
-        if gone.any():
-            complete &= _missing(coding, name, gone, path, first)
         rows[:, at : at + len(known)] = found[:, None] == np.arange(len(known))
         at += len(known)
+        if name in coding.own:
+            rows[:, at] = gone
+            at += 1
+        elif gone.any():
+            complete &= _missing(coding, name, gone, path, first)
     return rows, complete
 
 
-def _numbers(column: pa.Array, name: str, path: Path) -> np.ndarray:
+def _numbers(column: pa.Array, name: str, path: Path, form: str | None = None) -> np.ndarray:
+    if form is not None:
+        try:
+            return days(name, column.to_pylist(), form)
+        except BadInput as problem:
+            raise BadInput(f"{path}: {problem}") from None
     if pa.types.is_string(column.type):
         try:
             column = column.cast(pa.float32())
@@ -125,8 +144,8 @@ def _numbers(column: pa.Array, name: str, path: Path) -> np.ndarray:
     return values
 
 
-def _fill(coding: Coding) -> np.float32:
-    return np.float32(0 if isinstance(coding.missing, str) else coding.missing)
+def _fill(coding: Coding) -> float:
+    return float(0 if isinstance(coding.missing, str) else coding.missing)
 
 
 def _missing(coding: Coding, name: str, gone: np.ndarray, path: Path, first: int) -> np.ndarray:

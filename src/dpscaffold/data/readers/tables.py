@@ -7,8 +7,9 @@ result may be a mapped file (:func:`dpscaffold.data.prepare`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,10 @@ from dpscaffold.data.readers.coding import (
     notes_on,
     preparation_of,
 )
-from dpscaffold.data.readers.columns import column_names, read_batches, require_column
+from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
+from dpscaffold.data.readers.files import TableFile, is_many, table_files
+from dpscaffold.data.readers.gaps import FITTED, check_rules, fill_of, for_the_rest, rule_of
+from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
 from dpscaffold.schema import Prepared, Target
 
@@ -35,8 +39,8 @@ class Scan:
     coded."""
 
     table: Table
-    numbers: tuple[str, ...]
-    categories: dict[str, tuple[str, ...]]
+    files: tuple[TableFile, ...]
+    coding: Coding
     names: tuple[str, ...]
     kept: np.ndarray
     labels: np.ndarray
@@ -48,8 +52,8 @@ class Scan:
 
     @property
     def dimension(self) -> int:
-        """d, one per number column and one per value of a category."""
-        return len(self.numbers) + sum(len(values) for values in self.categories.values())
+        """d."""
+        return self.coding.features
 
 
 def read_table(table: Table) -> Pool:
@@ -75,89 +79,161 @@ def read_table(table: Table) -> Pool:
         1.0,
         scan.users,
         scan.user_names,
-        scan.notes,
+        scan.notes + _identifiers(scan, features),
         scan.preparation,
     )
 
 
+def _identifiers(scan: Scan, features: np.ndarray) -> tuple[str, ...]:
+    """A word about whole-number columns in which no two records agree."""
+    found = []
+    for j, name in enumerate(scan.coding.numbers if len(features) >= 20 else ()):
+        column = features[:, j]
+        whole = bool((column == np.floor(column)).all())
+        if whole and name not in scan.table.dates and len(np.unique(column)) == len(column):
+            found.append(
+                f"warning: column '{name}' has a number of its own for every record; if it names "
+                f"people or visits, exclude it"
+            )
+    return tuple(found)
+
+
 def scan_table(table: Table) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
-    names = column_names(table.path, table.kind, table.delimiter)
+    files = table_files(table.path, table.kind, table.dialect)
+    names = common_columns(files)
     numbers, texts = _roles(table, names)
+    check_rules(table, numbers, texts)
     coded = [table.label] if table.target == "class" else []
     wanted = {
         text: Codes()
         for text in dict.fromkeys([*coded, *([table.user] if table.user else []), *texts])
     }
-    lacking, measured = [], []
-    # Numbers are looked at only where a missing one decides whether its record is kept.
-    looked_at = numbers if table.missing == "drop" else ()
+    # Numbers are looked at only where a missing one decides something.
+    rules = {name: rule_of(table, name) for name in numbers}
+    looked_at = [name for name in numbers if rules[name] in ("drop", *FITTED)]
     if table.target == "number":
-        looked_at = (*looked_at, table.label)
-    for batch in read_batches(
-        table.path, table.kind, looked_at, list(wanted), names, table.delimiter
-    ):
-        for text, column in wanted.items():
-            column.add(batch.column(text))
-        lacking.append(_lacking(batch, looked_at))
-        if table.target == "number":
-            measured.append(batch.column(table.label).to_numpy(zero_copy_only=False))
-    codes = {text: found.codes() for text, found in wanted.items()}
-    gone = np.concatenate(lacking) if lacking else np.empty(0, dtype=bool)
-    if table.target == "number" and table.missing != "drop":
-        _require_all(table, table.label, gone, fillable=False)
-    kept = _kept(table, codes, gone, texts)
+        looked_at.append(table.label)
+    seen: dict[str, list[np.ndarray]] = {name: [] for name in looked_at}
+    sizes = []
+    for file in files:
+        records = 0
+        for batch, columns in _columns(file, table, looked_at, list(wanted), names):
+            for text, column in wanted.items():
+                column.add(batch.column(text))
+            for name in looked_at:
+                seen[name].append(columns[name])
+            records += batch.num_rows
+        sizes.append(records)
+    found = {name: np.concatenate(parts) if parts else _NONE for name, parts in seen.items()}
+    codes = {text: column.codes() for text, column in wanted.items()}
+    kept = _kept(table, codes, found, texts, sum(sizes))
     if table.target == "number":
-        labels, target = np.concatenate(measured)[kept].astype(np.float32), Target("number")
+        labels, target = found[table.label][kept].astype(np.float32), Target("number")
     else:
         known = wanted[table.label].numbers
         labels, classes = code_labels(table, known, codes[table.label][kept])
         target = Target("class", classes)
-    users, user_names = (
-        code_users(wanted[table.user].numbers, codes[table.user][kept])
-        if table.user
-        else (None, ())
-    )
+    users, user_names = _users(table, files, sizes, wanted, codes, kept)
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
-    columns = tuple(name for name in table.features or names if name in {*numbers, *texts})
+    fitted = {name: str(rules[name]) for name in numbers if rules[name] in FITTED}
+    coding = Coding(
+        tuple(name for name in table.features or names if name in {*numbers, *texts}),
+        tuple(categories.items()),
+        for_the_rest(table),
+        tuple(name for name in categories if not table.categories[name]),
+        dates=tuple((name, form) for name, form in table.dates.items() if name in numbers),
+        fills=_fills(table, rules, found, kept),
+        indicators=tuple(name for name in numbers if rules[name] == "indicator"),
+        own=tuple(text for text in texts if rule_of(table, text) == "category"),
+    )
+    dropped = int((~kept).sum())
     return Scan(
         table,
-        numbers,
-        categories,
+        files,
+        coding,
         tuple(names),
         kept,
         labels,
         target,
         users,
         user_names,
-        notes_on(table, categories, target, int((~kept).sum())),
-        preparation_of(table, columns, categories),
+        notes_on(table, categories, target, dropped, int(kept.sum())),
+        preparation_of(table, coding, fitted),
     )
+
+
+_NONE = np.empty(0, dtype=np.float32)
+
+
+def _fills(
+    table: Table, rules: Mapping[str, Any], found: Mapping[str, np.ndarray], kept: np.ndarray
+) -> tuple[tuple[str, float], ...]:
+    """The number that stands for a missing one, of every column with a rule of its own."""
+    return tuple(
+        (name, fill_of(rule, found[name][kept] if name in found else _NONE, name))
+        for name, rule in rules.items()
+        if isinstance(table.missing, Mapping) and rule not in ("refuse", "drop")
+    )
+
+
+def _users(
+    table: Table,
+    files: Sequence[TableFile],
+    sizes: Sequence[int],
+    wanted: Mapping[str, Codes],
+    codes: Mapping[str, np.ndarray],
+    kept: np.ndarray,
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Whose each record is: by its column, or by its file where there are many."""
+    if table.user:
+        return code_users(wanted[table.user].numbers, codes[table.user][kept])
+    if not is_many(table.path):
+        return None, ()
+    numbers = np.repeat(np.arange(len(files), dtype=np.int64), sizes)
+    return numbers[kept], tuple(file.user for file in files)
+
+
+def _columns(
+    file: TableFile, table: Table, numbers: Sequence[str], texts: Sequence[str], names: list[str]
+) -> Iterator[tuple[pa.RecordBatch, dict[str, np.ndarray]]]:
+    """Batches of a file, and its numbers, dates among them, as float32 with NaN where missing."""
+    dated = [name for name in numbers if name in table.dates]
+    plain = [name for name in numbers if name not in table.dates]
+    for batch in read_batches(file, plain, [*texts, *dated], names):
+        read = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in plain}
+        for name in dated:
+            try:
+                read[name] = days(name, batch.column(name).to_pylist(), table.dates[name])
+            except BadInput as problem:
+                raise BadInput(f"{file.path}: {problem}") from None
+        yield batch, read
 
 
 def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
     """The second reading: (number of the first record, float32 rows) of the records that are
     kept."""
-    table, seen, done = scan.table, 0, 0
-    texts = list(scan.categories)
-    for batch in read_batches(
-        table.path, table.kind, scan.numbers, texts, scan.names, table.delimiter
-    ):
-        keep = scan.kept[seen : seen + batch.num_rows]
-        rows = np.empty((batch.num_rows, scan.dimension), dtype=np.float32)
-        for j, name in enumerate(scan.numbers):
-            rows[:, j] = _number_column(table, batch.column(name), name, keep)
-        at = len(scan.numbers)
-        for text in texts:
-            _one_hot(
-                batch.column(text),
-                scan.categories[text],
-                rows[:, at : at + len(scan.categories[text])],
-            )
-            at += len(scan.categories[text])
-        seen += batch.num_rows
-        yield done, rows[keep]
-        done += int(keep.sum())
+    table, coding, seen, done = scan.table, scan.coding, 0, 0
+    numbers, texts = coding.numbers, [name for name, _ in coding.categories]
+    fills = dict(coding.fills)
+    for file in scan.files:
+        for batch, read in _columns(file, table, numbers, texts, list(scan.names)):
+            keep = scan.kept[seen : seen + batch.num_rows]
+            rows = np.empty((batch.num_rows, scan.dimension), dtype=np.float32)
+            for j, name in enumerate(numbers):
+                fill = fills.get(name, coding.missing)
+                rows[:, j] = _number_column(file, read[name], name, keep, fill)
+            at = len(numbers)
+            for name in coding.indicators:
+                rows[:, at] = np.isnan(read[name])
+                at += 1
+            for text, values in coding.categories:
+                width = len(values) + (text in coding.own)
+                _one_hot(batch.column(text), values, rows[:, at : at + width])
+                at += width
+            seen += batch.num_rows
+            yield done, rows[keep]
+            done += int(keep.sum())
 
 
 def _roles(table: Table, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -165,44 +241,49 @@ def _roles(table: Table, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
     require_column(table.path, table.label, names, "label")
     if table.user is not None:
         require_column(table.path, table.user, names, "user")
-    for name in (*table.features, *table.categories):
+    for name in (*table.features, *table.categories, *table.dates, *table.exclude):
         require_column(table.path, name, names, "feature")
+    if table.label in table.exclude or table.user in table.exclude:
+        raise BadInput(f"{table.path}: exclude names the label or user column; leave it out there")
     chosen = table.features or tuple(
         name for name in names if name not in (table.label, table.user)
     )
+    chosen = tuple(name for name in chosen if name not in table.exclude)
+    both = sorted({*table.dates} & {*table.categories})
+    if both:
+        raise BadInput(f"{table.path}: column '{both[0]}' is in dates and in categories; choose")
     if {table.label, table.user} & {*chosen, *table.categories}:
         raise BadInput(
             f"{table.path}: the label or user column is also listed as a feature; leave it out of "
             f"features"
         )
-    texts = tuple(name for name in table.categories if name in chosen or not table.features)
+    texts = tuple(name for name in table.categories if name in chosen)
     numbers = tuple(name for name in chosen if name not in table.categories)
     if not numbers and not texts:
         raise BadInput(f"{table.path} has no feature column beside label and user")
     return numbers, texts
 
 
-def _lacking(batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray:
-    lacking = np.zeros(batch.num_rows, dtype=bool)
-    for name in columns:
-        column = batch.column(name)
-        lacking |= np.isnan(column.to_numpy(zero_copy_only=False))
-    return lacking
-
-
 def _kept(
-    table: Table, codes: dict[str, np.ndarray], lacking: np.ndarray, texts: Sequence[str]
+    table: Table,
+    codes: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    texts: Sequence[str],
+    records: int,
 ) -> np.ndarray:
-    for name, column in codes.items():
-        gone = column < 0
+    """Which records stay: those that lack nothing whose absence drops a record."""
+    lacking = np.zeros(records, dtype=bool)
+    absent = {name: column < 0 for name, column in codes.items()}
+    absent |= {name: np.isnan(column) for name, column in found.items()}
+    for name, gone in absent.items():
         if not gone.any():
             continue
-        if table.missing == "refuse" or (
-            name in (table.label, table.user) and table.missing != "drop"
-        ):
-            _require_all(table, name, gone, fillable=name in texts)
-        if table.missing == "drop":
-            lacking = lacking | gone
+        rule = rule_of(table, name)
+        needed = name in (table.label, table.user)
+        if rule == "drop":
+            lacking |= gone
+        elif rule == "refuse" or needed:
+            _require_all(table, name, gone, fillable=name in texts and not needed)
     if not (~lacking).any():
         raise BadInput(f"{table.path} has no {'complete ' if len(lacking) else ''}record")
     return ~lacking
@@ -220,24 +301,26 @@ def _require_all(table: Table, name: str, gone: np.ndarray, fillable: bool) -> N
         )
 
 
-def _number_column(table: Table, column: pa.Array, name: str, keep: np.ndarray) -> np.ndarray:
-    values = column.to_numpy(zero_copy_only=False)
+def _number_column(
+    file: TableFile, values: np.ndarray, name: str, keep: np.ndarray, fill: str | float
+) -> np.ndarray:
     gone = np.isnan(values) & keep
     if not gone.any():
         return values
-    if isinstance(table.missing, str):
+    if isinstance(fill, str):
         raise BadInput(
-            f"{table.path}: column '{name}' lacks a value in some records; set missing = 'drop' "
-            f"to leave them out "
-            "or a number to fill them"
+            f"{file.path}: column '{name}' lacks a value in some records; set missing = 'drop' "
+            f"to leave them out or a number to fill them, or missing.{name} = 'median'"
         )
-    return np.where(gone, np.float32(table.missing), values)
+    return np.where(gone, np.float32(fill), values)
 
 
 def _one_hot(column: pa.Array, values: tuple[str, ...], out: np.ndarray) -> None:
+    """A feature per value; one more than values is for the records that lack one."""
+    missing = len(values) if out.shape[1] > len(values) else -1
     index = (
         pa.compute.index_in(column, pa.array(values, pa.string()))
-        .fill_null(-1)
+        .fill_null(missing)
         .to_numpy(zero_copy_only=False)
     )
-    out[:] = index[:, None] == np.arange(len(values))
+    out[:] = index[:, None] == np.arange(out.shape[1])

@@ -1,0 +1,215 @@
+"""Which files a table consists of, and how each is written: one file, a folder, or a pattern.
+
+Hospitals send one file per site, each written by its own spreadsheet. What a site's file uses
+(its encoding, the sign between columns, the decimal comma) can be given for all, or found file by
+file (``"auto"``): that looks at the form of the first lines, not at what they say.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mode
+from typing import IO, Literal
+
+from dpscaffold.errors import BadInput
+
+Format = Literal["csv", "parquet"]
+AUTO = "auto"
+#: How much of a file is looked at to find how it is written.
+SAMPLE = 1 << 16
+_SUFFIXES = {"csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
+_DELIMITERS = (",", ";", "\t", "|")
+_COMMA, _POINT = re.compile(r"-?\d+,\d+"), re.compile(r"-?\d+\.\d+")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written."""
+
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    decimal: str = "."
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file: ``user`` is its name where files are users, ``constants`` are the columns that its
+    folders name (``site=north/``)."""
+
+    path: Path
+    kind: Format
+    dialect: Dialect = Dialect()
+    user: str = ""
+    constants: tuple[tuple[str, str], ...] = ()
+
+
+def is_many(path: Path) -> bool:
+    """Whether a path stands for several files: a folder or a pattern."""
+    return path.is_dir() or (not path.exists() and any(sign in str(path) for sign in "*?["))
+
+
+def table_files(path: Path, kind: Format, dialect: Dialect) -> tuple[TableFile, ...]:
+    """The files of a table in the order of their names, each with its own dialect."""
+    if not is_many(path):
+        return (_opened(TableFile(path, kind, dialect)),)
+    found = _listed(path, kind)
+    if not found:
+        wanted = " or ".join(_SUFFIXES[kind])
+        raise BadInput(f"{path} holds no {kind} file; name a folder with {wanted} files")
+    base = path if path.is_dir() else _fixed_part(path)
+    stems = [_constants(file, base) for file in found]
+    names = _user_names(found, base)
+    return tuple(
+        _opened(TableFile(file, kind, dialect, name, constants))
+        for file, name, constants in zip(found, names, stems, strict=True)
+    )
+
+
+def _listed(path: Path, kind: Format) -> list[Path]:
+    if path.is_dir():
+        inside = (file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES[kind])
+        shown = (f for f in inside if not any(p.startswith(".") for p in f.relative_to(path).parts))
+        return sorted(file for file in shown if file.is_file())
+    base = _fixed_part(path)
+    return sorted(file for file in base.glob(str(path.relative_to(base))) if file.is_file())
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folders of a pattern before its first sign of one."""
+    fixed = Path(pattern.anchor)
+    for part in pattern.parts[len(fixed.parts) :]:
+        if any(sign in part for sign in "*?["):
+            break
+        fixed = fixed / part
+    return fixed
+
+
+def _constants(file: Path, base: Path) -> tuple[tuple[str, str], ...]:
+    """The columns that folders name: ``site=north/part-0.parquet`` has a column site."""
+    folders = file.relative_to(base).parts[:-1]
+    pairs = (part.partition("=") for part in folders)
+    return tuple((name, value) for name, sign, value in pairs if sign and name)
+
+
+def _user_names(files: Sequence[Path], base: Path) -> list[str]:
+    """A file's name without its ending, with its folders where two are alike."""
+    stems = [file.stem for file in files]
+    if len(set(stems)) == len(stems):
+        return stems
+    return [file.relative_to(base).with_suffix("").as_posix() for file in files]
+
+
+def _opened(file: TableFile) -> TableFile:
+    """The file with its dialect found where it was left open."""
+    dialect = file.dialect
+    if file.kind != "csv" or AUTO not in (dialect.delimiter, dialect.encoding, dialect.decimal):
+        return file
+    try:
+        with file.path.open("rb") as stream:
+            begun = stream.read(SAMPLE)
+    except OSError as problem:
+        raise BadInput(f"{file.path} cannot be read: {problem.strerror}") from None
+    if dialect.encoding == AUTO:
+        dialect = replace(dialect, encoding=guess_encoding(file.path))
+    try:
+        lines = sample_lines(begun, dialect)
+    except LookupError:
+        raise BadInput(
+            f"{file.path} cannot be read as {dialect.encoding}; name its encoding, or encoding = "
+            f"'auto'"
+        ) from None
+    if dialect.delimiter == AUTO:
+        dialect = replace(dialect, delimiter=guess_delimiter(lines))
+    if dialect.decimal == AUTO:
+        dialect = replace(dialect, decimal=guess_decimal(lines, dialect.delimiter, file.path))
+    return replace(file, dialect=dialect)
+
+
+def guess_encoding(path: Path) -> str:
+    """UTF-8 where the whole file is, UTF-16 where it says so, else Windows' Western one."""
+    with path.open("rb") as stream:
+        mark = stream.read(4)
+        if mark[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return "utf-16"
+        stream.seek(0)
+        try:
+            for _ in io.TextIOWrapper(stream, encoding="utf-8"):
+                pass
+        except UnicodeDecodeError:
+            return "cp1252"
+    return "utf-8"
+
+
+def sample_lines(begun: bytes, dialect: Dialect) -> list[str]:
+    """The whole lines of a file's beginning, without comments."""
+    text = begun.decode(dialect.encoding, errors="replace").lstrip("\ufeff")
+    lines = text.splitlines()
+    if len(begun) >= SAMPLE:
+        lines = lines[:-1]
+    comment = dialect.comment
+    return [line for line in lines if line and not (comment and line.startswith(comment))]
+
+
+def guess_delimiter(lines: Sequence[str]) -> str:
+    """The sign that cuts most lines into the same, largest number of columns.
+
+    >>> guess_delimiter(["age;stay", "31;4,5", "58;2,0"])
+    ';'
+    """
+
+    def columns(delimiter: str) -> int:
+        return mode(len(row) for row in csv.reader(lines[:50], delimiter=delimiter))
+
+    return max(_DELIMITERS, key=columns) if lines else ","
+
+
+def guess_decimal(lines: Sequence[str], delimiter: str, path: Path) -> str:
+    """The sign before the decimals; a file that uses both is refused.
+
+    >>> guess_decimal(["age;stay", "31;4,5"], ";", Path("a.csv"))
+    ','
+    """
+    if delimiter == ",":
+        quoted = [cell for line in csv.reader(lines[1:]) for cell in line]
+        return (
+            ","
+            if any(map(_COMMA.fullmatch, quoted)) and not any(map(_POINT.fullmatch, quoted))
+            else "."
+        )
+    cells = [cell for line in csv.reader(lines[1:], delimiter=delimiter) for cell in line]
+    commas = sum(bool(_COMMA.fullmatch(cell)) for cell in cells)
+    points = sum(bool(_POINT.fullmatch(cell)) for cell in cells)
+    if commas and points:
+        raise BadInput(
+            f"{path} writes decimals with a comma and with a point; say which with decimal = ','"
+        )
+    return "," if commas else "."
+
+
+class Uncommented(io.RawIOBase):
+    """A file without the lines that begin with a sign, for readers that do not know comments."""
+
+    def __init__(self, stream: IO[bytes], sign: bytes) -> None:
+        self._stream, self._sign, self._rest = stream, sign, b""
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer with lines that are no comments."""
+        while not self._rest:
+            line = self._stream.readline()
+            if not line:
+                return 0
+            if not line.startswith(self._sign):
+                self._rest = line
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size

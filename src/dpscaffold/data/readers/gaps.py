@@ -1,0 +1,78 @@
+"""What becomes of missing values, column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from dpscaffold.data.readers.coding import Table
+from dpscaffold.errors import BadInput, nearest
+
+Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float
+#: Rules whose value is read off the records.
+FITTED = ("mean", "median")
+#: What stands for all columns that a table of rules does not name.
+OTHERS = "*"
+
+
+def rule_of(table: Table, name: str) -> Rule:
+    """The rule of one column.
+
+    >>> from pathlib import Path
+    >>> table = Table(Path("a.csv"), "csv", "ill", missing={"age": "median", "*": "drop"})
+    >>> rule_of(table, "age"), rule_of(table, "stay")
+    ('median', 'drop')
+    """
+    if not isinstance(table.missing, Mapping):
+        return table.missing
+    found = table.missing.get(name, table.missing.get(OTHERS, "refuse"))
+    if name in (table.label, table.user) and found not in ("refuse", "drop"):
+        return "refuse"
+    return found
+
+
+def for_the_rest(table: Table) -> Literal["refuse", "drop"] | float:
+    """What holds for columns without a rule of their own, as one word or number."""
+    if not isinstance(table.missing, Mapping):
+        return table.missing
+    others = table.missing.get(OTHERS)
+    if others is not None and not isinstance(others, str):
+        return float(others)
+    return "drop" if "drop" in table.missing.values() else "refuse"
+
+
+def check_rules(table: Table, numbers: tuple[str, ...], texts: tuple[str, ...]) -> None:
+    """Refuse rules for columns that are not there, or that do not suit them."""
+    if not isinstance(table.missing, Mapping):
+        return
+    known = (*numbers, *texts, table.label, *([table.user] if table.user else ()), OTHERS)
+    for name, rule in table.missing.items():
+        if name not in known:
+            raise BadInput(
+                f"missing names the column '{name}'{nearest(name, known)}, which is no feature, "
+                f"label or user of {table.path}"
+            )
+        if name in texts and rule in (*FITTED, "indicator"):
+            raise BadInput(
+                f"missing.{name} is '{rule}', and the column holds categories; use 'category', "
+                f"'drop' or 'refuse'"
+            )
+        if name in numbers and rule == "category":
+            raise BadInput(
+                f"missing.{name} is 'category', and the column holds numbers; use a number, "
+                f"'mean', 'median', 'indicator', 'drop' or 'refuse'"
+            )
+
+
+def fill_of(rule: Rule, values: np.ndarray, name: str) -> float:
+    """The number that stands for a missing one: given, or read off the values that are there."""
+    if not isinstance(rule, str):
+        return float(rule)
+    if rule == "indicator":
+        return 0.0
+    there = values[np.isfinite(values)]
+    if not len(there):
+        raise BadInput(f"column '{name}' has no value at all, so it has no {rule}; exclude it")
+    return float(np.mean(there, dtype=np.float64) if rule == "mean" else np.median(there))

@@ -1,0 +1,274 @@
+"""Files as hospitals send them: one per site, each written by its own spreadsheet."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+
+from dpscaffold import cli
+from dpscaffold.data import load_federation
+from dpscaffold.data.config import parse_data
+from dpscaffold.data.loading import read_pool
+from dpscaffold.errors import BadInput
+
+TABLE = {
+    "source": "csv",
+    "label": "readmitted",
+    "encoding": "auto",
+    "delimiter": "auto",
+    "decimal": "auto",
+    "exclude": ["patient"],
+    "dates": {"admitted": "%d.%m.%Y"},
+    "categories": ["ward"],
+    "missing": {"stay": "median", "ward": "category", "weight": "indicator"},
+    "preprocess": ["standardise", "unit-norm"],
+}
+WARDS = ("Chirurgie", "Kinder", "Männer")
+
+
+def rows_of(site: int, count: int = 40) -> list[dict[str, object]]:
+    """Records of one site; every seventh stay and every ninth ward is missing."""
+    rng = np.random.default_rng(site)
+    rows = []
+    for i in range(count):
+        age, stay = int(rng.integers(18, 95)), round(float(rng.gamma(2.0, 2.0)), 1)
+        admitted = date(2023, 1, 1) + timedelta(days=int(rng.integers(0, 700)))
+        rows.append(
+            {
+                "patient": 100_000 * site + i,
+                "age": age,
+                "stay": None if i % 7 == 3 else stay,
+                "weight": None if i % 11 == 5 else round(float(rng.normal(75, 12)), 1),
+                "ward": None if i % 9 == 4 else WARDS[int(rng.integers(3))],
+                "admitted": admitted.strftime("%d.%m.%Y"),
+                "readmitted": "ja" if age + 8 * stay + rng.normal(0, 8) > 95 else "nein",
+            }
+        )
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, object]], german: bool) -> None:
+    """A file as a spreadsheet of either country writes it."""
+    sign, point = (";", ",") if german else (",", ".")
+
+    def cell(value: object) -> str:
+        if value is None:
+            return ""
+        return str(value).replace(".", point) if isinstance(value, float) else str(value)
+
+    lines = [sign.join(rows[0]), *(sign.join(map(cell, row.values())) for row in rows)]
+    text = "\n".join(lines) + "\n"
+    path.write_bytes(text.encode("cp1252" if german else "utf-8"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty sites, half of them German; the last has a single record."""
+    home = tmp_path_factory.mktemp("hospitals") / "sites"
+    home.mkdir()
+    for site in range(30):
+        write(home / f"site{site:02}.csv", rows_of(site, 1 if site == 29 else 40), site % 2 == 1)
+    return home
+
+
+def test_a_folder_of_mixed_files_is_read_as_its_records_are(folder: Path) -> None:
+    """Against the rows that were written: every cell, whatever its file's encoding and comma."""
+    pool = read_pool(parse_data({**TABLE, "path": str(folder)}))
+    rows = [row for site in range(30) for row in rows_of(site, 1 if site == 29 else 40)]
+    stays = [float(row["stay"]) for row in rows if row["stay"] is not None]  # type: ignore[arg-type]
+    median = float(np.median(np.float32(stays)))
+    expected = []
+    for row in rows:
+        day, month, year = map(int, str(row["admitted"]).split("."))
+        numbers = [row["age"], median if row["stay"] is None else row["stay"]]
+        numbers += [0.0 if row["weight"] is None else row["weight"]]
+        numbers += [(date(year, month, day) - date(1970, 1, 1)).days, row["weight"] is None]
+        expected.append([*numbers, *(row["ward"] == w for w in WARDS), row["ward"] is None])
+    np.testing.assert_array_equal(pool.features, np.array(expected, dtype=np.float32))
+    assert pool.names == tuple(f"site{site:02}" for site in range(30))
+    assert pool.users is not None and (np.bincount(pool.users) == [40] * 29 + [1]).all()
+    assert pool.target.classes == ("ja", "nein")
+    said = " ".join(step.sentence for step in pool.preparation if step.protection == "unprotected")
+    assert "median" in said and "'stay'" in said and "'ward'" in said
+
+
+def test_raw_rows_are_coded_as_the_file_was(folder: Path) -> None:
+    """What a model is given later goes through the same rules."""
+    pool = read_pool(parse_data({**TABLE, "path": str(folder)}))
+    coding = pool.preparation[0]
+    rows = [[row[name] for name in coding.columns] for row in rows_of(0)]  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(coding(np.array(rows, dtype=object)), pool.features[:40])
+
+
+def test_a_file_of_new_rows_is_coded_as_the_training_files_were(folder: Path) -> None:
+    """Both ways in for new rows, a file in its own dialect and a torch module, give the very
+    features that training had."""
+    from dpscaffold.data.readers.raw import raw_parts
+    from dpscaffold.modules import _Coding
+
+    pool = read_pool(parse_data({**TABLE, "path": str(folder)}))
+    coding = pool.preparation[0]
+    part = next(iter(raw_parts(folder / "site01.csv", [coding], coding.columns)))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(part.features, pool.features[40:80])
+    codes = {
+        name: {v: float(i) for i, v in enumerate(values)} for name, values in coding.categories
+    }  # type: ignore[attr-defined]
+    rows = []
+    for row, features in zip(rows_of(1), pool.features[40:80], strict=True):
+        told = {**row, "admitted": features[3], "ward": codes["ward"].get(row["ward"])}  # type: ignore[arg-type]
+        rows.append([np.nan if told[n] is None else told[n] for n in coding.columns])  # type: ignore[attr-defined]
+    module = _Coding(coding)  # type: ignore[arg-type]
+    out = module(torch.tensor(np.array(rows, dtype=np.float32)))
+    np.testing.assert_array_equal(out.numpy(), pool.features[40:80])
+
+
+def test_a_pattern_chooses_files(folder: Path) -> None:
+    pool = read_pool(parse_data({**TABLE, "path": str(folder / "site0*.csv")}))
+    assert len(pool.names) == 10
+
+
+def test_who_is_left_out_is_named(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """In describe, in the run, in the statement and in preprocessing.json; with users as the unit
+    the rule alone."""
+    lines = [
+        f"{key} = {value}"
+        for key, value in (
+            ("source", '"csv"'),
+            ("path", json.dumps(str(folder))),
+            ("label", '"readmitted"'),
+            ("encoding", '"auto"'),
+            ("delimiter", '"auto"'),
+            ("decimal", '"auto"'),
+            ("exclude", '["patient", "admitted", "ward", "weight"]'),
+            ("missing", '"drop"'),
+        )
+    ]
+    plan = "[plan]\nrounds = 2\nlocal_steps = 2\n[privacy]\nnoise = 5.0\n"
+    (tmp_path / "c.toml").write_text("[data]\n" + "\n".join(lines) + "\n" + plan)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dpscaffold", *words])
+        try:
+            cli.main()
+        except SystemExit as left:
+            assert not left.code, capsys.readouterr().err
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    assert "site29" in run("data", "describe", "c.toml")
+    assert "Left out for too few records: site29" in run("train", "c.toml", "--out", "run")
+    for name in ("preprocessing.json", "privacy.json", "privacy.md"):
+        assert "site29" in (tmp_path / "run" / name).read_text(), name
+    run("train", "c.toml", "--out", "hidden", "--set", "privacy.unit=user")
+    for name in ("preprocessing.json", "privacy.json", "privacy.md"):
+        text = (tmp_path / "hidden" / name).read_text()
+        assert "site29" not in text and "fewer than 2 records" in text, name
+
+
+def test_hive_folders_are_columns(tmp_path: Path) -> None:
+    for site in ("north", "south"):
+        (tmp_path / f"site={site}").mkdir()
+        table = pa.table({"age": [1.0, 2.0, 3.0], "ill": ["no", "yes", "no"]})
+        pa.parquet.write_table(table, tmp_path / f"site={site}" / "part-0.parquet")
+    settings = {"source": "parquet", "path": str(tmp_path), "label": "ill", "user": "site"}
+    pool = read_pool(parse_data({**settings, "preprocess": []}))
+    assert pool.names == ("north", "south") and pool.features.shape == (6, 1)
+
+
+def test_comments_are_skipped_and_encodings_named(tmp_path: Path) -> None:
+    text = "# exported\nage;ort;ill\n31,5;Köln;no\n# page 2\n58,0;Bonn;yes\n"
+    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
+    settings = {
+        "source": "csv",
+        "path": str(tmp_path / "a.csv"),
+        "label": "ill",
+        "users": 2,
+        "delimiter": ";",
+        "decimal": ",",
+        "comment": "#",
+        "encoding": "latin-1",
+        "categories": ["ort"],
+    }
+    pool = read_pool(parse_data(settings))
+    assert pool.features.tolist() == [[31.5, 0.0, 1.0], [58.0, 1.0, 0.0]]
+    assert pool.preparation[0].categories[0][1] == ("Bonn", "Köln")  # type: ignore[attr-defined]
+
+
+def spoil(folder: Path, tmp_path: Path, change) -> dict[str, object]:
+    """A copy of three sites, one of them spoilt, and its settings."""
+    home = tmp_path / "sites"
+    home.mkdir()
+    for site in range(3):
+        write(home / f"site{site}.csv", rows_of(site), german=False)
+    change(home / "site1.csv")
+    return {**TABLE, "path": str(home)}
+
+
+def replacing(old: str, new: str):
+    return lambda path: path.write_text(path.read_text().replace(old, new, 1))
+
+
+def one_more(path: Path) -> None:
+    """A whole further column."""
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{head},extra", *(f"{line},1" for line in lines)]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "said"),
+    [
+        (replacing("stay", "stey"), {}, r"site1\.csv lacks the column 'stay' of site0\.csv"),
+        (replacing("age,", "age,extra,"), {}, r"site1\.csv \(line 2\): a row has 7 values"),
+        (one_more, {}, r"site1\.csv has a column 'extra' that site0\.csv lacks"),
+        (replacing(".2023", "/2023"), {}, r"site1\.csv: column 'admitted' holds '.*no date"),
+        (
+            lambda path: path.write_bytes(path.read_bytes().replace("Männer".encode(), b"M\xe4")),
+            {"encoding": "utf-8"},
+            r"site1\.csv is not UTF-8 text; name its encoding",
+        ),
+        (lambda path: None, {"encoding": "klingon"}, "cannot be read as klingon"),
+        (lambda path: None, {"missing": {"stey": 0}}, "did you mean 'stay'"),
+        (lambda path: None, {"missing": {"ward": "mean"}}, "holds categories"),
+        (lambda path: None, {"exclude": ["readmitted"]}, "exclude names the label"),
+        (lambda path: None, {"missing": "refuse"}, "lacks a value"),
+        (lambda path: path.write_text("x" * 40), {}, r"site1\.csv is empty"),
+    ],
+)
+def test_bad_files_are_one_sentence(folder, tmp_path, change, more, said) -> None:
+    with pytest.raises(BadInput, match=said):
+        load_federation({**spoil(folder, tmp_path, change), **more})
+
+
+def test_a_missing_site_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("site,age,ill\nnorth,1,no\n,2,yes\nsouth,3,no\n")
+    with pytest.raises(BadInput, match="column 'site' lacks a value in 1 of 3 records"):
+        load_federation(
+            {"source": "csv", "path": str(tmp_path / "a.csv"), "label": "ill", "user": "site"}
+        )
+
+
+def test_identifiers_and_crowds_of_categories_are_pointed_out(tmp_path: Path) -> None:
+    lines = [f"{1000 + i},{i % 7},c{i % 120},{i % 2}" for i in range(360)]
+    (tmp_path / "a.csv").write_text("visit,age,code,ill\n" + "\n".join(lines) + "\n")
+    notes: list[str] = []
+    settings = {"source": "csv", "path": str(tmp_path / "a.csv"), "label": "ill", "users": 3}
+    load_federation({**settings, "categories": ["code"]}, notes.append)
+    warnings = [note for note in notes if note.startswith("warning:")]
+    assert ["visit" in w or "code" in w for w in warnings] == [True, True], notes
+    assert not any("age" in warning.split("'")[1] for warning in warnings)
+
+
+def test_a_nan_mean_is_never_filled_in(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,ill\n,no\n,yes\n")
+    settings = {"source": "csv", "path": str(tmp_path / "a.csv"), "label": "ill", "users": 1}
+    with pytest.raises(BadInput, match="no value at all"):
+        load_federation({**settings, "missing": {"age": "mean"}})
