@@ -273,6 +273,7 @@ class Accounts:
             ledger=self.ledger,
             preparation=(*prepared, *self._unprotected),
             seed_public=seeded,
+            draw_given=True,
             extra_costs=self.costs,
             colluders=self.budget.colluders,
         )

@@ -203,7 +203,8 @@ class PrivacySettings(Table):
     (:class:`~dpscaffold.Budget`).
 
     Give ``noise``, or ``epsilon`` with the ``view`` it is promised to, from which the noise is
-    solved.
+    solved. ``release`` is the recipe for a model that is handed out (:mod:`dpscaffold.release`),
+    ``allow`` what it is told to overlook.
     """
 
     clip: float | Literal["median"] = 1.0
@@ -220,9 +221,16 @@ class PrivacySettings(Table):
     user_epsilon: float | None = None
     target_epsilon: float | None = None
     budget_file: str | None = None
+    release: bool | None = None
+    allow: tuple[Literal["unprotected-preprocessing", "median-clip"], ...] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySettings:
+        if self.allow is not None and not self.release:
+            raise BadInput(
+                "privacy.allow is given, which overrules what a release refuses, and nothing is "
+                "released; add privacy.release = true (--release) or leave it out"
+            )
         if (self.noise is None) == (self.epsilon is None):
             given = "both are given" if self.noise is not None else "neither is given"
             raise BadInput(
@@ -235,7 +243,12 @@ class PrivacySettings(Table):
 
     def mechanism(self, noise: float) -> Gaussian:
         """The mechanism at this noise."""
-        return Gaussian(self.clip, noise, self.sampling, self.unit, self.secret, self.neighbours)
+        return Gaussian(self.clip, noise, self.sampling, self.unit, self.hidden, self.neighbours)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether noise and batches are secret; those of a release always are."""
+        return self.secret or bool(self.release)
 
     @property
     def budget(self) -> Budget:

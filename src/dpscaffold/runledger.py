@@ -60,7 +60,8 @@ class Account:
 
     ``seeded`` says that the seed of the noise lies in the folder. ``anchor`` is None in folders
     from before journals were chained. ``colluders`` is how many participants the run's
-    configuration takes to pool what they know.
+    configuration takes to pool what they know, ``draw_given`` says that the seed of the draw was
+    given with the plan, and ``allowed`` is what a release was told to overlook (None: no release).
     """
 
     ledger: Ledger
@@ -69,6 +70,8 @@ class Account:
     seeded: bool
     anchor: Anchor | None
     colluders: int = 1
+    draw_given: bool = True
+    allowed: tuple[str, ...] | None = None
 
     def at_delta(self, delta: float) -> Account:
         """The same account at another δ."""
@@ -85,6 +88,8 @@ class Account:
             ledger=self.ledger,
             preparation=self.preparation,
             seed_public=self.seeded,
+            draw_given=self.draw_given,
+            allowed=self.allowed,
             extra_costs=self.costs,
             groups=tuple(groups),
             colluders=self.colluders if colluders is None else colluders,
@@ -103,10 +108,15 @@ def read_account(folder: Path) -> Account:
     config = folder / "config.toml"
     tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
     limits = {**tables.get("budget", {}), **tables.get("privacy", {})}
-    seeded = config.exists() and not limits.get("secret", False)
+    release = bool(limits.get("release", False))
+    seeded = config.exists() and not (release or limits.get("secret", False))
+    allowed = tuple(limits.get("allow", ())) if release else None
     anchor = journal.anchor if journal else None
     ledger = ledger.charged(costs)
-    return Account(ledger, steps, costs, seeded, anchor, limits.get("colluders", 1))
+    colluders = limits.get("colluders", 1)
+    return Account(
+        ledger, steps, costs, seeded, anchor, colluders, config.exists() and not release, allowed
+    )
 
 
 def read_ledger(folder: Path) -> Ledger:

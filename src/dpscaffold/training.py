@@ -394,6 +394,7 @@ def summarise(result: Result) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "algorithm": result.setting.label,
         "data": result.setting.roster.title,
+        "simulated": bool(result.privacy.get("simulated", False)),
         "ended": result.ended,
         "message": result.message,
         "rounds": result.rounds,

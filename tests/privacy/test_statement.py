@@ -8,7 +8,7 @@ import pytest
 from privacy.settings import SMALL, SYNTHETIC, run_of
 
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, Remark, statement
-from dpscaffold.privacy.statement import round_up
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.privacy_plot import plot_epsilon
 from dpscaffold.report.statement import render
 

@@ -98,6 +98,9 @@ class Subject:
     extra_costs: tuple[Any, ...] = ()
     account: Account | None = None
     colluders: int = 1
+    simulated: bool = False
+    draw_given: bool = False
+    allowed: tuple[str, ...] | None = None
 
     @property
     def ledger(self) -> Ledger | None:
@@ -113,6 +116,9 @@ class Subject:
         return statement(
             self.run,
             preparation=self.preparation,
+            seed_public=self.simulated,
+            draw_given=self.draw_given,
+            allowed=self.allowed,
             extra_costs=self.extra_costs,
             groups=groups,
             colluders=self.colluders if colluders is None else colluders,
@@ -355,7 +361,15 @@ def from_config(path: Path) -> Subject:
         return Subject(None, federation.preparation)
     costs, unprotected = charged(federation.preparation, run)
     steps = (*federation.preparation, *unprotected)
-    return Subject(run, steps, costs, colluders=limits.budget.colluders)
+    return Subject(
+        run,
+        steps,
+        costs,
+        colluders=limits.budget.colluders,
+        simulated=not limits.hidden,
+        draw_given=not limits.release,
+        allowed=(limits.allow or ()) if limits.release else None,
+    )
 
 
 def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:

@@ -58,10 +58,14 @@ def part_of(source: Path, delta: float | None) -> Part:
         bounds={view: bound_for(about.run, view, repeats) for view in VIEWS},
         ledger=about.ledger,
         costs=tuple(about.extra_costs),
-        noise_seed=None if tables.get("privacy", {}).get("secret", False) else seed,
-        draw_seed=seed,
+        noise_seed=None if _says(tables, "secret") or _says(tables, "release") else seed,
+        draw_seed=None if _says(tables, "release") else seed,
         data=_digest(source, tables),
     )
+
+
+def _says(tables: dict[str, Any], key: str) -> bool:
+    return bool(tables.get("privacy", {}).get(key, False))
 
 
 def _tables(source: Path) -> dict[str, Any]:

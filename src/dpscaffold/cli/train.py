@@ -57,6 +57,20 @@ def train_command(
     engine: Annotated[
         str | None, typer.Option(help="simulator (fast, default) or loop (the readable oracle)")
     ] = None,
+    release: Annotated[
+        bool,
+        typer.Option(
+            "--release",
+            help="for a model that is handed out: secret noise, a draw that nobody chose, nothing "
+            "left unprotected",
+        ),
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow", help="overrule --release: unprotected-preprocessing or median-clip"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
     verbose: Annotated[
@@ -73,7 +87,9 @@ def train_command(
 
     wish = wished(config, out, resume)
     base = DEMO if wish.config is None and not _names_a_source(set_ or []) else {}
-    settings = load(wish.config, set_ or [], base, unset or [])
+    changes = [*(set_ or []), *(["privacy.release=true"] if release else [])]
+    changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
+    settings = load(wish.config, changes, base, unset or [])
     engine = engine or engine_of(wish)
     result = run_settings(
         settings, wish.folder, wish.resume, device, engine, as_json or quiet, verbose=verbose
@@ -132,6 +148,7 @@ def run_settings(
     from dpscaffold.data.loading import load_federation
     from dpscaffold.engines import Hardware
     from dpscaffold.machine import pick_device
+    from dpscaffold.release import for_release
     from dpscaffold.report.progress import Progress
     from dpscaffold.training import run
 
@@ -141,6 +158,7 @@ def run_settings(
 
     if federation is None:
         federation = load_federation(settings.data, notify)
+    settings = for_release(settings, federation, folder if resume else None)
     setting = settings.setting(federation)
     if verbose:
         _say(str(federation))
@@ -150,7 +168,9 @@ def run_settings(
             f"{setting.users} users, {setting.plan.local_steps} steps each on "
             f"{int(setting.batches.min())} to {int(setting.batches.max())} records{noise}"
         )
-    with Progress(setting.label, setting.plan.rounds, quiet) as progress:
+    simulated = setting.privacy is not None and not setting.privacy.secret
+    label = f"{setting.label}{' (simulated)' if simulated else ''}"
+    with Progress(label, setting.plan.rounds, quiet) as progress:
         return run(
             setting,
             federation,

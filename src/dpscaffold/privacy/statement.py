@@ -33,13 +33,19 @@ from dpscaffold.privacy.describe import Run
 from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.preparation import Preparation, told
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.quote import quote
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
     "`largest_drift` and `largest_user_control` are read off single uploads: they belong to the "
     "server's view, whose epsilon covers them, and are outside Theorem 2. Whoever is given them "
     "counts as the server."
+)
+TUNING = "Hyperparameters tuned on private records."
+TUNING_OF_A_RELEASE = (
+    "Tuning: every run on these records whose results were looked at to choose this plan has spent "
+    "privacy of its own, which is not in these numbers. Put them together with `dpscaffold privacy "
+    "RUN RUN …`, or choose the plan on public data."
 )
 NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
@@ -49,6 +55,8 @@ def statement(
     ledger: Ledger | None = None,
     preparation: Sequence[Preparation] = (),
     seed_public: bool = False,
+    draw_given: bool = False,
+    allowed: Sequence[str] | None = None,
     extra_costs: Sequence[Cost] = (),
     rounds: int | None = None,
     groups: Sequence[int] = GROUPS,
@@ -59,7 +67,9 @@ def statement(
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
     beside the bound over the draw, never in its place. ``preparation`` are the steps that made
     the features; those whose ``protection`` is ``"unprotected"`` are outside the guarantee.
-    ``seed_public`` says that the seed of noise and draw is stored beside the results.
+    ``seed_public`` says that the seed of noise and draw is stored beside the results: such a run is
+    a simulation. ``draw_given`` says that the seed of the draw was somebody's choice. ``allowed``
+    is what a release was told to overlook, None where nothing is released.
     ``extra_costs`` are private mechanisms on the same records, part of every ε that is stated.
     ``rounds`` defaults to the recorded ones with a ledger, else to the planned. ``groups`` are the
     numbers of records of one person to look at together, ``colluders`` how many participants pool
@@ -74,6 +84,7 @@ def statement(
     """
     if run is None:
         return {
+            "simulated": False,
             **_empty(NOT_PRIVATE),
             **_prepared(preparation, "record"),
             "outside": _outside(preparation, False, ledger),
@@ -88,6 +99,7 @@ def statement(
     bounds = _catalogue(among(run, colluders))
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
     said: dict[str, Any] = {
+        "simulated": seed_public,
         "guarantee": reason is None,
         "reason": reason,
         "delta": run.delta,
@@ -123,13 +135,13 @@ def statement(
             said["planned"] = {"rounds": run.rounds, "epsilon": planned}
         said["epsilon_by_delta"] = _by_delta(run, rounds, costs, repeats, colluders)
         said["human"] = _human(run, rounds, ledger, costs, tuple(groups), colluders)
-        said["quote"] = _quote(said, run, costs)
+        said["quote"] = quote(said, run, [cost.name for cost in costs], draw_given)
     said["extra_costs"] = [
         {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
         for c in extra_costs
     ]
     said |= _prepared(preparation, run.unit)
-    said["outside"] = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger)]
+    said["outside"] = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger, allowed)]
     if said["delta_note"]:
         said["outside"].insert(0, said["delta_note"])
     said["run"] = run.to_dict()
@@ -325,34 +337,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _quote(said: dict[str, Any], run: Run, costs: tuple[Cost, ...]) -> str:
-    """The sentence to quote."""
-    protects = "user" if run.unit == "user" else "record"
-    with_costs = f", together with {', '.join(c.name for c in costs)}" if costs else ""
-    server, third = round_up(said[SERVER]["epsilon"]), round_up(said[THIRD_PARTY]["epsilon"])
-    outsider = "a third party"
-    if said[THIRD_PARTY]["bound"] != RANDOM_PARTICIPATION.name:
-        outsider += f" that took no part ({_towards_participants(said[PARTICIPANT])})"
-    sentence = (
-        f"Each {protects} is protected with epsilon = {server} towards the server and "
-        f"{third} towards {outsider}, at delta = {run.delta:.3g}{with_costs} "
-        f"({run.neighbours}; over the random draw of participants)."
-    )
-    if "ledger" in said:
-        sentence += (
-            f" Given who took part, the most that any user spent is "
-            f"{round_up(said['ledger']['epsilon'])}; the "
-            f"two numbers answer different questions, quote either with its label."
-        )
-    return sentence
-
-
-def _towards_participants(said: dict[str, Any]) -> str:
-    k = said["colluders"]
-    who = "one that did" if k == 1 else f"{k} that did, together"
-    return f"{round_up(said['epsilon'])} towards {who}"
-
-
 def _prepared(preparation: Sequence[Preparation], unit: str) -> dict[str, Any]:
     """How the records were prepared: the sentences, and each with its protection."""
     return {
@@ -364,15 +348,19 @@ def _prepared(preparation: Sequence[Preparation], unit: str) -> dict[str, Any]:
 
 
 def _outside(
-    preparation: Sequence[Preparation], seed_public: bool, ledger: Ledger | None
+    preparation: Sequence[Preparation],
+    seed_public: bool,
+    ledger: Ledger | None,
+    allowed: Sequence[str] | None = None,
 ) -> list[str]:
     """What no bound covers."""
     outside = [
         "Metrics computed on private records (accuracy, losses, dissimilarity), if they are "
         "published.",
-        "Hyperparameters tuned on private records.",
+        TUNING if allowed is None else TUNING_OF_A_RELEASE,
         *(step.sentence for step in preparation if step.protection == "unprotected"),
     ]
+    outside += [f"Released all the same (--allow {what})." for what in allowed or ()]
     if seed_public:
         outside.append(
             "The noise is derived from a seed stored in the run folder: anyone holding the seed "

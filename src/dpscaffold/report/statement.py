@@ -19,6 +19,7 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
     >>> print(render(statement(None)).splitlines()[2])
     **No guarantee: the run is not private (no clipping, no noise).**
     """
+    title += " of a simulation" if said.get("simulated") else ""
     parts = [f"# {title}", f"**{said['quote']}**"]
     if said.get("mechanism"):
         parts += ["## Mechanism", _mechanism(said)]

@@ -1,0 +1,81 @@
+"""The sentence to quote of a run, with everything that makes it true.
+
+A run with a stored seed is a simulation and says so before anything else. A run with secret noise
+whose participants were drawn from a seed that somebody gave quotes what was spent given who took
+part: over the draw is a promise about chance, and a known seed is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.showing import round_up
+
+SIMULATION = "A simulation, whose noise comes from a stored seed."
+SHARED = "Two runs of one seed share their noise, and their epsilons do not add."
+
+
+def quote(
+    said: Mapping[str, Any], run: Run, costs: Sequence[str] = (), draw_given: bool = False
+) -> str:
+    """The sentence of a statement; ``costs`` names the other mechanisms that are counted in it."""
+    each = "Each user" if run.unit == "user" else "Each record"
+    if said["simulated"]:
+        would = f"With secret noise {each.lower()} would be protected with"
+        return " ".join([SIMULATION, f"{would} {_over_the_draw(said, run, costs)}.",
+                         *_given(said, "would have spent"), SHARED])  # fmt: skip
+    if draw_given and "ledger" in said:
+        return _given_first(said, run, costs, each)
+    sentence = f"{each} is protected with {_over_the_draw(said, run, costs)}."
+    if draw_given:
+        sentence += (
+            " That holds for a draw that nobody chose: where its seed is given, as in this plan, "
+            "quote what the run's ledger says."
+        )
+    return " ".join([sentence, *_given(said, "spent")])
+
+
+def _given_first(said: Mapping[str, Any], run: Run, costs: Sequence[str], each: str) -> str:
+    """What was spent given who took part, since the draw was known in advance."""
+    return (
+        f"{each} is protected with epsilon = {round_up(said['ledger']['epsilon'])} towards "
+        f"everybody, at delta = {run.delta:.3g}{_with(costs)} ({run.neighbours}; given who took "
+        f"part, as the draw came from a given seed). Over a draw that nobody chose it would be "
+        f"{_over_the_draw(said, run, costs)}."
+    )
+
+
+def _over_the_draw(said: Mapping[str, Any], run: Run, costs: Sequence[str]) -> str:
+    outsider = "a third party"
+    if said[THIRD_PARTY]["bound"] != RANDOM_PARTICIPATION.name:
+        outsider += f" that took no part ({_towards_participants(said[PARTICIPANT])})"
+    return (
+        f"epsilon = {round_up(said[SERVER]['epsilon'])} towards the server and "
+        f"{round_up(said[THIRD_PARTY]['epsilon'])} towards {outsider}, at delta = "
+        f"{run.delta:.3g}{_with(costs)} ({run.neighbours}; over the random draw of participants)"
+    )
+
+
+def _given(said: Mapping[str, Any], verb: str) -> list[str]:
+    """What was spent given who took part, beside the bound over the draw."""
+    if "ledger" not in said:
+        return []
+    return [
+        f"Given who took part, the most that any user {verb} is "
+        f"{round_up(said['ledger']['epsilon'])}; the two numbers answer different questions, quote "
+        f"either with its label."
+    ]
+
+
+def _with(costs: Sequence[str]) -> str:
+    return f", together with {', '.join(costs)}" if costs else ""
+
+
+def _towards_participants(said: Mapping[str, Any]) -> str:
+    k = said["colluders"]
+    who = "one that did" if k == 1 else f"{k} that did, together"
+    return f"{round_up(said['epsilon'])} towards {who}"

@@ -1,0 +1,80 @@
+"""The recipe for a model that is handed out: ``train --release``, ``[privacy] release = true``.
+
+A simulation may be looked at in any way; a release must keep its promise. So noise and batches are
+secret, nobody chooses the draw, and what would stand outside the promise is refused unless it is
+overruled by name, which the statement repeats.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tomllib
+from pathlib import Path
+
+from dpscaffold.config import Settings
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.privacy import charged
+
+PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
+
+
+def for_release(settings: Settings, federation: Federation, begun: Path | None) -> Settings:
+    """The configuration as it is released; refuses what could not keep its promise.
+
+    ``begun`` is the folder of a run that is resumed: its draw goes on from its own seed.
+    """
+    privacy = settings.privacy
+    if privacy is None or not privacy.release:
+        return settings
+    _refuse_open_doors(settings, federation)
+    given = settings.plan.seed if "seed" in settings.plan.model_fields_set else None
+    seed = _seed_of(begun) if begun else None
+    if given is not None and given != seed:
+        raise BadInput(
+            f"plan.seed is {given} with privacy.release, whose draw nobody may choose; leave "
+            f"plan.seed out, and it comes from the system"
+        )
+    plan = settings.plan.model_copy(update={"seed": secrets.randbits(62) if seed is None else seed})
+    return settings.model_copy(
+        update={"plan": plan, "privacy": privacy.model_copy(update={"secret": True})}
+    )
+
+
+def _refuse_open_doors(settings: Settings, federation: Federation) -> None:
+    """Say what stands outside the promise, and how to overrule it."""
+    privacy = settings.privacy
+    assert privacy is not None
+    allowed = privacy.allow or ()
+    if privacy.clip == "median" and MEDIAN not in allowed:
+        raise BadInput(
+            f"privacy.clip is 'median' with privacy.release: the bound is read off private "
+            f"records, so nothing is promised; give a number, or overrule with --allow {MEDIAN}"
+        )
+    if privacy.noise == 0:
+        raise BadInput(
+            "privacy.noise is 0 with privacy.release, which protects nobody; give a noise above 0"
+        )
+    run = settings.setting(federation).describe()
+    steps = [*federation.preparation, *(charged(federation.preparation, run)[1] if run else ())]
+    open_ = [step.sentence for step in steps if step.protection == "unprotected"]
+    if open_ and PREPROCESSING not in allowed:
+        raise BadInput(
+            f"privacy.release is set, and the data were prepared without protection: "
+            f"{open_[0].rstrip('.')}; prepare them privately or from public statistics, or "
+            f"overrule with --allow {PREPROCESSING}"
+        )
+
+
+def _seed_of(folder: Path) -> int | None:
+    """The seed of the draw of a run that has begun."""
+    path = folder / "config.toml"
+    if not path.exists():
+        return None
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        if not tables["privacy"].get("release", False):
+            return None
+        return int(tables["plan"]["seed"])
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); restore it") from error

@@ -1,0 +1,195 @@
+"""A simulation says that it is one; a release keeps its promise or is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dpscaffold.cli import app
+from dpscaffold.privacy import Ledger, describe, statement
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.statement import render
+
+CONFIG = """
+[data]
+source = "synthetic"
+alpha = 2.0
+beta = 2.0
+users = 12
+records = 60
+{data}
+[plan]
+rounds = 4
+local_steps = 3
+user_ratio = 0.25
+checkpoint_every = 2
+{plan}
+[privacy]
+clip = 1.0
+noise = 4.0
+{privacy}
+"""
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def written(tmp_path, data="", plan="", privacy=""):
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.format(data=data, plan=plan, privacy=privacy))
+    return path
+
+
+def trained(tmp_path, *options, name="run", **parts):
+    """The statement of a run of the command, and its answer."""
+    config = written(tmp_path, **parts)
+    answer = command("train", config, "--out", tmp_path / name, "--json", *options)
+    assert answer.exit_code == 0, answer.output
+    return json.loads((tmp_path / name / "privacy.json").read_text()), json.loads(answer.stdout)
+
+
+def test_a_simulation_says_so_before_anything_else(tmp_path):
+    said, answer = trained(tmp_path)
+    assert said["simulated"] is answer["simulated"] is answer["privacy"]["simulated"] is True
+    assert said["quote"].startswith("A simulation")
+    assert "With secret noise each record would be protected" in said["quote"]
+    assert "do not add" in said["quote"]
+    page = (tmp_path / "run" / "privacy.md").read_text()
+    assert page.startswith("# Privacy statement of a simulation\n\n**A simulation")
+    shown = command("privacy", tmp_path / "run")
+    assert "A simulation" in " ".join(shown.output.split())
+    plan = json.loads(command("privacy", tmp_path / "run.toml", "--json").stdout)
+    assert plan["simulated"] is True and "would be protected" in plan["quote"]
+    # Over the draw first, as calibrated, and the ledger beside it.
+    over, given = round_up(said["server"]["epsilon"]), round_up(said["ledger"]["epsilon"])
+    assert said["quote"].index(f"= {over} ") < said["quote"].index(f"is {given};")
+    assert "over the random draw" in said["quote"]
+
+
+def test_numbers_alone_are_no_simulation():
+    run = describe(
+        rounds=4, local_steps=3, users=9, participants=3, records=50, batches=10, noise=4
+    )
+    said = statement(run)
+    assert said["simulated"] is False and said["quote"].startswith("Each record is protected")
+
+
+def test_secret_noise_with_a_given_seed_quotes_the_ledger_first(tmp_path):
+    said, answer = trained(tmp_path, privacy="secret = true")
+    assert said["simulated"] is False and answer["simulated"] is False
+    given = round_up(said["ledger"]["epsilon"])
+    assert said["quote"].startswith(
+        f"Each record is protected with epsilon = {given} towards every"
+    )
+    assert "given who took part, as the draw came from a given seed" in said["quote"]
+    over = round_up(said["server"]["epsilon"])
+    assert said["quote"].index(given) < said["quote"].index(f"it would be epsilon = {over}")
+    assert f"**{said['quote']}**" in render(said)
+
+
+def test_the_best_seed_of_many_is_below_its_own_ledger():
+    """Why the ledger comes first: a seed can be chosen so that a user takes part often."""
+    run = describe(
+        rounds=8, local_steps=2, users=9, participants=3, records=50, batches=10, noise=4
+    )
+    ledger = Ledger(run)
+    for round in range(1, 9):
+        ledger.record(round, [0, 1, 2])
+    said = statement(run, ledger, draw_given=True)
+    assert said["ledger"]["epsilon"] > 1.2 * said["server"]["epsilon"]
+    assert said["quote"].startswith(f"Each record is protected with epsilon = "
+                                    f"{round_up(said['ledger']['epsilon'])} ")  # fmt: skip
+
+
+@pytest.fixture
+def released(tmp_path):
+    """Data that need no protection of their preparation."""
+    return trained(tmp_path, "--release", "--allow", "unprotected-preprocessing")
+
+
+def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
+    said, _ = released
+    assert said["simulated"] is False
+    assert said["quote"].startswith("Each record is protected with epsilon = ")
+    assert "over the random draw of participants" in said["quote"]
+    assert "given seed" not in said["quote"]
+    assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
+    assert "Released all the same (--allow unprotected-preprocessing)." in said["outside"]
+    stored = (tmp_path / "run" / "config.toml").read_text()
+    assert "secret = true" in stored and "release = true" in stored
+    trained(tmp_path, "--release", "--allow", "unprotected-preprocessing", name="other")
+    other = (tmp_path / "other" / "config.toml").read_text()
+    seeds = [next(line for line in text.splitlines() if line.startswith("seed = ")) for text in
+             (stored.split("[plan]")[1], other.split("[plan]")[1])]  # fmt: skip
+    assert seeds[0] != seeds[1]
+    # Two releases of one configuration share neither noise nor draw: their epsilons add.
+    together = json.loads(command("privacy", tmp_path / "run", tmp_path / "other", "--json").stdout)
+    assert together["reason"] is None and together["epsilon"]["server"] == pytest.approx(
+        2 * said["server"]["epsilon"]
+    )
+
+
+def test_two_runs_of_one_seed_promise_nothing_together(tmp_path):
+    trained(tmp_path)
+    trained(tmp_path, "--set", "plan.learning_rate=0.1", name="other")
+    together = json.loads(command("privacy", tmp_path / "run", tmp_path / "other", "--json").stdout)
+    assert together["epsilon"]["server"] is None and "share the seed" in together["reason"]
+
+
+def test_a_release_is_resumed_with_its_own_draw(tmp_path, monkeypatch):
+    """Killed after round 3, whose checkpoint is that of round 2, and resumed by its file."""
+    from dpscaffold.engines import Simulator
+
+    real = Simulator.gather
+
+    def dies(self, phase, broadcast, draw):
+        if broadcast.round == 4:
+            raise RuntimeError("killed")
+        return real(self, phase, broadcast, draw)
+
+    config = written(tmp_path, privacy="release = true\nallow = ['unprotected-preprocessing']")
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulator, "gather", dies)
+        assert command("train", config, "--out", tmp_path / "run").exit_code != 0
+    for source in (config, tmp_path / "run"):
+        answer = command("train", source, "--out", tmp_path / "run", "--resume")
+        assert answer.exit_code == 0, answer.output
+    lines = [json.loads(x) for x in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    taken = [(line["round"], tuple(line["users"])) for line in lines if "round" in line]
+    assert [round for round, _ in taken] == [1, 2, 3, 4, 3, 4]
+    assert taken[2:4] == taken[4:6]  # the same draw, with fresh noise, counted twice
+    said = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert said == json.loads(command("privacy", tmp_path / "run", "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "words"),
+    [
+        ({}, ["--release"], "--allow unprotected-preprocessing"),
+        ({"privacy": "release = true"}, [], "--allow unprotected-preprocessing"),
+        ({}, ["--release", "--set", "privacy.clip=median"], "--allow median-clip"),
+        ({}, ["--release", "--set", "privacy.noise=0"], "protects nobody"),
+        ({"plan": "seed = 3"}, ["--release", "--allow", "unprotected-preprocessing"], "seed is 3"),
+        ({}, ["--allow", "median-clip"], "nothing is released"),
+        ({}, ["--release", "--allow", "everything"], "everything"),
+        ({}, ["--release", "--unset", "privacy"], "privacy"),
+    ],
+)
+def test_what_a_release_refuses(tmp_path, parts, options, words):
+    config = written(tmp_path, **parts)
+    answer = command("train", config, "--out", tmp_path / "run", *options)
+    assert answer.exit_code != 0 and words in str(answer.exception)
+    assert type(answer.exception).__module__.startswith("dpscaffold")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_median_clip_may_be_released_and_promises_nothing(tmp_path):
+    said, _ = trained(
+        tmp_path, "--release", "--allow", "median-clip", "--allow", "unprotected-preprocessing",
+        "--set", "privacy.clip=median",
+    )  # fmt: skip
+    assert said["guarantee"] is False and "no guarantee" in said["quote"].lower()
+    assert "Released all the same (--allow median-clip)." in said["outside"]
