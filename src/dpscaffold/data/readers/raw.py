@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dpscaffold.data.readers.columns import column_names, read_batches, require_column
-from dpscaffold.data.readers.files import AUTO, Dialect, Format, table_files
+from dpscaffold.data.readers.files import AUTO, Dialect, Format, TableFile, table_files
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.schema import Prepared
@@ -49,6 +49,15 @@ def file_kind(path: Path) -> Format:
     return found
 
 
+def file_columns(path: Path) -> list[str]:
+    """The columns of a CSV or Parquet file, in order."""
+    return column_names(_opened(path))
+
+
+def _opened(path: Path) -> TableFile:
+    return table_files(path, file_kind(path), Dialect(AUTO, AUTO, AUTO))[0]
+
+
 def coding_of(preparation: Sequence[Prepared], columns: Sequence[str]) -> Coding:
     """How the columns of a file become numbers: as in training, or plainly where the training
     data were arrays."""
@@ -61,7 +70,7 @@ def raw_parts(
 ) -> Iterator[Part]:
     """The rows of a file after the preparation. Columns are found by name, whatever their order;
     ``others`` are handed on as they stand. Memory is bounded by a batch."""
-    file = table_files(path, file_kind(path), Dialect(AUTO, AUTO, AUTO))[0]
+    file = _opened(path)
     names = column_names(file)
     coding = coding_of(preparation, columns)
     rest = [step for step in preparation if not isinstance(step, Coding)]

@@ -1,0 +1,34 @@
+"""``dpscaffold export``: a trained model for other software."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
+    to: Annotated[str, typer.Option(help="onnx, torch (.pt2) or safetensors (a folder)")],
+    out: Annotated[
+        Path | None, typer.Option(help="file or folder to write; default: in this folder")
+    ] = None,
+    only_protected: Annotated[
+        bool,
+        typer.Option(
+            "--only-protected", help="refuse a model that carries what no guarantee covers"
+        ),
+    ] = False,
+) -> None:
+    """Write a trained model, preparation included, for other software."""
+    from dpscaffold.checks import choice
+    from dpscaffold.exporting import FORMATS, export
+    from dpscaffold.modelfolder import load_model
+
+    choice("--to", to, tuple(FORMATS))
+    model = load_model(run)
+    path = export(model, to, out or Path(FORMATS[to]), only_protected)
+    for sentence in model.unprotected:
+        typer.echo(f"leaves with the model, unprotected: {sentence}", err=True)
+    typer.echo(f"{path}")

@@ -1,0 +1,41 @@
+"""``dpscaffold predict``: what a trained model says of new rows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
+    data: Annotated[Path, typer.Argument(help="raw rows: a .csv or .parquet file")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help=".csv or .parquet file to write; default: CSV is printed"),
+    ] = None,
+    keep: Annotated[
+        str, typer.Option(help="columns of the rows to copy, with commas between them")
+    ] = "",
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="a column for the probability of every class")
+    ] = False,
+) -> None:
+    """Predict for every row of a file, in its order; columns are found by name."""
+    from dpscaffold.modelfolder import load_model
+    from dpscaffold.predicting import predict_file
+
+    model = load_model(run)
+    kept = [name.strip() for name in keep.split(",") if name.strip()]
+    target = sys.stdout.buffer if out is None else out
+    done = predict_file(model, data, target, kept, probabilities)
+    if out is not None:
+        typer.echo(f"{done.rows} rows: {out}", err=True)
+    if done.incomplete:
+        typer.echo(
+            f"{done.incomplete} rows lack a value and have no prediction: the model was trained "
+            f"without such records",
+            err=True,
+        )

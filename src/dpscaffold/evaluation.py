@@ -1,0 +1,231 @@
+"""How good a trained model is on labelled rows: metrics, sites, confusion and calibration.
+
+All of it is computed on the rows as they are and stands outside every privacy guarantee if the
+rows are private and the numbers are published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import torch
+from torch import Tensor
+
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.model import Model
+from dpscaffold.schema import Target
+from dpscaffold.scoring import Metric, constant_scores, metrics_for, report
+
+#: What every evaluation says.
+NOT_COVERED = (
+    "These numbers are computed from the rows as they are: where the rows are private, ε does not "
+    "cover them."
+)
+#: Bins of a calibration curve, and classes up to which a confusion matrix is kept.
+BINS, MOST_CLASSES = 10, 100
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Scores (N, outputs), what is true (N,), whose row each is (N,), and the sites' names."""
+
+    scores: Tensor
+    targets: Tensor
+    site: Tensor
+    sites: tuple[str, ...]
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Rows of similar predicted probability: its mean, how often it came true, and how many."""
+
+    predicted: float
+    observed: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known of a model on some rows.
+
+    ``metrics`` are those of the target, ``baseline`` the same of the best model that looks at no
+    feature, ``sites`` one entry a site, ``confusion`` counts (true class, predicted class),
+    ``by_class`` recall, precision and F1 of every class, ``calibration`` the bins of predicted
+    probability (of the second of two classes, else of the class that is predicted).
+    """
+
+    rows: int
+    left_out: int
+    metrics: dict[str, float | None]
+    baseline: dict[str, float | None]
+    sites: tuple[dict[str, Any], ...]
+    by_class: tuple[dict[str, Any], ...]
+    confusion: tuple[tuple[int, ...], ...]
+    calibration: tuple[Bin, ...]
+    note: str = NOT_COVERED
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+
+def evaluate_file(
+    model: Model, data: Path, label: str | None = None, site: str | None = None
+) -> Evaluation:
+    """Evaluate a model on the rows of a CSV or Parquet file.
+
+    ``label`` is the column of what is true and ``site`` of whose each row is; by default those
+    of the training, the latter where the file has it.
+    """
+    return evaluate(model, judge_file(model, data, label, site))
+
+
+def judge_file(model: Model, data: Path, label: str | None, site: str | None) -> Judged:
+    """Scores and truths of a file's rows."""
+    from dpscaffold.data.readers.raw import file_columns
+
+    wanted = label or model.origin.label
+    if wanted is None:
+        raise BadInput(f"which column of {data} holds what is true is not known; give --label")
+    if site is None and model.origin.site in file_columns(data):
+        site = model.origin.site
+    scores, truths, owners, left_out = [], [], [], 0
+    for part in model.parts(data, [wanted, *([site] if site else [])]):
+        complete = pa.array(part.complete)
+        left_out += int((~part.complete).sum())
+        if not part.complete.any():
+            continue
+        scores.append(model.scores_of(part.features))
+        truths.append(_truths(part.others.column(wanted).filter(complete), model.target, wanted))
+        if site:
+            owners.append(part.others.column(site).filter(complete).fill_null("(none)"))
+    if not scores:
+        raise BadInput(f"{data} holds no complete row; give at least one")
+    number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), ("all",)
+    if site:
+        coded = pa.chunked_array(owners).combine_chunks().dictionary_encode()
+        sites = tuple(coded.dictionary.to_pylist())
+        number = torch.from_numpy(np.array(coded.indices)).long()
+    return Judged(torch.cat(scores), torch.cat(truths), number, sites, left_out)
+
+
+def judge_held_out(model: Model, federation: Federation) -> Judged:
+    """Scores and truths of the records that a federation holds out."""
+    test = federation.test
+    site = torch.repeat_interleave(torch.arange(test.users), test.sizes)
+    scores = model.scores_of(test.features.numpy())
+    return Judged(scores, test.labels, site, federation.names)
+
+
+def _truths(column: pa.Array, target: Target, name: str) -> Tensor:
+    """Labels as the model's numbers."""
+    if column.null_count:
+        raise BadInput(f"column '{name}' lacks a value; leave such rows out")
+    if target.kind == "number":
+        try:
+            return torch.from_numpy(column.cast(pa.float32()).to_numpy(zero_copy_only=False).copy())
+        except pa.ArrowInvalid as problem:
+            what = str(problem).splitlines()[0]
+            raise BadInput(f"column '{name}' should hold numbers ({what})") from None
+    index = pa.compute.index_in(column, pa.array(target.classes, pa.string()))
+    if index.null_count:
+        strange = column.filter(pa.compute.is_null(index))[0].as_py()
+        raise BadInput(
+            f"column '{name}' holds '{strange}', which is no class of the model; its classes are "
+            f"{', '.join(target.classes[:10])}"
+        )
+    return torch.from_numpy(index.to_numpy(zero_copy_only=False).astype(np.int64))
+
+
+def evaluate(model: Model, judged: Judged, metrics: Sequence[Metric] = ()) -> Evaluation:
+    """All that is said of a model from its scores."""
+    target = model.target
+    chosen = tuple(metrics) or metrics_for(target)
+    given = (judged.targets, judged.site, len(judged.sites))
+    constant = constant_scores(judged.targets, target).expand(len(judged.targets), -1)
+    classes = target.kind == "class"
+    confusion = confusion_matrix(model, judged) if classes else ()
+    return Evaluation(
+        len(judged.targets),
+        judged.left_out,
+        report(chosen, judged.scores, *given),
+        report(chosen[:1], constant, *given),
+        _by_site(chosen, judged) if len(judged.sites) > 1 else (),
+        _by_class(confusion, target),
+        confusion if len(target.classes) <= MOST_CLASSES else (),
+        calibration(model, judged) if classes else (),
+    )
+
+
+def _by_site(metrics: Sequence[Metric], judged: Judged) -> tuple[dict[str, Any], ...]:
+    count = len(judged.sites)
+    rows = torch.bincount(judged.site, minlength=count)
+    values = {
+        metric.name: metric.by_group(judged.scores, judged.targets, judged.site, count)
+        for metric in metrics
+    }
+    return tuple(
+        {"site": name, "rows": int(rows[k])}
+        | {metric: _defined(found[k]) for metric, found in values.items()}
+        for k, name in enumerate(judged.sites)
+    )
+
+
+def confusion_matrix(model: Model, judged: Judged) -> tuple[tuple[int, ...], ...]:
+    """How many rows of each true class (first index) were taken for each class (second)."""
+    count = len(model.classes)
+    pairs = judged.targets * count + model.predicted(judged.scores)
+    table = torch.bincount(pairs, minlength=count * count).view(count, count)
+    return tuple(tuple(row) for row in table.tolist())
+
+
+def _by_class(confusion: tuple[tuple[int, ...], ...], target: Target) -> tuple[dict[str, Any], ...]:
+    if not confusion:
+        return ()
+    table = np.array(confusion)
+    right, true, taken = table.diagonal(), table.sum(1), table.sum(0)
+    return tuple(
+        {
+            "class": name,
+            "rows": int(true[k]),
+            "recall": _ratio(right[k], true[k]),
+            "precision": _ratio(right[k], taken[k]),
+            "f1": _ratio(2 * right[k], true[k] + taken[k]),
+        }
+        for k, name in enumerate(target.classes)
+    )
+
+
+def calibration(model: Model, judged: Judged, bins: int = BINS) -> tuple[Bin, ...]:
+    """Predicted probability against how often it comes true, in bins of equal width."""
+    chances = model.chances(judged.scores).double()
+    if len(model.classes) == 2:
+        predicted, true = chances[:, 1], (judged.targets == 1).double()
+    else:
+        predicted, said = chances.max(dim=1)
+        true = (said == judged.targets).double()
+    place = (predicted * bins).long().clamp_max(bins - 1)
+    rows = torch.bincount(place, minlength=bins)
+    empty = torch.zeros(bins, dtype=torch.float64)
+    sums = [empty.index_add(0, place, values) for values in (predicted, true)]
+    return tuple(
+        Bin(float(sums[0][k] / rows[k]), float(sums[1][k] / rows[k]), int(rows[k]))
+        for k in range(bins)
+        if rows[k]
+    )
+
+
+def _ratio(a: Any, b: Any) -> float | None:
+    return float(a) / float(b) if b else None
+
+
+def _defined(value: Tensor) -> float | None:
+    return None if bool(torch.isnan(value)) else float(value)

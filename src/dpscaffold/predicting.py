@@ -1,0 +1,135 @@
+"""Predictions for the rows of a file, batch by batch: memory does not grow with the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import torch
+
+from dpscaffold.data.readers.raw import Part, file_kind
+from dpscaffold.errors import BadInput
+from dpscaffold.model import Model
+
+PREDICTION, PROBABILITY = "prediction", "probability"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """How many rows were read, and how many of them lack a value and so have no prediction."""
+
+    rows: int
+    incomplete: int
+
+
+def predict_file(
+    model: Model,
+    data: Path,
+    out: Path | IO[bytes],
+    keep: Sequence[str] = (),
+    probabilities: bool = False,
+) -> Predicted:
+    """Write a prediction for every row of a CSV or Parquet file, in its order.
+
+    ``out`` is a ``.csv`` or ``.parquet`` file, which appears whole or not at all, or a stream for
+    CSV. The columns are those to ``keep``, ``prediction`` (the class's name, or the number) and,
+    for classes, ``probability`` of it; with ``probabilities`` one ``probability of NAME`` a class.
+    A row that lacks a value has an empty prediction where the training left such records out.
+    """
+    columns = _columns(model, probabilities)
+    for name in keep:
+        if name in columns:
+            raise BadInput(f"--keep names '{name}', which is a column of the predictions")
+    shape = pa.schema([(name, pa.string()) for name in keep] + list(columns.items()))
+    rows, incomplete = 0, 0
+    with _writer(out, shape) as writer, _one_thread():
+        for part in model.parts(data, keep):
+            filled = _filled(model, part, probabilities)
+            arrays = [part.others.column(name) for name in keep]
+            arrays += [
+                pa.array(values, kind, mask=~part.complete)
+                for (_, kind), values in zip(columns.items(), filled, strict=True)
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))
+            rows += len(part.complete)
+            incomplete += int((~part.complete).sum())
+    return Predicted(rows, incomplete)
+
+
+def _columns(model: Model, probabilities: bool) -> dict[str, pa.DataType]:
+    if model.target.kind == "number":
+        if probabilities:
+            raise BadInput(
+                "--probabilities is given, but the model predicts a number; leave it out"
+            )
+        return {PREDICTION: pa.float32()}
+    named = [f"{PROBABILITY} of {name}" for name in model.classes] if probabilities else []
+    return {PREDICTION: pa.string()} | dict.fromkeys(named or [PROBABILITY], pa.float32())
+
+
+def _filled(model: Model, part: Part, probabilities: bool) -> list[np.ndarray]:
+    """The columns of the predictions, with something in the rows that have none."""
+    if not part.complete.any():
+        values: list[Any] = [np.zeros(0, dtype=np.float32)]
+        return [_spread(values[0], part.complete) for _ in _columns(model, probabilities)]
+    scores = model.scores_of(part.features)
+    said = model.predicted(scores)
+    if model.target.kind == "number":
+        return [_spread(said.numpy(), part.complete)]
+    names = np.array(model.classes, dtype=object)[said.numpy()]
+    chances = model.chances(scores)
+    if not probabilities:
+        chances = chances.gather(1, said[:, None])
+    return [
+        _spread(names, part.complete),
+        *(_spread(column.numpy(), part.complete) for column in chances.T.contiguous()),
+    ]
+
+
+def _spread(values: np.ndarray, complete: np.ndarray) -> np.ndarray:
+    """Values of the complete rows at their places among all rows."""
+    if complete.all():
+        return values
+    out = np.zeros(len(complete), dtype=values.dtype)
+    out[complete] = values
+    return out
+
+
+@contextmanager
+def _writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
+    """A writer of batches; a file is written beside its name and moved there when it is whole."""
+    if not isinstance(out, Path):
+        with pa.csv.CSVWriter(out, shape) as writer:
+            yield writer
+        return
+    kind = file_kind(out)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        make = pa.parquet.ParquetWriter if kind == "parquet" else pa.csv.CSVWriter
+        with make(partial, shape) as writer:
+            yield writer
+        os.replace(partial, out)
+    except OSError as problem:
+        raise BadInput(f"{out} cannot be written: {problem.strerror or problem}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The products of a batch are small and the reading takes the time: more threads only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,106 @@
+"""An evaluation as tables for the terminal and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from dpscaffold.errors import BadInput
+from dpscaffold.evaluation import Evaluation
+from dpscaffold.scoring import titled
+
+#: How many sites and classes a terminal is shown.
+SHOWN = 20
+
+
+def evaluation_tables(found: Evaluation, classes: Sequence[str]) -> Iterator[Any]:
+    """The metrics beside their baseline, then classes, confusion and sites as far as they fit."""
+    table = _table(f"{found.rows} rows", "metric", "value", "baseline")
+    for name, value in found.metrics.items():
+        table.add_row(titled(name), _shown(value), _shown(found.baseline.get(name)))
+    yield table
+    yield "baseline: the best answer that looks at no feature (the most frequent class, the mean)"
+    if found.left_out:
+        yield f"{found.left_out} rows lack a value and were left out, as in the training"
+    if found.by_class:
+        yield _rows("classes", found.by_class)
+    if found.confusion and len(classes) <= SHOWN:
+        table = _table("confusion: true class down, predicted across", "", *classes)
+        for name, row in zip(classes, found.confusion, strict=True):
+            table.add_row(name, *map(str, row))
+        yield table
+    if found.sites:
+        yield _rows("sites", found.sites)
+    yield found.note
+
+
+def _rows(title: str, entries: Sequence[dict[str, Any]]) -> Table:
+    more = f", first {SHOWN} of {len(entries)} (all with --json)" if len(entries) > SHOWN else ""
+    table = _table(title + more, *(key.replace("_", " ") for key in entries[0]))
+    for entry in entries[:SHOWN]:
+        table.add_row(*(_shown(value) for value in entry.values()))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="left" if k == 0 else "right")
+    return table
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> None:
+    """Confusion and calibration, or for numbers the error by site."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise BadInput(f"--figure is {path}; name a .png, .svg or .pdf file")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    if not found.calibration and not found.sites:
+        raise BadInput("there is nothing to draw: the target is a number, and there are no sites")
+    figure, axes = plt.subplots(
+        1, 2 if found.confusion else 1, figsize=(9, 4), constrained_layout=True, squeeze=False
+    )
+    if found.confusion:
+        _draw_confusion(axes[0, 0], np.array(found.confusion), classes)
+    axis = axes[0, -1]
+    if found.calibration:
+        axis.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
+        points = [(b.predicted, b.observed) for b in found.calibration]
+        axis.plot(*zip(*points, strict=True), marker="o", label="model")
+        axis.set(xlabel="predicted probability", ylabel="how often it is true")
+        axis.legend(frameon=False)
+    else:
+        name = next(key for key in found.sites[0] if key not in ("site", "rows"))
+        axis.bar([s["site"] for s in found.sites], [s[name] or 0 for s in found.sites])
+        axis.set(ylabel=titled(name))
+        axis.tick_params(axis="x", rotation=90)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_confusion(axis: Any, table: np.ndarray, classes: Sequence[str]) -> None:
+    share = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    if len(classes) <= SHOWN:
+        axis.set_xticks(range(len(classes)), classes, rotation=90)
+        axis.set_yticks(range(len(classes)), classes)
+        for i, row in enumerate(table):
+            for j, count in enumerate(row):
+                shade = "white" if share[i, j] > 0.5 else "black"
+                axis.text(j, i, str(count), ha="center", va="center", color=shade, fontsize=8)
+    axis.set(xlabel="predicted", ylabel="true")

@@ -1,0 +1,204 @@
+"""From a CSV of sites to predictions for new rows, as a user types it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from sklearn import metrics as oracle
+from test_model import clinic
+
+from dpscaffold import Logistic, Model, load_model
+from dpscaffold.config import load
+from dpscaffold.data.loading import load_federation
+from dpscaffold.errors import BadInput
+from dpscaffold.exporting import export
+from dpscaffold.predicting import Predicted, predict_file
+
+
+def command(*arguments: Any, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "dpscaffold", *map(str, arguments)], capture_output=True, text=True
+    )
+    assert not check or done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder beside the table that it was trained on, made by the command alone."""
+    place = tmp_path_factory.mktemp("run")
+    clinic(place / "clinic.csv")
+    (place / "clinic.toml").write_text(
+        f"""
+        [data]
+        source = "csv"
+        path = "{place / "clinic.csv"}"
+        label = "outcome"
+        user = "site"
+        categories = ["ward"]
+        [plan]
+        rounds = 20
+        local_steps = 5
+        user_ratio = 1.0
+        data_ratio = 0.5
+        learning_rate = 1.0
+        [privacy]
+        noise = 1.0
+        """
+    )
+    command("train", place / "clinic.toml", "--out", place / "run")
+    return place
+
+
+def test_predictions_are_those_of_the_model(run: Path) -> None:
+    printed = command("predict", run / "run", run / "clinic.csv", "--keep", "site").stdout
+    rows = list(csv.DictReader(printed.splitlines()))
+    model = load_model(run / "run")
+    assert [row["prediction"] for row in rows] == model.named(run / "clinic.csv")
+    assert [row["site"] for row in rows[:4]] == ["s0", "s1", "s2", "s3"]
+    chances = model.probabilities(run / "clinic.csv")
+    wanted = chances.max(dim=1).values.numpy()
+    np.testing.assert_allclose([float(r["probability"]) for r in rows], wanted, rtol=1e-6)
+
+
+def test_parquet_out_holds_every_probability(run: Path) -> None:
+    out = run / "said.parquet"
+    command("predict", run / "run", run / "clinic.csv", "--out", out, "--probabilities")
+    table = pyarrow.parquet.read_table(out)
+    assert table.column_names == ["prediction", "probability of ill", "probability of well"]
+    wanted = load_model(run / "run").probabilities(run / "clinic.csv").numpy()
+    np.testing.assert_array_equal(table["probability of well"].to_numpy(), wanted[:, 1])
+
+
+def test_evaluation_agrees_with_another_library(run: Path) -> None:
+    found = json.loads(command("evaluate", run / "run", run / "clinic.csv", "--json").stdout)
+    with (run / "clinic.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    model = load_model(run / "run")
+    truth = np.array([model.classes.index(row["outcome"]) for row in rows])
+    said = model.predict(rows).numpy()
+    chance = model.probabilities(rows).double().numpy()
+    assert found["rows"] == len(rows) and found["note"].startswith("These numbers")
+    assert found["confusion"] == oracle.confusion_matrix(truth, said).tolist()
+    assert found["metrics"]["test_auc"] == pytest.approx(oracle.roc_auc_score(truth, chance[:, 1]))
+    assert found["metrics"]["test_f1"] == pytest.approx(oracle.f1_score(truth, said))
+    sites = np.array([row["site"] for row in rows])
+    for entry in found["sites"]:
+        mine = sites == entry["site"]
+        assert entry["rows"] == mine.sum()
+        assert entry["accuracy"] == pytest.approx((truth == said)[mine].mean())
+    scores = oracle.precision_recall_fscore_support(truth, said)
+    for k, entry in enumerate(found["by_class"]):
+        values = (entry["precision"], entry["recall"], entry["f1"], entry["rows"])
+        assert values == pytest.approx([column[k] for column in scores])
+    assert sum(b["rows"] for b in found["calibration"]) == len(rows)
+    for entry in found["calibration"]:
+        inside = (chance[:, 1] * 10).astype(int).clip(max=9) == int(entry["predicted"] * 10)
+        assert entry["observed"] == pytest.approx(truth[inside].mean())
+
+
+def test_held_out_records_score_exactly_what_was_reported(run: Path) -> None:
+    found = json.loads(command("evaluate", run / "run", "--json").stdout)
+    summary = json.loads((run / "run" / "summary.json").read_text())
+    assert found["metrics"]["test_accuracy"] == summary["final"]["test_accuracy"]
+    federation = load_federation(load(run / "run" / "config.toml").data)
+    assert found["rows"] == len(federation.test)
+
+
+def test_tables_and_figure(run: Path) -> None:
+    figure = run / "judged.png"
+    printed = command("evaluate", run / "run", run / "clinic.csv", "--figure", figure).stdout
+    for word in ("accuracy", "baseline", "confusion", "sites", "ε does not cover"):
+        assert word in printed
+    assert figure.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("ward", "wing", 1), "no feature column 'ward'"),
+        (lambda text: text.replace(",a,", ",z,", 1), "column 'ward' holds 'z'.*never saw"),
+        (lambda text: text.replace(",a,", ",,", 1), "column 'ward' lacks a value in row"),
+        (lambda text: text.replace("pressure", "pressure,x", 1), "row has 5 values.*6 columns"),
+        (lambda text: "pressure,rate,ward\nhigh,1,a\n", "column 'pressure' holds 'high'"),
+        (lambda text: "pressure,rate,ward\ninf,1,a\n", "infinite"),
+        (lambda text: "", "is empty"),
+    ],
+)
+def test_bad_rows_are_one_sentence(run: Path, tmp_path: Path, change: Any, said: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(change((run / "clinic.csv").read_text()))
+    with pytest.raises(BadInput, match=said) as caught:
+        load_model(run / "run").predict(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failed_prediction_leaves_no_file(run: Path, tmp_path: Path) -> None:
+    text = (run / "clinic.csv").read_text().splitlines()
+    (tmp_path / "rows.csv").write_text("\n".join([*text, text[1].replace(",", ",zz", 1)]) + "\n")
+    out = tmp_path / "out.csv"
+    done = command("predict", run / "run", tmp_path / "rows.csv", "--out", out, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: ")
+    assert list(tmp_path.iterdir()) == [tmp_path / "rows.csv"]
+
+
+def test_incomplete_rows_are_marked_where_the_training_left_them_out(tmp_path: Path) -> None:
+    options, _ = clinic(tmp_path / "clinic.csv")
+    text = (tmp_path / "clinic.csv").read_text().replace(",a,", ",,", 3)
+    (tmp_path / "clinic.csv").write_text(text)
+    data = load_federation({**options, "missing": "drop"})
+    model = Model.of(data, Logistic(data.dimension, 2), torch.ones(2 * (data.dimension + 1)))
+    out = tmp_path / "out.csv"
+    assert predict_file(model, tmp_path / "clinic.csv", out) == Predicted(240, 3)
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    gone = [row["ward"] == "" for row in csv.DictReader(text.splitlines())]
+    assert [row["prediction"] == "" for row in rows] == gone and sum(gone) == 3
+
+
+def test_unprotected_statistics_are_named_and_refused_on_request(run: Path, tmp_path: Path) -> None:
+    done = command("export", run / "run", "--to", "safetensors", "--out", tmp_path / "model")
+    assert "leaves with the model, unprotected" in done.stderr
+    assert load_model(tmp_path / "model").columns == ("pressure", "ward", "rate")
+    arguments = ("--to", "safetensors", "--out", tmp_path / "other", "--only-protected")
+    refused = command("export", run / "run", *arguments, check=False)
+    assert refused.returncode == 2 and "no guarantee covers" in refused.stderr
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_onnx_agrees_on_raw_rows(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs the extra [onnx]")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
+    model = load_model(run / "run")
+    path = export(model, "onnx", tmp_path / "model.onnx")
+    session = runtime.InferenceSession(str(path))
+    with (run / "clinic.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    fed = {
+        "numbers": np.array([[row["pressure"], row["rate"]] for row in rows], dtype=np.float32),
+        "ward": np.array([[row["ward"]] for row in rows], dtype=object),
+    }
+    scores = session.run(None, fed)[0]
+    np.testing.assert_allclose(scores, model.scores(rows).numpy(), rtol=1e-4, atol=1e-4)
+    fed["ward"][0, 0], fed["ward"][1, 0] = "zz", ""
+    strange = session.run(None, fed)[0]
+    assert np.isnan(strange[:2]).all() and np.isfinite(strange[2:]).all()
+
+
+@pytest.mark.slow
+def test_an_exported_program_agrees(run: Path, tmp_path: Path) -> None:
+    model = load_model(run / "run")
+    path = export(model, "torch", tmp_path / "model.pt2")
+    program, whole = torch.export.load(path).module(), model.to_module()
+    rows = torch.tensor([[10_050.0, 1.0, 0.0], [9_900.0, 2.0, -0.001]])
+    torch.testing.assert_close(program(rows), whole(rows))
