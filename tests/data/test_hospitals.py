@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -272,3 +273,90 @@ def test_a_nan_mean_is_never_filled_in(tmp_path: Path) -> None:
     settings = {"source": "csv", "path": str(tmp_path / "a.csv"), "label": "ill", "users": 1}
     with pytest.raises(BadInput, match="no value at all"):
         load_federation({**settings, "missing": {"age": "mean"}})
+
+
+def command(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
+    """The command line in this process."""
+    monkeypatch.setattr(sys, "argv", ["dpscaffold", *map(str, words)])
+    capsys.readouterr()
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as left:
+        code = int(left.code or 0)
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    return code, printed.out, printed.err
+
+
+def test_thirty_hospitals_in_two_commands(folder: Path, tmp_path: Path, monkeypatch, capsys):
+    """From a folder of mixed files to a private model, without touching what was drafted."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(monkeypatch, capsys, "init", folder)
+    assert code == 0, err
+    assert "outside epsilon" in out and "patient: left out (an identifier" in out
+    text = (tmp_path / "sites.toml").read_text()
+    tables = tomllib.loads(text)
+    data = tables["data"]
+    assert data["label"] == "readmitted" and data["dates"] == {"admitted": "%d.%m.%Y"}
+    assert data["exclude"] == ["patient"] and data["categories"] == ["ward"]
+    assert data["encoding"] == data["decimal"] == data["delimiter"] == "auto"
+    assert data["missing"]["stay"] == "indicator" and data["missing"]["ward"] == "category"
+    code, out, err = command(monkeypatch, capsys, "train", "sites.toml")
+    assert code == 0, err
+    assert "site29" in err, "who is left out is named"
+    said = json.loads((tmp_path / "runs" / "sites" / "privacy.json").read_text())
+    assert 0.95 <= said["server"]["epsilon"] <= 1.0
+    summary = json.loads((tmp_path / "runs" / "sites" / "summary.json").read_text())
+    assert summary["ended"] == "completed" and summary["rounds"] == 100
+    code, _, err = command(monkeypatch, capsys, "init", folder)
+    assert code == 2 and "is there already" in err and text == (tmp_path / "sites.toml").read_text()
+
+
+def test_init_reads_other_kinds(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for site in ("north", "south"):
+        (tmp_path / "hive" / f"hospital={site}").mkdir(parents=True)
+        table = pa.table({"age": rng.normal(size=40), "ill": ["no", "yes"] * 20})
+        pa.parquet.write_table(table, tmp_path / "hive" / f"hospital={site}" / "0.parquet")
+    np.savez(
+        tmp_path / "arrays.npz",
+        features=rng.normal(size=(60, 3)),
+        labels=np.arange(60) % 2,
+        users=np.arange(60) % 3,
+    )
+    lines = [f"{rng.normal():.3f},{i % 3},{rng.normal():.4f}" for i in range(90)]
+    (tmp_path / "one.csv").write_text("dose,site,target\n" + "\n".join(lines) + "\n")
+    for name, expected in (
+        ("hive", {"source": "parquet", "user": "hospital", "label": "ill"}),
+        ("arrays.npz", {"source": "npz", "partition": "natural"}),
+        ("one.csv", {"source": "csv", "user": "site", "target": "number"}),
+    ):
+        code, _, err = command(monkeypatch, capsys, "init", name, "--json")
+        assert code == 0, err
+        tables = tomllib.loads((tmp_path / f"{Path(name).stem}.toml").read_text())
+        assert expected.items() <= tables["data"].items()
+        short = ["--set", "plan.rounds=2", "--set", "plan.local_steps=1", "-q"]
+        code, _, err = command(monkeypatch, capsys, "train", f"{Path(name).stem}.toml", *short)
+        assert code == 0, (name, err)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "does not exist"),
+        ([".", "--epsilon", "0"], "--epsilon is 0"),
+        (["a.csv", "--label", "il"], "did you mean 'ill'"),
+        (["empty.csv"], "empty.csv"),
+        (["a.npz"], "cannot be read as a NumPy"),
+    ],
+)
+def test_init_refuses_in_one_sentence(words, said, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("age,ill\n1,no\n2,yes\n")
+    (tmp_path / "empty.csv").write_text("age,ill\n")
+    (tmp_path / "a.npz").write_text("no array")
+    code, _, err = command(monkeypatch, capsys, "init", *words)
+    assert code == 2 and said in err and err.count("error:") == 1
+    assert not list(tmp_path.glob("*.toml"))

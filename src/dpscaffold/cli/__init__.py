@@ -18,6 +18,7 @@ from dpscaffold.errors import Diverged
 #: accounting answer at once.
 COMMANDS = {
     "demo": "demo_command",
+    "init": "init_command",
     "train": "train_command",
     "compare": "compare_command",
     "predict": "predict_command",
@@ -39,6 +40,7 @@ COMMANDS = {
 #: What ``dpscaffold --help`` says of each, in one line of 80 columns.
 SUMMARIES = {
     "demo": "DP-SCAFFOLD beside its rivals, in about a minute",
+    "init": "look at data and draft the configuration that trains on them",
     "train": "train a model and write a run folder",
     "compare": "several runs in one table and one figure",
     "predict": "what a trained model says of new rows",

@@ -1,0 +1,71 @@
+"""``dpscaffold init``: look at data and draft the configuration that trains on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    from dpscaffold.data.looking import Look
+
+
+def init_command(
+    data: Annotated[
+        Path, typer.Argument(help="a table, a folder or pattern of one file per site, or an .npz")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="the configuration to write; default: NAME.toml")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="the column to be predicted")] = None,
+    user: Annotated[str | None, typer.Option(help="the column that says whose a record is")] = None,
+    epsilon: Annotated[float, typer.Option(help="ε to spend, towards the server")] = 1.0,
+    rows: Annotated[int, typer.Option(help="how many rows to look at")] = 2000,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace a configuration that is there")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print what was guessed as JSON")] = False,
+) -> None:
+    """Look at data and write a commented configuration: columns, sites, encodings, and why.
+
+    Looking at private data to write a configuration is outside ε.
+    """
+    from dpscaffold.data.draft import OUTSIDE, draft, draft_arrays
+    from dpscaffold.data.looking import look
+
+    if not epsilon > 0:
+        raise BadInput(f"--epsilon is {epsilon}; give a number above 0")
+    if rows < 20:
+        raise BadInput(f"--rows is {rows}; look at 20 or more")
+    target = out or Path(f"{data.stem.strip('*?') or data.parent.name or 'data'}.toml")
+    if target.exists() and not force:
+        raise BadInput(f"{target} is there already; name another with --out, or add --force")
+    found: Look | None = None
+    if data.suffix.lower() == ".npz":
+        text = draft_arrays(data, epsilon)
+    else:
+        found = look(data, label, user, rows)
+        text = draft(found, epsilon)
+    _check(text)
+    target.write_text(text, encoding="utf-8")
+    if as_json:
+        columns = [vars(column) for column in found.columns] if found else []
+        typer.echo(json.dumps({"configuration": str(target), "columns": columns}, indent=2))
+        return
+    for column in found.columns if found else ():
+        typer.echo(f"{column.name}: {column.role} ({column.why})")
+    typer.echo(OUTSIDE)
+    typer.echo(f"{target} is written; check it, then run dpscaffold train {target}")
+
+
+def _check(text: str) -> None:
+    """What is drafted must be a configuration."""
+    import tomllib
+
+    from dpscaffold.config import parse
+
+    parse(tomllib.loads(text))

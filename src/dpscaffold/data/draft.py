@@ -1,0 +1,176 @@
+"""A drafted configuration: TOML with a word beside every guess."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from dpscaffold.data.looking import Column, Look
+from dpscaffold.data.readers.files import AUTO
+from dpscaffold.errors import BadInput
+
+OUTSIDE = (
+    "Looking at private data to write a configuration is outside epsilon: no guarantee covers what "
+    "these guesses, or your corrections, tell about the records."
+)
+HEAD = f"""# Drafted by dpscaffold init. Check every line: these are guesses.
+# {OUTSIDE}
+"""
+
+
+def draft(found: Look, epsilon: float) -> str:
+    """The configuration of a table that was looked at."""
+    lines = [
+        HEAD,
+        f"# {found.rows} rows were looked at.",
+        "[data]",
+        f'source = "{found.kind}"',
+        f"path = {_text(found.path.as_posix())}{_files(found)}",
+        *_dialect(found),
+        *(f"label = {_text(c.name)}  # {c.why}" for c in found.of("label")),
+        *_target(found),
+        *(f"user = {_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
+        *_without_users(found),
+        *_features(found),
+        "minimum_records = 10  # smaller users are left out, and named",
+        "# Mean and deviation are read off the training records, outside epsilon; the docs",
+        '# say how to fit them inside ("Preprocessing and privacy").',
+        'preprocess = ["standardise", "unit-norm"]',
+        "",
+        *_rest(found.users, found.target, epsilon),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draft_arrays(path: Path, epsilon: float) -> str:
+    """The configuration of an ``.npz`` file with features, labels and perhaps users."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names, users = file.files, file["users"] if "users" in file.files else None
+            labels = file["labels"] if "labels" in file.files else None
+    except (OSError, ValueError, EOFError) as problem:
+        raise BadInput(f"{path} cannot be read as a NumPy .npz file ({problem})") from None
+    if labels is None or "features" not in names:
+        raise BadInput(
+            f"{path} holds {', '.join(names) or 'nothing'}; it needs arrays 'features' and 'labels'"
+        )
+    number = labels.dtype.kind == "f" and bool((labels != np.floor(labels)).any())
+    count = 0 if users is None else len(np.unique(users))
+    lines = [HEAD, "[data]", 'source = "npz"', f"path = {_text(path.as_posix())}"]
+    if number:
+        lines.append('target = "number"  # labels hold fractions')
+    if users is None:
+        lines += ["users = 10  # the file names no users: records are dealt out at random", *_SPLIT]
+    else:
+        lines.append('partition = "natural"  # the file says whose each record is')
+    lines += ["", *_rest(count, "number" if number else "class", epsilon)]
+    return "\n".join(lines) + "\n"
+
+
+_SPLIT = ['partition = "similarity"', "similarity = 100.0  # all users alike"]
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _files(found: Look) -> str:
+    if found.by_file:
+        return f"  # {found.users} files, one per user"
+    return "" if not found.path.is_dir() else "  # all files of the folder"
+
+
+def _dialect(found: Look) -> list[str]:
+    if found.kind != "csv":
+        return []
+    dialect = found.dialect
+    if AUTO in (dialect.delimiter, dialect.encoding, dialect.decimal):
+        return [
+            "# The files are written differently; each is read as it is.",
+            'encoding = "auto"',
+            'delimiter = "auto"',
+            'decimal = "auto"',
+        ]
+    return [
+        f"encoding = {_text(dialect.encoding)}",
+        f"delimiter = {_text(dialect.delimiter)}",
+        f"decimal = {_text(dialect.decimal)}",
+    ]
+
+
+def _target(found: Look) -> list[str]:
+    if found.target == "number":
+        return ['target = "number"  # many different numbers; remove for classes']
+    return []
+
+
+def _without_users(found: Look) -> list[str]:
+    if found.by_file or found.of("user"):
+        return []
+    said = "users = 10  # no column names a site: records are dealt out at random; or user = COLUMN"
+    return [said, *_SPLIT]
+
+
+def _features(found: Look) -> list[str]:
+    """Which columns are what, one line each where a word is needed."""
+    lines = []
+    if left := found.of("left out"):
+        lines.append("exclude = [")
+        lines += [f"  {_text(c.name)},  # {c.why}" for c in left]
+        lines.append("]")
+    if coded := found.of("category"):
+        lines.append("# Their values are read off the data, outside epsilon, unless you give them:")
+        lines.append(f"# categories = {{ {_text(coded[0].name)} = {_values(coded[0])} }}")
+        lines.append(f"categories = [{', '.join(_text(c.name) for c in coded)}]")
+    if dated := found.of("date"):
+        pairs = ", ".join(f"{_text(c.name)} = {_text(c.form)}" for c in dated)
+        lines.append(f"dates = {{ {pairs} }}  # days since 1970")
+    return [*lines, *_missing(found)]
+
+
+def _values(column: Column) -> str:
+    shown = [_text(value) for value in column.values[:4]]
+    return f"[{', '.join(shown)}{', …' if len(column.values) > 4 else ''}]"
+
+
+def _missing(found: Look) -> list[str]:
+    """Rules that read nothing off the records: an indicator beside a zero, a further category."""
+    rules = [
+        f'{_text(c.name)} = "{"category" if c.role == "category" else "indicator"}"'
+        for c in found.columns
+        if c.missing and c.role in ("number", "date", "category")
+    ]
+    rules.append('"*" = "drop"')
+    return [
+        "# Missing values become features of their own, which reads nothing off the records;",
+        "# records that lack anything else are left out.",
+        f"missing = {{ {', '.join(rules)} }}",
+    ]
+
+
+def _rest(users: int, target: str, epsilon: float) -> list[str]:
+    """Task, plan and privacy for so many users."""
+    ratio = 1.0 if users and users < 4 else 0.5 if users and users < 10 else 0.2
+    kind = "linear" if target == "number" else "logistic"
+    return [
+        "[task]",
+        f'kind = "{kind}"',
+        "",
+        "[algorithm]",
+        'name = "scaffold"  # corrects the drift of users whose data differ',
+        "",
+        "[plan]",
+        "rounds = 100",
+        "local_steps = 10",
+        f"user_ratio = {ratio}  # the share of users that take part in a round",
+        "data_ratio = 0.2  # the share of a user's records in a batch",
+        "learning_rate = 0.5",
+        'averaging = "tail"  # average the last rounds: free, and better under noise',
+        "",
+        "[privacy]",
+        f"epsilon = {epsilon:g}  # spent in all, towards the server; the noise is solved from it",
+        "clip = 1.0",
+        "secret = true  # noise from the operating system: a seed would let it be taken off again",
+    ]

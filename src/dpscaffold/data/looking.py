@@ -1,0 +1,213 @@
+"""A look at a table, to draft the configuration that reads it: what each column seems to be, and
+why.
+
+The look reads private records, so it is for whoever may see them, and no ε covers it; what is
+drafted is written down for people to check.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
+from dpscaffold.data.readers.files import AUTO, Dialect, Format, TableFile, is_many, table_files
+from dpscaffold.errors import BadInput
+
+Role = Literal["label", "user", "number", "category", "date", "left out"]
+#: How many rows are looked at in all, the same number of every file.
+ROWS = 2000
+#: Names under which labels and sites usually go.
+LABELS = r"label|target|y|class|outcome|diagnosis|readmitted|readmission|died|dead|death|ill|event"
+SITES = r"site|hospital|clinic|centre|center|institution|user|client|user_id|client_id|site_id|ward"
+IDENTIFIERS = r"(^|_)(id|nr|no|num|number|uuid|mrn|case|patient|pid|visit|name|ssn)(_|$)"
+_DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
+FORMS = (*_DAYS, "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M")
+#: A text column with more values than this is not taken for a category.
+MOST_CATEGORIES = 40
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: what it seems to be, why, and whether values are missing."""
+
+    name: str
+    role: Role
+    why: str
+    missing: bool = False
+    form: str = ""
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found in a table."""
+
+    path: Path
+    kind: Format
+    dialect: Dialect
+    columns: tuple[Column, ...]
+    users: int
+    by_file: bool
+    target: Literal["class", "number"]
+    rows: int
+
+    def of(self, role: Role) -> list[Column]:
+        """The columns of one role."""
+        return [column for column in self.columns if column.role == role]
+
+
+def look(path: Path, label: str | None = None, user: str | None = None, rows: int = ROWS) -> Look:
+    """Look at the first rows of every file and guess what the columns are."""
+    kind = kind_of(path)
+    files = table_files(path, kind, Dialect(AUTO, AUTO, AUTO))
+    names = common_columns(files)
+    for wanted, role in ((label, "label"), (user, "user")):
+        if wanted is not None:
+            require_column(path, wanted, names, role)
+    cells = _sample(files, names, rows)
+    seen = len(next(iter(cells.values()))) if cells else 0
+    if not seen:
+        raise BadInput(f"{path} holds no record; name a table with some")
+    chosen = label or _label(names, cells)
+    site = user or _site(names, cells, chosen, files)
+    columns = [
+        _column(name, cells[name], chosen, site, label is not None, user is not None)
+        for name in names
+    ]
+    by_file = site is None and is_many(path)
+    dialects = {file.dialect for file in files}
+    shared = dialects.pop() if len(dialects) == 1 else Dialect(AUTO, AUTO, AUTO)
+    users = len(files) if by_file else len(set(cells[site]) - {None}) if site else 0
+    measured = _numbers(cells[chosen])
+    many = measured is not None and len(set(measured)) > MOST_CATEGORIES
+    return Look(
+        path, kind, shared, tuple(columns), users, by_file, "number" if many else "class", seen
+    )
+
+
+def kind_of(path: Path) -> Format:
+    """Which files a path stands for: those of its ending, or those that a folder holds."""
+    if path.is_dir():
+        ends = {file.suffix.lower() for file in path.rglob("*")}
+        if ends & {".parquet", ".pq"}:
+            return "parquet"
+        if ends & {".csv", ".tsv", ".txt"}:
+            return "csv"
+        raise BadInput(f"{path} holds no .csv and no .parquet file; name a folder that does")
+    if not path.exists() and not is_many(path):
+        raise BadInput(f"{path} does not exist; name a table, a folder of tables, or an .npz file")
+    return "parquet" if path.suffix.lower() in (".parquet", ".pq") else "csv"
+
+
+def _sample(files: Sequence[TableFile], names: list[str], rows: int) -> dict[str, list[str | None]]:
+    """The first rows of every file as texts with a decimal point, by column."""
+    each = max(10, rows // len(files))
+    cells: dict[str, list[str | None]] = {name: [] for name in names}
+    for file in files:
+        left = each
+        comma = file.dialect.decimal == "," and file.kind == "csv"
+        for batch in read_batches(file, [], names, names):
+            part = batch.slice(0, left)
+            for name in names:
+                texts = part.column(name).to_pylist()
+                cells[name] += [_pointed(text) if comma else text for text in texts]
+            left -= part.num_rows
+            if left <= 0:
+                break
+    return cells
+
+
+def _pointed(text: str | None) -> str | None:
+    return text.replace(",", ".") if text and re.fullmatch(r"-?\d+,\d+", text) else text
+
+
+def _label(names: list[str], cells: dict[str, list[str | None]]) -> str:
+    """A column with a label's name, else the last with few values."""
+    for name in names:
+        if re.fullmatch(LABELS, name.lower()):
+            return name
+    few = [name for name in names if 2 <= len(set(cells[name]) - {None}) <= 20]
+    if not few:
+        raise BadInput("no column looks like a label (2 to 20 values); name it with --label COLUMN")
+    return few[-1]
+
+
+def _site(
+    names: list[str], cells: dict[str, list[str | None]], label: str, files: Sequence[TableFile]
+) -> str | None:
+    """A column with a site's name; the columns that folders name come first."""
+    constants = [name for name, _ in files[0].constants]
+    if len(files) > 1 and not constants:
+        return None
+    for name in (*constants, *names):
+        values = set(cells[name]) - {None}
+        several = 2 <= len(values) <= max(2, len(cells[name]) // 4)
+        if name != label and several and re.fullmatch(SITES, name.lower()):
+            return name
+    return None
+
+
+def _column(
+    name: str, cells: list[str | None], label: str, site: str | None, told: bool, named: bool
+) -> Column:
+    """What one column seems to be."""
+    there = [cell for cell in cells if cell is not None]
+    missing = len(there) < len(cells)
+    if name == label:
+        return Column(name, "label", "as you said" if told else "its name, or few values")
+    if name == site:
+        return Column(name, "user", "as you said" if named else "its name")
+    values = set(there)
+    if len(values) <= 1:
+        return Column(name, "left out", "it holds a single value" if values else "it is empty")
+    numbers = _numbers(there)
+    hinted = re.search(IDENTIFIERS, name.lower()) is not None
+    unique = len(values) == len(there) and len(there) >= 20
+    whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
+    form = "" if numbers is not None and not _compact_dates(there) else _form(there)
+    if form:
+        return Column(name, "date", f"it holds dates of the form {form}", missing, form)
+    if unique and (numbers is None or whole):
+        return Column(name, "left out", "an identifier: no two records agree")
+    if hinted and len(values) > len(there) // 2:
+        return Column(name, "left out", "an identifier by its name, with hardly a value twice")
+    if numbers is not None:
+        return Column(name, "number", "it holds numbers", missing)
+    if len(values) > MOST_CATEGORIES:
+        return Column(name, "left out", f"a text with {len(values)} values in {len(there)} rows")
+    return Column(
+        name, "category", f"a text with {len(values)} values", missing, values=tuple(sorted(values))
+    )
+
+
+def _numbers(cells: Sequence[str | None]) -> np.ndarray | None:
+    """The cells as numbers, or None where one is not."""
+    try:
+        found = np.array([float(cell) for cell in cells if cell is not None])
+    except ValueError:
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+def _compact_dates(cells: Sequence[str]) -> bool:
+    """Whether whole numbers are dates written without signs, such as 20240131."""
+    return all(re.fullmatch(r"(19|20)\d{6}", cell) for cell in cells)
+
+
+def _form(cells: Sequence[str]) -> str:
+    """The first form that fits every cell."""
+    for form in FORMS:
+        try:
+            for cell in cells:
+                datetime.strptime(cell, form)
+        except ValueError:
+            continue
+        return form
+    return ""
