@@ -100,7 +100,7 @@ def tour() -> Tour:
     with csv_run() as config:
         sys.setprofile(found)
         try:
-            train_command(config, [], config.parent / "out", as_json=True)
+            train_command(config, out=config.parent / "out", as_json=True)
         except FirstStep:
             pass
         finally:

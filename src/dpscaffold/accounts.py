@@ -30,8 +30,8 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
+from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import told
-from dpscaffold.report.statement import render
 from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.runledger import (
     JOURNAL,

@@ -35,8 +35,8 @@ from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.journal import Anchor
 from dpscaffold.machine import stop_signals
-from dpscaffold.model import Model, Origin
-from dpscaffold.modelfolder import WITHIN
+from dpscaffold.model import Model
+from dpscaffold.modelwriter import WITHIN
 from dpscaffold.offer import Offer, Schema
 from dpscaffold.randomness import Randomness
 from dpscaffold.roster import Roster
@@ -44,6 +44,7 @@ from dpscaffold.rounds import Round, rounds
 from dpscaffold.runfolder import Identity, RunFolder, plain
 from dpscaffold.schema import Schema as RowSchema
 from dpscaffold.setting import Setting
+from dpscaffold.trained import Origin
 
 CPU = torch.device("cpu")
 ABSENT = "a site may decline or stay away"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
-from dpscaffold.schema import Prepared, Schema, Target
 from dpscaffold.tasks import Task
+from dpscaffold.trained import Origin, Trained
 
 if TYPE_CHECKING:
     from dpscaffold.data.readers.raw import Part
@@ -27,19 +27,7 @@ Raw = Tensor | np.ndarray | Mapping[str, Any] | Sequence[Any] | str | Path
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a model comes from: algorithm, data and rounds; and, where they were read from a
-    table, the columns of what is predicted and of the sites."""
-
-    algorithm: str = ""
-    data: str = ""
-    rounds: int = 0
-    label: str | None = None
-    site: str | None = None
-
-
-@dataclass(frozen=True)
-class Model:
+class Model(Trained):
     """Parameters (P,) of a task, the preparation of its features, and what its scores stand for.
 
     Raw rows are what the data were before preparation: a table (N, columns) in the order of
@@ -52,14 +40,6 @@ class Model:
     >>> model.probabilities(np.ones((2, 4))).shape, model.classes
     (torch.Size([2, 3]), ('0', '1', '2'))
     """
-
-    task: Task
-    params: Tensor
-    preparation: tuple[Prepared, ...]
-    target: Target
-    schema: Schema
-    privacy: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    origin: Origin = field(default_factory=Origin)
 
     @classmethod
     def of(
@@ -78,17 +58,6 @@ class Model:
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, by number; none where a number is predicted."""
         return self.target.classes
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The raw columns, in order; numbers, as text, where they have no names."""
-        return self.schema.columns
-
-    @property
-    def unprotected(self) -> tuple[str, ...]:
-        """What leaves with the model although no guarantee covers it: statistics and lists that
-        were read off private records, in sentences."""
-        return tuple(s.sentence for s in self.preparation if s.protection == "unprotected")
 
     def scores(self, rows: Raw, prepared: bool = False) -> Tensor:
         """Scores (N, outputs) of raw rows, or of rows that are ``prepared`` already."""
@@ -168,12 +137,12 @@ class Model:
         (N, outputs). See :class:`dpscaffold.modules.WholeModel` for categorical columns."""
         from dpscaffold.modules import whole_model
 
-        return whole_model(self)
+        return whole_model(self.task, self.params, self.preparation, self.columns)
 
     def save(self, folder: Path | str) -> Path:
         """Write the model to a folder, from which :func:`~dpscaffold.load_model` reads it: weights
         as safetensors, all else as JSON, and the privacy statement."""
-        from dpscaffold.modelfolder import save_model
+        from dpscaffold.modelwriter import save_model
 
         return save_model(self, Path(folder))
 

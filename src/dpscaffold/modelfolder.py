@@ -1,103 +1,24 @@
-"""A model on disk: safetensors, JSON and the privacy statement. Nothing in it is executed.
-
-===================  ==========================================================================
-file                 holds
-===================  ==========================================================================
-model.json           task, columns, classes, preparation, versions, format number, digests
-model.safetensors    the parameters, the arrays of the preparation, constants of a module
-privacy.json / .md   what is promised about the records that it was trained on
-===================  ==========================================================================
-"""
+"""Read a model from its folder, as :mod:`dpscaffold.modelwriter` writes it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from dpscaffold.data.stored import entries, steps
+from dpscaffold.data.stored import steps
 from dpscaffold.errors import BadInput
-from dpscaffold.journal import sync_folder
-from dpscaffold.model import Model, Origin
-from dpscaffold.runfolder import plain, versions
+from dpscaffold.model import Model
+from dpscaffold.modelwriter import FORMAT, INDEX, PRIVACY, WEIGHTS, WITHIN, as_json, digest_of
 from dpscaffold.schema import Target, schema_of
 from dpscaffold.tasks import Task
-from dpscaffold.tasks.stored import constants_of, task_entry, task_of
-
-#: The layout of model.json; raise it when an older version could misread what is written.
-FORMAT = 1
-INDEX, WEIGHTS, PRIVACY, PAGE = "model.json", "model.safetensors", "privacy.json", "privacy.md"
-#: Where a run folder keeps its model.
-WITHIN = "model"
-
-
-def save_model(model: Model, folder: Path) -> Path:
-    """Write a model to a folder, which appears whole or not at all; one that holds a model is
-    replaced, any other must be empty."""
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is a file; name a folder for the model")
-    if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).exists():
-        raise BadInput(f"{folder} is not empty and holds no model; name a new or an empty folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        for name, content in _files(model).items():
-            with (draft / name).open("wb") as stream:
-                stream.write(content)
-                os.fsync(stream.fileno())
-        os.chmod(draft, 0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(draft, folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return folder
-
-
-def _files(model: Model) -> dict[str, bytes]:
-    """The contents of a model's folder, by name; model.json, which has the digests, last."""
-    from dpscaffold.report.statement import render
-
-    listed, arrays = entries(model.preparation)
-    tensors: dict[str, Tensor] = {"params": model.params.detach().cpu().contiguous()}
-    for name, array in arrays.items():
-        tensors[f"preparation.{name}"] = torch.from_numpy(np.array(array, copy=True))
-    for name, value in constants_of(model.task).items():
-        tensors[f"constant.{name}"] = value.detach().cpu().clone().contiguous()
-    statement = plain(dict(model.privacy))
-    contents = {
-        WEIGHTS: save_tensors(tensors),
-        PRIVACY: _json(statement),
-    }
-    if statement:
-        contents[PAGE] = render(statement).encode()
-    index = {
-        "format": FORMAT,
-        "task": task_entry(model.task),
-        "target": {"kind": model.target.kind, "classes": list(model.target.classes)},
-        "columns": list(model.columns),
-        "dimension": model.schema.dimension,
-        "preparation": listed,
-        "leaves_unprotected": list(model.unprotected),
-        "origin": asdict(model.origin),
-        "versions": versions(),
-        "files": {name: _digest(content) for name, content in contents.items()},
-    }
-    return {**contents, INDEX: _json({**index, "digest": _digest(_json(plain(index)))})}
+from dpscaffold.tasks.stored import task_of
+from dpscaffold.trained import Origin
 
 
 def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Model:
@@ -105,8 +26,7 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
 
     ``module`` is the user's own module or task, where the model is of one: its code is not stored.
 
-    >>> import tempfile
-    >>> from dpscaffold import Logistic, synthetic
+    >>>     >>> from dpscaffold import Logistic, synthetic
     >>> federation = synthetic(users=3, records=20, dimension=4, classes=3)
     >>> model = Model.of(federation, Logistic(4, 3), torch.zeros(15))
     >>> with tempfile.TemporaryDirectory() as place:
@@ -175,7 +95,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
             f"{path} has format {found}, and this version reads format {FORMAT}; use the version "
             f"that wrote it, or a newer one"
         )
-    if digest != _digest(_json(index)):
+    if digest != digest_of(as_json(index)):
         raise _damaged(path, "its digest differs from its contents")
     return index
 
@@ -195,7 +115,7 @@ def _checked(folder: Path, name: str, index: Mapping[str, Any]) -> bytes:
         content = path.read_bytes()
     except OSError as problem:
         raise _damaged(path, problem.strerror or "it cannot be read") from None
-    if _digest(content) != index["files"].get(name):
+    if digest_of(content) != index["files"].get(name):
         raise _damaged(path, "its digest differs from its contents")
     return content
 
@@ -204,11 +124,3 @@ def _damaged(path: Path, what: str) -> BadInput:
     return BadInput(
         f"{path} is damaged or was changed ({what}); copy the folder again from where it came from"
     )
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

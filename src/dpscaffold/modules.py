@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
-from dpscaffold.model import Model
 from dpscaffold.privacy.preparation import Remark
+from dpscaffold.schema import Prepared
 from dpscaffold.tasks import Linear, Mlp, ModuleTask, Task
 
 
@@ -39,13 +40,15 @@ class WholeModel(nn.Module):
         return scores
 
 
-def whole_model(model: Model) -> WholeModel:
-    """The module of a model; see :class:`WholeModel`."""
-    stages = [_stage(step) for step in model.preparation if not isinstance(step, Remark)]
-    coding = next((step for step in model.preparation if isinstance(step, Coding)), None)
+def whole_model(
+    task: Task, params: Tensor, preparation: Sequence[Prepared], columns: Sequence[str]
+) -> WholeModel:
+    """Preparation and scores (task, parameters (P,)) in one module; see :class:`WholeModel`."""
+    stages = [_stage(step) for step in preparation if not isinstance(step, Remark)]
+    coding = next((step for step in preparation if isinstance(step, Coding)), None)
     categories = dict(coding.categories) if coding else {}
-    last = _scoring(model.task, model.params)
-    return WholeModel([*stages, _Single(), last], categories, list(model.columns)).eval()
+    last = _scoring(task, params)
+    return WholeModel([*stages, _Single(), last], categories, list(columns)).eval()
 
 
 def _stage(step: Any) -> nn.Module:

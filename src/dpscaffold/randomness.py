@@ -157,7 +157,8 @@ def _scratch(rows: int, columns: int) -> np.ndarray:
     size = rows * columns
     if getattr(_threads, "keys", None) is None or _threads.keys.size < size:
         _threads.keys = np.empty(size)
-    return _threads.keys[:size].reshape(rows, columns)
+    keys: np.ndarray = _threads.keys[:size].reshape(rows, columns)
+    return keys
 
 
 def _draw_poisson(stream: Stream, records: int, rate: float, steps: int) -> Batches:

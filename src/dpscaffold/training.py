@@ -35,14 +35,15 @@ from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_device, stop_signals
 from dpscaffold.metrics import Evaluator, baseline, late
-from dpscaffold.model import Model, Origin, Raw
-from dpscaffold.modelfolder import WITHIN
+from dpscaffold.model import Model, Raw
+from dpscaffold.modelwriter import WITHIN
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
 from dpscaffold.rounds import rounds
 from dpscaffold.runfolder import Identity, RunFolder, plain
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
+from dpscaffold.trained import Origin
 
 Observer = Callable[[int, Row], None]
 

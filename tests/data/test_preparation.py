@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.cli.privacy import from_folder
+from dpscaffold.cli.subject import from_folder
 from dpscaffold.data import digits, from_users, load, load_federation, prepare, save
 from dpscaffold.data.prepared import (
     ClipNorm,

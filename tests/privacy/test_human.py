@@ -27,7 +27,7 @@ from dpscaffold.privacy import (
     statement,
 )
 from dpscaffold.privacy.human import ledger_terms, percent, round_up
-from dpscaffold.report.statement import render
+from dpscaffold.privacy.page import render
 
 
 def test_a_user_level_run_is_a_gaussian():

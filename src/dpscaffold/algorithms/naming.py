@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from dpscaffold.algorithms import ALGORITHMS, SERVERS, Algorithm
 from dpscaffold.errors import BadInput, nearest
@@ -98,7 +98,7 @@ def factory_of(name: str, folder: Path | None = None, argument: str = "algorithm
             f"{argument} is {name!r}, but {place} has no function {function!r}; "
             f"name one that returns a dpscaffold.Algorithm"
         )
-    return factory
+    return cast("Callable[..., Algorithm]", factory)
 
 
 def _server(name: str | None) -> Factory | None:

@@ -61,7 +61,8 @@ class Pair:
     @property
     def direction(self) -> Tensor:
         """Where the canary points, (P,), of norm 1."""
-        return self.moved / self.moved.norm()
+        unit: Tensor = self.moved / self.moved.norm()
+        return unit
 
 
 def small(task: Task) -> tuple[Task, Kind]:

@@ -24,13 +24,11 @@ from dpscaffold.cli.privacy import (
     Rounds,
     Sampling,
     Source,
-    Subject,
     Unit,
     UserRatio,
     Users,
-    from_numbers,
-    from_source,
 )
+from dpscaffold.cli.subject import Subject, from_numbers, from_source
 from dpscaffold.privacy import (
     Bound,
     Goal,

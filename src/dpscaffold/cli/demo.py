@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-#: The demo's federation and plan: the paper's synthetic data at its highest heterogeneity, with
-#: half the records and half the noise multiplier, so the noise on a gradient is the paper's.
-DEMO: dict[str, Any] = {
-    "data": {"source": "synthetic", "alpha": 5.0, "beta": 5.0, "users": 100, "records": 2500},
-    "task": {"kind": "logistic", "optimum": True},
-    "algorithm": {"name": "scaffold"},
-    "plan": {
-        "rounds": 300,
-        "local_steps": 50,
-        "user_ratio": 0.2,
-        "data_ratio": 0.2,
-        "learning_rate": 0.5,
-    },
-    "privacy": {"clip": 1.5, "noise": 30.0},
-}
+from dpscaffold.cli.example import DEMO
 
 #: What is compared: name of the run, algorithm, whether it is private.
-CAST = (
+RUNS = (
     ("dp-scaffold", "scaffold", True),
     ("dp-fedavg", "fedavg", True),
     ("dp-fedsgd", "fedsgd", True),
@@ -56,7 +42,7 @@ def demo_command(
         "The private ones add the same noise to every gradient; only the algorithm differs.\n"
     )
     federation = None
-    for name, algorithm, private in CAST:
+    for name, algorithm, private in RUNS:
         changes = [f"algorithm.name={algorithm}"]
         if algorithm == "fedsgd":
             changes.append("plan.local_steps=5")
@@ -72,7 +58,7 @@ def demo_command(
         if result.ended == "interrupted":
             console.print(f"{result.message}; run the same command again to go on")
             raise typer.Exit(130)
-    show([out / name for name, _, _ in CAST], out / "comparison.png", as_json)
+    show([out / name for name, _, _ in RUNS], out / "comparison.png", as_json)
     console.print(
         "\nDP-SCAFFOLD corrects each user's drift with control variates that are computed from "
         "noised gradients only,\nso the correction costs no privacy. `dpscaffold privacy --help` "

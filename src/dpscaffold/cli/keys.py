@@ -83,5 +83,5 @@ def _choices(name: str) -> list[str]:
         return []
     if kinds[0].startswith("true or false"):
         return ["true", "false"]
-    quoted = kinds[0].split("'")
+    quoted = str(kinds[0]).split("'")
     return quoted[1::2]

@@ -49,7 +49,7 @@ def check(
     from dpscaffold import flower
 
     flower.require()
-    from dpscaffold.site.operation import check_site
+    from dpscaffold.flower.operation import check_site
 
     fine = True
     for sentence, good in check_site(file, offer, not offline):
@@ -68,7 +68,7 @@ def start(
     from dpscaffold import flower
 
     flower.require()
-    from dpscaffold.site.operation import start_site
+    from dpscaffold.flower.operation import start_site
 
     start_site(file, insecure, typer.echo)
 

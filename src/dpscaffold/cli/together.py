@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dpscaffold.cli.subject import from_source
 from dpscaffold.privacy import VIEWS, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
 from dpscaffold.privacy.showing import round_up
@@ -40,8 +41,6 @@ def compose(
 
 def part_of(source: Path, delta: float | None) -> Part:
     """One run folder or configuration, with the bounds it quotes."""
-    from dpscaffold.cli.privacy import from_source
-
     about = from_source(source, {}, delta)
     if about.run is None:
         raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
@@ -82,7 +81,8 @@ def _digest(source: Path, tables: dict[str, Any]) -> str | None:
             return str(json.loads(path.read_text(encoding="utf-8"))["data"])
         except (ValueError, KeyError, TypeError) as error:
             raise PrivacyError(f"{path} is damaged ({error}); restore it") from error
-    return tables.get("data", {}).get("digest")
+    digest = tables.get("data", {}).get("digest")
+    return None if digest is None else str(digest)
 
 
 def show_together(answer: Together, console: Console) -> None:

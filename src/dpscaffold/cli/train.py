@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpscaffold.cli.demo import DEMO
+from dpscaffold.cli.example import DEMO
 from dpscaffold.cli.keys import complete_setting, complete_unset
 from dpscaffold.errors import BadInput
 

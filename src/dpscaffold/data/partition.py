@@ -56,7 +56,8 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
     sizes = np.floor(exact).astype(np.int64)
     late = np.argsort(-(exact - sizes), kind="stable")[: spare - int(sizes.sum())]
     sizes[late] += 1
-    return sizes + minimum
+    dealt: np.ndarray = sizes + minimum
+    return dealt
 
 
 def lognormal_sizes(

@@ -257,7 +257,8 @@ def _given(step: _Fitted) -> dict[str, Any]:
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:
-    return np.einsum("nd,nd->d", rows, rows).astype(np.float64)
+    sums: np.ndarray = np.einsum("nd,nd->d", rows, rows)
+    return sums.astype(np.float64)
 
 
 def _floored(deviation: np.ndarray, floor: float) -> np.ndarray:

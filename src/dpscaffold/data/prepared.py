@@ -64,7 +64,7 @@ class Shift:
         return len(self.mean)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        out = rows - self.mean
+        out: np.ndarray = rows - self.mean
         if self.factor is not None:
             out *= self.factor
         return out
@@ -92,7 +92,8 @@ class Standardised:
         return len(self.mean)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        return (rows - self.mean) / self.deviation
+        out: np.ndarray = (rows - self.mean) / self.deviation
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,9 @@ class UnitNorm:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         if rows.dtype == np.float64:
-            return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+            lengths = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+            unit: np.ndarray = rows / lengths
+            return unit
         norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
         return np.asarray(rows / np.where(norms > 0, norms, np.float32(1))[:, None])
 
@@ -166,7 +169,8 @@ class Scale:
     __hash__ = None  # type: ignore[assignment]
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        return np.multiply(rows, self.factor, dtype=np.float32, casting="unsafe")
+        out: np.ndarray = np.multiply(rows, self.factor, dtype=np.float32, casting="unsafe")
+        return out
 
 
 def in_blocks(rows: np.ndarray, steps: Iterable[Prepared]) -> Iterator[np.ndarray]:

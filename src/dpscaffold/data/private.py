@@ -40,7 +40,8 @@ def clip_rows(rows: np.ndarray, bound: float) -> np.ndarray:
     rows = rows.astype(np.float64)
     norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
     # Rounded up by a few units in the last place, so that no clipped row is longer than the bound.
-    return rows * (bound / np.maximum(norms * (1 + 4e-16), bound))[:, None]
+    clipped: np.ndarray = rows * (bound / np.maximum(norms * (1 + 4e-16), bound))[:, None]
+    return clipped
 
 
 def sum_sensitivity(bound: float) -> float:

@@ -99,7 +99,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
             f"'dpscaffold data prepare'"
         )
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found = index["format"]
         index["files"].keys()
     except (ValueError, KeyError, TypeError, AttributeError):

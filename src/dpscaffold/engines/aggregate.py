@@ -19,7 +19,8 @@ def mean_weights(setting: Setting, draw: Draw) -> np.ndarray:
     if setting.plan.weighting == "uniform":
         return np.full(len(draw.active), 1 / len(draw.drawn))
     sizes = setting.sizes.numpy()
-    return sizes[draw.active] / sizes[draw.drawn].sum()
+    weights: np.ndarray = sizes[draw.active] / sizes[draw.drawn].sum()
+    return weights
 
 
 class Aggregate:

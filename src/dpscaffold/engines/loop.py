@@ -107,7 +107,8 @@ class Loop:
         def loss(params: Tensor, a: Tensor, label: Tensor) -> Tensor:
             return self.setting.task.losses(params, a[None], label[None])[0]
 
-        return vmap(grad(loss), in_dims=(None, 0, 0))(y, features, labels)
+        gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0))(y, features, labels)
+        return gradients
 
     def noised(self, gradients: Tensor, batch: int, draws: Tensor) -> Tensor:
         """(1/b)Σ g_j/max(1, ‖g_j‖/C) plus the noise of the stated scale."""

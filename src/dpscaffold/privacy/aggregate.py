@@ -64,4 +64,5 @@ def _relative(ratio: np.ndarray, users: np.ndarray, participants: int) -> np.nda
     others = np.where(
         below < participants, quietest[participants] - ratio**2, quietest[participants - 1]
     )
-    return np.sqrt(ratio**2 + np.maximum(others, 0.0)) / ratio
+    multipliers: np.ndarray = np.sqrt(ratio**2 + np.maximum(others, 0.0)) / ratio
+    return multipliers

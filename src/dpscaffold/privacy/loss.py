@@ -94,9 +94,10 @@ class LossDistribution:
         losses = np.append(self.losses, math.inf)
         place = np.searchsorted(self.losses, epsilons, side="right")
         slack = 1 + 4 * len(self.probs) * float(np.finfo(float).eps)
-        return self.infinite + np.maximum(
+        deltas: Array = self.infinite + np.maximum(
             0.0, upper[place] * slack - np.exp(epsilons - losses[place]) * lower[place]
         )
+        return deltas
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε ≥ 0 with δ(ε) ≤ ``delta``; infinite if the mass at +∞ alone exceeds it.

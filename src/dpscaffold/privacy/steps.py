@@ -39,7 +39,8 @@ MOST_POINTS = 1 << 19
 
 def ndtr(x: Array | float) -> Array:
     """Φ, the standard normal distribution function; scipy.special is loaded when first asked."""
-    return scipy.special.ndtr(x)
+    values: Array = scipy.special.ndtr(x)
+    return values
 
 
 def step_losses(

@@ -126,7 +126,8 @@ class TradeOff:
             )
 
         def needed(low: Array, high: Array) -> Array:
-            return scipy.special.ndtri(self.power(scipy.special.ndtr(high))) - low
+            gap: Array = scipy.special.ndtri(self.power(scipy.special.ndtr(high))) - low
+            return gap
 
         edge = float(scipy.special.ndtri(delta))
         return max(0.0, _supremum(needed, np.linspace(edge, -edge, 257)))

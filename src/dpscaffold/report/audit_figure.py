@@ -9,7 +9,7 @@ import numpy as np
 from dpscaffold.audit.play import Report
 from dpscaffold.audit.subject import Case
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.human import round_up
+from dpscaffold.privacy.showing import round_up
 
 
 def plot_audit(report: Report, case: Case, path: Path | str) -> None:

@@ -185,7 +185,8 @@ def _one_hot(column: pa.ChunkedArray, values: tuple[str, ...]) -> np.ndarray:
     texts = pc.cast(column, pa.string())
     found = pc.index_in(texts, pa.array(values)).to_numpy(zero_copy_only=False)
     index = np.nan_to_num(found.astype(np.float64), nan=-1)
-    return (index[:, None] == np.arange(len(values))[None]).astype(np.float32)
+    chosen: np.ndarray = index[:, None] == np.arange(len(values))[None]
+    return chosen.astype(np.float32)
 
 
 def _report(log: Callable[[str], None], count: int, what: str) -> None:

@@ -275,7 +275,8 @@ def _cheaper_table(part: Contribution) -> Contribution:
 
 def _exact_squares(values: Tensor) -> Tensor:
     """Σ of squares over the last dimension, all in float64."""
-    return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64).square_()
+    norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+    return norms.square_()
 
 
 def _quick_squares(values: Tensor) -> Tensor:

@@ -104,7 +104,9 @@ class ModuleTask:
         if self.shape is not None:
             features = features.reshape(-1, *self.shape)
         constants = {key: value.to(params.device) for key, value in self.constants.items()}
-        return functional_call(self.module, (self._unflatten(params), constants), (features,))
+        named = (self._unflatten(params), constants)
+        scores: Tensor = functional_call(self.module, named, (features,))
+        return scores
 
     def scores_of(self, models: Tensor, features: Tensor) -> Tensor:
         """Scores (S, N, outputs), one model after the other."""
@@ -125,7 +127,8 @@ class ModuleTask:
         """The scores (classes,) of one record (D,), with parameters by name."""
         rows = row[None] if self.shape is None else row.reshape(1, *self.shape)
         constants = {key: value.to(row.device) for key, value in self.constants.items()}
-        return functional_call(self.module, (dict(params), constants), (rows,))[0]
+        scores: Tensor = functional_call(self.module, (dict(params), constants), (rows,))[0]
+        return scores
 
     def _plain_sum(self, params: Tensor, batch: Batch) -> Tensor:
         """Σ_j w_j·∇f_j without per-example gradients."""
@@ -138,7 +141,8 @@ class ModuleTask:
         def loss(flat: Tensor, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
             return (self.losses(flat, x, y) * w).sum()
 
-        return vmap(grad(loss))(params, features, batch.labels, weight)
+        gradients: Tensor = vmap(grad(loss))(params, features, batch.labels, weight)
+        return gradients
 
 
 def _scores_of_last_layer(module: nn.Module) -> int:

@@ -156,5 +156,7 @@ class _ArraysOnly(pickle.Unpickler):
         if name == "_reconstruct":
             from numpy._core import multiarray
 
-            return multiarray._reconstruct
-        return super().find_class(module, name)
+            made: Callable[..., Any] = multiarray._reconstruct
+            return made
+        found: Callable[..., Any] = super().find_class(module, name)
+        return found

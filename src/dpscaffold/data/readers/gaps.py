@@ -25,9 +25,10 @@ def rule_of(table: Table, name: str) -> Rule:
     >>> rule_of(table, "age"), rule_of(table, "stay")
     ('median', 'drop')
     """
-    if not isinstance(table.missing, Mapping):
-        return table.missing
-    found = table.missing.get(name, table.missing.get(OTHERS, "refuse"))
+    rules: Mapping[str, Rule] | Rule = table.missing
+    if not isinstance(rules, Mapping):
+        return rules
+    found = rules.get(name, rules.get(OTHERS, "refuse"))
     if name in (table.label, table.user) and found not in ("refuse", "drop"):
         return "refuse"
     return found
@@ -35,12 +36,13 @@ def rule_of(table: Table, name: str) -> Rule:
 
 def for_the_rest(table: Table) -> Literal["refuse", "drop"] | float:
     """What holds for columns without a rule of their own, as one word or number."""
-    if not isinstance(table.missing, Mapping):
-        return table.missing
-    others = table.missing.get(OTHERS)
+    rules: Mapping[str, Rule] | Literal["refuse", "drop"] | float = table.missing
+    if not isinstance(rules, Mapping):
+        return rules
+    others = rules.get(OTHERS)
     if others is not None and not isinstance(others, str):
         return float(others)
-    return "drop" if "drop" in table.missing.values() else "refuse"
+    return "drop" if "drop" in rules.values() else "refuse"
 
 
 def check_rules(table: Table, numbers: tuple[str, ...], texts: tuple[str, ...]) -> None:

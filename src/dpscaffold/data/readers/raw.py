@@ -146,7 +146,7 @@ def _numbers(column: pa.Array, name: str, path: Path, form: str | None = None) -
         except pa.ArrowInvalid as problem:
             what = str(problem).splitlines()[0]
             raise BadInput(f"{path}: column '{name}' should hold numbers ({what})") from None
-    values = column.to_numpy(zero_copy_only=False)
+    values: np.ndarray = column.to_numpy(zero_copy_only=False)
     wild = np.flatnonzero(np.isinf(values))
     if len(wild):
         raise BadInput(f"{path}: column '{name}' holds an infinite number (row {wild[0]})")

@@ -1,0 +1,161 @@
+"""What ``dpscaffold privacy`` is asked about: numbers, a configuration or a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.algorithms import DEFAULT
+from dpscaffold.algorithms.naming import build, factory_of
+from dpscaffold.checks import floor_share
+from dpscaffold.description import describe_run
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Ledger, Preparation, PrivacyError, Run, charged, statement
+from dpscaffold.privacy.describe import choose_relation
+from dpscaffold.privacy.human import GROUPS
+from dpscaffold.runledger import Account, read_account
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a statement is about: a run and what its data add, or the account of a run folder."""
+
+    run: Run | None
+    preparation: tuple[Preparation, ...] = ()
+    extra_costs: tuple[Any, ...] = ()
+    account: Account | None = None
+    colluders: int = 1
+    simulated: bool = False
+    draw_given: bool = False
+    allowed: tuple[str, ...] | None = None
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Who took part, where there is a run folder."""
+        return self.account.ledger if self.account else None
+
+    def statement(
+        self, groups: tuple[int, ...] = GROUPS, colluders: int | None = None
+    ) -> dict[str, Any]:
+        """What may be said; of a run folder, the very statement that its run writes."""
+        if self.account:
+            return self.account.statement(groups, colluders)
+        return statement(
+            self.run,
+            preparation=self.preparation,
+            seed_public=self.simulated,
+            draw_given=self.draw_given,
+            allowed=self.allowed,
+            extra_costs=self.extra_costs,
+            groups=groups,
+            colluders=self.colluders if colluders is None else colluders,
+        )
+
+
+def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | None = None) -> Run:
+    """The run that the options describe; every missing or impossible one is named.
+
+    >>> run = from_numbers({"users": 100, "records": 4000, "rounds": 400, "local_steps": 50,
+    ...                     "user_ratio": 0.2, "data_ratio": 0.2, "noise": 60.0}, delta=None)
+    >>> run.participants, run.worst.batch
+    (20, 800)
+    """
+    numbers = {**numbers, **({"noise": noise} if noise is not None else {})}
+    needed = ("users", "records", "rounds", "local_steps", "user_ratio", "data_ratio", "noise")
+    missing = [f"--{name.replace('_', '-')}" for name in needed if numbers.get(name) is None]
+    if missing:
+        raise PrivacyError(
+            f"missing {', '.join(missing)}; give them all, or a configuration or a run folder"
+        )
+    for name in ("user_ratio", "data_ratio"):
+        if not 0.0 < numbers[name] <= 1.0:
+            raise PrivacyError(
+                f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at "
+                f"most 1"
+            )
+    name = numbers.get("algorithm") or DEFAULT
+    try:
+        factory_of(name, argument="--algorithm")
+        algorithm = build(name)
+    except BadInput as error:
+        raise PrivacyError(str(error)) from error
+    if floor_share(numbers["user_ratio"], numbers["users"]) < 1:
+        raise PrivacyError(
+            f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "
+            f"users"
+        )
+    sampling: Any = numbers.get("sampling") or "fixed"
+    unit: Any = numbers.get("unit") or "record"
+    # Numbers on a command line are declared: nothing is read off data.
+    chosen = choose_relation(numbers.get("neighbours"), sampling, unit, declared=True)
+    return describe_run(
+        [numbers["records"]] * numbers["users"],
+        algorithm,
+        rounds=numbers["rounds"],
+        local_steps=numbers["local_steps"],
+        user_ratio=numbers["user_ratio"],
+        data_ratio=numbers["data_ratio"],
+        noise=numbers["noise"],
+        sampling=sampling,
+        unit=unit,
+        declared_sizes=chosen == "add-remove",
+        delta=delta,
+        max_participations=numbers.get("max_participations"),
+    )
+
+
+def refuse_numbers(numbers: dict[str, Any], source: Path) -> None:
+    """Refuse options that a run folder or a configuration already answers."""
+    given = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None]
+    if given:
+        raise PrivacyError(
+            f"{given[0]} is given beside {source}, which already says it; give one or the other"
+        )
+
+
+def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Subject:
+    """What a run folder or a configuration describes."""
+    refuse_numbers(numbers, source)
+    about = from_folder(source) if source.is_dir() else from_config(source)
+    if delta is None or about.run is None:
+        return about
+    run = Run.from_dict({**about.run.to_dict(), "delta": delta})
+    return replace(about, run=run, account=about.account and about.account.at_delta(delta))
+
+
+def from_folder(folder: Path) -> Subject:
+    """A run folder: its ledger holds the description of the run, so nothing else is needed."""
+    account = read_account(folder)
+    return Subject(
+        account.ledger.run, account.preparation, account.costs, account, account.colluders
+    )
+
+
+def from_config(path: Path) -> Subject:
+    """A configuration: the run it would make on its data."""
+    from dpscaffold.config import load
+    from dpscaffold.data.loading import load_federation
+
+    if not path.exists():
+        raise PrivacyError(
+            f"{path} does not exist; give a configuration (TOML), a run folder, or numbers"
+        )
+    settings = load(path)
+    federation = load_federation(settings.data)
+    limits = settings.privacy
+    setting = settings.setting(federation)
+    run = setting.describe()
+    if run is None or limits is None:
+        return Subject(None, federation.preparation)
+    costs, unprotected = charged(federation.preparation, run)
+    steps = (*federation.preparation, *unprotected)
+    return Subject(
+        run,
+        steps,
+        costs,
+        colluders=limits.budget.colluders,
+        simulated=not limits.hidden,
+        draw_given=not limits.release,
+        allowed=(limits.allow or ()) if limits.release else None,
+    )

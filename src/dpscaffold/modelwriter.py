@@ -1,0 +1,104 @@
+"""Write a model to a folder: safetensors, JSON and the privacy statement, and no code.
+
+===================  ==========================================================================
+file                 holds
+===================  ==========================================================================
+model.json           task, columns, classes, preparation, versions, format number, digests
+model.safetensors    the parameters, the arrays of the preparation, constants of a module
+privacy.json / .md   what is promised about the records that it was trained on
+===================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from dpscaffold.data.stored import entries
+from dpscaffold.errors import BadInput
+from dpscaffold.journal import sync_folder
+from dpscaffold.privacy.page import render
+from dpscaffold.runfolder import plain, versions
+from dpscaffold.tasks.stored import constants_of, task_entry
+from dpscaffold.trained import Trained
+
+#: The layout of model.json; raise it when an older version could misread what is written.
+FORMAT = 1
+INDEX, WEIGHTS, PRIVACY, PAGE = "model.json", "model.safetensors", "privacy.json", "privacy.md"
+#: Where a run folder keeps its model.
+WITHIN = "model"
+
+
+def save_model(model: Trained, folder: Path) -> Path:
+    """Write a model to a folder, which appears whole or not at all; one that holds a model is
+    replaced, any other must be empty."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file; name a folder for the model")
+    if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).exists():
+        raise BadInput(f"{folder} is not empty and holds no model; name a new or an empty folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, content in _files(model).items():
+            with (draft / name).open("wb") as stream:
+                stream.write(content)
+                os.fsync(stream.fileno())
+        os.chmod(draft, 0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(draft, folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _files(model: Trained) -> dict[str, bytes]:
+    """The contents of a model's folder, by name; model.json, which has the digests, last."""
+    listed, arrays = entries(model.preparation)
+    tensors: dict[str, Tensor] = {"params": model.params.detach().cpu().contiguous()}
+    for name, array in arrays.items():
+        tensors[f"preparation.{name}"] = torch.from_numpy(np.array(array, copy=True))
+    for name, value in constants_of(model.task).items():
+        tensors[f"constant.{name}"] = value.detach().cpu().clone().contiguous()
+    statement = plain(dict(model.privacy))
+    contents = {
+        WEIGHTS: save_tensors(tensors),
+        PRIVACY: as_json(statement),
+    }
+    if statement:
+        contents[PAGE] = render(statement).encode()
+    index = {
+        "format": FORMAT,
+        "task": task_entry(model.task),
+        "target": {"kind": model.target.kind, "classes": list(model.target.classes)},
+        "columns": list(model.columns),
+        "dimension": model.schema.dimension,
+        "preparation": listed,
+        "leaves_unprotected": list(model.unprotected),
+        "origin": asdict(model.origin),
+        "versions": versions(),
+        "files": {name: digest_of(content) for name, content in contents.items()},
+    }
+    return {**contents, INDEX: as_json({**index, "digest": digest_of(as_json(plain(index)))})}
+
+
+def as_json(value: Any) -> bytes:
+    """Indented JSON, as the files hold it."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def digest_of(content: bytes) -> str:
+    """What the index says of a file's contents: 128 bits of BLAKE2b, in hexadecimal."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

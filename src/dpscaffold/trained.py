@@ -1,0 +1,49 @@
+"""What a training leaves behind: parameters, and all that gives them a meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dpscaffold.schema import Prepared, Schema, Target
+from dpscaffold.tasks import Task
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from: algorithm, data and rounds; and, where they were read from a
+    table, the columns of what is predicted and of the sites."""
+
+    algorithm: str = ""
+    data: str = ""
+    rounds: int = 0
+    label: str | None = None
+    site: str | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Parameters (P,) of a task with the preparation, target and schema that they were trained
+    with. :class:`~dpscaffold.model.Model` uses it; :mod:`dpscaffold.modelwriter` stores it."""
+
+    task: Task
+    params: Tensor
+    preparation: tuple[Prepared, ...]
+    target: Target
+    schema: Schema
+    privacy: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns, in order; numbers, as text, where they have no names."""
+        return self.schema.columns
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """What leaves with the model although no guarantee covers it: statistics and lists that
+        were read off private records, in sentences."""
+        return tuple(s.sentence for s in self.preparation if s.protection == "unprotected")
