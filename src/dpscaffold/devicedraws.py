@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
+from dpscaffold.machine import sent
 from dpscaffold.philox import Words, philox, standard_normals, whole_numbers
 from dpscaffold.randomness import BATCHES, NOISE
 
@@ -81,9 +82,20 @@ class DeviceDraws:
             )
         _within_words("round", rounds)
         _within_words("user", users)
-        self.device, self._count = device, len(users)
-        self._user, self._round = _column(users, device), _column(rounds, device)
-        self._keys = {purpose: _keys(seeds, purpose, device) for purpose in (BATCHES, NOISE)}
+        self._take(sent(addresses(seeds, rounds, users), device))
+
+    @classmethod
+    def at(cls, where: Tensor) -> DeviceDraws:
+        """The draws at addresses (U, 6) that are on the device already: see :func:`addresses`."""
+        made = cls.__new__(cls)
+        made._take(where)
+        return made
+
+    def _take(self, where: Tensor) -> None:
+        self.device, self._count = where.device, len(where)
+        user, round, *keys = where.split(1, dim=1)
+        self._user, self._round = user, round
+        self._keys = {BATCHES: (keys[0], keys[1]), NOISE: (keys[2], keys[3])}
 
     def normals(self, first: int, steps: int, size: int) -> Tensor:
         """Standard normals of so many steps from step ``first`` on, (steps, U, size) float32."""
@@ -104,19 +116,31 @@ class DeviceDraws:
         below R²·2^(log₂R − 63) a batch (4·10⁻⁹ at 4,000 records), that two random parts are equal.
         """
         _fitting(records, batches, self._count)
-        number = torch.arange(max(records), device=self.device)
-        sizes = _column(records, self.device)
-        low = _column([(1 << (count - 1).bit_length()) - 1 for count in records], self.device)
-        widest = max(batches)
-        wanted = torch.arange(widest, device=self.device) < _column(batches, self.device)
-        index = torch.empty(steps, self._count, widest, dtype=torch.int64, device=self.device)
-        for start, stop in _pieces(steps, self._count * max(records)):
-            keys = self._whole(first + start, stop - start, max(records))
+        counts = sent(sizes_of(records, batches), self.device)
+        even = min(batches) == max(batches)
+        return self.fixed_of(first, steps, counts, max(records), max(batches), even)
+
+    def fixed_of(
+        self, first: int, steps: int, counts: Tensor, most: int, width: int, even: bool
+    ) -> DeviceBatches:
+        """The same of sizes (U, 4) that are on the device (:func:`sizes_of`): ``most`` is no less
+        than any number of records, ``width`` than any batch, and ``even`` says that all batches
+        have that width. Wider ones draw the same."""
+        sizes, batches, low, _ = counts.split(1, dim=1)
+        number = torch.arange(most, device=self.device)
+        wanted = torch.arange(width, device=self.device) < batches
+        index = torch.empty(steps, self._count, width, dtype=torch.int64, device=self.device)
+        for start, stop in _pieces(steps, self._count * most):
+            keys = self._whole(first + start, stop - start, most)
             keys = torch.where(number < sizes, (keys & ~low) | number, _LARGEST)
-            taken = keys.topk(widest, dim=-1, largest=False).values & low
-            taken = torch.where(wanted, taken, _LARGEST).sort(dim=-1).values
-            index[start:stop] = torch.where(wanted, taken, 0)
-        if min(batches) == widest:
+            taken = keys.topk(width, dim=-1, largest=False, sorted=False).values
+            if even:
+                index[start:stop] = (taken & low).sort(dim=-1).values
+                continue
+            # Of a participant with smaller batches, its smallest keys.
+            taken = torch.where(wanted, taken.sort(dim=-1).values & low, _LARGEST)
+            index[start:stop] = torch.where(wanted, taken.sort(dim=-1).values, 0)
+        if even:
             return DeviceBatches(index, None)
         return DeviceBatches(index, wanted.float().expand(steps, -1, -1))
 
@@ -134,31 +158,37 @@ class DeviceDraws:
         default :func:`poisson_width`, and never truncated: see :class:`DeviceBatches`.
         """
         _fitting(records, batches, self._count)
-        pairs = list(zip(records, batches, strict=True))
+        pairs = zip(records, batches, strict=True)
         widest = max(poisson_width(*pair) for pair in pairs) if width is None else width
-        number = torch.arange(max(records), device=self.device)
-        sizes = _column(records, self.device)
-        below = _column([min(_LARGEST, (b << 63) // r) for r, b in pairs], self.device)
-        shape = (steps, self._count, widest)
+        counts = sent(sizes_of(records, batches), self.device)
+        return self.poisson_of(first, steps, counts, max(records), widest)
+
+    def poisson_of(
+        self, first: int, steps: int, counts: Tensor, most: int, width: int
+    ) -> DeviceBatches:
+        """The same of sizes (U, 4) that are on the device: see :meth:`fixed_of`."""
+        sizes, _, _, below = counts.split(1, dim=1)
+        number = torch.arange(most, device=self.device)
+        shape = (steps, self._count, width)
         index = torch.zeros(shape, dtype=torch.int64, device=self.device)
         weight = torch.zeros(shape, device=self.device)
         overflowed = torch.zeros((), dtype=torch.bool, device=self.device)
-        places = torch.arange(widest, device=self.device)
-        for start, stop in _pieces(steps, self._count * max(records)):
-            keys = self._whole(first + start, stop - start, max(records))
+        places = torch.arange(width, device=self.device)
+        for start, stop in _pieces(steps, self._count * most):
+            keys = self._whole(first + start, stop - start, most)
             chosen = (keys < below) & (number < sizes)
             count = chosen.cumsum(dim=-1)
             # Records that were not drawn, or do not fit, all go to one place beyond the last.
-            place = torch.where(chosen, count - 1, widest).clamp_max_(widest)
-            room = index.new_zeros(stop - start, self._count, widest + 1)
+            place = torch.where(chosen, count - 1, width).clamp_max_(width)
+            room = index.new_zeros(stop - start, self._count, width + 1)
             room.scatter_(2, place, number.expand_as(place))
             real = places < count[..., -1:]
-            index[start:stop] = torch.where(real, room[..., :widest], 0)
+            index[start:stop] = torch.where(real, room[..., :width], 0)
             weight[start:stop] = real
-            overflowed |= (count[..., -1] > widest).any()
+            overflowed |= (count[..., -1] > width).any()
 
         def again() -> DeviceBatches:
-            return self.poisson(first, steps, records, batches, max(records))
+            return self.poisson_of(first, steps, counts, most, most)
 
         return DeviceBatches(index, weight, overflowed, again)
 
@@ -220,19 +250,28 @@ def _pieces(steps: int, numbers: int) -> list[tuple[int, int]]:
     return [(start, min(steps, start + block)) for start in range(0, steps, block)]
 
 
-def _column(values: Sequence[int], device: torch.device) -> Tensor:
-    """One number a participant, to stand beside (steps, U, n); sent without waiting for the
-    device."""
-    column = torch.tensor(list(values), dtype=torch.int64)[:, None]
-    if device.type == "cuda":
-        return column.pin_memory().to(device, non_blocking=True)
-    return column.to(device)
+def addresses(seeds: Sequence[int], rounds: Sequence[int], users: Sequence[int]) -> Tensor:
+    """User, round and the four words of both purposes' keys, one row a participation, (U, 6)."""
+    keys = {seed: _both_keys(seed) for seed in set(seeds)}
+    rows = zip(users, rounds, (keys[seed] for seed in seeds), strict=True)
+    return torch.tensor([[user, round, *key] for user, round, key in rows], dtype=torch.int64)
 
 
-def _keys(seeds: Sequence[int], purpose: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The two words of each participant's key."""
-    keys = [stream_key(seed, purpose) for seed in seeds]
-    return _column([key[0] for key in keys], device), _column([key[1] for key in keys], device)
+def sizes_of(records: Sequence[int], batches: Sequence[int]) -> Tensor:
+    """R_u, b_u, the bits that number R_u records, and ⌊(b_u/R_u)·2⁶³⌋, (U, 4)."""
+    return torch.tensor(
+        [
+            [r, b, (1 << (r - 1).bit_length()) - 1, min(_LARGEST, (b << 63) // r)]
+            for r, b in zip(records, batches, strict=True)
+        ],
+        dtype=torch.int64,
+    )
+
+
+@cache
+def _both_keys(seed: int) -> tuple[int, ...]:
+    """The keys of a run's batches and of its noise."""
+    return *stream_key(seed, BATCHES), *stream_key(seed, NOISE)
 
 
 def _fitting(records: Sequence[int], batches: Sequence[int], count: int) -> None:

@@ -30,6 +30,19 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the CPU on the device, without waiting for what the device is doing."""
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
+def full_precision() -> None:
+    """Products and convolutions of a GPU in float32 throughout, not in TF32's 10 bits."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
 @contextmanager
 def stop_signals() -> Iterator[list[str]]:
     """Collect the names of stop signals, so that the round in progress can end in order.

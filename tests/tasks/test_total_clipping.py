@@ -127,8 +127,8 @@ def released(engine: str, task: Task, privacy: Gaussian, params, x, y, divisor: 
     column = torch.ones(1, 1)
     clip = "median" if privacy.clip == "median" else column[0] * float(privacy.clip)
     scales = Scales(
-        step_size=column, regularisation=column, divisor=column * divisor, steps=1, clip=clip,
-        noise=column * privacy.noise, sampling=privacy.sampling, unit=privacy.unit,
+        step_size=column, regularisation=column, divisor=column * divisor, steps=1, weight=column,
+        clip=clip, noise=column * privacy.noise, sampling=privacy.sampling, unit=privacy.unit,
     )  # fmt: skip
     batch = Batch(task.prepare(x)[None], y[None])
     return noised_query(task, params[None], batch, scales, draws[None])[0]

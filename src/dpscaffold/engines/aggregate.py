@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Upload
 from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.machine import sent
 from dpscaffold.setting import Setting
 
 
@@ -37,7 +38,7 @@ class Aggregate:
 
     def add(self, users: Sequence[int], uploads: Upload) -> None:
         """The uploads of some users, (U, P)."""
-        weights = torch.tensor([self.weights[user] for user in users], device=self.mean.device)
+        weights = sent(torch.tensor([self.weights[user] for user in users]), self.mean.device)
         self.mean += weights @ uploads.params
         for name, value in uploads.totals.items():
             self.totals[name] = self.totals.get(name, torch.zeros_like(value[0])) + value.sum(0)

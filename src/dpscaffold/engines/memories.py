@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Size, Slots
+from dpscaffold.machine import sent
 
 
 class Memories:
@@ -40,13 +41,14 @@ class Memories:
     def recall(self, users: Sequence[int]) -> dict[str, Tensor]:
         """The slots of these users, (U, P) or (U, 1)."""
         rows = torch.tensor([self._places.get(int(user), 0) for user in users], dtype=torch.long)
-        return {name: table[rows.to(self.device)] for name, table in self._tables.items()}
+        rows = sent(rows, self.device)
+        return {name: table[rows] for name, table in self._tables.items()}
 
     def keep(self, users: Sequence[int], slots: Slots) -> None:
         """Store the slots of these users, who count as seen from now on."""
         for user in users:
             self._places.setdefault(int(user), len(self._places) + 1)
-        rows = torch.tensor([self._places[int(user)] for user in users], device=self.device)
+        rows = sent(torch.tensor([self._places[int(user)] for user in users]), self.device)
         for name, table in self._tables.items():
             if len(self._places) >= len(table):
                 table = self._grown(table)
@@ -61,7 +63,7 @@ class Memories:
 
     def seen(self, users: Sequence[int]) -> Tensor:
         """Which of these users took part before, (U,)."""
-        return torch.tensor([int(user) in self._places for user in users], device=self.device)
+        return sent(torch.tensor([int(user) in self._places for user in users]), self.device)
 
     def largest(self) -> dict[str, float]:
         """The largest norm of each slot over all users."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from dpscaffold.algorithms import Broadcast, Slots, Upload
 from dpscaffold.errors import BadInput
 from dpscaffold.local.drawing import Row
+from dpscaffold.machine import sent
 from dpscaffold.setting import Setting
 
 
@@ -51,7 +52,7 @@ class StackedBroadcast:
 
     def to(self, rows: Sequence[Row], device: torch.device) -> Broadcast:
         """The broadcast as these rows get it, (U, ·)."""
-        runs = torch.tensor([row.run for row in rows], device=self.params.device)
+        runs = sent(torch.tensor([row.run for row in rows]), self.params.device)
         shared = {name: value[runs].to(device) for name, value in self.shared.items()}
         return Broadcast(self.round, self.params[runs].to(device), shared)
 

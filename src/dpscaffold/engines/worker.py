@@ -10,7 +10,9 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
 from dpscaffold.local.drawing import Indices, Row
+from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.participate import participate
+from dpscaffold.machine import full_precision
 from dpscaffold.setting import Setting
 
 #: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
@@ -30,6 +32,9 @@ class Worker:
         self.task = settings[0].task
         limit = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
         self.store = Store(federations, self.task, device, limit)
+        self.graphs = Graphs() if device.type == "cuda" else None
+        if device.type == "cuda":
+            full_precision()
 
     def participate(
         self,
@@ -42,7 +47,8 @@ class Worker:
         """The rows' uploads and new slots, on this device."""
         records = self.store.of([(self.federations[row.run], row.user) for row in rows])
         memory = {name: value.to(self.device) for name, value in memory.items()}
-        return participate(self.task, phase, rows, records, broadcast, memory, drawn)
+        graphs = self.graphs if self.store.resident else None
+        return participate(self.task, phase, rows, records, broadcast, memory, drawn, graphs)
 
     def fitting_chunk(self) -> int:
         """How many rows fit the memory that a chunk may take."""

@@ -1,20 +1,34 @@
-"""The batches and the noise of some participants, drawn on the device that uses them."""
+"""The K steps of some participants on the device that also draws their batches and their noise.
+
+What differs from round to round is put into a few tensors (:class:`Given`); what decides shapes and
+constants into a :class:`Layout`. The rest is a function of both that never waits for the device, so
+that a GPU can record it once and replay it (:mod:`~dpscaffold.local.graphs`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dpscaffold.devicedraws import DeviceBatches, DeviceDraws
+from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
+from dpscaffold.devicedraws import DeviceBatches, DeviceDraws, addresses, poisson_width, sizes_of
 from dpscaffold.local.drawing import Row, distinct
+from dpscaffold.local.gaussian import Unit
+from dpscaffold.local.graphs import Graphs, Tensors
 from dpscaffold.local.records import LocalRecords
-from dpscaffold.randomness import Randomness
-from dpscaffold.tasks import Batch
+from dpscaffold.local.steps import Scales, local_steps
+from dpscaffold.machine import sent
+from dpscaffold.randomness import Randomness, Sampling
+from dpscaffold.tasks import Batch, Clip, Task
 
 #: How many numbers of noise are held on a device at a time.
 _NOISE = 1 << 28
+
+#: How many labels and row norms are gathered for all steps at once.
+_GATHERED = 1 << 25
 
 
 def draws_on(device: torch.device, rows: Sequence[Row]) -> bool:
@@ -28,47 +42,239 @@ def draws_on(device: torch.device, rows: Sequence[Row]) -> bool:
     )
 
 
-def device_batches(
-    round: int, rows: Sequence[Row], records: LocalRecords, size: int
-) -> Iterator[tuple[Batch, Tensor | None]]:
-    """The K (batch, noise) pairs of these rows, without waiting for the device in between."""
-    device, users, steps = records.device, len(rows), rows[0].plan.local_steps
-    firsts, which = distinct(rows)
-    draws = DeviceDraws(
-        [row.randomness.seed for row in firsts],
-        [round] * len(firsts),
-        [row.user for row in firsts],
-        device,
-    )
-    drawn = _drawn(draws, firsts, steps)
-    places = None if which is None else torch.tensor(which).to(device, non_blocking=True)
-    starts = torch.tensor(records.starts).to(device, non_blocking=True)[:, None]
-    block = max(1, _NOISE // (len(firsts) * size))
-    noise: Tensor | None = None
-    for k in range(steps):
-        if rows[0].privacy is not None and k % block == 0:
-            noise = draws.normals(k, min(block, steps - k), size)
-        index = _of(drawn.index[k], places)
-        flat = (index + starts).view(-1)
-        yield (
-            Batch(
-                features=records.features.index_select(0, flat).view(users, index.shape[1], -1),
-                labels=records.labels.index_select(0, flat).view(users, index.shape[1]),
-                weight=None if drawn.weight is None else _of(drawn.weight[k], places),
-                squares=records.squares.index_select(0, flat).view(users, index.shape[1]),
-            ),
-            None if noise is None else _of(noise[k % block], places),
+@dataclass(frozen=True)
+class Layout:
+    """What decides the shapes and the constants of a participation: nothing that is drawn.
+
+    ``most`` records and batches of ``width`` have room for every row; they are rounded up, so that
+    cohorts of unequal users share a layout. ``even`` batches all have that width.
+    """
+
+    rows: int
+    shared: bool
+    steps: int
+    size: int
+    most: int
+    width: int
+    even: bool
+    sampling: Sampling
+    unit: Unit
+    private: bool
+    noisy: bool
+    median: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], size: int) -> Layout:
+        """The layout of these rows, with ``size`` parameters."""
+        first = rows[0]
+        batches, records = [row.batch for row in rows], [row.records for row in rows]
+        most = max(records)
+        even = first.sampling == "fixed" and min(batches) == max(batches)
+        if min(records) < most:
+            most = rounded_up(most)
+        width = max(batches) if even else min(most, rounded_up(max(batches)))
+        if first.sampling == "poisson":
+            pairs = set(zip(records, batches, strict=True))
+            width = max(poisson_width(*pair) for pair in pairs)
+            width = width if len(pairs) == 1 else min(most, rounded_up(width))
+        mechanisms = [row.privacy for row in rows if row.privacy is not None]
+        return cls(
+            rows=len(rows),
+            shared=distinct(rows)[1] is not None,
+            steps=first.plan.local_steps,
+            size=size,
+            most=most,
+            width=width,
+            even=even,
+            sampling=first.sampling,
+            unit=first.privacy.unit if first.privacy else "record",
+            private=bool(mechanisms),
+            noisy=any(mechanism.noise > 0 for mechanism in mechanisms),
+            median=any(isinstance(mechanism.clip, str) for mechanism in mechanisms),
         )
 
 
-def _drawn(draws: DeviceDraws, rows: Sequence[Row], steps: int) -> DeviceBatches:
-    """The K batches of rows that all differ."""
-    sizes, batches = [row.records for row in rows], [row.batch for row in rows]
-    if rows[0].sampling == "poisson":
-        return draws.poisson(0, steps, sizes, batches).complete()
-    return draws.fixed(0, steps, sizes, batches)
+def rounded_up(count: int) -> int:
+    """The next number with three leading bits: at most a quarter more, and few different ones.
+
+    >>> [rounded_up(count) for count in (3, 9, 16, 17, 4000)]
+    [3, 10, 16, 20, 4096]
+    """
+    step = 1 << max(0, count.bit_length() - 3)
+    return -(-count // step) * step
 
 
-def _of(values: Tensor, places: Tensor | None) -> Tensor:
+def integers(round: int, rows: Sequence[Row], starts: Sequence[int]) -> dict[str, Tensor]:
+    """What is drawn for these rows and where their records begin, on the CPU."""
+    firsts, places = distinct(rows)
+    count = len(firsts)
+    seeds = [row.randomness.seed for row in firsts]
+    where = addresses(seeds, [round] * count, [row.user for row in firsts])
+    sizes = sizes_of([row.records for row in firsts], [row.batch for row in firsts])
+    made = {"draws": torch.cat([where, sizes], dim=1), "starts": torch.tensor(starts)}
+    return made if places is None else {**made, "places": torch.tensor(places)}
+
+
+def scale_numbers(rows: Sequence[Row]) -> Tensor:
+    """η_l, λ, b_i, the weight, C and σ_g of every row, (U, 6); 0 where there is none."""
+    numbers = []
+    for row in rows:
+        mechanism = row.privacy
+        clip = 0.0 if mechanism is None or isinstance(mechanism.clip, str) else mechanism.clip
+        noise = 0.0 if mechanism is None else mechanism.noise
+        plan = row.plan
+        numbers.append(
+            [plan.step_size, plan.regularisation, float(row.batch), row.weight, clip, noise]
+        )
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def scales_from(layout: Layout, numbers: Tensor) -> Scales:
+    """The scales of the rows, from :func:`scale_numbers` on the device."""
+    step_size, regularisation, divisor, weight, bound, noise = numbers.split(1, dim=1)
+    clip: Clip = None
+    if layout.private:
+        clip = "median" if layout.median else bound[:, 0]
+    return Scales(
+        step_size=step_size,
+        regularisation=regularisation,
+        divisor=divisor,
+        steps=layout.steps,
+        weight=weight,
+        clip=clip,
+        noise=noise if layout.noisy else None,
+        sampling=layout.sampling,
+        unit=layout.unit,
+    )
+
+
+class Unreadable:
+    """Stands for the round's number in recorded work, which is replayed in other rounds: an
+    algorithm that reads it cannot be recorded."""
+
+    def _refuse(self, *_: object) -> bool:
+        raise TypeError("the algorithm reads the number of the round")
+
+    __eq__ = __bool__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+def on_device(
+    task: Task,
+    phase: Algorithm,
+    rows: Sequence[Row],
+    records: LocalRecords,
+    broadcast: Broadcast,
+    memory: Slots,
+    graphs: Graphs | None = None,
+) -> tuple[Upload, Slots]:
+    """K local steps of these rows with draws of the device; recorded where there are graphs."""
+    layout = Layout.of(rows, task.parameters)
+    numbers = integers(broadcast.round, rows, records.starts)
+    given: Tensors = {name: sent(value, records.device) for name, value in numbers.items()}
+    given["scales"] = sent(scale_numbers(rows), records.device)
+    given["params"] = broadcast.params
+    given |= {f"shared.{name}": value for name, value in broadcast.shared.items()}
+    given |= {f"memory.{name}": value for name, value in memory.items()}
+
+    def work(inputs: Tensors, round: object = None, whole: bool = False) -> Tensors:
+        told = Broadcast(
+            Unreadable() if round is None else round,  # type: ignore[arg-type]
+            inputs["params"],
+            _under("shared.", inputs),
+        )
+        drawn = _drawn(layout, inputs["draws"], whole)
+        scales = scales_from(layout, inputs["scales"])
+        at = Participant(told, _under("memory.", inputs), scales.known)
+        steps = batches_of(layout, drawn, inputs, records)
+        upload, kept = local_steps(task, phase, at, steps, scales)
+        made = {"params": upload.params}
+        made |= {f"totals.{name}": value for name, value in upload.totals.items()}
+        made |= {f"kept.{name}": value for name, value in kept.items()}
+        if drawn.overflowed is not None:
+            made["overflowed"] = drawn.overflowed
+        return made
+
+    def plain(inputs: Tensors) -> Tensors:
+        return work(inputs, broadcast.round)
+
+    if graphs is None:
+        made = plain(given)
+    else:
+        made = graphs.run(_key(task, phase, layout, records, given), work, given, plain)
+    if "overflowed" in made and bool(made.pop("overflowed")):
+        # A Poisson batch was cut short (chance 2⁻¹²⁸): the same round with room for every record.
+        made = work(given, broadcast.round, whole=True)
+        made.pop("overflowed")
+    return Upload(made["params"], _under("totals.", made)), _under("kept.", made)
+
+
+def _under(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose name begins so, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _key(
+    task: Task, phase: Algorithm, layout: Layout, records: LocalRecords, given: Tensors
+) -> tuple[object, ...]:
+    """Equal keys are equal work: the task, the algorithm, the layout, all shapes, and the very
+    tensors that hold the records."""
+    held = tuple(
+        (value.data_ptr(), value.shape)
+        for value in (records.features, records.squares, records.labels)
+    )
+    shapes = tuple((name, value.shape, value.dtype) for name, value in given.items())
+    numbers = tuple(sorted((name, str(value)) for name, value in phase.numbers.items()))
+    return id(task), phase, phase.name, numbers, layout, records.tame, held, shapes
+
+
+def _drawn(layout: Layout, numbers: Tensor, whole: bool = False) -> DeviceBatches:
+    """The K batches of the distinct rows."""
+    draws, counts = DeviceDraws.at(numbers[:, :6]), numbers[:, 6:]
+    if layout.sampling == "poisson":
+        width = layout.most if whole else layout.width
+        return draws.poisson_of(0, layout.steps, counts, layout.most, width)
+    return draws.fixed_of(0, layout.steps, counts, layout.most, layout.width, layout.even)
+
+
+def batches_of(
+    layout: Layout, drawn: DeviceBatches, given: Tensors, records: LocalRecords
+) -> Iterator[tuple[Batch, Tensor | None]]:
+    """The K (batch, noise) pairs of the rows, without waiting for the device in between."""
+    draws, places = DeviceDraws.at(given["draws"][:, :6]), given.get("places")
+    starts = given["starts"][:, None]
+    users, block = layout.rows, max(1, _NOISE // (len(given["draws"]) * layout.size))
+    at_once = layout.steps * drawn.index.shape[2] * users <= _GATHERED
+    if at_once:
+        every = _of(drawn.index, places, 1) + starts
+        labels, squares = (
+            values.index_select(0, every.flatten()).view(every.shape)
+            for values in (records.labels, records.squares)
+        )
+    noise: Tensor | None = None
+    for k in range(layout.steps):
+        if layout.private and k % block == 0:
+            noise = draws.normals(k, min(block, layout.steps - k), layout.size)
+        index = every[k] if at_once else _of(drawn.index[k], places, 0) + starts
+        flat, shape = index.reshape(-1), index.shape
+        yield (
+            Batch(
+                features=records.features.index_select(0, flat).view(*shape, -1),
+                labels=labels[k] if at_once else records.labels.index_select(0, flat).view(shape),
+                weight=None if drawn.weight is None else _of(drawn.weight[k], places, 0),
+                squares=squares[k]
+                if at_once
+                else records.squares.index_select(0, flat).view(shape),
+                tame=records.tame,
+            ),
+            None if noise is None else _of(noise[k % block], places, 0),
+        )
+
+
+def _of(values: Tensor, places: Tensor | None, axis: int) -> Tensor:
     """What was drawn once, handed to every row that draws it."""
-    return values if places is None else values.index_select(0, places)
+    return values if places is None else values.index_select(axis, places)

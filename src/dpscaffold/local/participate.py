@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
-from dpscaffold.local.devices import device_batches, draws_on
+from dpscaffold.local.devices import draws_on, on_device
 from dpscaffold.local.drawing import Indices, Row, distinct, indices, normals
+from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.steps import Scales, local_steps
 from dpscaffold.tasks import Batch, Clip, Task
@@ -26,11 +27,15 @@ def participate(
     broadcast: Broadcast,
     memory: Slots,
     drawn: Indices | None = None,
+    graphs: Graphs | None = None,
 ) -> tuple[Upload, Slots]:
     """K local steps of these rows from y = x; their uploads and new slots, all (U, ·).
 
-    ``drawn`` are the batches of the distinct rows where they were drawn ahead.
+    ``drawn`` are the batches of the distinct rows where they were drawn ahead. A GPU draws for
+    itself, unless the run is secret, and records its work where it is given ``graphs``.
     """
+    if drawn is None and draws_on(records.device, rows):
+        return on_device(task, phase, rows, records, broadcast, memory, graphs)
     scales = scales_of(rows, records.device)
     batches = noised_batches(broadcast.round, rows, records, task.parameters, drawn)
     return local_steps(task, phase, Participant(broadcast, memory, scales.known), batches, scales)
@@ -69,12 +74,8 @@ def noised_batches(
     size: int,
     drawn: Indices | None = None,
 ) -> Iterator[tuple[Batch, Tensor | None]]:
-    """The K (batch, noise) pairs of these rows, drawn from their own streams: on a GPU by the
-    device itself, unless the run is secret."""
+    """The K (batch, noise) pairs of these rows, drawn from their own streams on the CPU."""
     device, users = records.device, len(rows)
-    if drawn is None and draws_on(device, rows):
-        yield from device_batches(round, rows, records, size)
-        return
     starts = torch.tensor(records.starts, device=device)[:, None]
     firsts, which = distinct(rows)
     places = None if which is None else torch.tensor(which, device=device)
@@ -93,6 +94,7 @@ def noised_batches(
                 labels=records.labels.index_select(0, flat).view(users, longest),
                 weight=None if full else (column < _spread(counts[:, k], places)[:, None]).float(),
                 squares=records.squares.index_select(0, flat).view(users, longest),
+                tame=records.tame,
             ),
             None if noise is None else _spread(noise, places),
         )

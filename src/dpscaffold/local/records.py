@@ -14,12 +14,13 @@ from dpscaffold.tasks.clipping import row_squares
 @dataclass(frozen=True)
 class LocalRecords:
     """Prepared records at hand: features (N, D), their squared norms and labels (N,), and where the
-    records of each participant begin."""
+    records of each participant begin. ``tame`` says that no row is extreme (False: unknown)."""
 
     features: Tensor
     squares: Tensor
     labels: Tensor
     starts: list[int]
+    tame: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -25,12 +25,14 @@ class Batch:
     """Records of U users stacked: ``features`` (U, B, D) as :meth:`Task.prepare` made them,
     ``labels`` (U, B), which are classes in int64 or numbers in float32, ``weight`` (U, B) with 0
     for padding (None: all 1), and ``squares`` (U, B), the squared norms of the feature rows where
-    they are known already (infinite where they overflow float32: such rows are measured again)."""
+    they are known already (infinite where they overflow float32: such rows are measured again).
+    ``tame`` says that none of these is extreme, so that a GPU need not guard against it."""
 
     features: Tensor
     labels: Tensor
     weight: Tensor | None = None
     squares: Tensor | None = None
+    tame: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,12 @@ from dpscaffold.tasks.base import BOUNDS, Clip, clip_factors
 #: then less than 1e-35 for every number in a row.
 TAME = 1e10
 
+#: Smallest squared norm of a row whose norm float32 keeps to full precision.
+_LEAST = 1e-20
+
+#: What stands for a norm of zero in float64 where something is divided by it.
+_VANISHED = 1e-290
+
 #: Numbers that are held in float64 at a time.
 _HELD = 1 << 22
 
@@ -35,6 +41,15 @@ def row_squares(rows: Tensor) -> Tensor:
     return torch.cat(parts).to(rows.dtype)
 
 
+def all_tame(squares: Tensor) -> bool:
+    """Whether no row with these squared norms is extreme; waits for the device, once a dataset.
+
+    >>> all_tame(torch.tensor([1.0, 2.0])), all_tame(torch.tensor([1.0, 1e30]))
+    (True, False)
+    """
+    return bool(((squares >= _LEAST) & (squares <= TAME)).all())
+
+
 @dataclass
 class Outer:
     """One layer's share of all gradients, δaᵀ for each record: ``left`` δ (U, R, B), which
@@ -42,7 +57,7 @@ class Outer:
     are known already.
 
     With ``bias`` a 1 follows each a without being stored; ``ones`` takes its place once wild rows
-    are rescaled.
+    are rescaled. ``tame`` says that all of ``known`` are between 1e-20 and :data:`TAME`.
     """
 
     left: Tensor
@@ -50,6 +65,7 @@ class Outer:
     known: Tensor | None = None
     bias: bool = False
     ones: Tensor | None = None
+    tame: bool = False
 
     def squares(self) -> Tensor:
         """‖a‖² of every record, (U, B)."""
@@ -73,21 +89,28 @@ class Outer:
 
     def lengths(self) -> Tensor:
         """‖a‖ of every record in float64, (U, B)."""
+        if self.tame and self.known is not None:
+            return self.known.double().sqrt_()
         squares = self.right.double().square().sum(1)
         return (squares + 1 if self.bias else squares).sqrt()
 
-    def shrink(self, length: Tensor, shrinkage: Tensor) -> None:
-        """Multiply every δaᵀ by its shrinkage (U, B), and let ‖a‖ be 1; 0 makes both sides 0."""
-        keep = (shrinkage > 0)[:, None]
+    def shrink(self, length: Tensor, shrinkage: Tensor, dropped: Tensor) -> None:
+        """Multiply every δaᵀ by its shrinkage (U, B); both sides are 0 where it is dropped.
+
+        ‖a‖ becomes 1, unless all rows are tame: then a is finite and stays as it is.
+        """
 
         def scaled(values: Tensor, scale: Tensor) -> Tensor:
-            product = values.double() * scale[:, None]
-            return torch.where(keep, product, 0.0).to(self.left.dtype)
+            product = values * scale[:, None]  # in float64, as the scale is
+            return product.masked_fill_(dropped[:, None], 0.0).to(values.dtype)
 
+        if self.tame:
+            self.left = scaled(self.left, shrinkage)
+            return
         self.left = scaled(self.left, shrinkage * length)
         self.right = scaled(self.right, 1 / length)
         if self.bias:
-            self.ones = torch.where(keep[:, 0], 1 / length, 0.0).to(self.left.dtype)
+            self.ones = (1 / length).masked_fill_(dropped, 0.0).to(self.left.dtype)
 
     def rescale(self, user: Tensor, record: Tensor, shrinkage: Tensor) -> None:
         """Multiply δaᵀ of these records by their shrinkage (W,), and let ‖a‖ be 1.
@@ -126,7 +149,7 @@ def clip_outer(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Ten
         if weight is not None:
             _weigh(parts, weight)
         return None
-    if parts[0].left.is_cuda:
+    if not _may_look(parts[0].left):
         return clip_unseen(parts, weight, clip)
     own = [(part.left * part.left).sum(1) for part in parts]
     squares = [part.squares() for part in parts]
@@ -161,17 +184,26 @@ def clip_unseen(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Te
     1.0
     """
     lengths = [part.lengths() for part in parts]
-    square = torch.zeros_like(lengths[0])
-    for part, length in zip(parts, lengths, strict=True):
-        square += (part.left.double().square().sum(1).sqrt() * length).square()
-    norms = torch.where(square.isfinite(), square, float("nan")).sqrt()
-    _, bound = clip_factors(norms.to(parts[0].left.dtype), weight, clip)
-    assert bound is not None
-    shrinkage = exact_shrinkage(norms, bound[:, None])
+    own = [
+        torch.linalg.vector_norm(part.left, dim=1, dtype=torch.float64).mul_(length)
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    norms = own[0] if len(own) == 1 else torch.stack(own).square_().sum(0).sqrt_()
+    dropped = ~(norms < float("inf"))  # NaN too
+    if isinstance(clip, str):
+        seen = norms.masked_fill(dropped, float("nan")).to(parts[0].left.dtype)
+        _, bound = clip_factors(seen, weight, clip)
+        assert bound is not None
+    else:
+        assert clip is not None
+        bound = clip
+    used = torch.threshold(bound.double(), BOUNDS[0], 0.0).clamp_max_(BOUNDS[1])
+    shrinkage = (used[:, None] / norms.clamp_min_(_VANISHED)).clamp_max_(1.0)
     if weight is not None:
-        shrinkage = torch.where(weight > 0, shrinkage * weight, 0.0)
+        shrinkage *= weight
+        dropped |= weight == 0
     for part, length in zip(parts, lengths, strict=True):
-        part.shrink(torch.where(length > 0, length, 1.0), shrinkage)
+        part.shrink(length.clamp_min_(_VANISHED), shrinkage, dropped)
     return bound
 
 
@@ -180,6 +212,11 @@ def exact_shrinkage(norms: Tensor, bound: Tensor) -> Tensor:
     used = torch.threshold(bound.double(), BOUNDS[0], 0.0).clamp_max(BOUNDS[1])
     shrunk = torch.where(norms > 0, (used / norms).clamp_max(1.0), 1.0)
     return torch.where(norms.isfinite(), shrunk, 0.0)
+
+
+def _may_look(values: Tensor) -> bool:
+    """Whether a number may be read on the way: a GPU would have to be waited for."""
+    return not values.is_cuda
 
 
 def _wild(squares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -215,5 +252,7 @@ def _weigh(parts: Sequence[Outer], weight: Tensor) -> None:
     for part in parts:
         part.left.mul_(weight[:, None, :]).masked_fill_(padding, 0.0)
         # Padding is finite as a rule; only where it may not be, all of the right side is copied.
-        if not bool(part.right.sum().isfinite()):
+        if part.tame:
+            continue
+        if not _may_look(part.right) or not bool(part.right.sum().isfinite()):
             part.right = part.right.masked_fill(padding, 0.0)

@@ -90,6 +90,6 @@ class Linear:
         users, inputs = params.shape[0], batch.features.transpose(1, 2)
         weights = params.view(users, self.outputs, self.features + 1)
         errors = self.loss.errors(torch.bmm(weights, inputs), batch.labels)
-        gradients = Outer(errors, inputs, batch.squares)
+        gradients = Outer(errors, inputs, batch.squares, tame=batch.tame)
         bound = clip_outer([gradients], batch.weight, clip)
         return ClippedSum(gradients.total().view(users, -1), bound)

@@ -111,7 +111,7 @@ class Mlp:
         back = torch.bmm(second[..., :-1].transpose(1, 2), errors)
         back *= hidden > 0
         layers = [
-            Outer(back, inputs, batch.squares),
+            Outer(back, inputs, batch.squares, tame=batch.tame),
             Outer(errors, hidden, bias=True),
         ]
         bound = clip_outer(layers, batch.weight, clip)
