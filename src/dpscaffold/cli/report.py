@@ -1,0 +1,32 @@
+"""``dpscaffold report``: one page about runs, for people who were not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; several stand side by side")],
+    out: Annotated[
+        Path | None, typer.Option(help="file to write; default: report.html, or MODEL_CARD.md")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="write Markdown instead: the model card")
+    ] = False,
+) -> None:
+    """Write one self-contained page: what was learnt, how well, and what is promised to whom."""
+    from dpscaffold.errors import BadInput
+    from dpscaffold.report.card import as_markdown
+    from dpscaffold.report.html import as_html
+    from dpscaffold.report.story import page_of
+
+    page = page_of(runs)
+    path = out or Path("MODEL_CARD.md" if markdown else "report.html")
+    if path.is_dir():
+        raise BadInput(f"--out is {path}, which is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_markdown(page) if markdown else as_html(page), encoding="utf-8")
+    typer.echo(str(path))

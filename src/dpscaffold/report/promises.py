@@ -1,0 +1,96 @@
+"""The privacy statement in plain words, as sections of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpscaffold.privacy.human_tables import groups_table, terms_table
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.blocks import Block, Bullets, Grid, Section, Text, section
+
+#: Whom a guarantee is towards, in words.
+TOWARDS = {
+    "server": "the server",
+    "third_party": "somebody outside who is given the model",
+    "participant": "a site that took part",
+}
+
+
+def privacy_section(said: Mapping[str, Any]) -> Section:
+    """What is promised, to whom, by which theorem, under which assumptions."""
+    if not said:
+        return Section("Privacy", ())
+    blocks: list[Block | None] = [Text(str(said.get("quote", "")), strong=True)]
+    if said.get("simulated"):
+        blocks.append(
+            Text(
+                "This run is a simulation: its seed is stored with it, so the noise can be drawn "
+                "again by whoever holds the folder.",
+                warning=True,
+            )
+        )
+    if said.get("guarantee"):
+        blocks += _guaranteed(said)
+    if said.get("preparation"):
+        steps = tuple(f"{step['sentence']} ({step['protection']})" for step in said["preparation"])
+        blocks += [Text("How the records were prepared, and how each step protects them:")]
+        blocks.append(Bullets(steps))
+    return section("Privacy", blocks)
+
+
+def _guaranteed(said: Mapping[str, Any]) -> list[Block | None]:
+    mechanism = said["mechanism"]
+    rows = []
+    for view, words in TOWARDS.items():
+        entry = said.get(view) or {}
+        if entry.get("epsilon") is None:
+            continue
+        rows.append(
+            (
+                words,
+                round_up(entry["epsilon"]),
+                f"{said['delta']:.2g}",
+                f"`{entry['bound']}`: {entry.get('theorem', '')}",
+            )
+        )
+    assumed = dict.fromkeys(
+        text for view in TOWARDS for text in (said.get(view) or {}).get("assumptions", ())
+    )
+    views = said.get("views") or {}
+    return [
+        Grid("ε, smaller is stronger", ("towards", "ε", "δ", "by"), tuple(rows)),
+        Text("Who is meant:"),
+        Bullets(tuple(f"{TOWARDS.get(v, v)} {text}." for v, text in views.items())),
+        Text(
+            f"What is hidden (the neighbours): {mechanism['neighbours']}. Each gradient is clipped "
+            f"to {mechanism['clip']} and gets Gaussian noise, {mechanism['noise_scale']}, with "
+            f"σ_g = {mechanism['noise']:g}; {mechanism['sampling']}."
+        ),
+        Text("What has to be true for it to hold:"),
+        Bullets(tuple(f"{text[0].upper()}{text[1:]}." for text in assumed)),
+    ]
+
+
+def person_section(said: Mapping[str, Any]) -> Section:
+    """What ε means for one person."""
+    human = said.get("human")
+    if not human:
+        return Section("What ε means for one person", ())
+    server = human["server"]
+    head, rows = terms_table(human)
+    blocks: list[Block | None] = [
+        Text(server["sentence"]),
+        Grid("The best test for whether somebody's record was used", head, tuple(rows)),
+    ]
+    if server.get("groups"):
+        head, rows = groups_table(human)
+        blocks.append(Grid("Several of one person, towards the server", head, tuple(rows)))
+    return section("What ε means for one person", blocks)
+
+
+def outside_section(said: Mapping[str, Any]) -> Section:
+    """Everything that no bound covers."""
+    if not said.get("outside"):
+        return Section("Outside the guarantee", ())
+    return section("Outside the guarantee", [Bullets(tuple(said["outside"]))])

@@ -1,0 +1,186 @@
+"""The report: complete, self-contained, safe, and the same in HTML and in Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dpscaffold import Budget, Gaussian, Logistic, Plan, scaffold, synthetic, train
+from dpscaffold.report.blocks import Bars, Curves, Grid, Line, Page, Section, Text
+from dpscaffold.report.card import as_markdown
+from dpscaffold.report.html import as_html
+from dpscaffold.report.story import page_of
+from dpscaffold.report.svg import curves, ticks
+
+VOID = {"meta", "line", "rect", "polyline", "br", "link", "img", "input"}
+
+
+class Reader(HTMLParser):
+    """Checks that elements close in order, and collects what a page is made of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A private run whose users are capped, and one without privacy."""
+    place = tmp_path_factory.mktemp("runs")
+    data = synthetic(users=8, records=60, dimension=5, classes=3)
+    plan = Plan(rounds=30, local_steps=3, user_ratio=0.5, evaluate_every=2)
+    private = (Gaussian(clip=1.0, noise=4.0),)
+    budget = Budget(max_participations=10)
+    task = Logistic(5, 3)
+    train(data, task, scaffold(), plan, *private, budget=budget, out=place / "private")
+    train(data, task, scaffold(), plan, out=place / "open")
+    return [place / "private", place / "open"]
+
+
+def test_the_page_says_everything_of_the_statement(runs: list[Path]) -> None:
+    page = as_html(page_of(runs[:1]))
+    said = json.loads((runs[0] / "privacy.json").read_text())
+    plain = re.sub(r"</?code>", "`", page)
+    for text in (said["quote"], said["mechanism"]["neighbours"], *said["views"].values()):
+        assert _escaped(text) in plain, text
+    for text in (*said["outside"], said["human"]["server"]["sentence"], said["server"]["theorem"]):
+        assert _escaped(text) in plain, text
+    for text in said["server"]["assumptions"]:
+        assert _escaped(text)[1:] in plain
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    assert f"{summary['final']['test_accuracy']:.4f}" in page
+    assert f"{summary['baseline_test_accuracy']:.4f}" in page
+    capped = said["ledger"]["participations"].get("10", 0)
+    assert f"at most 10 times; {capped} users reached that" in page
+    assert "[plan]" in page and "rounds = 30" in page
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_is_well_formed(runs: list[Path]) -> None:
+    page = as_html(page_of(runs))
+    reader = Reader(page)
+    assert len(page) < 2_000_000
+    assert not {tag for tag, _ in reader.tags} & {"script", "link", "img", "iframe", "object"}
+    assert (
+        not re.search(r'(src|href)="(?!#)', page) and "url(" not in page and "@import" not in page
+    )
+    ids = [a["id"] for _, a in reader.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert {a["href"] for t, a in reader.tags if t == "a"} <= {f"#{name}" for name in ids}
+    # What assistive software needs: language, one h1, captions, heads of rows and columns, words
+    # for figures.
+    assert ("html", {"lang": "en"}) in reader.tags
+    count = [tag for tag, _ in reader.tags].count
+    assert count("h1") == 1 and count("caption") == count("table") > 3
+    assert all(a.get("scope") in ("col", "row") for t, a in reader.tags if t == "th")
+    drawn = [a for t, a in reader.tags if t == "svg" and "aria-hidden" not in a]
+    assert drawn and all(a["role"] == "img" and a["aria-label"] for a in drawn)
+
+
+def test_what_a_run_is_called_cannot_become_code() -> None:
+    evil = '<script>alert("x")</script>`<b>`'
+    blocks = (
+        Text(evil),
+        Grid(evil, (evil,), ((evil,),)),
+        Curves(evil, evil, evil, (Line(evil, ((0, 1), (1, 2))), Line(evil, ((0, 1),)))),
+        Bars(evil, evil, evil, ((evil, 1.0),)),
+    )
+    page = as_html(Page(evil, evil, (Section(evil, blocks),)))
+    tags = {tag for tag, _ in Reader(page).tags}
+    assert "script" not in tags and "b" not in tags
+
+
+def test_several_runs_stand_side_by_side_and_the_open_one_is_marked(runs: list[Path]) -> None:
+    page = as_html(page_of(runs))
+    assert "private (DP-SCAFFOLD)" in page and "open (SCAFFOLD)" in page
+    assert page.count('class="line c1"') >= 2 and "Nothing here protects a record" in page
+    assert "no guarantee" in page
+
+
+def test_the_model_card_says_the_same(runs: list[Path]) -> None:
+    page = page_of(runs[:1])
+    card = as_markdown(page)
+    for part in page.sections:
+        assert f"## {part.title}" in card
+        for block in part.blocks:
+            if isinstance(block, Text):
+                assert block.text in card
+
+
+def test_ticks_are_round_and_inside() -> None:
+    for low, high in ((0.0, 1.0), (-3.2, 7.1), (0.001, 0.0042), (1e5, 3e6), (2.0, 2.0)):
+        found = ticks(low, high)
+        assert 1 <= len(found) <= 12
+        assert all(low - 1e-9 <= value <= high * (1 + 1e-9) + 1e-9 for value in found)
+
+
+def test_a_long_curve_is_thinned_and_ends_where_it_ends() -> None:
+    points = tuple((float(k), float(k % 7)) for k in range(10_000))
+    drawn = curves(Curves("c", "x", "y", (Line("a", points),)))
+    path = re.search(r'points="([^"]+)"', drawn)
+    assert path and len(path[1].split()) <= 301 and "626.0," in path[1].split()[-1]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it_on_a_phone_in_the_dark_and_on_paper(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Chromium (Debian's package chromium)")
+    (tmp_path / "page.html").write_text(as_html(page_of(runs)), encoding="utf-8")
+
+    def browse(*arguments: str) -> str:
+        done = subprocess.run(
+            [chromium, "--headless", "--no-sandbox", "--disable-gpu", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.stdout
+
+    # The page inside a frame of a phone's width: nothing may stand out on the right.
+    (tmp_path / "frame.html").write_text(
+        "<iframe id=f src=page.html width=360 height=700></iframe><p id=said></p><script>"
+        "f.onload=()=>{const d=f.contentDocument;const b=getComputedStyle(d.body);"
+        "said.textContent=d.scrollingElement.scrollWidth+' '+b.backgroundColor+' '"
+        "+d.querySelectorAll('svg[role=img]').length}</script>"
+    )
+    reading = ("--allow-file-access-from-files", "--virtual-time-budget=4000", "--dump-dom")
+    frame = f"file://{tmp_path / 'frame.html'}"
+    said = {
+        scheme: re.search(
+            r'<p id="said">(\d+) (rgb\([^)]*\)) (\d+)</p>',
+            browse(*reading, f"--blink-settings=preferredColorScheme={number}", frame),
+        )
+        for scheme, number in (("dark", 0), ("light", 1))
+    }
+    assert said["light"] and said["dark"]
+    assert int(said["light"][1]) <= 360 and int(said["light"][3]) >= 3
+    assert said["light"][2] == "rgb(255, 255, 255)" and said["dark"][2] == "rgb(15, 19, 24)"
+    pdf = tmp_path / "page.pdf"
+    browse(f"--print-to-pdf={pdf}", f"file://{tmp_path / 'page.html'}")
+    assert pdf.read_bytes()[:5] == b"%PDF-" and pdf.stat().st_size > 20_000
