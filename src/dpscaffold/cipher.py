@@ -29,7 +29,8 @@ _ROOM = bytes(1 << 20)
 
 
 class CipherStream:
-    """The stream of one key, which is drawn here and kept nowhere else.
+    """The stream of one key, which is drawn here and kept nowhere else, unless it is given: whoever
+    gives one answers for it.
 
     It offers the few methods of :class:`numpy.random.Generator` that draws need.
 
@@ -38,8 +39,9 @@ class CipherStream:
     False
     """
 
-    def __init__(self) -> None:
-        self._encrypt = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+    def __init__(self, key: bytes | None = None) -> None:
+        key = os.urandom(32) if key is None else key
+        self._encrypt = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
     def bits(self, count: int) -> np.ndarray:
         """The next ``count`` words of 64 bits, (count,) uint64."""

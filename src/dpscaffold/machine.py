@@ -30,6 +30,15 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def pick_devices(names: str) -> tuple[torch.device, ...]:
+    """One or several devices, e.g. ``cuda:0,cuda:1``; the server's state lives on the first.
+
+    >>> pick_devices("cpu,cpu")
+    (device(type='cpu'), device(type='cpu'))
+    """
+    return tuple(pick_device(name.strip()) for name in str(names).split(","))
+
+
 def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the CPU on the device, without waiting for what the device is doing."""
     if device.type == "cuda":

@@ -122,6 +122,26 @@ class Randomness:
         raise TypeError("Randomness is never pickled: its noise must not be written anywhere")
 
 
+class OneRound(Randomness):
+    """The streams of a secret run for the time of one round, which may have to be run again before
+    anything of it has left: a user's draws are then the same.
+
+    Keys are held in memory by this object alone, which goes when the round is done.
+
+    >>> held = OneRound(Randomness(7, secret=True))
+    >>> one, again = held.noise(1, 3), held.noise(1, 3)
+    >>> bool((one.standard_normal(4) == again.standard_normal(4)).all())
+    True
+    """
+
+    def __init__(self, of: Randomness) -> None:
+        super().__init__(of.seed, secret=True)
+        self._keys: dict[tuple[int, ...], bytes] = {}
+
+    def _private(self, *address: int) -> Stream:
+        return CipherStream(self._keys.setdefault(address, os.urandom(32)))
+
+
 def _draw_fixed(stream: Stream, records: int, index: np.ndarray) -> Batches:
     """Uniform subsets of ``records`` records, one into each row of ``index`` (K, b).
 

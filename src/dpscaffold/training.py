@@ -33,7 +33,7 @@ from dpscaffold.events import (
 from dpscaffold.federation import Federation
 from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
-from dpscaffold.machine import pick_device, stop_signals
+from dpscaffold.machine import pick_devices, stop_signals
 from dpscaffold.metrics import Evaluator, baseline, late
 from dpscaffold.model import Model, Raw
 from dpscaffold.modelwriter import WITHIN
@@ -136,7 +136,7 @@ def train(
     return run(
         setting,
         data,
-        Hardware.on(pick_device(device), chunk),
+        Hardware(pick_devices(device), chunk),
         engine=engine,
         optimum=optimum,
         out=out,
@@ -284,6 +284,8 @@ class _Run:
         with stop_signals() as stop:
             for done in rounds(setting, engine, draw, state):
                 round, state = done.number, done.state
+                if isinstance(engine, Simulator):  # it may have had to take smaller chunks
+                    self.hardware = replace(self.hardware, chunk=engine.chunk)
                 self._check_finite(state)
                 row: dict[str, Any] = {
                     "round": round,

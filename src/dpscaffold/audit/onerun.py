@@ -8,7 +8,7 @@ The guesses of many canaries in one run are not independent, and the theorem doe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -124,7 +124,7 @@ class _Scored(Simulator):
             self.held[user] = torch.tensor([k for k, u in enumerate(order) if u == user])
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: list[Row], told: StackedBroadcast
+        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
     ) -> tuple[Upload, Slots]:
         before = self.memories.recall([row.user for row in rows])
         upload, kept = super()._participate(worker, phase, rows, told)

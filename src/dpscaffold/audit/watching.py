@@ -47,13 +47,13 @@ class Watched(Simulator):
         self._seen: list[Seen] = []
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: list[Row], told: StackedBroadcast
+        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
     ) -> tuple[Upload, Slots]:
         upload, kept = super()._participate(worker, phase, rows, told)
         self._seen.append(self._look(rows, upload))
         return upload, kept
 
-    def _look(self, rows: list[Row], upload: Upload) -> Seen:
+    def _look(self, rows: Sequence[Row], upload: Upload) -> Seen:
         runs, users = np.array([(row.run, row.user) for row in rows]).T
         totals = {
             n: self.along(v) for n, v in upload.totals.items() if v.shape == upload.params.shape

@@ -147,7 +147,7 @@ def run_settings(
     """Load the data, train with a progress line, return the result."""
     from dpscaffold.data.loading import load_federation
     from dpscaffold.engines import Hardware
-    from dpscaffold.machine import pick_device
+    from dpscaffold.machine import pick_devices
     from dpscaffold.release import for_release
     from dpscaffold.report.progress import Progress
     from dpscaffold.training import run
@@ -174,7 +174,7 @@ def run_settings(
         return run(
             setting,
             federation,
-            Hardware.on(pick_device(device)),
+            Hardware(pick_devices(device)),
             engine=engine,
             optimum=settings.task.optimum,
             out=folder,

@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Size, Slots
 from dpscaffold.machine import sent
 
+#: Tables of more bytes than this are mapped from a file, on a CPU.
+MAPPED = 1 << 31
+
+#: How many rows are looked at together.
+_BLOCK = 1 << 14
+
+
+class Room:
+    """A table of zeros with rows of one ``width`` that grows as it is asked to."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self.table = torch.zeros(1, width, device=device)
+        self._file: IO[bytes] | None = None
+
+    def hold(self, rows: int) -> None:
+        """Let there be so many rows: twice the room, where it is not enough."""
+        have, width = self.table.shape
+        if rows <= have:
+            return
+        rows = max(2 * have, rows)
+        if self.table.device.type == "cpu" and 4 * rows * width > MAPPED:
+            self._map(rows, width)
+            return
+        table = self.table.new_zeros(rows, width)
+        table[:have] = self.table
+        self.table = table
+
+    def _map(self, rows: int, width: int) -> None:
+        """The same rows in a file, and zeros after them, which take no place until written."""
+        first = self._file is None
+        file = self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115, it stays open
+        file.truncate(4 * rows * width)
+        table = torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, width)))
+        if first:
+            table[: len(self.table)] = self.table
+        self.table = table
+
+    def largest(self, rows: int) -> float:
+        """The largest norm of the first rows."""
+        norms = [part.norm(dim=1).max() for part in self.table[:rows].split(_BLOCK)]
+        return float(torch.stack(norms).max())
+
 
 class Memories:
     """The slots of a run's users: zero at the start, and stored only for users who were seen, so
-    that those who never took part cost nothing.
+    that those who never took part cost nothing. On a CPU, what exceeds :data:`MAPPED` bytes lives
+    in a mapped file without a name, in the system's folder for temporary files.
 
     >>> memories = Memories({"control": "vector"}, parameters=2, device=torch.device("cpu"))
     >>> memories.keep([7], {"control": torch.tensor([[1.0, 2.0]])})
@@ -28,8 +73,8 @@ class Memories:
         self.device = device
         self._places: dict[int, int] = {}
         # Row 0 stays zero: it is everyone's who was never seen.
-        self._tables = {
-            name: torch.zeros(1, parameters if size == "vector" else 1, device=device)
+        self._rooms = {
+            name: Room(parameters if size == "vector" else 1, device)
             for name, size in remembers.items()
         }
 
@@ -42,24 +87,16 @@ class Memories:
         """The slots of these users, (U, P) or (U, 1)."""
         rows = torch.tensor([self._places.get(int(user), 0) for user in users], dtype=torch.long)
         rows = sent(rows, self.device)
-        return {name: table[rows] for name, table in self._tables.items()}
+        return {name: room.table[rows] for name, room in self._rooms.items()}
 
     def keep(self, users: Sequence[int], slots: Slots) -> None:
         """Store the slots of these users, who count as seen from now on."""
         for user in users:
             self._places.setdefault(int(user), len(self._places) + 1)
         rows = sent(torch.tensor([self._places[int(user)] for user in users]), self.device)
-        for name, table in self._tables.items():
-            if len(self._places) >= len(table):
-                table = self._grown(table)
-                self._tables[name] = table
-            table[rows] = slots[name]
-
-    def _grown(self, table: Tensor) -> Tensor:
-        """Twice the room, or what is needed now."""
-        room = table.new_zeros(max(2 * len(table), len(self._places) + 1), table.shape[1])
-        room[: len(table)] = table
-        return room
+        for name, room in self._rooms.items():
+            room.hold(len(self._places) + 1)
+            room.table[rows] = slots[name]
 
     def seen(self, users: Sequence[int]) -> Tensor:
         """Which of these users took part before, (U,)."""
@@ -67,12 +104,13 @@ class Memories:
 
     def largest(self) -> dict[str, float]:
         """The largest norm of each slot over all users."""
-        return {name: float(table.norm(dim=1).max()) for name, table in self._tables.items()}
+        used = len(self._places) + 1
+        return {name: room.largest(used) for name, room in self._rooms.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint: who was seen, and their slots."""
         used = slice(1, len(self._places) + 1)
-        slots = {name: table[used].cpu() for name, table in self._tables.items()}
+        slots = {name: room.table[used].cpu() for name, room in self._rooms.items()}
         return {"users": self.users, "slots": slots}
 
     def restore(self, saved: Mapping[str, Any]) -> None:

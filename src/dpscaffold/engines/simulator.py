@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.aggregate import Aggregate
 from dpscaffold.engines.ahead import Ahead
 from dpscaffold.engines.hardware import Hardware
 from dpscaffold.engines.memories import Memories
+from dpscaffold.engines.shards import Shards
 from dpscaffold.engines.stacking import (
     StackedBroadcast,
     by_run,
@@ -23,19 +26,21 @@ from dpscaffold.engines.stacking import (
     refuse_unlike,
 )
 from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.engines.store import Store
 from dpscaffold.engines.worker import Worker
 from dpscaffold.federation import Federation
 from dpscaffold.local.drawing import Row
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness import OneRound, Randomness
 from dpscaffold.setting import Setting
 
 
 class Simulator:
     """Gathers the rounds of one setting, or of several that share task, algorithm and shapes.
 
-    Chunks of rows go to the hardware's devices in turn. A GPU draws its own batches and noise; with
-    ``ahead`` (by default in a secret run on a GPU) a background thread of the CPU draws the next
-    round's batches while this one computes, and the draws are the same.
+    Shards of rows go to the hardware's devices, one worker each, at the same time. A GPU draws its
+    own batches and noise; with ``ahead`` (by default in a secret run on one GPU) a background
+    thread of the CPU draws the next round's batches while this one computes, and the draws are the
+    same.
     """
 
     def __init__(
@@ -52,19 +57,37 @@ class Simulator:
         self.randomness = list(randomness) if randomness else [s.randomness() for s in settings]
         for other in self.settings[1:]:
             refuse_unlike(self.settings[0], other)
-        workers = {d: Worker(self.settings, self.federations, d) for d in self.hardware.devices}
-        self.workers = [workers[device] for device in self.hardware.devices]
-        self.chunk = self.hardware.chunk or min(w.fitting_chunk() for w in self.workers)
+        # A worker for every device that is named, twice where it is named twice.
+        stores: dict[torch.device, Store] = {}
+        self.workers = []
+        for device in self.hardware.devices:
+            self.workers.append(Worker(self.settings, self.federations, device, stores.get(device)))
+            stores.setdefault(device, self.workers[-1].store)
+        self._sizes = [data.train.sizes.numpy() for data in self.federations]
+        self._batches = [setting.batches.numpy() for setting in self.settings]
+        self._shards = Shards(self.workers, self.hardware.chunk or self._fitting_chunk())
+        self._streams: dict[tuple[int, int], Randomness] = {}
         self.all_memories: list[Memories] = [self.fresh_memories(s) for s in self.settings]
         # A GPU draws for itself, unless the run is secret.
         secret = any(one.secret for one in self.randomness)
         ahead = (self.device.type == "cuda" and secret) if ahead is None else ahead
-        self.ahead = Ahead(self._expected) if ahead else None
+        self.ahead = Ahead(self._expected) if ahead and len(self.workers) == 1 else None
 
     @property
     def memories(self) -> Memories:
         """The slots of the first run's users (the only one, outside a stack)."""
         return self.all_memories[0]
+
+    @property
+    def chunk(self) -> int:
+        """How many rows are computed together; fewer from when memory was not enough."""
+        return self._shards.chunk
+
+    def _fitting_chunk(self) -> int:
+        """As many rows as fit, and a share for every worker."""
+        fitting = min(worker.fitting_chunk() for worker in self.workers)
+        rows = sum(setting.participants for setting in self.settings)
+        return min(fitting, max(1, -(-rows // len(self.workers))))
 
     def fresh_memories(self, setting: Setting) -> Memories:
         """Nobody seen yet."""
@@ -78,27 +101,34 @@ class Simulator:
         self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]
     ) -> list[Gathered]:
         """The same round of every stacked run."""
+        round = broadcasts[0].round
         rows = [
-            self._row(run, user) for run, draw in enumerate(draws) for user in draw.active.tolist()
+            self._row(round, run, user)
+            for run, draw in enumerate(draws)
+            for user in draw.active.tolist()
         ]
         told = StackedBroadcast(broadcasts)
         sums = [
             Aggregate(setting, draw, told.params[0])
             for setting, draw in zip(self.settings, draws, strict=True)
         ]
-        for number, start in enumerate(range(0, len(rows), self.chunk)):
-            chunk = rows[start : start + self.chunk]
-            worker = self.workers[number % len(self.workers)]
-            upload, kept = self._participate(worker, phase, chunk, told)
-            # Run by run, not as one product with a matrix of weights: there 0·NaN of a run that
-            # diverged would poison the others.
-            for run, where, users in by_run(chunk):
-                sums[run].add(users, part(upload, where))
-                self.all_memories[run].keep(users, of_slice(kept, where))
+
+        def work(worker: Worker, shard: Sequence[Row]) -> tuple[Upload, Slots]:
+            return self._participate(worker, phase, shard, told)
+
+        try:
+            for shard, (upload, kept) in self._shards.answers(rows, work):
+                # Run by run, not as one product with a matrix of weights: there 0·NaN of a run that
+                # diverged would poison the others.
+                for run, where, users in by_run(shard):
+                    sums[run].add(users, part(upload, where))
+                    self.all_memories[run].keep(users, of_slice(kept, where))
+        finally:
+            self._forget(round)
         return [one.gathered() for one in sums]
 
     def _participate(
-        self, worker: Worker, phase: Algorithm, rows: list[Row], told: StackedBroadcast
+        self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
     ) -> tuple[Upload, Slots]:
         """K local steps of these rows on a worker's device; the answer is on the first."""
         memory = joined([self.all_memories[run].recall(users) for run, _, users in by_run(rows)])
@@ -111,20 +141,31 @@ class Simulator:
             name: value.to(self.device) for name, value in kept.items()
         }
 
-    def _row(self, run: int, user: int) -> Row:
+    def _row(self, round: int, run: int, user: int) -> Row:
         setting = self.settings[run]
-        size, batch = int(self.federations[run].train.sizes[user]), int(setting.batches[user])
-        declared = setting.declared(user)
-        return Row(
-            user, size, batch, setting.plan, setting.privacy, self.randomness[run], run, declared
-        )
+        size, batch = int(self._sizes[run][user]), int(self._batches[run][user])
+        streams, declared = self._of_round(round, run), setting.declared(user)
+        return Row(user, size, batch, setting.plan, setting.privacy, streams, run, declared)
+
+    def _of_round(self, round: int, run: int) -> Randomness:
+        """A run's streams; those of a secret run are held until the round is done, so that rows
+        which did not fit are drawn again as they were."""
+        streams = self.randomness[run]
+        if type(streams) is not Randomness or not streams.secret:
+            return streams
+        return self._streams.setdefault((round, run), OneRound(streams))
+
+    def _forget(self, round: int) -> None:
+        """A round that is done is never drawn again."""
+        for key in [key for key in self._streams if key[0] <= round]:
+            del self._streams[key]
 
     def _expected(self, round: int) -> list[Row] | None:
         """The rows of a round if nobody declines, where they fit one chunk."""
         if round > self.settings[0].plan.rounds:
             return None
         rows = [
-            self._row(run, int(user))
+            self._row(round, run, int(user))
             for run, setting in enumerate(self.settings)
             for user in self.randomness[run].participants(
                 round, setting.users, setting.participants

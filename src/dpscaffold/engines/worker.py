@@ -20,18 +20,22 @@ CPU_CHUNK_BYTES = 256 << 20
 
 
 class Worker:
-    """A device with the records it needs: K steps of the rows that it is handed."""
+    """A device with the records it needs: K steps of the rows that it is handed.
+
+    Workers on one device may share a ``store``.
+    """
 
     def __init__(
         self,
         settings: Sequence[Setting],
         federations: Sequence[Federation],
         device: torch.device,
+        store: Store | None = None,
     ) -> None:
         self.settings, self.federations, self.device = settings, federations, device
         self.task = settings[0].task
         limit = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
-        self.store = Store(federations, self.task, device, limit)
+        self.store = store or Store(federations, self.task, device, limit)
         self.graphs = Graphs() if device.type == "cuda" else None
         if device.type == "cuda":
             full_precision()
@@ -49,6 +53,13 @@ class Worker:
         memory = {name: value.to(self.device) for name, value in memory.items()}
         graphs = self.graphs if self.store.resident else None
         return participate(self.task, phase, rows, records, broadcast, memory, drawn, graphs)
+
+    def give_back(self) -> None:
+        """Hold no memory beyond the records."""
+        if self.graphs is not None:
+            self.graphs.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def fitting_chunk(self) -> int:
         """How many rows fit the memory that a chunk may take."""
