@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-all check lint types doctest docs bench clean
+.PHONY: help demo deploy-demo test test-all check lint types doctest docs torture bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
 
+torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files (at most 20 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
+
 bench: $(VENV)/.ready-bench  ## timings beside peers, as ratios
 	$(BIN)/python benchmarks/round.py
 
@@ -59,7 +62,10 @@ $(VENV)/.ready-flower: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[flower]'
 	@touch $(VENV)/.ready $@
 
-$(VENV)/.ready-bench: $(VENV)/.ready-dev
+$(VENV)/.ready-torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files (at most 20 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
+
+bench: $(VENV)/.ready-dev
 	$(PIP) -e '.[dev,bench]'
 	@touch $@
 

@@ -22,10 +22,12 @@ privacy.json / .md   the privacy statement
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
 import platform
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +65,7 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock: int | None = None
+        self._metrics_hash = hashlib.sha256()
 
     def file(self, name: str) -> Path:
         """The path of one of the run's files."""
@@ -130,8 +133,12 @@ class RunFolder:
         """Refuse to resume under another configuration, naming the first difference."""
         import tomllib
 
-        with self.file("config.toml").open("rb") as stream:
-            saved = tomllib.load(stream)
+        try:
+            saved = tomllib.loads(self.file("config.toml").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadInput(
+                f"{self.file('config.toml')} is damaged ({error}); restore it or start the run anew"
+            ) from error
         self._refuse_difference(saved, config)
 
     def check_setting(self, setting: Mapping[str, Any]) -> None:
@@ -188,6 +195,10 @@ class RunFolder:
         if not path.exists():
             return None
         try:
+            with zipfile.ZipFile(path) as parts:  # torch reads a flipped bit without a word
+                damaged = parts.testzip()
+            if damaged:
+                raise ValueError(f"its part {damaged} is damaged")
             saved = dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
             raise BadInput(
@@ -204,23 +215,46 @@ class RunFolder:
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one evaluated round."""
         with self.file("metrics.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(plain(row)) + "\n")
+            stream.write(_lines([plain(row)]))
+        self._metrics_hash.update(_lines([plain(row)]).encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """All evaluated rounds; a line cut short by a crash is dropped."""
         path = self.file("metrics.jsonl")
         rows = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in text.split("\n"):
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except json.JSONDecodeError:
                 break
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                break
+            rows.append(row)
         return rows
+
+    @property
+    def metrics_digest(self) -> str:
+        """SHA-256 of the evaluated rounds so far, for a checkpoint."""
+        return self._metrics_hash.hexdigest()
+
+    def check_metrics(self, round: int, digest: str | None) -> None:
+        """Refuse metrics that are not those a checkpoint was written after."""
+        found = hashlib.sha256(_lines(self._metrics_until(round)).encode()).hexdigest()
+        if digest is not None and found != digest:
+            raise BadInput(
+                f"{self.file('metrics.jsonl')} is not as this run left it: rounds up to {round} "
+                f"were lost or changed; restore it or start the run anew"
+            )
+
+    def _metrics_until(self, round: int) -> list[dict[str, Any]]:
+        return [row for row in self.metrics() if row["round"] <= round]
 
     def rewind_metrics(self, round: int) -> list[dict[str, Any]]:
         """Keep the evaluated rounds up to ``round``: what came after is run again."""
-        rows = [row for row in self.metrics() if row["round"] <= round]
-        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        rows = self._metrics_until(round)
+        self.write_text("metrics.jsonl", _lines(rows))
+        self._metrics_hash = hashlib.sha256(_lines(rows).encode())
         return rows
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -242,6 +276,10 @@ class RunFolder:
             os.fsync(stream.fileno())
         os.replace(partial, self.file(name))
         sync_folder(self.path)
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _is_left_over(path: Path) -> bool:

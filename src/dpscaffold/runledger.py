@@ -106,7 +106,10 @@ def read_account(folder: Path) -> Account:
     if journal is not None and read_opening(journal).costs != _costs_digest(costs):
         raise PrivacyError(f"{folder / PREPARATION} is not the one this run began with; {AGAIN}")
     config = folder / "config.toml"
-    tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    try:
+        tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    except ValueError as error:
+        raise PrivacyError(f"{config} is damaged ({error}); {AGAIN}") from error
     limits = {**tables.get("budget", {}), **tables.get("privacy", {})}
     release = bool(limits.get("release", False))
     seeded = config.exists() and not (release or limits.get("secret", False))

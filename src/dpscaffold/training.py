@@ -243,6 +243,7 @@ class _Run:
         state = State.from_dict(saved["state"], self.device)
         journal = saved["journal"]
         anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
+        folder.check_metrics(state.round, saved.get("metrics"))
         self.accounts.attach(folder, data, state.round, anchor)
         self.saved = saved
         self.hardware = replace(self.hardware, chunk=saved["chunk"], threads=saved["threads"])
@@ -353,6 +354,7 @@ class _Run:
                 "chunk": self.hardware.chunk,
                 "threads": torch.get_num_threads(),
                 "journal": vars(anchor) if anchor else None,
+                "metrics": self.folder.metrics_digest,
                 "seconds": self.seconds,
             }
         )
