@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
 from dpscaffold.flower.run import Office, Post
 from dpscaffold.provision import (
+    Member,
     host_and_port,
     is_loopback,
     read_secret,
@@ -37,10 +38,13 @@ def run_deployed(
     overrides: list[str],
     insecure: bool,
     as_json: bool,
+    carrier: Callable[[tuple[Member, ...], float, float], Post] | None = None,
 ) -> str:
-    """One deployed run; returns how it ended."""
+    """One deployed run; returns how it ended. ``carrier`` makes the exchange of the members, the
+    deadline and the seconds between resends; by default it opens Flower runs of its own."""
     settings = load_served(config, overrides)
-    check_proxy(settings.deploy.address)
+    if carrier is None:
+        check_proxy(settings.deploy.address)
     if insecure and not is_loopback(host_and_port("deploy.address", settings.deploy.address)[0]):
         raise BadInput("--insecure is for loopback alone; leave it out")
     everybody = {member.name: member for member in roster(server)}
@@ -59,7 +63,8 @@ def run_deployed(
     def say(sentence: str) -> None:
         typer.echo(sentence, err=as_json)
 
-    exchange = Post(office, members, settings.deploy.deadline, settings.deploy.resend, say=say)
+    waits = (settings.deploy.deadline, settings.deploy.resend)
+    exchange = carrier(members, *waits) if carrier else Post(office, members, *waits, say=say)
     post = Correspondence(
         exchange,
         read_signing_key(server / "coordinator.key"),

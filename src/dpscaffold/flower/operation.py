@@ -49,7 +49,7 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
     check_data_table(file.data, path.resolve().parent)
     os.umask(0o077)
     state = StateFolder(file.state, file.name)
-    say = _logger(file, echo)
+    say = logger_of(file, echo)
     SiteLedger(state.ledger, file.name)  # a damaged ledger is said now, not at the first letter
     device = pick_device(file.device)
     site = Site(
@@ -111,7 +111,7 @@ def _watched(site: Site, state: StateFolder) -> Callable[[Letter], Letter]:
     return answer
 
 
-def _logger(file: SiteFile, echo: Callable[[str], None]) -> Callable[[str], None]:
+def logger_of(file: SiteFile, echo: Callable[[str], None]) -> Callable[[str], None]:
     """Sentences with their time, to the site's own log and to the terminal."""
 
     def say(sentence: str) -> None:

@@ -37,7 +37,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from dpscaffold.engines.exchange import Accept
-from dpscaffold.engines.letters import Letter
+from dpscaffold.engines.letters import Letter, canonical
 from dpscaffold.flower.wire import from_records, to_records
 from dpscaffold.provision import Member
 
@@ -298,4 +298,5 @@ class Post:
 
 
 def _size(letter: Letter) -> int:
-    return sum(vector.nbytes for vector in letter.vectors.values()) + len(letter.signature) + 400
+    vectors = sum(vector.nbytes for vector in letter.vectors.values())
+    return vectors + len(canonical(letter.header)) + len(letter.signature)

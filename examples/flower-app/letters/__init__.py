@@ -1,0 +1,1 @@
+"""dpscaffold's letters as a Flower App."""
