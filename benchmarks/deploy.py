@@ -1,6 +1,7 @@
 """Seconds, CPU and bytes of deployed rounds: real processes on loopback, TLS and authentication.
 
     python benchmarks/deploy.py [--sites 3,8] [--parameters 410,1000000] [--rounds 20]
+    python benchmarks/deploy.py --sites 3 --idle 30
 
 One line for each size: the median of the rounds' seconds and the least, CPU seconds a round of the
 SuperLink, the server and all sites, bytes of letters (headers, signatures and vectors, both ways) a
@@ -114,6 +115,28 @@ def measure(sites: int, parameters: int, rounds: int, algorithm: str) -> str:
     )
 
 
+def measure_idle(sites: int, seconds: float) -> str:
+    """What idle sites cost the SuperLink, and what a hundred of them would."""
+    stream = np.random.default_rng(0)
+    data = {
+        f"site{k}": (stream.standard_normal((4, 3)), np.array([0, 1, 0, 1])) for k in range(sites)
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalFederation(Path(folder) / "fed", data, POLICY) as local,
+    ):
+        local.start()
+        time.sleep(40)  # until every site has backed off to one poll in three seconds
+        link = local.processes["link"]
+        before, began = cpu_seconds(link), time.monotonic()
+        time.sleep(seconds)
+        share = (cpu_seconds(link) - before) / (time.monotonic() - began)
+    return (
+        f"{sites} idle sites take {100 * share:.1f} % of one core of the SuperLink "
+        f"({1000 * share * 3 / sites:.1f} ms a poll); a hundred take {100 * share / sites:.0%}"
+    )
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -121,9 +144,13 @@ def main() -> None:
     parser.add_argument("--parameters", default="410,1000000")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--algorithm", default="scaffold")
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds of idle sites instead")
     given = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f} before the start")
+    if given.idle:
+        print(measure_idle(int(given.sites.split(",")[0]), given.idle))
+        return
     print(
         "| algorithm | sites | parameters | s/round: median (min) | CPU s/round: SuperLink · "
         "server · sites | bytes a participation | MB: SuperLink · a site |"

@@ -67,7 +67,11 @@ def test_a_run_is_an_ordinary_run_folder(tmp_path):
     assert 0 <= served.history[-1]["test_accuracy"] <= 1
     model = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
     assert torch.equal(model["params"], served.state.output)
-    for command in (["privacy", str(tmp_path / "run")], ["compare", str(tmp_path / "run")]):
+    figure = str(tmp_path / "comparison.png")
+    for command in (
+        ["privacy", str(tmp_path / "run")],
+        ["compare", str(tmp_path / "run"), "--out", figure],
+    ):
         assert CliRunner().invoke(app, command).exit_code == 0, command
     said = CliRunner().invoke(app, ["server", "status", str(tmp_path / "run"), "--json"])
     status = json.loads(said.output)

@@ -263,6 +263,31 @@ def test_a_campaign_of_kills_ends_where_the_simulator_does(tmp_path):
 
 
 @pytest.mark.slow
+def test_eight_sites_and_a_million_parameters(tmp_path):
+    stream = np.random.default_rng(2)
+    data = {
+        f"site{k}": (
+            (stream.standard_normal((20, 99_999)) / 300).astype(np.float32),
+            stream.integers(0, 10, 20),
+        )
+        for k in range(8)
+    }
+    tables = demo_tables(rounds=3)
+    tables["schema"] = {"features": 99_999, "classes": 10}
+    tables["plan"] |= {"local_steps": 2, "data_ratio": 0.5}
+    tables["deploy"] |= {"resend": 60.0, "deadline": 300.0}
+    with LocalFederation(tmp_path / "fed", data, POLICY) as local:
+        local.start()
+        assert local.run(local.config("plan", tables), tmp_path / "run") == 0, local.log("server")
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert summary["control_gap"] < 1e-5 and not summary["refusals"]
+        status = json.loads((tmp_path / "run" / "status.json").read_text())
+        assert all(site["participations"] == 3 for site in status["sites"].values())
+        crossed = (status["bytes_sent"] + status["bytes_received"]) / 24
+        assert crossed <= 16 * 1_000_000 * 4 / 3 + 4000 * 4  # with the model at the end
+
+
+@pytest.mark.slow
 def test_the_demonstration_ends_with_equality(tmp_path, capsys):
     from dpscaffold.flower.demo import main
 

@@ -32,7 +32,7 @@ POLICY = {
     "rehearsal": "true",
     "max_participations": "100",
 }
-ROUNDS = 20
+ROUNDS = 15
 
 
 def demo_data(records: int = 500) -> Federation:
