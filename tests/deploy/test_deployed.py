@@ -18,6 +18,7 @@ from dpscaffold.engines.exchange import Crash, Fate
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
+from dpscaffold.modelfolder import load_model
 from dpscaffold.offer import read_offer
 from dpscaffold.privacy import AGGREGATE
 from dpscaffold.runfolder import RunFolder
@@ -65,8 +66,7 @@ def test_a_run_is_an_ordinary_run_folder(tmp_path):
     assert torch.equal(served.state.params, simulated(world).reached.params)
     assert [row["round"] for row in served.history] == [2, 4]
     assert 0 <= served.history[-1]["test_accuracy"] <= 1
-    model = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
-    assert torch.equal(model["params"], served.state.output)
+    assert torch.equal(load_model(tmp_path / "run").params, served.state.output)
     figure = str(tmp_path / "comparison.png")
     for command in (
         ["privacy", str(tmp_path / "run")],
@@ -145,7 +145,7 @@ def test_a_stalled_run_keeps_its_checkpoint_and_goes_on(tmp_path):
     served = deployment(world, tmp_path / "run", patience=patience).run(world.names, False)
     assert served.ended == "stalled" and served.state.round == 2
     assert "the quorum is 3" in served.message
-    assert not (tmp_path / "run" / "model.pt").exists()
+    assert not (tmp_path / "run" / "model").exists()
     away["on"] = False
     served = deployment(world, tmp_path / "run", patience=patience).run(world.names, True)
     assert served.ended == "completed"
