@@ -102,9 +102,13 @@ def run(
     from dpscaffold import flower
 
     flower.require()
-    from dpscaffold.cli.serving import run_deployed
+    from dpscaffold.flower.serving import run_deployed
 
-    ended = run_deployed(config, out, folder, resume, without or [], set_ or [], insecure, as_json)
+    def echo(sentence: str, aside: bool) -> None:
+        typer.echo(sentence, err=aside)
+
+    left, changed = without or [], set_ or []
+    ended = run_deployed(config, out, folder, resume, left, changed, insecure, as_json, echo)
     if ended == "stalled":
         raise typer.Exit(4)
     if ended == "interrupted":

@@ -16,13 +16,14 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from dpscaffold.engines.exchange import Accept
 from dpscaffold.engines.letters import Letter
 from dpscaffold.errors import BadInput
+from dpscaffold.flower.operation import logger_of
 from dpscaffold.flower.run import Office, Post
+from dpscaffold.flower.serving import run_deployed
 from dpscaffold.flower.wire import from_records, to_records
 from dpscaffold.provision import Member, read_signing_key
 from dpscaffold.site.answer import Site
 from dpscaffold.site.file import read_site_file
 from dpscaffold.site.memory import StateFolder
-from dpscaffold.flower.operation import logger_of
 from dpscaffold.site.work import opener
 
 WHO = "who"
@@ -118,8 +119,6 @@ class AppPost(Post):
 def serve_app(grid: Any, run: Mapping[str, Any]) -> str:
     """A deployed run inside a ServerApp; the run's configuration names ``plan``, ``server`` and
     ``out``."""
-    from dpscaffold.cli.serving import run_deployed
-
     for key in ("plan", "server", "out"):
         if not run.get(key):
             raise BadInput(f"{key} is missing; give it with flwr run --run-config {key}=…")
@@ -133,4 +132,8 @@ def serve_app(grid: Any, run: Mapping[str, Any]) -> str:
     out = Path(str(run["out"]))
     resume = (out / "config.toml").exists()
     plan, server = Path(str(run["plan"])), Path(str(run["server"]))
-    return run_deployed(plan, out, server, resume, [], [], False, False, carrier)
+
+    def echo(sentence: str, aside: bool) -> None:
+        print(sentence, flush=True)
+
+    return run_deployed(plan, out, server, resume, [], [], False, False, echo, carrier)

@@ -1,4 +1,4 @@
-"""What ``dpscaffold server run`` does, once its arguments are read."""
+"""A deployed run over Flower, from its configuration to its report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import typer
 
 from dpscaffold.deployed import Deployment, Served, read_totals
 from dpscaffold.engines.enrolment import Correspondence
@@ -38,9 +36,11 @@ def run_deployed(
     overrides: list[str],
     insecure: bool,
     as_json: bool,
+    echo: Callable[[str, bool], None],
     carrier: Callable[[tuple[Member, ...], float, float], Post] | None = None,
 ) -> str:
-    """One deployed run; returns how it ended. ``carrier`` makes the exchange of the members, the
+    """One deployed run; returns how it ended. ``echo`` is told sentences, and whether they are
+    asides (for standard error). ``carrier`` makes the exchange of the members, the
     deadline and the seconds between resends; by default it opens Flower runs of its own."""
     settings = load_served(config, overrides)
     if carrier is None:
@@ -61,7 +61,7 @@ def run_deployed(
     )
 
     def say(sentence: str) -> None:
-        typer.echo(sentence, err=as_json)
+        echo(sentence, as_json)
 
     waits = (settings.deploy.deadline, settings.deploy.resend)
     exchange = carrier(members, *waits) if carrier else Post(office, members, *waits, say=say)
@@ -99,20 +99,20 @@ def run_deployed(
     try:
         served = deployment.run(tuple(member.name for member in members), resume)
         completed = served.ended == "completed"
-        _report(served, out, as_json)
+        _report(served, out, as_json, echo)
         return served.ended
     finally:
         keep_totals()
         exchange.close(completed)
 
 
-def _report(served: Served, out: Path, as_json: bool) -> None:
+def _report(served: Served, out: Path, as_json: bool, echo: Callable[[str, bool], None]) -> None:
     if as_json:
         summary = json.loads((out / "summary.json").read_text())
-        typer.echo(json.dumps(plain(summary), indent=2))
+        echo(json.dumps(plain(summary), indent=2), False)
         return
-    typer.echo(f"{served.ended} after round {served.state.round}; {out} holds the run")
+    echo(f"{served.ended} after round {served.state.round}; {out} holds the run", False)
     if served.message:
-        typer.echo(served.message)
+        echo(served.message, False)
     if served.gap is not None:
-        typer.echo(f"largest |M·c − Σc_i|: {served.gap:.3g}")
+        echo(f"largest |M·c − Σc_i|: {served.gap:.3g}", False)
