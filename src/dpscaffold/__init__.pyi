@@ -18,6 +18,7 @@ from .local import Gaussian as Gaussian
 from .model import Model as Model
 from .modelfolder import load_model as load_model
 from .plan import Plan as Plan
+from .running import run as run
 from .schema import Target as Target
 from .tasks import LOSSES as LOSSES
 from .tasks import Linear as Linear

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
+from dpscaffold.notebook import html_table
 from dpscaffold.roster import Roster
 from dpscaffold.schema import Kind, Prepared, Schema, Target, schema_of
 
@@ -345,6 +346,17 @@ class Federation:
     def titled(self, title: str) -> Federation:
         """The same data under another title."""
         return replace(self, title=title)
+
+    def _repr_html_(self) -> str:
+        sizes = self.train.sizes
+        rows = [
+            ("users", self.users),
+            ("train records of a user", f"{int(sizes.min())} to {int(sizes.max())}"),
+            ("features", self.dimension),
+            ("target", f"{self.target} {', '.join(self.target.classes[:8])}"),
+            ("preparation", " ".join(self.preprocessing) or None),
+        ]
+        return html_table(self.title, rows)
 
     def __repr__(self) -> str:
         low, high = int(self.train.sizes.min()), int(self.train.sizes.max())

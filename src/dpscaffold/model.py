@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.notebook import html_table
 from dpscaffold.tasks import Task
 from dpscaffold.trained import Origin, Trained
 
@@ -145,6 +146,24 @@ class Model(Trained):
         from dpscaffold.modelwriter import save_model
 
         return save_model(self, Path(folder))
+
+    def __repr__(self) -> str:
+        return (
+            f"Model({self.task.name}, {len(self.columns)} columns → {self.target}, "
+            f"{self.origin.algorithm or 'untrained'})"
+        )
+
+    def _repr_html_(self) -> str:
+        listed = ", ".join(self.columns[:8]) + (", …" if len(self.columns) > 8 else "")
+        rows = [
+            ("task", self.task.name),
+            ("predicts", f"{self.target} {', '.join(self.classes[:8])}"),
+            ("columns", listed),
+            ("trained by", f"{self.origin.algorithm} on {self.origin.data}"),
+            ("privacy", self.privacy.get("quote")),
+            ("leaves unprotected", " ".join(self.unprotected) or None),
+        ]
+        return html_table("Model", rows)
 
     def _require_classes(self) -> None:
         if self.target.kind == "number":

@@ -65,6 +65,13 @@ class Setting:
                 f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
                 "use more rounds, set plan.warm_rounds, or choose an algorithm without one"
             )
+        self._solve()
+
+    def _solve(self) -> None:
+        """A mechanism that was given by its ε gets its noise here, before anything uses it."""
+        if self.privacy is not None and self.privacy.epsilon is not None:
+            solved = self.calibrated(self.privacy.epsilon, self.privacy.view)
+            object.__setattr__(self, "privacy", solved.privacy)
 
     def _check_task(self) -> None:
         """An empty record through the task: its input and output must fit the schema."""
@@ -227,7 +234,8 @@ class Setting:
         costs, _ = charged(self.roster.schema.preparation, run)
         noise = calibrate_noise(run, epsilon, budget.bound(run), costs)
         solved = copy.copy(self)  # all else was checked, and nothing of it depends on the noise
-        object.__setattr__(solved, "privacy", replace(self.privacy, noise=noise))
+        found = replace(self.privacy, noise=1.0, epsilon=None, view=None)
+        object.__setattr__(solved, "privacy", replace(found, noise=noise))
         return solved
 
     def to_dict(self) -> dict[str, Any]:

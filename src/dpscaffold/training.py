@@ -37,10 +37,14 @@ from dpscaffold.machine import pick_devices, stop_signals
 from dpscaffold.metrics import Evaluator, baseline, late
 from dpscaffold.model import Model, Raw
 from dpscaffold.modelwriter import WITHIN
+from dpscaffold.notebook import Shown, html_table, small_curve
 from dpscaffold.optimum import Optimum, solve
 from dpscaffold.plan import Plan
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.progress import Progress
 from dpscaffold.rounds import rounds
 from dpscaffold.runfolder import Identity, RunFolder, plain
+from dpscaffold.scoring import shown_metric
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 from dpscaffold.trained import Origin
@@ -74,6 +78,33 @@ class Result:
     def final(self) -> dict[str, Any]:
         """The last evaluated round."""
         return self.history[-1] if self.history else {}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value}" for name, value in self._told() if value is not None)
+        return f"Result({shown})"
+
+    def _told(self) -> list[tuple[str, Any]]:
+        """The few values that stand for a run."""
+        metric = shown_metric(self.federation.target)
+        value, server = self.final.get(metric), (self.privacy.get("server") or {}).get("epsilon")
+        return [
+            ("algorithm", self.setting.label),
+            ("data", self.federation.title),
+            ("rounds", self.rounds),
+            ("ended", self.ended),
+            (metric.replace("_", " "), None if value is None else f"{value:.4f}"),
+            ("ε towards the server", None if server is None else round_up(server)),
+        ]
+
+    def _repr_html_(self) -> str:
+        metric = shown_metric(self.federation.target)
+        rows = self._told()
+        for name in (metric, "train_loss"):
+            values = [float(row[name]) for row in self.history if row.get(name) is not None]
+            what = name.replace("_", " ")
+            rows.append((f"{what} by round", small_curve(values, what)))
+        rows.append(("privacy", self.privacy.get("quote")))
+        return html_table("Result", rows)
 
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
         """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report
@@ -112,6 +143,7 @@ def train(
     listener: Listener | None = None,
     config: Mapping[str, Any] | None = None,
     chunk: int | None = None,
+    progress: bool = False,
 ) -> Result:
     """Train one model and return what happened.
 
@@ -120,6 +152,7 @@ def train(
     (:mod:`~dpscaffold.events`), whose rounds carry the parameters. With ``out`` everything is
     written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
     number, as without the interruption.
+    ``progress=True`` shows a live line, in notebooks too.
     ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
     round, save a checkpoint and return with ``ended="interrupted"``.
 
@@ -133,17 +166,18 @@ def train(
     data = federation if federation.mapped else federation.validated()
     setting = Setting(data.roster, task, algorithm, plan, privacy, budget or Budget())
     listeners = (Observing(observer) if observer else silence, listener or silence)
-    return run(
-        setting,
-        data,
-        Hardware(pick_devices(device), chunk),
-        engine=engine,
-        optimum=optimum,
-        out=out,
-        resume=resume,
-        listener=Several(listeners),
-        config=config,
-    )
+    with Progress(setting.label, plan.rounds, quiet=not progress) as line:
+        return run(
+            setting,
+            data,
+            Hardware(pick_devices(device), chunk),
+            engine=engine,
+            optimum=optimum,
+            out=out,
+            resume=resume,
+            listener=Several((*listeners, line)),
+            config=config,
+        )
 
 
 def run(
@@ -371,7 +405,7 @@ class _Run:
             state.round,
             ended,
             optimum,
-            statement,
+            Shown(statement),
             self.folder.path if self.folder else None,
             self.seconds,
             message,

@@ -24,8 +24,8 @@ from dpscaffold.data import load_federation, prepare
 from dpscaffold.engines import Loop, Simulator
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import RANDOM_PARTICIPATION, PrivacyError, Run, round_up, statement
+from dpscaffold.progress import Progress
 from dpscaffold.randomness import Randomness
-from dpscaffold.report.progress import Progress
 from dpscaffold.setting import Setting
 
 POISSON = Gaussian(noise=4.0, sampling="poisson")

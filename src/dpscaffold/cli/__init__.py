@@ -50,6 +50,7 @@ SUMMARIES = {
     "export": "a trained model for other software: ONNX, PyTorch, safetensors",
     "privacy": "what a plan, a configuration or a run guarantees, and to whom",
     "calibrate": "the noise, or the rounds, that keep to a budget",
+    "audit": "the distinguishing game, played against the real engine",
     "budget": "an epsilon that several runs over the same records share",
     "data": "describe, prepare and download data",
     "config": "show a configuration, or explain its keys",

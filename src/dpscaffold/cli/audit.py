@@ -16,8 +16,8 @@ from dpscaffold.audit.play import SHARES, Limits, audit
 from dpscaffold.audit.subject import read_case
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
+from dpscaffold.progress import duration
 from dpscaffold.report.audit_figure import audit_rows, audit_sentences, plot_audit
-from dpscaffold.report.progress import duration
 
 #: The exit status of an audit that refutes a claim.
 BEATEN = 4

@@ -30,9 +30,9 @@ def demo_command(
     from rich.console import Console
 
     from dpscaffold.cli.compare import show
-    from dpscaffold.cli.train import run_settings
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
+    from dpscaffold.running import run_settings
 
     console = Console(quiet=as_json)
     console.print(

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dpscaffold.cli.example import DEMO
 from dpscaffold.cli.keys import complete_setting, complete_unset
 from dpscaffold.errors import BadInput
-
-if TYPE_CHECKING:
-    from dpscaffold.config import Settings
-    from dpscaffold.federation import Federation
-    from dpscaffold.training import Result
 
 SetOption = Annotated[
     list[str] | None,
@@ -71,6 +66,9 @@ def train_command(
             "--allow", help="overrule --release: unprotected-preprocessing or median-clip"
         ),
     ] = None,
+    track: Annotated[
+        str | None, typer.Option(help="follow the run in tensorboard or mlflow (extra [track])")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
     verbose: Annotated[
@@ -83,6 +81,8 @@ def train_command(
     from dpscaffold.config import load
     from dpscaffold.report.runs import summary_lines
     from dpscaffold.runfolder import plain
+    from dpscaffold.running import run_settings
+    from dpscaffold.tracking import tracker
     from dpscaffold.training import summarise
 
     wish = wished(config, out, resume)
@@ -91,8 +91,17 @@ def train_command(
     changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
     settings = load(wish.config, changes, base, unset or [])
     engine = engine or engine_of(wish)
+    silent = as_json or quiet
     result = run_settings(
-        settings, wish.folder, wish.resume, device, engine, as_json or quiet, verbose=verbose
+        settings,
+        wish.folder,
+        wish.resume,
+        device,
+        engine,
+        silent,
+        say=_say if verbose else None,
+        warn=None if silent else _say,
+        listener=tracker(track, wish.folder, settings),
     )
     if as_json:
         answer = summarise(result) | {"folder": str(wish.folder), "privacy": result.privacy}
@@ -132,56 +141,6 @@ def engine_of(wish: Wish) -> str:
 
 def _names_a_source(changes: list[str]) -> bool:
     return any(change.partition("=")[0].strip() == "data.source" for change in changes)
-
-
-def run_settings(
-    settings: Settings,
-    folder: Path | None,
-    resume: bool = False,
-    device: str = "cpu",
-    engine: str = "simulator",
-    quiet: bool = False,
-    federation: Federation | None = None,
-    verbose: bool = False,
-) -> Result:
-    """Load the data, train with a progress line, return the result."""
-    from dpscaffold.data.loading import load_federation
-    from dpscaffold.engines import Hardware
-    from dpscaffold.machine import pick_devices
-    from dpscaffold.release import for_release
-    from dpscaffold.report.progress import Progress
-    from dpscaffold.training import run
-
-    def notify(note: str) -> None:
-        if verbose or (note.startswith("warning:") and not quiet):
-            _say(note)
-
-    if federation is None:
-        federation = load_federation(settings.data, notify)
-    settings = for_release(settings, federation, folder if resume else None)
-    setting = settings.setting(federation)
-    if verbose:
-        _say(str(federation))
-        noise = f", noise {setting.privacy.noise:g}" if setting.privacy else ", no privacy"
-        _say(
-            f"{setting.label}: {setting.plan.rounds} rounds of {setting.participants} of "
-            f"{setting.users} users, {setting.plan.local_steps} steps each on "
-            f"{int(setting.batches.min())} to {int(setting.batches.max())} records{noise}"
-        )
-    simulated = setting.privacy is not None and not setting.privacy.secret
-    label = f"{setting.label}{' (simulated)' if simulated else ''}"
-    with Progress(label, setting.plan.rounds, quiet) as progress:
-        return run(
-            setting,
-            federation,
-            Hardware(pick_devices(device)),
-            engine=engine,
-            optimum=settings.task.optimum,
-            out=folder,
-            resume=resume,
-            listener=progress,
-            config=settings.resolved(setting),
-        )
 
 
 def _say(sentence: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from dpscaffold.budget import View
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.describe import choose_relation
@@ -39,6 +40,9 @@ class Gaussian:
       batches hide ``"zero-out"`` (a record replaced by an empty one, R_i and b_i staying as they
       are), and ``"add-remove"`` where the federation's sizes are declared constants.
 
+    - ``epsilon``: in place of noise; a :class:`~dpscaffold.setting.Setting` solves for the smallest
+      noise that keeps it towards ``view`` (by default the budget's), as a configuration does.
+
     >>> Gaussian(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
     0.15
     """
@@ -49,8 +53,11 @@ class Gaussian:
     unit: Unit = "record"
     secret: bool = False
     neighbours: Neighbours | None = None
+    epsilon: float | None = None
+    view: View | None = None
 
     def __post_init__(self) -> None:
+        self._check_epsilon()
         choice("privacy.sampling", self.sampling, ("fixed", "poisson"))
         choice("privacy.unit", self.unit, ("record", "user"))
         # Whether sizes are declared is the data's to say; the setting asks again with them.
@@ -75,6 +82,21 @@ class Gaussian:
             raise BadInput(
                 f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "
                 f"finite clip"
+            )
+
+    def _check_epsilon(self) -> None:
+        if self.view is not None:
+            choice("privacy.view", self.view, get_args(View))
+        if self.epsilon is None:
+            if self.view is not None:
+                raise BadInput("privacy.view is given without privacy.epsilon; give both")
+            return
+        if number("privacy.epsilon", self.epsilon) <= 0:
+            raise BadInput(f"privacy.epsilon is {self.epsilon}; it must be positive")
+        if self.noise != type(self).noise:
+            raise BadInput(
+                f"privacy needs either noise or epsilon, and both are given ({self.noise} and "
+                f"{self.epsilon}); leave one out"
             )
 
     def scale(self, clip: Any, batch: Any) -> Any:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dpscaffold.events import Event, RoundDone, StackBegun, StackDone, Stopped, Writing
-from dpscaffold.report.progress import duration
+from dpscaffold.progress import duration
 
 
 class Bars:

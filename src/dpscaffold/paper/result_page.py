@@ -16,7 +16,7 @@ from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Made, markdown, percent, rate
 from dpscaffold.paper.widening import at_end
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.report.progress import duration
+from dpscaffold.progress import duration
 
 
 def write_result(results: Results, folder: Path, made: Made) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.report.progress import duration
+from dpscaffold.progress import duration
 from dpscaffold.runfolder import RunFolder
 from dpscaffold.runledger import SUMMARY, read_account
 from dpscaffold.scoring import titled

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.progress import duration
 from dpscaffold.report.blocks import (
     Bars,
     Block,
@@ -21,7 +22,6 @@ from dpscaffold.report.blocks import (
     Text,
     section,
 )
-from dpscaffold.report.progress import duration
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.report.runs import RunRecord, read_run
 from dpscaffold.runfolder import RunFolder

@@ -28,7 +28,7 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
-        if not self.quiet and self.console.is_terminal:
+        if not self.quiet and (self.console.is_terminal or self.console.is_jupyter):
             self._live = Live(
                 Text(f"{self.label}: preparing"), console=self.console, refresh_per_second=8
             )

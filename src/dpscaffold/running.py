@@ -1,0 +1,122 @@
+"""A configuration, run: what ``dpscaffold train`` does, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.config import Settings, load
+from dpscaffold.data.loading import load_federation
+from dpscaffold.engines import Hardware
+from dpscaffold.events import Listener, Several, silence
+from dpscaffold.federation import Federation
+from dpscaffold.machine import pick_devices
+from dpscaffold.progress import Progress
+from dpscaffold.release import for_release
+from dpscaffold.setting import Setting
+from dpscaffold.training import Result
+from dpscaffold.training import run as run_setting
+
+#: Told what was read and what will be run, one sentence at a time.
+Say = Callable[[str], None]
+
+
+def run(
+    config: Path | str | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    engine: str = "simulator",
+    progress: bool = False,
+    listener: Listener = silence,
+) -> Result:
+    """Train as a configuration says, and write a run folder: ``dpscaffold train`` from Python.
+
+    ``config`` is a TOML file or its tables, ``overrides`` are ``"plan.rounds=100"`` or
+    ``{"plan.rounds": 100}``. Without ``out`` the folder is ``runs/NAME``, as for the command.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     result = run({"data": {"users": 5, "records": 40}}, {"plan.rounds": 2},
+    ...                  out=f"{place}/run")
+    >>> result.rounds
+    2
+    """
+    given: list[str] = [
+        *(_overriding(overrides) if isinstance(overrides, Mapping) else list(overrides))
+    ]
+    if isinstance(config, Mapping):
+        settings, name = load(None, given, config), "train"
+    else:
+        settings, name = load(config, given), Path(config).stem
+    folder = Path(out) if out is not None else Path("runs") / name
+    return run_settings(
+        settings, folder, resume, device, engine, quiet=not progress, listener=listener
+    )
+
+
+def _overriding(values: Mapping[str, Any]) -> list[str]:
+    import tomli_w
+
+    return [
+        f"{key}={tomli_w.dumps({'v': value}).partition('=')[2].strip()}"
+        for key, value in values.items()
+    ]
+
+
+def run_settings(
+    settings: Settings,
+    folder: Path | None,
+    resume: bool = False,
+    device: str = "cpu",
+    engine: str = "simulator",
+    quiet: bool = False,
+    federation: Federation | None = None,
+    say: Say | None = None,
+    warn: Say | None = None,
+    listener: Listener = silence,
+) -> Result:
+    """Load the data, train with a progress line, return the result.
+
+    ``say`` is told what was read and what will be run, ``warn`` what should not be missed.
+    """
+
+    def notify(note: str) -> None:
+        teller = say or (warn if note.startswith("warning:") else None)
+        if teller is not None:
+            teller(note)
+
+    if federation is None:
+        federation = load_federation(settings.data, notify)
+    settings = for_release(settings, federation, folder if resume else None)
+    setting = settings.setting(federation)
+    if say is not None:
+        say(str(federation))
+        say(described(setting))
+    simulated = setting.privacy is not None and not setting.privacy.secret
+    label = f"{setting.label}{' (simulated)' if simulated else ''}"
+    with Progress(label, setting.plan.rounds, quiet) as progress:
+        return run_setting(
+            setting,
+            federation,
+            Hardware(pick_devices(device)),
+            engine=engine,
+            optimum=settings.task.optimum,
+            out=folder,
+            resume=resume,
+            listener=Several((progress, listener)),
+            config=settings.resolved(setting),
+        )
+
+
+def described(setting: Setting) -> str:
+    """What will be run, in a sentence."""
+    noise = f", noise {setting.privacy.noise:g}" if setting.privacy else ", no privacy"
+    return (
+        f"{setting.label}: {setting.plan.rounds} rounds of {setting.participants} of "
+        f"{setting.users} users, {setting.plan.local_steps} steps each on "
+        f"{int(setting.batches.min())} to {int(setting.batches.max())} records{noise}"
+    )

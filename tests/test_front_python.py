@@ -1,0 +1,116 @@
+"""What Python offers beside the commands: configurations run, ε solved, values that show
+themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpscaffold import (
+    BadInput,
+    Budget,
+    Gaussian,
+    Logistic,
+    Plan,
+    fedavg,
+    load_model,
+    run,
+    scaffold,
+    synthetic,
+    train,
+)
+from dpscaffold.config import load
+from dpscaffold.data.loading import load_federation
+from dpscaffold.setting import Setting
+
+TABLES = {
+    "data": {"users": 6, "records": 60, "dimension": 4, "classes": 3},
+    "plan": {"rounds": 4, "local_steps": 2, "evaluate_every": 1},
+}
+
+
+def test_a_configuration_runs_as_the_command_runs_it(tmp_path: Path) -> None:
+    config = tmp_path / "small.toml"
+    config.write_text(
+        "[data]\nusers = 6\nrecords = 60\ndimension = 4\nclasses = 3\n[plan]\nlocal_steps = 2\n"
+    )
+    result = run(config, ["plan.rounds=3"], out=tmp_path / "run")
+    again = run(TABLES, {"plan.rounds": 3, "plan.evaluate_every": 10}, out=tmp_path / "again")
+    assert result.rounds == 3 and torch.equal(result.params, again.params)
+    assert torch.equal(load_model(tmp_path / "run").params, result.params)
+    with pytest.raises(BadInput, match="already holds a run"):
+        run(config, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("view", ["server", "third-party"])
+def test_epsilon_is_solved_as_in_a_configuration(view: str) -> None:
+    settings = load(None, ["privacy.epsilon=2.0", f"privacy.view={view}"], TABLES)
+    data = load_federation(settings.data)
+    wanted = settings.setting(data).privacy
+    mechanism = Gaussian(clip=1.0, epsilon=2.0, view=view)  # type: ignore[arg-type]
+    parts = (settings.task.build(data), settings.algorithm.build(), settings.plan.build())
+    found = Setting(data.roster, *parts, mechanism, Budget(view=view))  # type: ignore[arg-type]
+    assert found.privacy is not None and wanted is not None
+    assert found.privacy.noise == wanted.noise != 1.0 and found.privacy.epsilon is None
+
+
+def test_a_run_given_by_its_epsilon_keeps_it() -> None:
+    data = synthetic(users=6, records=60, dimension=4, classes=3)
+    plan = Plan(rounds=4, local_steps=2)
+    result = train(data, Logistic(4, 3), scaffold(), plan, Gaussian(clip=1.0, epsilon=3.0))
+    assert 2.9 < result.privacy["server"]["epsilon"] <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"epsilon": 0.0}, "epsilon is 0.0; it must be positive"),
+        ({"epsilon": 1.0, "noise": 2.0}, "both are given"),
+        ({"view": "server"}, "without privacy.epsilon"),
+        ({"epsilon": 1.0, "view": "mars"}, "privacy.view is 'mars'"),
+    ],
+)
+def test_a_mechanism_that_cannot_be_solved(given: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Gaussian(clip=1.0, **given)  # type: ignore[arg-type]
+
+
+def test_values_show_themselves_shortly() -> None:
+    data = synthetic(users=6, records=60, dimension=4, classes=3)
+    plan = Plan(rounds=4, local_steps=2, evaluate_every=1)
+    result = train(data, Logistic(4, 3), fedavg(), plan, Gaussian(clip=1.0, noise=3.0))
+    for value in (data, result, result.model, result.privacy):
+        shown = value._repr_html_()
+        assert len(repr(value)) < 600, repr(value)
+        assert len(shown) < 6000 and shown.startswith("<table>") and "<script" not in shown
+    assert "<svg" in result._repr_html_() and "DP-FedAvg" in repr(result)
+    assert json.loads(json.dumps(result.privacy))["quote"] == repr(result.privacy)
+
+
+def test_progress_is_shown_when_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    data = synthetic(users=6, records=60, dimension=4, classes=3)
+    plan = Plan(rounds=3, local_steps=2, evaluate_every=1)
+    train(data, Logistic(4, 3), fedavg(), plan)
+    assert capfd.readouterr().err == ""
+    train(data, Logistic(4, 3), fedavg(), plan, progress=True)
+    assert "round 3/3" in capfd.readouterr().err
+
+
+def test_a_run_is_followed_in_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra [track]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from dpscaffold.tracking import tracker
+
+    settings = load(None, [], TABLES)
+    listener = tracker("tensorboard", tmp_path / "run", settings)
+    result = run(TABLES, out=tmp_path / "run", listener=listener)
+    read = EventAccumulator(str(tmp_path / "tensorboard" / "run")).Reload()
+    found = [(event.step, event.value) for event in read.Scalars("test_accuracy")]
+    wanted = {row["round"]: row["test_accuracy"] for row in result.history}
+    assert len(found) == len(wanted) and dict(found) == pytest.approx(wanted)
+    with pytest.raises(BadInput, match="--track is 'wandb'; choose one of tensorboard, mlflow"):
+        tracker("wandb", tmp_path / "run", settings)
