@@ -2,8 +2,9 @@
 
 A CSV with a user column, ``privacy.epsilon`` and four rounds go through ``dpscaffold train``. A
 room is the first folder, or the top-level file, of the package in which a called function stands;
-counted are the calls whose room is not that of the call before. The script also counts how often a
-setting is made and a table of records validated. It runs on other trees too::
+counted are the calls whose room is not that of the call before. What is called while a module is
+being imported is left out: it happens once, and is no part of the run. The script also counts how
+often a setting is made and a table of records validated. It runs on other trees too::
 
     python benchmarks/rooms.py
     PYTHONPATH=old/src python benchmarks/rooms.py --list
@@ -56,11 +57,14 @@ class Tour:
         self.visits: list[tuple[str, str]] = []
         self.changes = 0
         self.counts: Counter[str] = Counter()
+        self.imports = 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """A profile function."""
         code = frame.f_code
-        if event != "call" or not code.co_flags & FUNCTION:
+        if code.co_name == "_find_and_load" and event in ("call", "return"):
+            self.imports += 1 if event == "call" else -1
+        if self.imports or event != "call" or not code.co_flags & FUNCTION:
             return
         path = Path(code.co_filename)
         if not path.is_relative_to(ROOT):

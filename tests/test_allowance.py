@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.allowance import NAME, Allowance, Grant, Participation
+from dpscaffold.books.allowance import NAME, Allowance, Grant, Participation
 from dpscaffold.errors import BadInput
 
 GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one", "6f3c")

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import UNEQUAL, federation
 
-from dpscaffold import federation as module
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.schema import Target
+from dpscaffold.federation import tables as module
+from dpscaffold.federation.schema import Target
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6))

@@ -18,15 +18,15 @@ ROOT = Path(dpscaffold.__file__).parent
 #: Low to high; what stands on one line may use each other as long as there is no cycle.
 LAYERS = (
     "errors",
-    "checks machine journal cipher philox",
+    "checks machine cipher philox",
     "privacy",
-    "notebook schema plan budget randomness devicedraws roster",
-    "federation",
+    "notebook federation plan budget randomness devicedraws",
     "data tasks algorithms scoring",
     "local description identity",
     "setting",
     "engines",
-    "runfolder runledger allowance booking accounts rounds events progress",
+    "books rounds events progress "
+    "accounts allowance booking runledger journal runfolder schema roster",
     "metrics optimum trained modules modelwriter model modelfolder predicting exporting evaluation",
     "config",
     "training offer release",

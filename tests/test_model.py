@@ -13,8 +13,8 @@ from dpscaffold import Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.data import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Target
 from dpscaffold.model import Model
-from dpscaffold.schema import Target
 
 ROWS = 240
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn import metrics as sk
 
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Target
+from dpscaffold.federation.schema import Target
 from dpscaffold.scoring import METRICS, constant_scores, metrics_for, report, shown_metric
 
 Oracle = Callable[[np.ndarray, np.ndarray], float]

@@ -15,8 +15,8 @@ from dpscaffold.algorithms import ALGORITHMS, fedprox, with_momentum
 from dpscaffold.budget import Budget
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
+from dpscaffold.federation.roster import Roster
 from dpscaffold.local import Gaussian
-from dpscaffold.roster import Roster
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 

@@ -14,12 +14,12 @@ from .errors import BadInput as BadInput
 from .errors import Diverged as Diverged
 from .federation import Federation as Federation
 from .federation import Records as Records
+from .federation.schema import Target as Target
 from .local import Gaussian as Gaussian
 from .model import Model as Model
 from .modelfolder import load_model as load_model
 from .plan import Plan as Plan
 from .running import run as run
-from .schema import Target as Target
 from .tasks import LOSSES as LOSSES
 from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic

@@ -34,10 +34,10 @@ from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Target
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Run
-from dpscaffold.schema import Target
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Loss, Mlp, ModuleTask, Task, huber
 

@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.accounts import Accounts
+from dpscaffold.books.accounts import Accounts
+from dpscaffold.books.journal import Anchor
+from dpscaffold.books.runfolder import Identity, RunFolder, plain
 from dpscaffold.budget import Budget
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.engines import Draw, State
@@ -33,16 +35,14 @@ from dpscaffold.engines.enrolment import (
 from dpscaffold.engines.letters import Json
 from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
-from dpscaffold.journal import Anchor
+from dpscaffold.federation.roster import Roster
+from dpscaffold.federation.schema import Schema as RowSchema
 from dpscaffold.machine import stop_signals
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.offer import Offer, Schema
 from dpscaffold.randomness import Randomness
-from dpscaffold.roster import Roster
 from dpscaffold.rounds import Round, rounds
-from dpscaffold.runfolder import Identity, RunFolder, plain
-from dpscaffold.schema import Schema as RowSchema
 from dpscaffold.setting import Setting
 from dpscaffold.trained import Origin
 

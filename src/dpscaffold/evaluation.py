@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Target
 from dpscaffold.model import Model
-from dpscaffold.schema import Target
 from dpscaffold.scoring import Metric, constant_scores, metrics_for, report
 
 #: What every evaluation says.

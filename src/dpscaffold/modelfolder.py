@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from dpscaffold.data.stored import steps
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Target, schema_of
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import FORMAT, INDEX, PRIVACY, WEIGHTS, WITHIN, as_json, digest_of
-from dpscaffold.schema import Target, schema_of
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
 from dpscaffold.trained import Origin

@@ -25,11 +25,11 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from dpscaffold.books.journal import sync_folder
+from dpscaffold.books.runfolder import plain, versions
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
-from dpscaffold.journal import sync_folder
 from dpscaffold.privacy.page import render
-from dpscaffold.runfolder import plain, versions
 from dpscaffold.tasks.stored import constants_of, task_entry
 from dpscaffold.trained import Trained
 

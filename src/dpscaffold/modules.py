@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy.preparation import Remark
-from dpscaffold.schema import Prepared
 from dpscaffold.tasks import Linear, Mlp, ModuleTask, Task
 
 

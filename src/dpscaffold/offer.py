@@ -18,9 +18,9 @@ from dpscaffold.config import AlgorithmSettings, PlanSettings, Table, TaskSettin
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
 from dpscaffold.engines.letters import Json, Refused, canonical
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.schema import Prepared, Target
 from dpscaffold.tasks import Task
 
 

@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from dpscaffold.books.journal import sync_folder
 from dpscaffold.engines.letters import checked_public, new_key, public_of
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.journal import sync_folder
 
 PEM = serialization.Encoding.PEM
 _DAY = datetime.timedelta(days=1)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Kind, Target
+from dpscaffold.federation.schema import Kind, Target
 
 #: Scores (N, outputs), targets (N,), groups (N,) in 0 to G − 1, and G → values (G,) in float64.
 ByGroup = Callable[[Tensor, Tensor, Tensor, int], Tensor]

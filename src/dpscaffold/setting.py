@@ -15,13 +15,13 @@ from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.budget import Budget, View
 from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.roster import Roster
 from dpscaffold.identity import describe_algorithm, describe_task
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Run, calibrate_noise, charged
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.randomness import Randomness, Sampling
-from dpscaffold.roster import Roster
 from dpscaffold.tasks import Task
 
 
@@ -121,7 +121,7 @@ class Setting:
     @property
     def users(self) -> int:
         """M."""
-        return self.roster.users
+        return len(self.roster.sizes)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -136,7 +136,7 @@ class Setting:
     @cached_property
     def participants(self) -> int:
         """m = ⌊lM⌋."""
-        return self.plan.participants(self.roster.users)
+        return self.plan.participants(self.users)
 
     @cached_property
     def batches(self) -> Tensor:

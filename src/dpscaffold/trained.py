@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dpscaffold.schema import Prepared, Schema, Target
+from dpscaffold.federation.schema import Prepared, Schema, Target
 from dpscaffold.tasks import Task
 
 

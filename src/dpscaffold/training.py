@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpscaffold.accounts import Accounts
 from dpscaffold.algorithms import Algorithm
+from dpscaffold.books.accounts import Accounts
+from dpscaffold.books.journal import Anchor
+from dpscaffold.books.runfolder import Identity, RunFolder, plain
 from dpscaffold.budget import Budget
 from dpscaffold.checks import choice
 from dpscaffold.engines import ENGINES, Draw, Hardware, Memories, Simulator, State
@@ -31,7 +33,6 @@ from dpscaffold.events import (
     silence,
 )
 from dpscaffold.federation import Federation
-from dpscaffold.journal import Anchor
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_devices, stop_signals
 from dpscaffold.metrics import Evaluator, baseline, late
@@ -43,7 +44,6 @@ from dpscaffold.plan import Plan
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import Progress
 from dpscaffold.rounds import rounds
-from dpscaffold.runfolder import Identity, RunFolder, plain
 from dpscaffold.scoring import shown_metric
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task

@@ -31,9 +31,9 @@ from dpscaffold.data.stored import entries, steps
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Target
 from dpscaffold.privacy import Cost, Remark
 from dpscaffold.privacy.preparation import from_sentence
-from dpscaffold.schema import Target
 
 PIPELINES: list[list[Any]] = [
     ["standardise", "unit-norm"],

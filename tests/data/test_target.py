@@ -34,8 +34,8 @@ from dpscaffold.data import (
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Target
 from dpscaffold.report.data_figures import save_description
-from dpscaffold.schema import Target
 
 
 def houses(path: Path, kind: str = "csv", **columns: Any) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from deploy.test_sites import simulated
 from deploy.world import World
 from typer.testing import CliRunner
 
+from dpscaffold.books.runfolder import RunFolder
+from dpscaffold.books.runledger import read_account
 from dpscaffold.budget import Budget
 from dpscaffold.cli import app
 from dpscaffold.deployed import ABSENT, Deployment, judge_on
@@ -21,8 +23,6 @@ from dpscaffold.local import Gaussian
 from dpscaffold.modelfolder import load_model
 from dpscaffold.offer import read_offer
 from dpscaffold.privacy import AGGREGATE
-from dpscaffold.runfolder import RunFolder
-from dpscaffold.runledger import read_account
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)

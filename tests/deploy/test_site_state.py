@@ -131,7 +131,7 @@ def vector(*values):
 
 
 def pending(upload, round=1, value=1.0, anchor=None):
-    from dpscaffold.journal import Anchor
+    from dpscaffold.books.journal import Anchor
 
     return Pending(
         upload,

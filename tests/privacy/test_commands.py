@@ -9,10 +9,10 @@ import pytest
 from privacy.settings import SMALL, run_of
 from typer.testing import CliRunner
 
+from dpscaffold.books.journal import Journal
+from dpscaffold.books.runledger import Opening, summary_text
 from dpscaffold.cli import app
-from dpscaffold.journal import Journal
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
-from dpscaffold.runledger import Opening, summary_text
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "

@@ -38,8 +38,8 @@ import dpscaffold.cli.tune
 import dpscaffold.data.loading
 import dpscaffold.report.runs
 import dpscaffold.training  # noqa: F401
+from dpscaffold.books.runledger import read_account
 from dpscaffold.cli import main
-from dpscaffold.runledger import read_account
 
 CONFIG = """
 [data]
@@ -450,7 +450,7 @@ def interrupted(home: Path, secret: bool) -> Path:
 
     def stop_early() -> None:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        from dpscaffold.runfolder import RunFolder
+        from dpscaffold.books.runfolder import RunFolder
 
         real = RunFolder.append_metrics
 

@@ -33,8 +33,8 @@ def test_the_campaign_can_fail(tmp_path):
     """A journal that is written after the uploads were used is noticed."""
     broken = tmp_path / "sitecustomize.py"
     broken.write_text(
-        "import dpscaffold.journal as journal\n"
-        "import dpscaffold.accounts as accounts\n"
+        "import dpscaffold.books.journal as journal\n"
+        "import dpscaffold.books.accounts as accounts\n"
         "def forgetful(self, line, real=journal.Journal.append):\n"
         "    if line.get('round') != 3:\n"
         "        real(self, line)\n"

@@ -14,7 +14,7 @@ from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journa
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.allowance import Allowance, Participation
+from dpscaffold.books.allowance import Allowance, Participation
 from dpscaffold.cli import app
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Run
 from dpscaffold.randomness import Randomness

@@ -275,7 +275,7 @@ def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(federat
 
 def test_two_processes_that_begin_at_once(federation, tmp_path):
     """Of two that find an empty folder, one runs; the other writes nothing into it."""
-    from dpscaffold.runfolder import Identity, RunFolder
+    from dpscaffold.books.runfolder import Identity, RunFolder
 
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     first.lock()

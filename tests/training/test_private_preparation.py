@@ -11,7 +11,7 @@ from small import federation
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
-from dpscaffold.accounts import read_ledger
+from dpscaffold.books.accounts import read_ledger
 from dpscaffold.cli import app
 from dpscaffold.data import load_federation, preprocess
 from dpscaffold.data.stored import earlier_steps

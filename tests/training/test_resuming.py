@@ -29,15 +29,15 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold import federation as federation_module
+from dpscaffold.books.journal import START, digest
+from dpscaffold.books.runfolder import CHECKPOINT_FORMAT
 from dpscaffold.cli import app
 from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
+from dpscaffold.federation import tables as federation_module
 from dpscaffold.identity import describe_algorithm
-from dpscaffold.journal import START, digest
 from dpscaffold.privacy import Ledger, PrivacyError
 from dpscaffold.report.runs import read_run
-from dpscaffold.runfolder import CHECKPOINT_FORMAT
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)
@@ -62,7 +62,8 @@ def federation():
 
 def contents(folder):
     """Every file but the lock, which names its last holder."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def begin(federation, folder, algorithm=None, privacy=NOISY, **options):

@@ -24,10 +24,10 @@ from dpscaffold import (
     synthetic,
     train,
 )
+from dpscaffold.books.runledger import read_ledger
 from dpscaffold.events import RoundDone
 from dpscaffold.machine import pick_device
 from dpscaffold.privacy import RANDOM_PARTICIPATION
-from dpscaffold.runledger import read_ledger
 from dpscaffold.setting import Setting
 from dpscaffold.training import run
 

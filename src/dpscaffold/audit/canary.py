@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
+from dpscaffold.federation.schema import Kind, Target
 from dpscaffold.privacy import Run
-from dpscaffold.schema import Kind, Target
 from dpscaffold.tasks import Batch, Mlp, Task
 from dpscaffold.tasks.clipping import row_squares
 from dpscaffold.tasks.linear import Linear

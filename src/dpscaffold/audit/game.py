@@ -26,13 +26,13 @@ from dpscaffold.audit.canary import Pair, federation_of
 from dpscaffold.audit.watching import Seen, Watched
 from dpscaffold.engines import Draw, State
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Kind
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Run
 from dpscaffold.privacy.loss import Array
 from dpscaffold.randomness import NoiseStreams, Randomness
 from dpscaffold.rounds import announced
-from dpscaffold.schema import Kind
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 

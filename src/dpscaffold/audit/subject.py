@@ -10,6 +10,7 @@ import numpy as np
 
 from dpscaffold.audit.canary import make_pair, small
 from dpscaffold.audit.game import Subject
+from dpscaffold.books.runledger import read_account
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
@@ -18,7 +19,6 @@ from dpscaffold.privacy import LEDGER, VIEWS, Run, TradeOff, bound_for, no_guara
 from dpscaffold.privacy.bounds import USER_SAMPLING
 from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.laws import participations_laws
-from dpscaffold.runledger import read_account
 from dpscaffold.setting import Setting
 
 

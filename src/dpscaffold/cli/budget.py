@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dpscaffold.allowance import Allowance, Book
+from dpscaffold.books.allowance import Allowance, Book
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 

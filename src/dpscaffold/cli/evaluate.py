@@ -31,9 +31,9 @@ def evaluate_command(
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
     """Metrics of the task, per site too, confusion and calibration; outside every guarantee."""
+    from dpscaffold.books.runfolder import plain
     from dpscaffold.evaluation import evaluate_file
     from dpscaffold.modelfolder import load_model
-    from dpscaffold.runfolder import plain
 
     model = load_model(run)
     found = evaluate_file(model, data, label, site) if data else _held_out(run, model)

@@ -8,13 +8,13 @@ from typing import Any
 
 from dpscaffold.algorithms import DEFAULT
 from dpscaffold.algorithms.naming import build, factory_of
+from dpscaffold.books.runledger import Account, read_account
 from dpscaffold.checks import floor_share
 from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Preparation, PrivacyError, Run, charged, statement
 from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.privacy.human import GROUPS
-from dpscaffold.runledger import Account, read_account
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,9 @@ def train_command(
     """Train a model and write a run folder."""
     from rich.console import Console
 
+    from dpscaffold.books.runfolder import plain
     from dpscaffold.config import load
     from dpscaffold.report.runs import summary_lines
-    from dpscaffold.runfolder import plain
     from dpscaffold.running import run_settings
     from dpscaffold.tracking import tracker
     from dpscaffold.training import summarise
@@ -133,7 +133,7 @@ def wished(config: Path | None, out: Path | None, resume: bool) -> Wish:
 
 def engine_of(wish: Wish) -> str:
     """The engine that a resumed run began with; the simulator for a new one."""
-    from dpscaffold.runfolder import RunFolder
+    from dpscaffold.books.runfolder import RunFolder
 
     saved = RunFolder(wish.folder).read_json("run.json") if wish.resume else None
     return str((saved or {}).get("engine", "simulator"))

@@ -29,13 +29,13 @@ def tune_command(
     configuration."""
     from rich.console import Console
 
+    from dpscaffold.books.runfolder import plain
     from dpscaffold.errors import BadInput
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
     from dpscaffold.machine import pick_device, stop_signals
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
-    from dpscaffold.runfolder import plain
 
     settings, table = read_tuning(config, set_ or [])
     folder = out or Path("tuning") / config.stem

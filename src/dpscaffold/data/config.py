@@ -22,7 +22,7 @@ from pydantic import (
 from dpscaffold.data.readers.files import is_many
 from dpscaffold.data.steps import Step, check_order, sentence
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.schema import Kind
+from dpscaffold.federation.schema import Kind
 
 Partition = Literal["similarity", "dirichlet", "shards", "quantity", "natural"]
 #: Which options belong to which partition.

@@ -18,7 +18,7 @@ import torch
 
 from dpscaffold.data.blocks import blocks
 from dpscaffold.federation import Federation
-from dpscaffold.schema import Kind
+from dpscaffold.federation.schema import Kind
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dpscaffold.data.blocks import blocks
 from dpscaffold.data.prepared import Scale
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.schema import Prepared, Target
+from dpscaffold.federation.schema import Prepared, Target
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from dpscaffold.data.steps import (
 )
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.costs import together
-from dpscaffold.schema import Prepared
 
 _TRUST = "the party that prepared the data saw the sums without noise and is trusted with them"
 _OUTSIDE = "computed from all users' training records without protection: outside the guarantee"

@@ -18,7 +18,7 @@ from dpscaffold.data.blocks import blocks
 from dpscaffold.data.private import clip_rows
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.schema import Prepared
+from dpscaffold.federation.schema import Prepared
 
 if TYPE_CHECKING:
     from dpscaffold.privacy import Cost, Protection

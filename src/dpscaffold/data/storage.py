@@ -24,7 +24,7 @@ from dpscaffold.data.stored import ARRAYS, earlier_steps, steps
 from dpscaffold.data.writer import EARLIER, FORMAT, INDEX, FederationWriter, column_types
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.schema import Prepared, Target
+from dpscaffold.federation.schema import Prepared, Target
 
 
 def save(federation: Federation, folder: str | Path, overwrite: bool = False) -> Path:

@@ -16,10 +16,10 @@ import numpy as np
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.preparation import PROTECTIONS, Remark, from_sentence
-from dpscaffold.schema import Prepared
 
 #: The file of the arrays, beside the entries.
 ARRAYS = "preparation.npz"

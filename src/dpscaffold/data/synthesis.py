@@ -11,7 +11,7 @@ from dpscaffold.checks import number, whole
 from dpscaffold.data.prepared import Standardised, UnitNorm, applied
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.schema import Target
+from dpscaffold.federation.schema import Target
 
 
 def synthetic(

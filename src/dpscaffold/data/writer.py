@@ -23,7 +23,7 @@ import torch
 
 from dpscaffold.data.stored import ARRAYS, entries
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Prepared, Target
+from dpscaffold.federation.schema import Prepared, Target
 
 #: 1 had sentences where preparation now is, and class numbers without names.
 FORMAT = 2
@@ -106,9 +106,9 @@ class _Table:
 class FederationWriter:
     """Build a stored federation one user at a time.
 
-    ``classes`` are how many there are, their names, or a :class:`~dpscaffold.schema.Target`.
-    Use it as a context manager: the folder appears when the block ends without an error, and
-    nothing stays behind when it does not.
+    ``classes`` are how many there are, their names, or a
+    :class:`~dpscaffold.federation.schema.Target`. Use it as a context manager: the
+    folder appears when the block ends without an error, and nothing stays behind when it does not.
 
     >>> from dpscaffold.data.storage import load
     >>> with tempfile.TemporaryDirectory() as place:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.data import synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.flower.local import LocalFederation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.runfolder import RunFolder
 
 NAMES = ("east", "north", "south")  # in the order of the roster
 POLICY = {

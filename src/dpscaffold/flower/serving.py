@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.books.runfolder import RunFolder, plain
 from dpscaffold.deployed import Deployment, Served, read_totals
 from dpscaffold.engines.enrolment import Correspondence
 from dpscaffold.errors import BadInput
@@ -21,7 +22,6 @@ from dpscaffold.provision import (
     roster,
     write_whole,
 )
-from dpscaffold.runfolder import RunFolder, plain
 from dpscaffold.serving import load_served
 
 TOTALS = "totals.json"

@@ -60,10 +60,10 @@ class Gaussian:
         self._check_epsilon()
         choice("privacy.sampling", self.sampling, ("fixed", "poisson"))
         choice("privacy.unit", self.unit, ("record", "user"))
-        # Whether sizes are declared is the data's to say; the setting asks again with them.
-        choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
         if number("privacy.noise", self.noise) < 0:
             raise BadInput(f"privacy.noise is {self.noise}; it must be 0 or positive")
+        # Whether sizes are declared is the data's to say; the setting asks again with them.
+        choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
         if isinstance(self.clip, str):
             if self.clip != "median":
                 raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.books.runfolder import plain
 from dpscaffold.experiments.stack import Course
 from dpscaffold.metrics import late
 from dpscaffold.paper.cases import Case
-from dpscaffold.runfolder import plain
 
 #: The file that an experiment's finished runs are appended to.
 FILE = "runs.jsonl"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dpscaffold.books.runfolder import versions
 from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
 from dpscaffold.events import Listener, StackBegun, StackDone
@@ -21,7 +22,6 @@ from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.looped import train_loop
 from dpscaffold.paper.solving import solved_noise
-from dpscaffold.runfolder import versions
 from dpscaffold.setting import Setting
 
 

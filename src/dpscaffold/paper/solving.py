@@ -17,6 +17,7 @@ from dpscaffold.data.config import DataSettings, Pooled, Synthetic
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.pool import held_out_size
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.roster import Roster
 from dpscaffold.optimum import cache_folder
 from dpscaffold.paper.cases import Case
 from dpscaffold.privacy import (
@@ -25,7 +26,6 @@ from dpscaffold.privacy import (
     calibrate_noise,
     largest_rounds,
 )
-from dpscaffold.roster import Roster
 
 
 def run_of(settings: Settings, sizes: Sequence[int] | None = None) -> Run:

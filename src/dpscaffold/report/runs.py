@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from dpscaffold.books.runfolder import RunFolder
+from dpscaffold.books.runledger import SUMMARY, read_account
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import duration
-from dpscaffold.runfolder import RunFolder
-from dpscaffold.runledger import SUMMARY, read_account
 from dpscaffold.scoring import titled
 
 if TYPE_CHECKING:

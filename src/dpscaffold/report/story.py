@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import duration
 from dpscaffold.report.blocks import (
@@ -24,7 +25,6 @@ from dpscaffold.report.blocks import (
 )
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.report.runs import RunRecord, read_run
-from dpscaffold.runfolder import RunFolder
 from dpscaffold.scoring import titled
 
 #: The curves that are drawn where a run has them, and what they are called.

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dpscaffold.books.journal import Anchor
 from dpscaffold.engines.letters import (
     ASK,
     SERVER,
@@ -36,7 +37,6 @@ from dpscaffold.engines.letters import (
     vector_digests,
     whole_of,
 )
-from dpscaffold.journal import Anchor
 from dpscaffold.site.file import Grant, Policy, Terms, grant, judge, most_within
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import Enrolment, Pending, RunMemory, StateFolder

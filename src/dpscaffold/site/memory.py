@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from dpscaffold.books.journal import Anchor, sync_folder
 from dpscaffold.engines.letters import Header, Json, Letter, Refused, Vectors, pack, unpack
 from dpscaffold.errors import BadInput
-from dpscaffold.journal import Anchor, sync_folder
 from dpscaffold.provision import write_whole
 
 #: Of a state folder.

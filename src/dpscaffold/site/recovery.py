@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from dpscaffold.books.journal import Anchor
 from dpscaffold.engines.letters import Refused
-from dpscaffold.journal import Anchor
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.provision import write_whole
 from dpscaffold.site.file import Policy

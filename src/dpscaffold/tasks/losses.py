@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, softplus
 
 from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Kind
+from dpscaffold.federation.schema import Kind
 
 #: (scores, targets) → losses or errors.
 OfScores = Callable[[Tensor, Tensor], Tensor]

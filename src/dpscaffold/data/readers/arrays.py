@@ -19,8 +19,8 @@ from dpscaffold.data.steps import _Step
 from dpscaffold.data.table_coding import LABELS_READ_OFF
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Kind, Target
 from dpscaffold.privacy.preparation import Remark
-from dpscaffold.schema import Kind, Target
 
 Array = torch.Tensor | np.ndarray
 

@@ -19,7 +19,7 @@ from dpscaffold.data.pool import Pool
 from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder
 from dpscaffold.data.readers.images import Part, md5_of
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Target
+from dpscaffold.federation.schema import Target
 
 PIXELS = 3 * 32 * 32
 #: What the classes are called, in order.

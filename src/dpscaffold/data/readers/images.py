@@ -18,7 +18,7 @@ from dpscaffold.data.pool import Pool
 from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder
 from dpscaffold.data.readers.idx import read_idx, shape_text
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.schema import Target
+from dpscaffold.federation.schema import Target
 
 Part = Literal["train", "test", "both"]
 

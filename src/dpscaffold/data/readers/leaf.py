@@ -16,7 +16,7 @@ import torch
 from dpscaffold.data.pool import Pool
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.schema import Target
+from dpscaffold.federation.schema import Target
 
 Users = dict[str, tuple[np.ndarray, np.ndarray]]
 

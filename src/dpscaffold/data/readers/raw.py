@@ -14,7 +14,7 @@ from dpscaffold.data.readers.columns import column_names, read_batches, require_
 from dpscaffold.data.readers.files import AUTO, Dialect, Format, TableFile, table_files
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.schema import Prepared
+from dpscaffold.federation.schema import Prepared
 
 #: The kind of file by the end of its name.
 KINDS: dict[str, Format] = {

@@ -30,7 +30,7 @@ from dpscaffold.data.readers.files import TableFile, is_many, table_files
 from dpscaffold.data.readers.gaps import FITTED, check_rules, fill_of, for_the_rest, rule_of
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
-from dpscaffold.schema import Prepared, Target
+from dpscaffold.federation.schema import Prepared, Target
 
 
 @dataclass(frozen=True)

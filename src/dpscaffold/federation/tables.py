@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.roster import Roster
+from dpscaffold.federation.schema import Kind, Prepared, Schema, Target, schema_of
 from dpscaffold.notebook import html_table
-from dpscaffold.roster import Roster
-from dpscaffold.schema import Kind, Prepared, Schema, Target, schema_of
 
 #: How many values are looked at together when a table is checked or hashed; bounds the memory of a
 #: mapped one.

@@ -1,0 +1,300 @@
+"""The privacy account of a run in progress: who may take part, what has been spent, what may be
+said.
+
+The journal ``ledger.jsonl`` gets one line per round *before* the round's uploads are used, so a
+crash can only make the ledger say too much, never too little. Every ε, live, halting or stated,
+counts the journalled rounds, those that a crash has lost included. The files are
+:mod:`~dpscaffold.books.runledger`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from dpscaffold.books.booking import Booking
+from dpscaffold.books.journal import Anchor, Journal
+from dpscaffold.books.runfolder import RunFolder, plain
+from dpscaffold.books.runledger import (
+    JOURNAL,
+    PREPARATION,
+    SUMMARY,
+    Opening,
+    check_anchor,
+    read_account,
+    read_entries,
+    read_ledger,
+    read_opening,
+    summary_text,
+)
+from dpscaffold.budget import Budget
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import (
+    Ledger,
+    PrivacyError,
+    Spending,
+    bound_for,
+    charged,
+    largest_rounds,
+    no_guarantee,
+    statement,
+)
+from dpscaffold.privacy.page import render
+from dpscaffold.privacy.preparation import told
+from dpscaffold.setting import Setting
+
+
+class Accounts:
+    """Keeps the ledger of one run; without privacy it admits everyone and promises nothing.
+
+    ``data`` gives the digest of the run's data, where a shared budget file asks for it.
+    """
+
+    def __init__(self, setting: Setting, data: Callable[[], str]) -> None:
+        self.setting = setting
+        budget = self.budget = setting.budget
+        self.run = setting.describe()
+        self.folder: RunFolder | None = None
+        self._journal: Journal | None = None
+        self._booking: Booking | None = None
+        self._replay_until = 0
+        self._most_rounds = setting.plan.rounds
+        if self.run is None:
+            if budget != Budget():
+                raise BadInput(
+                    "a privacy budget is given for a run without privacy; set privacy.noise or "
+                    "privacy.epsilon too"
+                )
+            return
+        self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
+        self.ledger = Ledger(self.run, budget.user_epsilon, self.costs)
+        self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
+        self.promises = no_guarantee(self.run) is None and self.run.noise > 0
+        if budget.user_epsilon is not None:
+            self.ledger.declines(
+                0
+            )  # refuses, here and not in the first round, a run without a guarantee
+        if budget.target_epsilon is not None:
+            if not self.promises:
+                reason = no_guarantee(self.run) or "no noise is added"
+                raise BadInput(
+                    f"privacy.target_epsilon is set for a run that cannot meet one: {reason}"
+                )
+            bound = budget.bound(self.run)
+            self._most_rounds = largest_rounds(
+                self.run,
+                budget.target_epsilon,
+                bound,
+                at_most=setting.plan.rounds,
+                costs=self.costs,
+            )
+        if budget.file is not None:
+            if not self.promises:
+                reason = no_guarantee(self.run) or "no noise is added"
+                raise BadInput(
+                    f"privacy.budget_file is set for a run that nothing can be counted of: {reason}"
+                )
+            rounds = min(setting.plan.rounds, self._most_rounds)
+            self._booking = Booking(
+                budget.file, setting, self.run, self.costs, budget.user_epsilon, rounds, data
+            )
+
+    def check_room(self) -> None:
+        """Refuse, before anything is written, a run that its budget file has no room for."""
+        if self._booking:
+            self._booking.check()
+
+    def book(self, folder: RunFolder | None = None) -> None:
+        """Have the run's grant booked, or find the one it was given when it began."""
+        if self._booking:
+            entries = list(read_entries(self._journal)) if self._journal else []
+            again = [entry.round for entry in entries if entry.again]
+            self._booking.begin(folder, len(entries), again)
+
+    def attach(
+        self,
+        folder: RunFolder,
+        data: str,
+        completed: int = 0,
+        anchor: Anchor | None = None,
+        stored: bool = False,
+    ) -> None:
+        """Keep the ledger in a run folder; picks up what was spent there.
+
+        ``data`` is the digest of the run's data. ``completed`` and ``anchor`` are the checkpoint's
+        round and journal: what was spent is at or beyond them. Nothing is written before all is
+        checked. ``stored`` says that participants keep their uploads, so that a round that is run
+        again is the same release; those that are not are told to :meth:`count_again`.
+        """
+        self.folder = folder
+        if self.run is None:
+            return
+        journal = Journal(folder.file(JOURNAL))
+        if folder.file(SUMMARY).exists():
+            self.ledger = read_ledger(folder.path)
+        elif completed or len(journal) > 1:
+            raise BadInput(
+                f"{folder.path} holds a private run without its ledger; restore ledger.json or "
+                f"start the run anew"
+            )
+        opening = Opening.of(Ledger(self.run, self.budget.user_epsilon), self.costs, data)
+        if self.ledger.run != self.run or (len(journal) and read_opening(journal) != opening):
+            raise BadInput(
+                f"the ledger in {folder.path} describes another run; resume it with its own "
+                f"configuration"
+            )
+        if self.ledger.rounds < completed:
+            raise BadInput(
+                f"the ledger in {folder.path} records {self.ledger.rounds} of {completed} "
+                f"completed rounds; restore ledger.jsonl or start the run anew"
+            )
+        if anchor is not None:
+            check_anchor(journal, anchor, "the checkpoint")
+        # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
+        # outputs, which costs nothing; a secret one draws fresh noise, which does.
+        secret = self.setting.privacy is not None and self.setting.privacy.secret
+        self._replay_until = self.ledger.rounds if secret and not stored else 0
+        self._write_preprocessing()
+        self._journal = journal
+        if not len(journal):
+            journal.append({"opens": asdict(opening)})
+        folder.write_text(SUMMARY, summary_text(self.ledger, journal))
+        self.book(folder)
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """The journal as it stands, for a checkpoint."""
+        return self._journal.anchor if self._journal else None
+
+    def refuses(self, round: int) -> str:
+        """Why this round must not run, or the empty string."""
+        reason = self._beyond_target(round)
+        if not reason and self._booking:
+            reason = self._booking.refuses(round, again=round <= self._replay_until)
+        planned = self.setting.plan.rounds
+        return f"halted after round {round - 1} of {planned}: {reason}" if reason else ""
+
+    def _beyond_target(self, round: int) -> str:
+        """Why this round would exceed the run's own target, or the empty string."""
+        if self.budget.target_epsilon is None:
+            return ""
+        try:
+            if self._within_target(round):
+                return ""
+        except PrivacyError as error:  # a bound that holds for no run with repeated rounds
+            return str(error)
+        return (
+            f"one more would exceed epsilon = {self.budget.target_epsilon:g} towards the "
+            f"{self.budget.view}"
+        )
+
+    def _within_target(self, round: int) -> bool:
+        """Whether ε stays within the target after this round, with all that was released."""
+        assert self.run is not None and self.budget.target_epsilon is not None
+        rounds, repeats = self.ledger.with_round(round, again=round <= self._replay_until)
+        if not repeats:
+            return rounds <= self._most_rounds
+        bound = self.budget.bound(self.run, repeats)
+        return bound.epsilon(self.run, rounds, self.costs, repeats) <= self.budget.target_epsilon
+
+    def admit(self, round: int, drawn: np.ndarray) -> np.ndarray:
+        """Those of the drawn users who take part; they are in the ledger when this returns."""
+        if self.run is None:
+            return drawn
+        again = round <= self._replay_until
+        if round <= self.ledger.rounds and not again:
+            return np.array(self._recorded(round), dtype=np.int64)
+        active = self.ledger.allowed(drawn.tolist())
+        if self._journal:
+            self._withdraw_statement()
+            self._journal.append({"round": round, "users": active, "again": again})
+        self.ledger.record(round, active, again=again)
+        if self._booking:
+            self._booking.participate(round, again)
+        return np.array(active, dtype=np.int64)
+
+    def count_again(self, round: int, users: Sequence[int]) -> None:
+        """Count these users once more in a round that is recorded: they released with fresh
+        noise."""
+        if self.run is None or not users:
+            return
+        if self._journal:
+            self._withdraw_statement()
+            self._journal.append({"round": round, "users": list(users), "again": True})
+        self.ledger.record(round, users, again=True)
+
+    def _recorded(self, round: int) -> tuple[int, ...]:
+        """Who took part when this round first ran: a repeat under a cap must admit the same
+        users."""
+        assert self._journal is not None
+        for entry in read_entries(self._journal):
+            if entry.round == round:
+                return entry.users
+        raise BadInput(
+            f"{self._journal.path} lacks round {round}; restore it or start the run anew"
+        )
+
+    def _withdraw_statement(self) -> None:
+        """Take back what an earlier part of the run stated, before more is released than that."""
+        assert self.folder is not None
+        for name in ("privacy.md", "privacy.json"):
+            self.folder.file(name).unlink(missing_ok=True)
+
+    def live(self, round: int) -> dict[str, float | None]:
+        """ε towards the server once this round is over, with all that was released and lost."""
+        if self.run is None:
+            return {}
+        if not self.promises:
+            return {"epsilon_server": None}
+        released = max(round, self.ledger.rounds)
+        return {"epsilon_server": self.spending.shown(released, self.ledger.repeats)}
+
+    def statement(self) -> dict[str, Any]:
+        """The privacy statement of what was released so far; with a folder, what the folder says
+        to anyone who reads it."""
+        prepared = self.setting.roster.schema.preparation
+        if self.run is None:
+            return statement(None, preparation=prepared)
+        if self.folder is not None:
+            account = read_account(self.folder.path)
+            if account.anchor != self.anchor:
+                raise BadInput(
+                    f"{self.folder.file(JOURNAL)} is not as this run left it, so nothing is "
+                    f"stated; restore it"
+                )
+            return account.statement()
+        seeded = not (self.setting.privacy and self.setting.privacy.secret)
+        return statement(
+            self.run,
+            ledger=self.ledger,
+            preparation=(*prepared, *self._unprotected),
+            seed_public=seeded,
+            draw_given=True,
+            extra_costs=self.costs,
+            colluders=self.budget.colluders,
+        )
+
+    def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:
+        """The ledger's summary, then ``privacy.json`` and ``privacy.md``."""
+        if self._journal is not None:
+            folder.write_text(SUMMARY, summary_text(self.ledger, self._journal))
+        folder.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
+        folder.write_text("privacy.md", render(said))
+
+    def _write_preprocessing(self) -> None:
+        """What the data's preparation spent or left unprotected, so that the folder can be stated
+        on its own."""
+        assert self.folder is not None and self.run is not None
+        steps = (*self.setting.roster.schema.preparation, *self._unprotected)
+        said = {
+            "steps": [
+                {"sentence": told(step, self.run.unit), "protection": step.protection}
+                for step in steps
+            ],
+            "costs": [vars(cost) for cost in self.costs],
+        }
+        self.folder.write_text(PREPARATION, json.dumps(said, indent=2) + "\n")

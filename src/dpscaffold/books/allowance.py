@@ -1,0 +1,303 @@
+"""A privacy budget that several runs over the same records share, in a file.
+
+The file is a ledger in the format of a site's (:mod:`~dpscaffold.site.ledger`), a chained
+:class:`~dpscaffold.books.journal.Journal`, and can be read as one. Its lines are these events:
+
+=============== ==================================================================================
+event           what it says
+=============== ==================================================================================
+``site``        the first line: whose ledger this is, and the ε and δ that it ``allows`` in all
+``grant``       what a ``run`` may spend: ε, δ and for how many rounds, and on what ``account``
+``participate`` one ``round`` of a run, before its uploads are used; ``again`` with fresh noise
+=============== ==================================================================================
+
+A grant is booked before a run begins and never given back: whether a run was stopped may depend on
+what it showed. Rounds that a crash makes a run release again need a further grant, named after the
+run. All grants add, ε and δ: this holds for mechanisms chosen after seeing what the earlier ones
+showed, each with parameters fixed before it runs (Rogers, Roth, Ullman, Vadhan 2016).
+
+Every booking takes a lock, reads the file, checks it and is on the disk when it returns, so runs in
+several processes can share one file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.books.journal import Anchor, Journal
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.showing import round_up
+
+#: The name of a budget file where a site's ledger has the site's.
+NAME = "budget file"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one run may spend: ε and δ of so many rounds, for these neighbours.
+
+    ``plan`` is the digest of the run's description and ``data`` that of its records;
+    ``noise_seed`` is None where the noise is secret.
+    """
+
+    run: str
+    epsilon: float
+    delta: float
+    rounds: int
+    unit: str
+    neighbours: str
+    data: str
+    plan: str = ""
+    noise_seed: int | None = None
+
+    def to_line(self) -> dict[str, Any]:
+        """As a line of the ledger."""
+        account = {name: getattr(self, name) for name in ACCOUNT}
+        granted = {"participations": self.rounds, "epsilon": self.epsilon, "delta": self.delta}
+        return {
+            "event": "grant",
+            "run": self.run,
+            "plan": self.plan,
+            "account": account,
+            "grant": granted,
+        }
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> Grant:
+        """The inverse of :meth:`to_line`."""
+        granted = line["grant"]
+        return cls(
+            run=line["run"],
+            epsilon=float(granted["epsilon"]),
+            delta=float(granted["delta"]),
+            rounds=int(granted["participations"]),
+            plan=line["plan"],
+            **{name: line["account"][name] for name in ACCOUNT},
+        )
+
+
+ACCOUNT = ("unit", "neighbours", "data", "noise_seed")
+
+
+@dataclass(frozen=True)
+class Participation:
+    """One round of a run, booked before its uploads are used."""
+
+    run: str
+    round: int
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Book:
+    """What a budget file says: ε and δ in all, the grants in order, each run's rounds."""
+
+    epsilon: float
+    delta: float
+    grants: Mapping[str, Grant]
+    participations: Mapping[str, int]
+    anchor: Anchor
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """(Σε, Σδ) over all grants."""
+        grants = self.grants.values()
+        return math.fsum(g.epsilon for g in grants), math.fsum(g.delta for g in grants)
+
+    @property
+    def left(self) -> tuple[float, float]:
+        """What may still be granted, never below 0."""
+        epsilon, delta = self.spent
+        return max(0.0, self.epsilon - epsilon), max(0.0, self.delta - delta)
+
+    def fits(self, grant: Grant) -> bool:
+        """Whether this grant stays within the total."""
+        grants = [*self.grants.values(), grant]
+        return (
+            math.fsum(g.epsilon for g in grants) <= self.epsilon
+            and math.fsum(g.delta for g in grants) <= self.delta
+        )
+
+    def of(self, run: str) -> list[Grant]:
+        """The grants of one run: its plan's, and one for each further need."""
+        return [g for name, g in self.grants.items() if name == run or name.startswith(f"{run}+")]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, with what is spent and left."""
+        (epsilon, delta), (epsilon_left, delta_left) = self.spent, self.left
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "spent": {"epsilon": epsilon, "delta": delta},
+            "left": {"epsilon": epsilon_left, "delta": delta_left},
+            "runs": [
+                {**asdict(grant), "participations": self.participations.get(run, 0)}
+                for run, grant in self.grants.items()
+            ],
+            "journal": asdict(self.anchor),
+        }
+
+
+class Allowance:
+    """A budget file in use.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "budget.jsonl"
+    >>> allowance = Allowance.open(path, epsilon=1.0, delta=1e-5)
+    >>> allowance.book(Grant("a", 0.6, 2e-6, 100, "record", "replace-one", "6f3c"))
+    >>> allowance.participate(Participation("a", 1), after=0)
+    >>> book = Allowance(path).read()
+    >>> [round(left, 9) for left in book.left], book.participations
+    ([0.4, 8e-06], {'a': 1})
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._journal: Journal | None = None
+        self._size = -1
+
+    @classmethod
+    def open(cls, path: Path | str, epsilon: float, delta: float) -> Allowance:
+        """A new budget file, with so much in all."""
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            raise BadInput(f"epsilon is {epsilon}; give a finite number above 0")
+        if not 0.0 < delta < 1.0:
+            raise BadInput(f"delta is {delta}; it must lie strictly between 0 and 1")
+        allowance = cls(path)
+        if not allowance.path.parent.is_dir():
+            raise BadInput(f"{path} cannot be made: its folder does not exist; make it first")
+        exists = f"{path} exists; what may be spent in all is never changed, name another file"
+        if allowance.path.exists():
+            raise BadInput(exists)
+        with allowance._locked(new=True):
+            if allowance.path.exists():  # made by another process since
+                raise BadInput(exists)
+            allows = {"epsilon": epsilon, "delta": delta}
+            allowance._append({"event": "site", "site": NAME, "allows": allows})
+        return allowance
+
+    def read(self) -> Book:
+        """The file as it stands, verified."""
+        with self._locked():
+            return self._book()
+
+    def book(self, grant: Grant) -> None:
+        """Grant a run what it may spend, or refuse; on the disk when this returns."""
+        with self._locked():
+            book = self._book()
+            self._check(book, grant)
+            self._append(grant.to_line())
+
+    def participate(self, participation: Participation, after: int) -> None:
+        """Enter one round of a granted run, before its uploads are used.
+
+        ``after`` is how many of its rounds the caller knows to be booked: more mean that a copy of
+        the run is at work too, and the round is refused.
+        """
+        with self._locked():
+            if self.path.stat().st_size != self._size:
+                booked = self._book().participations.get(participation.run, 0)
+                if booked != after:
+                    raise BadInput(
+                        f"{self.path} records {booked} rounds of this run where {after} are known "
+                        f"here: a copy of the run has gone on; let only that one run"
+                    )
+            self._append({"event": "participate", **asdict(participation)})
+
+    def follows(self, anchor: Anchor) -> bool:
+        """Whether the file begins with the lines that the anchor was taken of."""
+        with self._locked():
+            return self._current().follows(anchor)
+
+    def check(self, grant: Grant) -> None:
+        """Refuse what :meth:`book` would refuse, and book nothing."""
+        with self._locked():
+            self._check(self._book(), grant)
+
+    def _check(self, book: Book, grant: Grant) -> None:
+        if grant.run in book.grants:
+            raise BadInput(f"{self.path} holds a grant of the run {grant.run} already")
+        for other in book.grants.values():
+            if (other.unit, other.neighbours) != (grant.unit, grant.neighbours):
+                raise BadInput(
+                    f"{self.path} is spent on {other.neighbours}, and this run protects "
+                    f"{grant.neighbours}; give it a budget file of its own"
+                )
+            if None is not other.noise_seed == grant.noise_seed:
+                raise BadInput(
+                    f"{self.path} holds a run with the seed {grant.noise_seed}, whose noise this "
+                    f"one would repeat: nothing is promised about both; give another plan.seed, or "
+                    f"secret noise"
+                )
+        if not book.fits(grant):
+            epsilon, delta = book.left
+            raise BadInput(
+                f"{self.path} has epsilon = {epsilon:.6g} of {book.epsilon:g} and delta = "
+                f"{delta:.3g} of {book.delta:g} left, and {grant.rounds} rounds would take "
+                f"epsilon = {round_up(grant.epsilon, 6)} and delta = {grant.delta:.3g}; take fewer "
+                f"rounds, more noise or a smaller privacy.delta"
+            )
+
+    @contextmanager
+    def _locked(self, new: bool = False) -> Iterator[None]:
+        """One booking at a time, over all processes; each is short, so others wait."""
+        if not new and not self.path.is_file():
+            raise BadInput(
+                f"{self.path} is no budget file; open one with: dpscaffold budget {self.path} "
+                f"--epsilon E --delta D"
+            )
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _current(self) -> Journal:
+        """The journal, read again if another process has written to it since."""
+        size = self.path.stat().st_size
+        if self._journal is None or size != self._size:
+            self._journal, self._size = Journal(self.path), size
+        return self._journal
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        journal = self._journal or Journal(self.path)
+        journal.append({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")})
+        self._journal, self._size = journal, self.path.stat().st_size
+
+    def _book(self) -> Book:
+        journal = self._current()
+        grants: dict[str, Grant] = {}
+        participations: dict[str, int] = {}
+        total: tuple[float, float] | None = None
+        for place, line in enumerate(journal.lines(), start=1):
+            try:
+                event = line["event"]
+                if (event == "site") != (place == 1):
+                    raise ValueError(f"{event!r} is out of place")
+                if event == "site":
+                    total = float(line["allows"]["epsilon"]), float(line["allows"]["delta"])
+                elif event == "grant":
+                    grants[line["run"]] = Grant.from_line(line)
+                elif event == "participate":
+                    run = str(line["run"])
+                    participations[run] = participations.get(run, 0) + 1
+                else:
+                    raise ValueError(f"{event!r} is unknown")
+            except (KeyError, TypeError, ValueError) as error:
+                raise BadInput(
+                    f"{self.path} is no budget file: line {place} is not what it should be "
+                    f"({error}); restore it"
+                ) from error
+        if total is None:
+            raise BadInput(f"{self.path} does not say how much may be spent; restore it")
+        return Book(*total, grants, participations, journal.anchor)

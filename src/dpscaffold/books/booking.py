@@ -1,0 +1,205 @@
+"""One run's dealings with a budget file: its grant before it begins, its rounds before they run.
+
+What a run may spend is fixed before it begins: the larger of ε over the random draw and ε given
+the draw that the plan's seed makes, for all planned rounds. The second holds even for whoever knows
+the seed, and for two runs with the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from dpscaffold.books.allowance import Allowance, Book, Grant, Participation
+from dpscaffold.books.journal import Anchor, digest
+from dpscaffold.books.runfolder import RunFolder
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import Cost, Ledger, Run, bound_for
+from dpscaffold.privacy.bound import largest_epsilon
+from dpscaffold.setting import Setting
+
+#: The file of a run folder that names the run in its budget file, and how that file stood.
+GRANT = "grant.json"
+
+
+@dataclass(frozen=True)
+class Price:
+    """ε and δ of so many planned rounds, some of them run again."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+
+
+class Prices:
+    """What a plan costs, before it runs: a function of public numbers and the plan's seed."""
+
+    def __init__(
+        self, setting: Setting, run: Run, costs: Sequence[Cost], user_epsilon: float | None
+    ) -> None:
+        self._setting, self._run, self._costs = setting, run, tuple(costs)
+        self._user_epsilon = user_epsilon
+
+    def of(self, rounds: int, repeats: Sequence[int] = ()) -> Price:
+        """``repeats`` are the rounds that were, or would be, run again, each as often as it was."""
+        run, setting = self._run, self._setting
+        ledger = Ledger(run, self._user_epsilon, self._costs)
+        randomness = setting.randomness()
+        for round in range(1, rounds + 1):
+            drawn = randomness.participants(round, setting.users, setting.participants)
+            ledger.record(round, ledger.allowed(drawn.tolist()))
+        for round in repeats:
+            drawn = randomness.participants(round, setting.users, setting.participants)
+            ledger.record(round, drawn.tolist(), again=True)
+        over = bound_for(run, "server").epsilon(run, rounds, self._costs, ledger.repeats)
+        given = largest_epsilon(ledger.laws(), run.delta, self._costs)
+        return Price(max(over, given), run.delta, rounds)
+
+    def most_rounds(self, book: Book, grant: Grant) -> int:
+        """The largest number of rounds that the book has room for; 0 where not even one."""
+        low, high = 0, grant.rounds
+        while low < high:
+            middle = (low + high + 1) // 2
+            price = self.of(middle)
+            if book.fits(replace(grant, epsilon=price.epsilon, rounds=middle)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+class Booking:
+    """The bookings of one run, begun or resumed."""
+
+    def __init__(
+        self,
+        path: str,
+        setting: Setting,
+        run: Run,
+        costs: Sequence[Cost],
+        user_epsilon: float | None,
+        rounds: int,
+        data: Callable[[], str],
+    ) -> None:
+        self._data = data
+        self._allowance = Allowance(path)
+        self._prices = Prices(setting, run, costs, user_epsilon)
+        self._setting, self._run, self._rounds = setting, run, rounds
+        self._name = secrets.token_hex(8)
+        self._grants: list[Grant] = []
+        self._again: list[int] = []
+        self._booked = 0
+
+    def check(self) -> None:
+        """Refuse, before anything is written, a run that does not fit."""
+        grant = self._asked()
+        try:
+            self._allowance.check(grant)
+        except BadInput as error:
+            book = self._allowance.read()
+            if book.fits(grant):
+                raise
+            most = self._prices.most_rounds(book, grant)
+            fit = f"{most} would fit" if most else "not even one would fit"
+            raise BadInput(f"{error} ({fit})") from None
+
+    def begin(self, folder: RunFolder | None, released: int, again: Sequence[int]) -> None:
+        """Book the run's grant, or find the one it has.
+
+        ``released`` counts the rounds in its ledger, repeats included; ``again`` are the repeats.
+        """
+        self._again = list(again)
+        saved = folder.read_json(GRANT) if folder else None
+        if saved is not None:
+            self._name = str(saved.get("run"))
+            self._grants = self._found(saved, released)
+        if not self._grants:
+            if folder:
+                self._write(folder, None)
+            grant = self._asked()
+            self._allowance.book(grant)
+            self._grants = [grant]
+        if folder:
+            self._write(folder, self._allowance.read().anchor)
+
+    def refuses(self, round: int, again: bool) -> str:
+        """Why a round may not run, or the empty string; a repeat may need a larger grant."""
+        if not again:
+            return ""
+        price = self._prices.of(self._rounds, [*self._again, round])
+        granted = math.fsum(grant.epsilon for grant in self._grants)
+        if price.epsilon > granted:
+            more = replace(
+                self._grants[0],
+                run=f"{self._name}+{len(self._grants)}",
+                epsilon=math.nextafter(price.epsilon - granted, math.inf),
+                delta=0.0,
+                rounds=1,
+            )
+            try:
+                self._allowance.book(more)
+            except BadInput as error:
+                return f"round {round} would be run again with fresh noise, and {error}"
+            self._grants.append(more)
+        return ""
+
+    def participate(self, round: int, again: bool) -> None:
+        """Enter a round, before its uploads are used."""
+        self._allowance.participate(Participation(self._name, round, again), self._booked)
+        self._booked += 1
+        if again:
+            self._again.append(round)
+
+    def _asked(self) -> Grant:
+        return replace(self._planned, run=self._name)
+
+    @cached_property
+    def _planned(self) -> Grant:
+        """The whole plan, before anything of it has run."""
+        price = self._prices.of(self._rounds)
+        secret = bool(self._setting.privacy and self._setting.privacy.secret)
+        return Grant(
+            run="",
+            epsilon=price.epsilon,
+            delta=price.delta,
+            rounds=price.rounds,
+            unit=self._run.unit,
+            neighbours=self._run.neighbours,
+            plan=digest(self._run.to_dict()),
+            data=self._data(),
+            noise_seed=None if secret else self._setting.plan.seed,
+        )
+
+    def _found(self, saved: dict[str, object], released: int) -> list[Grant]:
+        """The grants of a resumed run, if the file still holds it and nobody else used it."""
+        book, path = self._allowance.read(), self._allowance.path
+        if saved.get("anchor") is not None:
+            anchor = Anchor.read(saved["anchor"], GRANT)
+            if not self._allowance.follows(anchor):
+                raise BadInput(
+                    f"{path} is not the budget file that this run was granted from: its first "
+                    f"{anchor.lines} lines were shortened or changed; restore it"
+                )
+        booked = book.participations.get(self._name, 0)
+        if booked > released:
+            raise BadInput(
+                f"{path} records {booked} rounds of this run and its own ledger {released}: a copy "
+                f"of the run has gone on; resume that one"
+            )
+        self._booked = booked
+        if self._name not in book.grants and released:
+            raise BadInput(f"{path} does not hold the grant of this run; restore it")
+        return book.of(self._name)
+
+    def _write(self, folder: RunFolder, anchor: Anchor | None) -> None:
+        said = {
+            "run": self._name,
+            "file": str(Path(self._allowance.path).absolute()),
+            "anchor": asdict(anchor) if anchor else None,
+        }
+        folder.write_text(GRANT, json.dumps(said, indent=2) + "\n")

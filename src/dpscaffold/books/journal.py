@@ -1,0 +1,230 @@
+"""An append-only file of JSON objects in which no line can be lost, changed or taken back unseen.
+
+One object a line. Each line carries ``chain``, the SHA-256 of the line before's chain and of its
+own content, h_k = SHA-256(h_{k−1} ‖ line_k), and ``process``, a random name of the process that
+wrote it. Whoever keeps an :class:`Anchor` (how many lines, and the last h) can tell later whether
+the file still begins with those very lines. The chain has no key: it shows tampering to those who
+hold an anchor, and to nobody else.
+
+A line is on the disk, its folder entry included, when :meth:`Journal.append` returns. What a crash
+may leave behind is the beginning of one more line; it is passed over, and cut off by the next
+``append``. Any other damage is refused, with the line and the reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.errors import BadInput
+
+#: h_0, the chain of an empty journal; it names the format.
+START = hashlib.sha256(b"dpscaffold journal, format 1").hexdigest()
+#: The keys that the journal itself writes into every line.
+RESERVED = ("process", "chain")
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A journal at one moment: its number of lines and the chain of the last one."""
+
+    lines: int
+    head: str
+
+    @classmethod
+    def read(cls, values: object, where: str) -> Anchor:
+        """From JSON values; ``where`` names the file in the message if they are none."""
+        if (
+            isinstance(values, Mapping)
+            and isinstance(values.get("lines"), int)
+            and isinstance(values.get("head"), str)
+        ):
+            return cls(values["lines"], values["head"])
+        raise BadInput(f"{where} does not name the head of its journal; restore it")
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A verified line: what was appended, its chain, and where it ends in the file."""
+
+    body: dict[str, Any]
+    chain: str
+    end: int
+
+
+class Journal:
+    """One journal, read and verified when it is opened; the file appears with the first line.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "ledger.jsonl"
+    >>> journal = Journal(path)
+    >>> journal.append({"round": 3, "users": [0, 7]}); journal.append({"round": 9, "users": [7]})
+    >>> then = journal.anchor
+    >>> [line["round"] for line in Journal(path).lines()], Journal(path).anchor == then
+    ([3, 9], True)
+    >>> _ = path.write_text(path.read_text().replace("[0, 7]", "[0, 8]"))
+    >>> try:
+    ...     Journal(path)
+    ... except BadInput as error:
+    ...     print(str(error).replace(str(path), "ledger.jsonl"))
+    ledger.jsonl is damaged at line 1 (its chain does not match); restore it or start anew
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._process = secrets.token_hex(8)
+        self._heads = [START]
+        self._end = 0
+        for line in self._verified():
+            self._heads.append(line.chain)
+            self._end = line.end
+        self._size = self.path.stat().st_size if self.path.exists() else 0
+
+    def __len__(self) -> int:
+        """The number of lines."""
+        return len(self._heads) - 1
+
+    @property
+    def head(self) -> str:
+        """h_k, the chain of the last line."""
+        return self._heads[-1]
+
+    @property
+    def anchor(self) -> Anchor:
+        """The journal as it stands."""
+        return Anchor(len(self), self.head)
+
+    def follows(self, anchor: Anchor) -> bool:
+        """Whether the journal begins with the lines that the anchor was taken of."""
+        return 0 <= anchor.lines <= len(self) and self._heads[anchor.lines] == anchor.head
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """What was appended, in order, read from the file and verified once more."""
+        for line in self._verified():
+            yield line.body
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add one object; it is on the disk when this returns, and not in the file if this raises.
+
+        A file that has grown or shrunk since it was read is refused: somebody else writes to it.
+        """
+        taken = [key for key in RESERVED if key in line]
+        if taken:
+            raise BadInput(f"a journal line names {taken[0]!r}, which the journal itself writes")
+        body = json.loads(json.dumps({**line, "process": self._process}, allow_nan=False))
+        chain = _link(self.head, body)
+        new = not self.path.exists()
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            raw = self._separator(descriptor) + _encoded({**body, "chain": chain}) + b"\n"
+            self._write(descriptor, raw)
+        finally:
+            os.close(descriptor)
+        if new:
+            sync_folder(self.path.parent)
+        self._heads.append(chain)
+        self._end = self._size = self._end + len(raw)
+
+    def _separator(self, descriptor: int) -> bytes:
+        """What must stand before the next line: a line may have lost its line feed, no more."""
+        found = os.fstat(descriptor).st_size
+        if found != self._size:
+            raise BadInput(
+                f"{self.path} has {found} bytes where this process left {self._size}: another "
+                f"process has written to it; let only one work on it"
+            )
+        if self._end == 0:
+            return b""
+        os.lseek(descriptor, self._end - 1, os.SEEK_SET)
+        return b"" if os.read(descriptor, 1) == b"\n" else b"\n"
+
+    def _write(self, descriptor: int, raw: bytes) -> None:
+        """All of ``raw`` at the end of the last whole line, or nothing."""
+        try:
+            os.ftruncate(descriptor, self._end)  # the beginning of a line that was never finished
+            os.lseek(descriptor, self._end, os.SEEK_SET)
+            written = os.write(descriptor, raw)  # may be short without an error, on a full disk
+            if written != len(raw):
+                why = f"{os.strerror(errno.ENOSPC)}: {written} of {len(raw)} bytes were written"
+                raise OSError(errno.ENOSPC, why, str(self.path))
+            os.fsync(descriptor)
+        except BaseException:
+            os.ftruncate(descriptor, self._end)
+            self._size = self._end
+            raise
+
+    def _verified(self) -> Iterator[_Line]:
+        """The lines of the file; stops before one that a crash cut short, refuses other damage."""
+        if not self.path.exists():
+            return
+        head, end, writer = START, 0, ""
+        earlier: set[str] = set()
+        with self.path.open("rb") as stream:
+            for place, raw in enumerate(stream, start=1):
+                body, reason = _decoded(raw, head)
+                if body is None and not raw.endswith(b"\n"):
+                    if _decoded(raw[:-1], head)[0] is None:
+                        return
+                    reason = "its end was changed"
+                if body is not None and body["process"] != writer:
+                    if body["process"] in earlier:
+                        reason = "two processes wrote to it at once"
+                    earlier.add(writer := body["process"])
+                if body is None or reason:
+                    raise BadInput(
+                        f"{self.path} is damaged at line {place} ({reason}); restore it or start "
+                        f"anew"
+                    )
+                head, end = body.pop("chain"), end + len(raw)
+                del body["process"]
+                yield _Line(body, head, end)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, so that a new or replaced file survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def digest(value: object) -> str:
+    """The SHA-256 of a JSON value, whatever the order of its keys.
+
+    >>> digest({"a": 1, "b": [2.5]}) == digest({"b": [2.5], "a": 1})
+    True
+    """
+    return hashlib.sha256(_encoded(value)).hexdigest()
+
+
+def _decoded(raw: bytes, head: str) -> tuple[dict[str, Any] | None, str]:
+    """A line with its reserved keys, or None and the reason why it does not follow ``head``."""
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None, "it is not JSON"
+    if not isinstance(line, dict) or not all(isinstance(line.get(key), str) for key in RESERVED):
+        return None, "it is not a chained line"
+    if line["chain"] != _link(head, {key: line[key] for key in line if key != "chain"}):
+        return None, "its chain does not match"
+    return line, ""
+
+
+def _link(head: str, body: Mapping[str, Any]) -> str:
+    """h_k = SHA-256(h_{k−1} ‖ line_k)."""
+    return hashlib.sha256(f"{head}\n".encode() + _encoded(body)).hexdigest()
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, allow_nan=False).encode()

@@ -1,0 +1,326 @@
+"""A run on disk: complete or resumable at every moment, whatever kills the process.
+
+===================  ==========================================================================
+file                 holds
+===================  ==========================================================================
+versions.json        the software and device that made it
+run.json             the digest of its data and its engine: what a configuration does not tell
+config.toml          the configuration as resolved; a folder that has it holds a run
+ledger.jsonl         who took part; a line is written before a round's uploads are used
+grant.json           the run's name in its budget file, if it has one
+ledger.json          what the ledger is about, and a summary of it
+preprocessing.json   what preparing the data spent or left unprotected
+metrics.jsonl        one object per evaluated round
+checkpoint.pt        the state after some round; replaced whole, never edited
+model/               the model, once the run has ended (:mod:`~dpscaffold.modelfolder`)
+summary.json         final metrics, timing and how the run ended
+privacy.json / .md   the privacy statement
+.lock                held by the process at work; says which
+===================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import platform
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpscaffold.books.journal import sync_folder
+from dpscaffold.errors import BadInput
+
+#: The layout of checkpoint.pt; raise it when an older one can no longer be read.
+CHECKPOINT_FORMAT = 2
+#: What a run that was killed before it had a configuration may leave behind.
+BEGUN = ("versions.json", "run.json", "setting.json", ".lock")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a run this run beside its configuration: on what it really runs.
+
+    ``data`` is the digest of its records and ``covers`` what that digest looked at.
+    """
+
+    data: str
+    covers: str
+    engine: str
+
+
+class RunFolder:
+    """Reads and writes one run's files, each replaced atomically.
+
+    From :meth:`begin` or :meth:`lock` to :meth:`release` no other process can work on the folder.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._metrics_hash = hashlib.sha256()
+
+    def file(self, name: str) -> Path:
+        """The path of one of the run's files."""
+        return self.path / name
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has begun here."""
+        return self.file("config.toml").exists()
+
+    def begin(self, config: str, identity: Identity, setting: Mapping[str, Any]) -> None:
+        """Claim the folder for a new run; refuses one that holds another run or anything else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"--out is {self.path}, which is a file; name a folder")
+        self._refuse_a_run()
+        if self.path.exists() and any(not _is_left_over(path) for path in self.path.iterdir()):
+            raise BadInput(
+                f"--out is {self.path}, which is not empty and holds no run; name a new or an "
+                f"empty folder"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.lock()
+        self._refuse_a_run()  # begun by another process since
+        self.write_text("versions.json", json.dumps(versions(), indent=2) + "\n")
+        self.write_text("run.json", json.dumps(asdict(identity), indent=2) + "\n")
+        self.write_text("setting.json", json.dumps(setting, indent=2) + "\n")
+        self.write_text("config.toml", config)
+
+    def _refuse_a_run(self) -> None:
+        if self.holds_run:
+            raise BadInput(
+                f"--out is {self.path}, which already holds a run; "
+                "add --resume to go on with it, or name another folder"
+            )
+
+    def lock(self) -> None:
+        """Keep other processes out until :meth:`release`, or until this process ends."""
+        descriptor = os.open(self.file(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise BadInput(
+                f"--out is {self.path}, where another process{holder and f' ({holder})'} is at "
+                f"work; wait until it ends, or name another folder"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise BadInput(
+                f"--out is {self.path}, which cannot be locked ({error.strerror}); name a folder "
+                f"on a file system with locks"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._lock = descriptor
+
+    def release(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def check_same(self, config: Mapping[str, Any]) -> None:
+        """Refuse to resume under another configuration, naming the first difference."""
+        import tomllib
+
+        try:
+            saved = tomllib.loads(self.file("config.toml").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadInput(
+                f"{self.file('config.toml')} is damaged ({error}); restore it or start the run anew"
+            ) from error
+        self._refuse_difference(saved, config)
+
+    def check_setting(self, setting: Mapping[str, Any]) -> None:
+        """Refuse to resume under another setting: an algorithm, a plan or a budget that the
+        configuration names alike and that is not the same."""
+        saved = self.read_json("setting.json")
+        if saved is None:
+            raise BadInput(
+                f"{self.path} holds a run of an earlier version, which did not write down its "
+                f"setting (setting.json), so it cannot be resumed; start it anew elsewhere"
+            )
+        self._refuse_difference(saved, json.loads(json.dumps(setting)))
+
+    def _refuse_difference(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        difference = _first_difference(saved, now)
+        if difference:
+            key, old, new = difference
+            raise BadInput(
+                f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its "
+                f"own configuration"
+            )
+
+    def check_identity(self, now: Identity) -> None:
+        """Refuse to resume on other data or with another engine."""
+        saved = self.read_json("run.json")
+        if saved is None:
+            raise BadInput(
+                f"{self.path} holds a run of an earlier version, which did not write down its "
+                f"data's digest (run.json), so it cannot be resumed; start it anew elsewhere"
+            )
+        if saved.get("data") != now.data:
+            raise BadInput(
+                f"{self.path} holds a run on other data (digest {saved.get('data')}, not "
+                f"{now.data}); resume it on the very records it began with"
+            )
+        if saved.get("engine") != now.engine:
+            raise BadInput(
+                f"{self.path} holds a run of the engine {saved.get('engine')!r}, not "
+                f"{now.engine!r}; resume it with its own"
+            )
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file whole."""
+        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def save_checkpoint(self, content: dict[str, Any]) -> None:
+        """Replace the checkpoint whole."""
+        numbered = {"format": CHECKPOINT_FORMAT, **content}
+        self._replace("checkpoint.pt", lambda path: torch.save(numbered, path))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None where the run stopped before its first."""
+        path = self.file("checkpoint.pt")
+        if not path.exists():
+            return None
+        try:
+            with zipfile.ZipFile(path) as parts:  # torch reads a flipped bit without a word
+                damaged = parts.testzip()
+            if damaged:
+                raise ValueError(f"its part {damaged} is damaged")
+            saved = dict(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:
+            raise BadInput(
+                f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be "
+                f"started anew"
+            ) from error
+        if saved.get("format") != CHECKPOINT_FORMAT:
+            raise BadInput(
+                f"{path} has format {saved.get('format')}, and this version reads format "
+                f"{CHECKPOINT_FORMAT}; resume it with the version that wrote it"
+            )
+        return saved
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add one evaluated round."""
+        with self.file("metrics.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(_lines([plain(row)]))
+        self._metrics_hash.update(_lines([plain(row)]).encode())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All evaluated rounds; a line cut short by a crash is dropped."""
+        path = self.file("metrics.jsonl")
+        rows = []
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in text.split("\n"):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                break
+            rows.append(row)
+        return rows
+
+    @property
+    def metrics_digest(self) -> str:
+        """SHA-256 of the evaluated rounds so far, for a checkpoint."""
+        return self._metrics_hash.hexdigest()
+
+    def check_metrics(self, round: int, digest: str | None) -> None:
+        """Refuse metrics that are not those a checkpoint was written after."""
+        found = hashlib.sha256(_lines(self._metrics_until(round)).encode()).hexdigest()
+        if digest is not None and found != digest:
+            raise BadInput(
+                f"{self.file('metrics.jsonl')} is not as this run left it: rounds up to {round} "
+                f"were lost or changed; restore it or start the run anew"
+            )
+
+    def _metrics_until(self, round: int) -> list[dict[str, Any]]:
+        return [row for row in self.metrics() if row["round"] <= round]
+
+    def rewind_metrics(self, round: int) -> list[dict[str, Any]]:
+        """Keep the evaluated rounds up to ``round``: what came after is run again."""
+        rows = self._metrics_until(round)
+        self.write_text("metrics.jsonl", _lines(rows))
+        self._metrics_hash = hashlib.sha256(_lines(rows).encode())
+        return rows
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the run, or None."""
+        path = self.file(name)
+        if not path.exists():
+            return None
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise BadInput(
+                f"{path} is not valid JSON ({error}); restore it or start the run anew"
+            ) from error
+
+    def _replace(self, name: str, write: Any) -> None:
+        partial = self.file(f".{name}.partial")
+        write(partial)
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(partial, self.file(name))
+        sync_folder(self.path)
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _is_left_over(path: Path) -> bool:
+    return path.name in BEGUN or (path.name.startswith(".") and path.name.endswith(".partial"))
+
+
+def versions() -> dict[str, str]:
+    """What made a run."""
+    import numpy
+
+    from dpscaffold import __version__
+
+    return {
+        "dpscaffold": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def plain(value: Any) -> Any:
+    """JSON values only: infinities and NaN become None, tuples lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _first_difference(
+    saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> tuple[str, Any, Any] | None:
+    for key in sorted(set(saved) | set(now)):
+        old, new = saved.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            inner = _first_difference(old, new, f"{prefix}{key}.")
+            if inner:
+                return inner
+        elif old != new:
+            return f"{prefix}{key}", old, new
+    return None

@@ -1,0 +1,276 @@
+"""The ledger of a run folder: written before uploads are used, read back by anyone.
+
+``ledger.jsonl`` is the record, a :class:`~.journal.Journal`: an opening line that binds
+it to the run, its data and what their preparation cost, then one line a round. ``ledger.json``
+holds the description of the run and a summary, ``preprocessing.json`` the preparation. The head of
+the journal stands in ``ledger.json``, in every checkpoint and in the statement (``privacy.json``),
+so a journal that was shortened or written anew is refused.
+
+A statement of a run with a folder is made here, from the files alone, so that what a run writes
+and what ``dpscaffold privacy RUN`` answers are the same. Nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.books.journal import Anchor, Journal, digest
+from dpscaffold.privacy import Cost, Ledger, PrivacyError, Remark, Run, statement
+from dpscaffold.privacy.human import GROUPS
+from dpscaffold.privacy.preparation import from_sentence
+
+JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
+AGAIN = "restore it or start the run anew"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the journal: who took part in a round; ``again`` where fresh noise was drawn for
+    a round that had already been recorded."""
+
+    round: int
+    users: tuple[int, ...]
+    again: bool
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first line of a journal: SHA-256 of the run's description and of the costs of its data's
+    preparation, and the digest of its data."""
+
+    run: str
+    costs: str
+    data: str
+
+    @classmethod
+    def of(cls, ledger: Ledger, costs: Iterable[Cost], data: str) -> Opening:
+        """The opening of a new run."""
+        return cls(_run_digest(ledger.to_dict()), _costs_digest(costs), data)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a run folder says about its privacy: all that a statement needs.
+
+    ``seeded`` says that the seed of the noise lies in the folder. ``anchor`` is None in folders
+    from before journals were chained. ``colluders`` is how many participants the run's
+    configuration takes to pool what they know, ``draw_given`` says that the seed of the draw was
+    given with the plan, and ``allowed`` is what a release was told to overlook (None: no release).
+    """
+
+    ledger: Ledger
+    preparation: tuple[Remark, ...]
+    costs: tuple[Cost, ...]
+    seeded: bool
+    anchor: Anchor | None
+    colluders: int = 1
+    draw_given: bool = True
+    allowed: tuple[str, ...] | None = None
+
+    def at_delta(self, delta: float) -> Account:
+        """The same account at another δ."""
+        ledger = Ledger.from_dict(self.ledger.to_dict()).charged(self.costs)
+        ledger.run = Run.from_dict({**ledger.run.to_dict(), "delta": delta})
+        return replace(self, ledger=ledger)
+
+    def statement(
+        self, groups: Sequence[int] = GROUPS, colluders: int | None = None
+    ) -> dict[str, Any]:
+        """The privacy statement: every round that was journalled counts, kept or lost."""
+        said = statement(
+            self.ledger.run,
+            ledger=self.ledger,
+            preparation=self.preparation,
+            seed_public=self.seeded,
+            draw_given=self.draw_given,
+            allowed=self.allowed,
+            extra_costs=self.costs,
+            groups=tuple(groups),
+            colluders=self.colluders if colluders is None else colluders,
+        )
+        if self.anchor is not None:
+            said["journal"] = vars(self.anchor)
+        return said
+
+
+def read_account(folder: Path) -> Account:
+    """Read a run folder, checking that its parts belong together."""
+    ledger, journal = _read(folder)
+    steps, costs = read_preprocessing(folder)
+    if journal is not None and read_opening(journal).costs != _costs_digest(costs):
+        raise PrivacyError(f"{folder / PREPARATION} is not the one this run began with; {AGAIN}")
+    config = folder / "config.toml"
+    try:
+        tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    except ValueError as error:
+        raise PrivacyError(f"{config} is damaged ({error}); {AGAIN}") from error
+    limits = {**tables.get("budget", {}), **tables.get("privacy", {})}
+    release = bool(limits.get("release", False))
+    seeded = config.exists() and not (release or limits.get("secret", False))
+    allowed = tuple(limits.get("allow", ())) if release else None
+    anchor = journal.anchor if journal else None
+    ledger = ledger.charged(costs)
+    colluders = limits.get("colluders", 1)
+    return Account(
+        ledger, steps, costs, seeded, anchor, colluders, config.exists() and not release, allowed
+    )
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """The ledger of a run folder, rebuilt from its journal, with what its data's preparation
+    cost."""
+    ledger, _ = _read(folder)
+    return ledger.charged(read_preprocessing(folder)[1])
+
+
+def read_entries(journal: Journal) -> Iterator[Entry]:
+    """The rounds of a journal, after its opening."""
+    for place, line in enumerate(journal.lines(), start=1):
+        if place > 1:
+            yield _entry(line, f"{journal.path} at line {place}")
+
+
+def read_opening(journal: Journal) -> Opening:
+    """What a journal was opened for."""
+    for line in journal.lines():
+        try:
+            return Opening(**line["opens"])
+        except (KeyError, TypeError):
+            break
+    raise PrivacyError(f"{journal.path} does not begin with the description of its run; {AGAIN}")
+
+
+def summary_text(ledger: Ledger, journal: Journal) -> str:
+    """The contents of ``ledger.json``."""
+    return json.dumps({**ledger.to_dict(), "journal": vars(journal.anchor)}) + "\n"
+
+
+def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ...]]:
+    """What is said of a run's data preparation, and its costs.
+
+    Folders of earlier versions hold sentences alone; those that are not known to be harmless count
+    as unprotected.
+    """
+    path = folder / PREPARATION
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        steps = [Remark(step["sentence"], step["protection"]) for step in said.get("steps", ())]
+        if "steps" not in said:
+            steps = [from_sentence(sentence) for sentence in said["sentences"]]
+        return tuple(steps), tuple(Cost(**cost) for cost in said["costs"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PrivacyError(
+            f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it"
+        ) from error
+
+
+def check_anchor(journal: Journal, anchor: Anchor, where: str) -> None:
+    """Refuse a journal that does not begin with the lines that ``where`` was written after."""
+    if not journal.follows(anchor):
+        raise PrivacyError(
+            f"{journal.path} is not the journal that {where} names: its first {anchor.lines} lines "
+            f"were shortened or changed; {AGAIN}"
+        )
+
+
+def _read(folder: Path) -> tuple[Ledger, Journal | None]:
+    """The ledger and its journal, None where that is from before journals were chained."""
+    summary = _read_summary(folder)
+    anchor = summary.pop("journal", None)
+    try:
+        saved = Ledger.from_dict(summary)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PrivacyError(f"{folder / SUMMARY} is damaged ({error}); {AGAIN}") from error
+    stated = _stated_anchor(folder)
+    if anchor is None:
+        if stated is not None:
+            raise PrivacyError(f"{folder / SUMMARY} does not name its journal's head; {AGAIN}")
+        journal, entries = None, _read_unchained(folder / JOURNAL)
+    else:
+        journal = Journal(folder / JOURNAL)
+        check_anchor(journal, Anchor.read(anchor, str(folder / SUMMARY)), SUMMARY)
+        if stated is not None:
+            check_anchor(journal, stated, "the statement (privacy.json)")
+        if read_opening(journal).run != _run_digest(summary):
+            raise PrivacyError(
+                f"{folder / SUMMARY} describes another run than its journal; {AGAIN}"
+            )
+        entries = read_entries(journal)
+    ledger = Ledger(saved.run, saved.user_budget)
+    for entry in entries:
+        if entry.round > ledger.rounds + 1:  # a run takes every round, so a gap is a loss
+            raise PrivacyError(
+                f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start anew"
+            )
+        ledger.record(entry.round, entry.users, again=entry.again)
+    if bool((ledger.participations < saved.participations).any()):
+        raise PrivacyError(f"{folder / JOURNAL} records less than ledger.json counts; {AGAIN}")
+    return ledger, journal
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    path = folder / SUMMARY
+    if not path.exists():
+        raise PrivacyError(
+            f"{folder} holds no ledger (ledger.json); name the folder of a private run"
+        )
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
+
+
+def _stated_anchor(folder: Path) -> Anchor | None:
+    """The head that the folder's statement names, if there is a statement that names one."""
+    path = folder / "privacy.json"
+    if not path.exists():
+        return None
+    try:
+        said = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise PrivacyError(f"{path} is damaged ({error}); restore it") from error
+    return Anchor.read(said["journal"], str(path)) if "journal" in said else None
+
+
+def _read_unchained(path: Path) -> Iterator[Entry]:
+    """The rounds of a journal from before lines were chained; each has a checksum of its own.
+
+    A last line cut short is a round that never ran; other damage is refused.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    for place, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            body = {key: row[key] for key in ("round", "users", "again")}
+            intact = row["check"] == zlib.crc32(json.dumps(body, sort_keys=True).encode())
+        except (ValueError, KeyError, TypeError):
+            intact = False
+        if not intact:
+            if place == len(lines):
+                return
+            raise PrivacyError(f"{path} is damaged at line {place}; {AGAIN}")
+        yield _entry(body, f"{path} at line {place}")
+
+
+def _entry(line: Mapping[str, Any], where: str) -> Entry:
+    try:
+        return Entry(int(line["round"]), tuple(line["users"]), bool(line["again"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise PrivacyError(f"{where} is not a round of a ledger ({error}); {AGAIN}") from error
+
+
+def _run_digest(summary: Mapping[str, Any]) -> str:
+    return digest({"run": summary["run"], "user_budget": summary["user_budget"]})
+
+
+def _costs_digest(costs: Iterable[Cost]) -> str:
+    """What is left at nothing is left out, so that later kinds of cost change no earlier hash."""
+    return digest([{key: value for key, value in vars(cost).items() if value} for cost in costs])
