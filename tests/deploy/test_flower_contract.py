@@ -165,3 +165,15 @@ def test_a_proxy_that_catches_loopback_is_refused(monkeypatch):
 
 def test_an_empty_letter_is_a_letter():
     assert pack(Letter({})) == pack(wire.from_records(wire.to_records(Letter({}))))
+
+
+def test_what_no_waiting_mends_is_said_at_once():
+    import httpx
+
+    request = httpx.Request("POST", "https://127.0.0.1/")
+    refused = httpx.HTTPStatusError("no", request=request, response=httpx.Response(401))
+    with pytest.raises(BadInput, match=r"superexec\.secret"):
+        run._refuse_for_good(refused)
+    with pytest.raises(BadInput, match="not of this federation"):
+        run._refuse_for_good(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] unknown"))
+    assert run._refuse_for_good(httpx.ConnectError("refused")) is None

@@ -38,6 +38,7 @@ from flwr.superlink.grid import HttpGrid
 
 from dpscaffold.engines.exchange import Accept
 from dpscaffold.engines.letters import Letter, canonical
+from dpscaffold.errors import BadInput
 from dpscaffold.flower.wire import from_records, to_records
 from dpscaffold.provision import Member
 
@@ -203,7 +204,7 @@ class Post:
 
     def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
         """As :class:`~dpscaffold.engines.exchange.Exchange`."""
-        begun, found, pause = time.monotonic(), dict[str, Letter](), 0.2
+        begun, found, pause, told = time.monotonic(), dict[str, Letter](), 0.2, False
         while True:
             try:
                 if self._grid is None:
@@ -213,8 +214,11 @@ class Post:
                 self.traffic.seconds += time.monotonic() - begun
                 return found
             except TROUBLE as error:
-                self.say(f"the SuperLink is away ({type(error).__name__}); trying again")
-                self._grid = None
+                if not self.traffic.opened:
+                    _refuse_for_good(error)
+                if not told:
+                    self.say(f"the SuperLink is away ({type(error).__name__}); trying again")
+                told, self._grid = True, None
                 time.sleep(pause)
                 pause = min(2 * pause, _LAST_PAUSE)
 
@@ -295,6 +299,19 @@ class Post:
         if self._grid is not None:
             self._grid.close(completed)
             self._grid = None
+
+
+def _refuse_for_good(error: BaseException) -> None:
+    """What no waiting mends: a wrong secret, or a certificate of another authority."""
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401:
+        raise BadInput(
+            "the SuperLink refuses this server (401): superexec.secret is not the one that it was "
+            "started with"
+        ) from error
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        raise BadInput(
+            f"the SuperLink's certificate is not of this federation, or not for this host ({error})"
+        ) from error
 
 
 def _size(letter: Letter) -> int:
