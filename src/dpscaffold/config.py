@@ -6,7 +6,6 @@ nearest known one; what was resolved is written beside every result and can be r
 
 from __future__ import annotations
 
-import importlib
 import tomllib
 import types
 import typing
@@ -25,9 +24,11 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from dpscaffold.algorithms import DEFAULT, Algorithm
-from dpscaffold.algorithms.naming import build, numbers_of
+from dpscaffold.algorithms.naming import build, numbers_of, own_function
 from dpscaffold.budget import Budget
 from dpscaffold.checks import choice
 from dpscaffold.data.config import DataSettings, Synthetic
@@ -63,9 +64,11 @@ class TaskSettings(Table):
     module: str | None = None
     shape: tuple[int, ...] | None = None
     optimum: bool = False
+    _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _consistent(self) -> TaskSettings:
+    def _consistent(self, info: ValidationInfo) -> TaskSettings:
+        self._folder = _folder_of(info)
         if (self.kind == "module") != (self.module is not None):
             raise BadInput(
                 f"task.module is {self.module!r} with task.kind {self.kind!r}; "
@@ -113,15 +116,8 @@ class TaskSettings(Table):
         if self.kind == "mlp":
             return Mlp(federation.dimension, outputs, self.hidden, loss)
         assert self.module is not None
-        place, _, name = self.module.partition(":")
-        try:
-            factory = getattr(importlib.import_module(place), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise BadInput(
-                f"task.module is {self.module!r}, which cannot be imported ({error}); give "
-                f"'package.file:factory'"
-            ) from error
-        return ModuleTask(factory(), self.shape, self.module, loss)
+        made = own_module(self.module, self._folder)
+        return ModuleTask(made, self.shape, self.module, loss)
 
 
 class AlgorithmSettings(Table):
@@ -164,6 +160,30 @@ class AlgorithmSettings(Table):
     def build(self) -> Algorithm:
         """The algorithm."""
         return build(self.name, self.server, self.model_extra or {}, self._folder)
+
+
+def own_module(name: str, folder: Path | None) -> nn.Module:
+    """What a user's own function makes, which must be a module ready to be trained."""
+    factory = own_function(name, folder, "task.module")
+    try:
+        made = factory()
+    except Exception as error:
+        raise BadInput(
+            f"task.module is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
+            f"mend it"
+        ) from error
+    if not isinstance(made, nn.Module):
+        shown = made.__name__ + ", a class" if isinstance(made, type) else type(made).__name__
+        raise BadInput(
+            f"task.module is {name!r}, which returned {shown}; the factory must return a "
+            f"torch.nn.Module"
+        )
+    if any(isinstance(value, UninitializedParameter) for value in made.parameters()):
+        raise BadInput(
+            f"task.module is {name!r}, whose layers have no sizes yet (lazy modules); give them "
+            f"their numbers of features"
+        )
+    return made
 
 
 def _folder_of(info: ValidationInfo) -> Path | None:

@@ -22,7 +22,8 @@ from dpscaffold.plan import Plan
 from dpscaffold.privacy import Run, calibrate_noise, charged
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.randomness import Randomness, Sampling
-from dpscaffold.tasks import Task
+from dpscaffold.tasks import ModuleTask, Task
+from dpscaffold.tasks.base import Batch
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,14 @@ class Setting:
                 scores = task.scores(
                     task.initial(self.plan.seed), task.prepare(torch.zeros(1, data.dimension))
                 )
-        except RuntimeError as error:
+        except Exception as error:  # a module of a user's own may raise anything
             what = f"the task {task.name!r} does not accept records of {data.dimension} features"
-            raise BadInput(f"{what} ({error})") from error
+            raise BadInput(f"{what} ({type(error).__name__}: {error})") from error
+        if not isinstance(scores, Tensor) or not scores.is_floating_point():
+            raise BadInput(
+                f"the task {task.name!r} gives {type(scores).__name__} instead of scores; its "
+                f"module must return one tensor of floats"
+            )
         needed = loss.outputs(classes) if loss is not None else data.target.outputs
         single = loss is None and scores.shape[-1] == 1 and classes == 2  # it tells two apart
         if scores.ndim != 2 or (scores.shape[1] < needed and not single):
@@ -95,6 +101,24 @@ class Setting:
                 f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
                 f"record; the federation's target is {data.target}, so (1, {needed}) is needed"
             )
+        if isinstance(task, ModuleTask):
+            self._check_module(task)
+
+    def _check_module(self, task: ModuleTask) -> None:
+        """A module must be trainable record by record, whatever a record holds."""
+        data = self.roster.schema
+        rows = torch.zeros(1, 2, data.dimension)
+        labels = torch.zeros(1, 2, dtype=torch.long if data.target.classes else torch.float32)
+        params = task.initial(self.plan.seed)[None]
+        try:
+            task.clipped_sum(params, Batch(task.prepare(rows), labels), torch.ones(1))
+        except Exception as error:
+            said = str(error).strip().splitlines()
+            raise BadInput(
+                f"the module {task.name!r} cannot be trained record by record "
+                f"({type(error).__name__}: {said[0] if said else 'no message'}); what it does must "
+                f"not depend on the values of a record"
+            ) from error
 
     def _check_preparation(self) -> None:
         """A secret run must not stand on statistics whose noise can be drawn again from a seed."""

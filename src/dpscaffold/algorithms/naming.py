@@ -85,20 +85,28 @@ def factory_of(name: str, folder: Path | None = None, argument: str = "algorithm
     configuration), in the working folder, then among what Python can import."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    place, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise BadInput(
             f"{argument} is {name!r}{nearest(name, list(ALGORITHMS))}; choose one of "
             f"{', '.join(ALGORITHMS)}, or name a function of your own as 'my_file:factory'"
         )
-    module = _module(place, folder, f"{argument} is {name!r}")
-    factory = getattr(module, function, None)
+    returns = "one that returns a dpscaffold.Algorithm"
+    return cast("Callable[..., Algorithm]", own_function(name, folder, argument, returns))
+
+
+def own_function(
+    name: str, folder: Path | None, argument: str, returns: str = "one that it has"
+) -> Callable[..., Any]:
+    """The function that ``my_file:function`` names, in a file beside the configuration or among
+    what Python can import."""
+    place, _, function = name.partition(":")
+    said = f"{argument} is {name!r}"
+    if not place or not function or not all(part.isidentifier() for part in place.split(".")):
+        raise BadInput(f"{said}; name a function of your own as 'my_file:factory'")
+    factory = getattr(_module(place, folder, said), function, None)
     if not callable(factory):
-        raise BadInput(
-            f"{argument} is {name!r}, but {place} has no function {function!r}; "
-            f"name one that returns a dpscaffold.Algorithm"
-        )
-    return cast("Callable[..., Algorithm]", factory)
+        raise BadInput(f"{said}, but {place} has no function {function!r}; name {returns}")
+    return cast("Callable[..., Any]", factory)
 
 
 def _server(name: str | None) -> Factory | None:

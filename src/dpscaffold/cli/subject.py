@@ -53,6 +53,10 @@ class Subject:
         )
 
 
+#: The losses of a larger noise are below what double precision tells from nothing.
+MOST_NOISE = 1e7
+
+
 def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | None = None) -> Run:
     """The run that the options describe; every missing or impossible one is named.
 
@@ -80,6 +84,11 @@ def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | No
         algorithm = build(name)
     except BadInput as error:
         raise PrivacyError(str(error)) from error
+    if numbers["noise"] > MOST_NOISE:
+        raise PrivacyError(
+            f"--noise is {numbers['noise']:g}, more than can be accounted for; give a number up to "
+            f"{MOST_NOISE:g}"
+        )
     if floor_share(numbers["user_ratio"], numbers["users"]) < 1:
         raise PrivacyError(
             f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,9 @@ def _says(tables: dict[str, Any], key: str) -> bool:
 def _tables(source: Path) -> dict[str, Any]:
     """The configuration of a run folder, or the one that was given."""
     path = source / "config.toml" if source.is_dir() else source
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    from dpscaffold.config import read_tables
+
+    return read_tables(path) if path.exists() else {}
 
 
 def _digest(source: Path, tables: dict[str, Any]) -> str | None:

@@ -299,7 +299,7 @@ def _named(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     source = value.get("source", "synthetic")
-    if source not in SOURCES:
+    if not isinstance(source, str) or source not in SOURCES:
         hint = nearest(str(source), SOURCES) or f"; there are {', '.join(SOURCES)}"
         raise ValueError(f"no data source is called '{source}'{hint}")
     known = SOURCES[source].model_fields

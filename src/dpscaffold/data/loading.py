@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -73,6 +74,7 @@ def load_federation(
 
 def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     if isinstance(settings, Synthetic):
+        _check_size(settings)
         return synthetic(**settings.model_dump(exclude={"source", "declared_sizes"}))
     if isinstance(settings, Saved):
         return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
@@ -97,6 +99,17 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     steps = federation.preparation + left_out(settings, gone)
     federation = replace(federation, preparation=steps)
     return _checked(preprocess(federation, settings.preprocess, settings.seed, release), settings)
+
+
+def _check_size(settings: Synthetic) -> None:
+    """Refuse synthetic data that this machine cannot hold, before trying."""
+    needed = 4 * settings.users * settings.records * (settings.dimension + 1)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise BadInput(
+            f"data.users × data.records is {settings.users} × {settings.records}, which takes "
+            f"{needed / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB of memory; use fewer"
+        )
 
 
 def read_pool(settings: Pooled) -> Pool | Federation:

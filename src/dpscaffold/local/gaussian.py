@@ -15,6 +15,9 @@ from dpscaffold.randomness import Sampling
 Unit = Literal["record", "user"]
 Neighbours = Literal["replace-one", "zero-out", "add-remove"]
 
+#: The losses of a larger noise are below what double precision tells from nothing.
+MOST_NOISE = 1e7
+
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
 
@@ -62,6 +65,11 @@ class Gaussian:
         choice("privacy.unit", self.unit, ("record", "user"))
         if number("privacy.noise", self.noise) < 0:
             raise BadInput(f"privacy.noise is {self.noise}; it must be 0 or positive")
+        if self.noise > MOST_NOISE:
+            raise BadInput(
+                f"privacy.noise is {self.noise:g}, more than can be accounted for; give a number "
+                f"up to {MOST_NOISE:g}"
+            )
         # Whether sizes are declared is the data's to say; the setting asks again with them.
         choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
         if isinstance(self.clip, str):
