@@ -74,8 +74,8 @@ def command(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    from dpscaffold.cli.train import run_settings
     from dpscaffold.config import load
+    from dpscaffold.running import run_settings
 
     folder = tmp_path_factory.mktemp("finished")
     (folder / "c.toml").write_text(SMALL)
