@@ -28,5 +28,6 @@ from .tasks import Mlp as Mlp
 from .tasks import ModuleTask as ModuleTask
 from .tasks import Task as Task
 from .tasks import huber as huber
+from .tasks import weighted as weighted
 from .training import Result as Result
 from .training import train as train

@@ -40,7 +40,7 @@ from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Run
 from dpscaffold.setting import Setting
-from dpscaffold.tasks import LOSSES, Linear, Logistic, Loss, Mlp, ModuleTask, Task, huber
+from dpscaffold.tasks import LOSSES, Linear, Logistic, Loss, Mlp, ModuleTask, Task, huber, weighted
 
 
 class Table(BaseModel):
@@ -65,6 +65,9 @@ class TaskSettings(Table):
     shape: tuple[int, ...] | None = None
     optimum: bool = False
     _folder: Path | None = PrivateAttr(default=None)
+    class_weights: tuple[float, ...] | dict[str, float] | None = None
+    metrics: tuple[str, ...] | None = None
+    dissimilarity: bool = True
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> TaskSettings:
@@ -102,16 +105,31 @@ class TaskSettings(Table):
             )
         name = self.loss or ("softmax" if target.kind == "class" else "squared")
         loss = LOSSES[name] if self.delta is None else huber(self.delta)
+        if self.class_weights is not None:
+            loss = weighted(loss, self._weights(target))
         loss.fits(target.kind, len(target.classes))
         return loss
+
+    def _weights(self, target: Target) -> tuple[float, ...]:
+        """One weight a class, in the order of the classes."""
+        given = self.class_weights
+        if not isinstance(given, dict):
+            return given or ()
+        stray = [name for name in given if name not in target.classes]
+        if stray:
+            raise BadInput(
+                f"task.class_weights names '{stray[0]}'{nearest(stray[0], target.classes)}; the "
+                f"classes are {', '.join(target.classes[:10])}"
+            )
+        return tuple(given.get(name, 1.0) for name in target.classes)
 
     def build(self, federation: Federation) -> Task:
         """The task, in the federation's shape."""
         loss = self.build_loss(federation.target)
         outputs = loss.outputs(federation.classes)
-        if self.kind == "logistic":
+        if self.kind == "logistic" and not loss.weights:
             return Logistic(federation.dimension, outputs)
-        if self.kind == "linear":
+        if self.kind in ("logistic", "linear"):
             return Linear(federation.dimension, outputs, loss)
         if self.kind == "mlp":
             return Mlp(federation.dimension, outputs, self.hidden, loss)

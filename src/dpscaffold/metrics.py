@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
 from dpscaffold.local.records import prepared
+from dpscaffold.schema import Target
 from dpscaffold.scoring import (
+    METRICS,
+    Metric,
     constant_scores,
     metrics_for,
     predicted_class,
     report,
     shown_metric,
 )
-from dpscaffold.tasks import Batch, Task
+from dpscaffold.tasks import Batch, Loss, Task
 
 #: Records evaluated together; bounds the memory of an evaluation.
 _BLOCK = 1 << 17
@@ -40,6 +45,35 @@ Block = tuple[Tensor, Tensor, Tensor, Tensor]
 Metrics = dict[str, float | None]
 
 
+@dataclass(frozen=True)
+class Judging:
+    """What is measured of a model: metrics by name (none: those that people expect of the target;
+    the one that stands for a model is always among them), and whether the users' gradients are
+    compared, which is most of the time of an evaluation of a network.
+
+    >>> Judging(("auc",)).chosen(Target.numbered(2))[1].name
+    'auc'
+    """
+
+    metrics: tuple[str, ...] = ()
+    dissimilarity: bool = True
+
+    def chosen(self, target: Target) -> tuple[Metric, ...]:
+        """The metrics of a target; one that does not fit is refused."""
+        for name in self.metrics:
+            if name not in METRICS:
+                known = ", ".join(metric.name for metric in metrics_for(target))
+                raise BadInput(
+                    f"task.metrics names '{name}'{nearest(name, METRICS)}; there are {known}"
+                )
+            METRICS[name].fits(target)
+        expected = metrics_for(target)
+        if not self.metrics:
+            return expected
+        wanted = dict.fromkeys((expected[0].name, *self.metrics))
+        return tuple(METRICS[name] for name in wanted)
+
+
 class Evaluator:
     """Evaluates models on one federation, a block of users at a time.
 
@@ -54,14 +88,18 @@ class Evaluator:
         regularisation: float,
         device: torch.device,
         optimum_loss: float | None = None,
+        judging: Judging | None = None,
     ) -> None:
+        self.judging = judging or Judging()
+        self.metrics = self.judging.chosen(federation.target)
         self.federation, self.task, self.device = federation, task, device
         self.regularisation, self.optimum_loss = regularisation, optimum_loss
         self._held: dict[str, list[Block]] = {}
 
     def sharing(self, regularisation: float, optimum_loss: float | None = None) -> Evaluator:
         """An evaluator of the same records under another objective; what is prepared is shared."""
-        other = Evaluator(self.federation, self.task, regularisation, self.device, optimum_loss)
+        given = (self.federation, self.task, regularisation, self.device, optimum_loss)
+        other = Evaluator(*given, self.judging)
         other._held = self._held
         return other
 
@@ -83,8 +121,7 @@ class Evaluator:
             seen += len(sizes)
             if self.federation.target.kind == "class":
                 accuracy += float(_accuracy_sums(scores[-1][None], y, user, sizes)[0])
-        metrics = metrics_for(self.federation.target)
-        found = report(metrics, torch.cat(scores), torch.cat(targets), torch.cat(users), seen)
+        found = report(self.metrics, torch.cat(scores), torch.cat(targets), torch.cat(users), seen)
         if self.federation.target.kind == "class":  # summed as for many models, to the last bit
             found["test_accuracy"] = accuracy / self.federation.users
         return found
@@ -99,6 +136,8 @@ class Evaluator:
                 if math.isfinite(loss)
                 else math.inf
             )
+        if not self.judging.dissimilarity:
+            return {"train_loss": loss, "log10_gap": gap}
         return {
             "train_loss": loss,
             "log10_gap": gap,
@@ -136,6 +175,8 @@ class Evaluator:
         for x, y, user, sizes in self._of("train"):
             losses = self.task.losses(params, x, y).double()
             loss += float((torch.zeros_like(sizes).index_add_(0, user, losses) / sizes).sum())
+            if not self.judging.dissimilarity:
+                continue
             gradients = self._gradients(params, x, y, sizes)
             squares += float(gradients.square().sum())
             mean += gradients.double().sum(0)
@@ -190,6 +231,26 @@ def baseline(federation: Federation) -> Metrics:
     found = report(metrics_for(target)[:1], scores, test.labels, user, test.users)
     shown = shown_metric(target)
     return {shown: found[shown]}
+
+
+def constant_loss(federation: Federation, task: Task) -> float | None:
+    """F of the best model that looks at no feature, without ℓ2 term: the frequencies of the
+    training labels as probabilities, or their mean; None for a task that tells no loss."""
+    loss, train = getattr(task, "loss", None), federation.train
+    if not isinstance(loss, Loss):
+        return None
+    labels = train.labels
+    user = torch.repeat_interleave(torch.arange(train.users), train.sizes)
+    if loss.kind == "number":
+        values = loss.values(labels.double().mean().expand(len(labels), 1), labels.double())
+    else:
+        classes = federation.classes
+        counts = torch.bincount(labels, minlength=classes).double().clamp_min(0.5)
+        scores = counts.log() if loss.scores is None else (counts[1] / counts[0]).log().view(1)
+        known = loss.values(scores.expand(classes, -1), torch.arange(classes))
+        values = known[labels]
+    sums = torch.zeros(train.users, dtype=torch.float64).index_add_(0, user, values.double())
+    return float((sums / train.sizes).mean())
 
 
 def evaluate_all(

@@ -109,6 +109,8 @@ def run_settings(
             resume=resume,
             listener=Several((progress, listener)),
             config=settings.resolved(setting),
+            metrics=settings.task.metrics or (),
+            dissimilarity=settings.task.dissimilarity,
         )
 
 

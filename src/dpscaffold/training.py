@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from dpscaffold.events import (
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_devices, stop_signals
-from dpscaffold.metrics import Evaluator, baseline, late
+from dpscaffold.metrics import Evaluator, Judging, baseline, constant_loss, late
 from dpscaffold.model import Model, Raw
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown, html_table, small_curve
@@ -50,6 +50,8 @@ from dpscaffold.tasks import Task
 from dpscaffold.trained import Origin
 
 Observer = Callable[[int, Row], None]
+#: A metric of one's own: the model and the evaluation data → a number, under the function's name.
+OwnMetric = Callable[[Model, Federation], float]
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ def train(
     config: Mapping[str, Any] | None = None,
     chunk: int | None = None,
     progress: bool = False,
+    metrics: Sequence[str | OwnMetric] = (),
+    dissimilarity: bool = True,
 ) -> Result:
     """Train one model and return what happened.
 
@@ -152,6 +156,9 @@ def train(
     (:mod:`~dpscaffold.events`), whose rounds carry the parameters. With ``out`` everything is
     written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
     number, as without the interruption.
+    ``metrics`` are names (:data:`~dpscaffold.scoring.METRICS`) or functions of your own, called
+    with the model and the federation; ``dissimilarity=False`` leaves the users' gradients out of
+    the evaluation, which are most of its time for a network.
     ``progress=True`` shows a live line, in notebooks too.
     ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
     round, save a checkpoint and return with ``ended="interrupted"``.
@@ -177,6 +184,8 @@ def train(
             resume=resume,
             listener=Several((*listeners, line)),
             config=config,
+            metrics=metrics,
+            dissimilarity=dissimilarity,
         )
 
 
@@ -191,6 +200,8 @@ def run(
     resume: bool = False,
     listener: Listener = silence,
     config: Mapping[str, Any] | None = None,
+    metrics: Sequence[str | OwnMetric] = (),
+    dissimilarity: bool = True,
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of."""
     if federation.roster.sizes != setting.roster.sizes:
@@ -204,6 +215,7 @@ def run(
             f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
         )
     going = _Run(setting, federation, hardware or Hardware(), engine, listener)
+    going.judge(metrics, dissimilarity)
     try:
         going.open(Path(out) if out is not None else None, resume, config)
         strength = setting.plan.regularisation
@@ -233,7 +245,15 @@ class _Run:
         self.history: list[dict[str, Any]] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
+        self.judging, self.own = Judging(), dict[str, OwnMetric]()
         self.origin = Origin(setting.label, federation.title)
+
+    def judge(self, metrics: Sequence[str | OwnMetric], dissimilarity: bool) -> None:
+        """Say what is measured, beyond what people expect of the target."""
+        named = tuple(metric for metric in metrics if isinstance(metric, str))
+        self.judging = Judging(named, dissimilarity)
+        self.judging.chosen(self.federation.target)  # refuses here, not at the first evaluation
+        self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
 
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
         """Claim the run folder, or pick up what it holds."""
@@ -303,6 +323,7 @@ class _Run:
             plan.regularisation,
             self.device,
             optimum.loss if optimum else None,
+            self.judging,
         )
         ended, message = "completed", ""
         refusal = ""
@@ -355,6 +376,9 @@ class _Run:
         row = row | evaluate(state.output)
         if state.averaged:
             row |= {f"last_{key}": value for key, value in evaluate(state.params).items()}
+        if self.own:
+            model = Model.of(self.federation, self.setting.task, state.output.cpu())
+            row |= {name: float(of(model, self.federation)) for name, of in self.own.items()}
         row["control_norm"] = None  # a column of every run, filled where there is a control
         row |= self.setting.algorithm.shows(state.server)
         row |= {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
@@ -428,6 +452,23 @@ class _Run:
             return f"not stored: {problem}"
 
 
+def worse_than_constant(result: Result) -> str:
+    """What to lower where the loss exceeds that of a model that looks at no feature, or ""."""
+    constant = constant_loss(result.federation, result.setting.task)
+    ridge = 0.5 * result.setting.plan.regularisation * float(result.params.square().sum())
+    loss = result.final.get("train_loss")
+    if constant is None or (loss is not None and loss - ridge <= constant):
+        return ""
+    said = "not finite" if loss is None else f"{loss - ridge:.4g}"
+    plan, privacy = result.setting.plan, result.setting.privacy
+    noise = f", privacy.noise (now {privacy.noise:.4g})" if privacy else ""
+    return (
+        f"the training loss is {said}, above {constant:.4g}, that of the best answer that looks at "
+        f"no feature: lower plan.learning_rate (now {plan.learning_rate:g}){noise} or "
+        f"plan.local_steps (now {plan.local_steps})"
+    )
+
+
 def summarise(result: Result) -> dict[str, Any]:
     """The contents of ``summary.json``."""
     summary: dict[str, Any] = {
@@ -447,6 +488,8 @@ def summarise(result: Result) -> dict[str, Any]:
         summary[f"late_{shown}"] = result.late(shown)
         summary |= {f"baseline_{name}": value for name, value in judged.items()}
         summary["late_train_loss"] = result.late("train_loss")
+        warning = worse_than_constant(result)
+        summary |= {"warning": warning} if warning else {}
     if result.optimum:
         summary |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
         summary["optimum_loss"] = result.optimum.loss

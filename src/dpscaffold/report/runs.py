@@ -217,6 +217,8 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
 
 def summary_lines(result: Result) -> list[str]:
     """What to tell after a run."""
+    from dpscaffold.training import worse_than_constant
+
     lines = []
     if result.history:
         metric = _shown_in(result.history)
@@ -228,6 +230,8 @@ def summary_lines(result: Result) -> list[str]:
             f"{'not defined' if value is None else f'{value:.4f}'} over the last 10 % of rounds"
             f"{optimum}"
         )
+        warning = worse_than_constant(result)
+        lines += [f"warning: {warning}"] if warning else []
     if result.privacy.get("quote"):
         lines.append(str(result.privacy["quote"]))
     if result.ended != "completed":

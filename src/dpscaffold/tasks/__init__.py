@@ -3,7 +3,7 @@
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum, Task, stacked_scores
 from dpscaffold.tasks.linear import Linear
 from dpscaffold.tasks.logistic import Logistic
-from dpscaffold.tasks.losses import LOSSES, Loss, huber, loss_named
+from dpscaffold.tasks.losses import LOSSES, Loss, huber, loss_named, weighted
 from dpscaffold.tasks.mlp import Mlp
 from dpscaffold.tasks.module import ModuleTask
 
@@ -21,4 +21,5 @@ __all__ = [
     "huber",
     "loss_named",
     "stacked_scores",
+    "weighted",
 ]

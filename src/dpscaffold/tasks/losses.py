@@ -6,8 +6,8 @@ own. A loss is therefore two functions, and a task takes any of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Loss:
       (U, B) → (U, outputs, B).
     - ``convex``: in the scores, so that a linear model has one optimum.
     - ``kind``: the targets that fit, classes (int64) or numbers (float32).
+    - ``weights``: what a record of each class counts (:func:`weighted`); none: all alike.
     - ``scores``: how many scores of a record it reads; None for one a class.
 
     The name tells losses apart: runs, caches and checkpoints know a loss by it.
@@ -44,6 +45,7 @@ class Loss:
     convex: bool
     kind: Kind
     scores: int | None = 1
+    weights: tuple[float, ...] = ()
 
     def fits(self, kind: Kind, classes: int = 0) -> None:
         """Refuse a target of the other kind, or more classes than one score can tell apart.
@@ -66,6 +68,12 @@ class Loss:
             raise BadInput(
                 f"task.loss is {self.name!r}, which tells two classes apart; the target has "
                 f"{classes}: use softmax"
+            )
+
+        if self.weights and classes and len(self.weights) != classes:
+            raise BadInput(
+                f"task.class_weights has {len(self.weights)} numbers, and the target has {classes} "
+                f"classes; give one each"
             )
 
     def outputs(self, classes: int) -> int:
@@ -172,6 +180,53 @@ def huber(delta: float = 1.0) -> Loss:
     return Loss(name, HuberValues(delta), HuberErrors(delta), convex=True, kind="number")
 
 
+@dataclass(frozen=True)
+class WeightedValues:
+    """w_t·loss(z, t): the loss of a record times the weight of its class."""
+
+    of: OfScores
+    weights: tuple[float, ...]
+
+    def __call__(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return self.of(scores, targets) * scores.new_tensor(self.weights)[targets]
+
+
+@dataclass(frozen=True)
+class WeightedErrors:
+    """δ = w_t·∂loss/∂z."""
+
+    of: OfScores
+    weights: tuple[float, ...]
+
+    def __call__(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return self.of(scores, targets).mul_(scores.new_tensor(self.weights)[targets][:, None, :])
+
+
+def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
+    """A loss of classes in which a record counts w_t, the weight of its class t.
+
+    The weights are constants chosen without looking at the records (weights read off the labels
+    would tell about them); clipping comes after them, so the guarantee is the same.
+
+    >>> weighted(LOSSES["softmax"], [1, 3]).name
+    'softmax@1.0,3.0'
+    """
+    if loss.kind != "class":
+        raise BadInput(f"task.class_weights is given with the loss {loss.name!r} of numbers")
+    if loss.weights:
+        raise BadInput(f"the loss {loss.name!r} has class weights already")
+    numbers = tuple(number("task.class_weights", value) for value in weights)
+    if len(numbers) < 2 or min(numbers) <= 0:
+        raise BadInput(f"task.class_weights is {list(weights)}; give a positive number a class")
+    return replace(
+        loss,
+        name=f"{loss.name}@{','.join(map(repr, numbers))}",
+        values=WeightedValues(loss.values, numbers),
+        errors=WeightedErrors(loss.errors, numbers),
+        weights=numbers,
+    )
+
+
 SOFTMAX = Loss("softmax", softmax_values, softmax_errors, convex=True, kind="class", scores=None)
 
 #: Every loss by name. Of its entries ``huber`` alone has a number; :func:`huber` makes others.
@@ -192,6 +247,14 @@ def loss_named(name: str) -> Loss:
     >>> loss_named("huber:0.5") == huber(0.5)
     True
     """
+    plain, _, numbers = name.partition("@")
+    if numbers:
+        try:
+            return weighted(loss_named(plain), [float(text) for text in numbers.split(",")])
+        except ValueError as problem:
+            raise BadInput(
+                f"task.loss is {name!r}; its weights cannot be read ({problem})"
+            ) from None
     kind, _, delta = name.partition(":")
     if kind == "huber" and delta:
         try:

@@ -1,0 +1,161 @@
+"""What is measured, weighted and warned of: chosen metrics, one's own, class weights, a constant
+model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import federation, module
+
+from dpscaffold import (
+    LOSSES,
+    BadInput,
+    Federation,
+    Gaussian,
+    Linear,
+    Logistic,
+    Mlp,
+    Model,
+    ModuleTask,
+    Plan,
+    fedavg,
+    run,
+    train,
+    weighted,
+)
+from dpscaffold.metrics import Evaluator, Judging, constant_loss
+from dpscaffold.tasks import Batch, loss_named
+
+PLAN = Plan(rounds=2, local_steps=2, data_ratio=0.5, evaluate_every=1)
+WEIGHTS = (1.0, 2.5, 0.5)
+
+
+def test_only_what_is_asked_for_is_measured_and_the_rest_is_the_same() -> None:
+    data, task = federation(), Logistic(4, 3)
+    params = torch.randn(15, generator=torch.Generator().manual_seed(1))
+    full = Evaluator(data, task, 0.1, torch.device("cpu"))(params)
+    judging = Judging(("balanced_accuracy",), dissimilarity=False)
+    few = Evaluator(data, task, 0.1, torch.device("cpu"), judging=judging)(params)
+    assert few == {name: full[name] for name in few}
+    assert set(full) - set(few) == {
+        "test_log_loss",
+        "gradient_dissimilarity",
+        "gradient_log_dissimilarity",
+    }
+
+
+def test_a_metric_of_ones_own_sees_the_model_and_the_data() -> None:
+    data = federation()
+
+    def first_class_share(model: Model, given: Federation) -> float:
+        assert given is not None and model.classes == given.target.classes
+        said = model.predict(given.test.features, prepared=True)
+        return float((said == 0).double().mean())
+
+    result = train(data, Logistic(4, 3), fedavg(), PLAN, metrics=(first_class_share, "accuracy"))
+    wanted = first_class_share(result.model, data)
+    assert result.final["first_class_share"] == wanted
+    assert "test_log_loss" not in result.final and "test_accuracy" in result.final
+
+
+@pytest.mark.parametrize("name", ["auc", "rmse", "acuracy"])
+def test_metrics_that_do_not_fit_are_refused_at_once(name: str) -> None:
+    with pytest.raises(BadInput, match=name):
+        train(federation(), Logistic(4, 3), fedavg(), PLAN, metrics=(name,))
+
+
+def weighted_tasks() -> list[object]:
+    loss = weighted(LOSSES["softmax"], WEIGHTS)
+    return [Linear(4, 3, loss), Mlp(4, 3, 5, loss), ModuleTask(module(4, 3), loss=loss)]
+
+
+@pytest.mark.parametrize("k", range(3))
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_weighted_gradients_are_those_of_the_weighted_loss(k: int, clip: float | None) -> None:
+    """By autograd, record by record: the weight first, then the clip."""
+    task = weighted_tasks()[k]
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(7, 4, generator=generator), torch.tensor([0, 1, 2, 2, 1, 0, 1])
+    params = torch.randn(task.parameters, generator=generator)
+    rows = task.prepare(x)
+    bound = None if clip is None else torch.tensor([clip])
+    found = task.clipped_sum(params[None], Batch(rows[None], y[None]), bound).total[0]
+    total = torch.zeros_like(params)
+    for row, label in zip(rows, y, strict=True):
+        leaf = params.clone().requires_grad_()
+        scores = task.scores(leaf, row[None])
+        plain = torch.nn.functional.cross_entropy(scores, label[None])
+        gradient = torch.autograd.grad(plain, leaf)[0] * WEIGHTS[int(label)]
+        shrink = 1.0 if clip is None else min(1.0, clip / float(gradient.norm()))
+        total += gradient * shrink
+    torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_have_a_name_and_are_checked() -> None:
+    loss = weighted(LOSSES["softmax"], WEIGHTS)
+    assert loss_named(loss.name) == loss != LOSSES["softmax"]
+    for given, said in (((1.0, 0.0), "positive"), ((1.0,), "a class"), ((1.0, math.nan), "finite")):
+        with pytest.raises(BadInput, match=said):
+            weighted(LOSSES["softmax"], given)
+    with pytest.raises(BadInput, match="of numbers"):
+        weighted(LOSSES["squared"], WEIGHTS)
+    with pytest.raises(BadInput, match="has 2 numbers, and the target has 3"):
+        train(federation(), Linear(4, 3, weighted(LOSSES["softmax"], (1, 2))), fedavg(), PLAN)
+
+
+def test_weights_in_a_configuration_by_name(tmp_path: Path) -> None:
+    tables = {
+        "data": {"users": 4, "records": 60, "dimension": 4, "classes": 3},
+        "task": {"class_weights": {"1": 2.5, "2": 0.5}, "metrics": ["balanced_accuracy"]},
+        "plan": {"rounds": 2, "local_steps": 2, "user_ratio": 0.5},
+    }
+    result = run(tables, out=tmp_path / "run")
+    assert result.setting.task.name == "linear-softmax@1.0,2.5,0.5"
+    with pytest.raises(BadInput, match=r"class_weights names 'ill'"):
+        run({**tables, "task": {"class_weights": {"ill": 2.0}}}, out=tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["softmax", "squared", "logistic"])
+def test_the_constant_model_is_the_best_that_looks_at_no_feature(name: str) -> None:
+    """Against a search over biases, on users of one size: then F is the pooled mean."""
+    rng = np.random.default_rng(0)
+    loss, classes = LOSSES[name], 3 if name == "softmax" else 2
+    x = rng.normal(size=(40, 2)).astype(np.float32)
+    y = (
+        rng.normal(size=40).astype(np.float32)
+        if name == "squared"
+        else rng.integers(classes, size=40)
+    )
+    kind = "number" if name == "squared" else "class"
+    data = Federation.from_arrays(
+        [(x[:20], y[:20]), (x[20:], y[20:])], [(x, y), (x, y)], target=kind
+    )
+    outputs = loss.outputs(classes)
+    task = Linear(2, outputs, loss)
+    bias = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([bias], max_iter=200)
+    labels = data.train.labels if kind == "class" else data.train.labels.double()
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        value = loss.values(bias.expand(len(labels), -1), labels).mean()
+        value.backward()
+        return value
+
+    optimiser.step(closure)
+    assert constant_loss(data, task) == pytest.approx(closure().item(), abs=1e-6)
+
+
+def test_a_model_worse_than_a_constant_is_told_what_to_lower(tmp_path: Path) -> None:
+    data, noisy = federation(), Gaussian(clip=1.0, noise=30.0)
+    wild = Plan(rounds=4, local_steps=5, data_ratio=0.5, learning_rate=3.0)
+    train(data, Logistic(4, 3), fedavg(), wild, noisy, out=tmp_path / "wild")
+    said = (tmp_path / "wild" / "summary.json").read_text()
+    assert "lower plan.learning_rate (now 3), privacy.noise (now 30)" in said
+    calm = Plan(rounds=30, local_steps=5, data_ratio=0.5, user_ratio=1.0)
+    train(data, Logistic(4, 3), fedavg(), calm, out=tmp_path / "calm")
+    assert "warning" not in (tmp_path / "calm" / "summary.json").read_text()
