@@ -19,6 +19,10 @@ from .local import Gaussian as Gaussian
 from .model import Model as Model
 from .modelfolder import load_model as load_model
 from .plan import Plan as Plan
+from .planner.facts import Facts as Facts
+from .planner.facts import Limits as Limits
+from .planner.recommend import Goal as Goal
+from .planner.recommend import recommend as recommend
 from .running import run as run
 from .tasks import LOSSES as LOSSES
 from .tasks import Linear as Linear

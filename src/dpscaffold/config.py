@@ -10,9 +10,9 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import tomli_w
 from pydantic import (
@@ -47,6 +47,25 @@ class Table(BaseModel):
     """A table of the configuration: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+
+class Rows(Protocol):
+    """What a task must fit: a federation, or the public facts of one."""
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Classes; 0 where a number is predicted."""
+        ...
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        ...
 
 
 class TaskSettings(Table):
@@ -123,7 +142,7 @@ class TaskSettings(Table):
             )
         return tuple(given.get(name, 1.0) for name in target.classes)
 
-    def build(self, federation: Federation) -> Task:
+    def build(self, federation: Rows) -> Task:
         """The task, in the federation's shape."""
         loss = self.build_loss(federation.target)
         outputs = loss.outputs(federation.classes)
@@ -215,7 +234,7 @@ class PlanSettings(Table):
     local_steps: int = Plan.local_steps
     user_ratio: float = Plan.user_ratio
     data_ratio: float = Plan.data_ratio
-    learning_rate: float = Plan.learning_rate
+    learning_rate: float | Literal["plan"] = Plan.learning_rate
     server_rate: float = Plan.server_rate
     regularisation: float = Plan.regularisation
     weighting: Literal["uniform", "records"] = Plan.weighting
@@ -228,12 +247,42 @@ class PlanSettings(Table):
 
     @model_validator(mode="after")
     def _checked(self) -> PlanSettings:
-        self.build()
+        self.build(Plan.learning_rate)
         return self
 
-    def build(self) -> Plan:
-        """The plan."""
-        return Plan(**self.model_dump())
+    @property
+    def rate(self) -> float:
+        """η₀ where it is a number."""
+        return self.build().learning_rate
+
+    def build(self, planned: float | None = None) -> Plan:
+        """The plan; ``planned`` is what ``learning_rate = "plan"`` came to, or stands for it."""
+        values = self.model_dump()
+        if self.learning_rate == "plan":
+            if planned is None:
+                raise BadInput(
+                    "plan.learning_rate is 'plan', which 'train' chooses from the roster; give a "
+                    "number here, for example the one that 'dpscaffold plan' recommends"
+                )
+            values["learning_rate"] = planned
+        return Plan(**values)
+
+
+class FactsSettings(Table):
+    """``[facts]``: what is public about the data, for ``dpscaffold plan`` and
+    ``plan.learning_rate = "plan"``.
+
+    ``classes`` is 0 where a number is predicted; ``row_norm`` is what preparation guarantees, or
+    ``"none"``. ``planned`` names the keys that were chosen on a public surrogate.
+    """
+
+    users: int | None = None
+    records: int | tuple[int, ...] | None = None
+    features: int | None = None
+    classes: int | None = None
+    similarity: float | Literal["unknown"] = "unknown"
+    row_norm: float | Literal["none"] | None = None
+    planned: tuple[str, ...] = ()
 
 
 class PrivacySettings(Table):
@@ -315,14 +364,23 @@ class Settings(Table):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: PlanSettings = PlanSettings()
     privacy: PrivacySettings | None = None
+    facts: FactsSettings | None = None
 
     def setting(self, federation: Federation) -> Setting:
         """The run this configuration describes on that federation; solves for the noise where ε is
-        given."""
+        given, then plans η₀ where that is asked, from the roster's public facts alone."""
+        setting = self._as_given(federation)
+        if self.plan.learning_rate != "plan":
+            return setting
+        from dpscaffold.planner.asked import planned_rate  # it trains, and most runs need none
+
+        return replace(setting, plan=self.plan.build(planned_rate(setting, self.facts)))
+
+    def _as_given(self, federation: Federation) -> Setting:
         task, algorithm, plan = (
             self.task.build(federation),
             self.algorithm.build(),
-            self.plan.build(),
+            self.plan.build(Plan.learning_rate),
         )
         if self.privacy is None:
             return Setting(federation.roster, task, algorithm, plan)
@@ -363,7 +421,16 @@ class Settings(Table):
             tables["privacy"].pop("epsilon", None)
             tables["privacy"]["noise"] = setting.privacy.noise
         tables["plan"]["warm_rounds"] = setting.warm_rounds
+        if self.plan.learning_rate == "plan":
+            tables["plan"]["learning_rate"] = setting.plan.learning_rate
+            facts = tables.setdefault("facts", {})
+            facts["planned"] = sorted({*facts.get("planned", ()), "plan.learning_rate"})
         return tables
+
+
+def checked_facts(table: Mapping[str, Any]) -> FactsSettings:
+    """A ``[facts]`` table on its own; what is wrong with it is said in one sentence."""
+    return parse({"facts": table}).facts or FactsSettings()
 
 
 def load(

@@ -140,7 +140,7 @@ class Offer(Table):
 
     def build_task(self) -> Task:
         """The task, in the schema's shape."""
-        return self.task.build(self.rows)  # type: ignore[arg-type]  # asks for its shape alone
+        return self.task.build(self.rows)
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""

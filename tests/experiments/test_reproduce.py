@@ -420,7 +420,7 @@ def test_an_estimate_shares_draws_as_the_runs_do():
     """Runs of one seed draw once: a probe with a seed of its own for every run would call a sweep
     far too slow."""
     [cell, *_] = cells(experiment("clip").cases(2, 0.02), torch.device("cpu"))
-    timed = Probe(torch.device("cpu"))._stack(cell)
+    _, timed = Probe(torch.device("cpu"))._stack(cell)
     assert [s.plan.seed for s in timed] == [case.settings.plan.seed for case in cell.cases]
     drawn = shared_draws(timed)
     assert len({id(one) for one in drawn}) == len({s.plan.seed for s in timed}) < len(timed)

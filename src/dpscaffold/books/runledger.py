@@ -72,6 +72,7 @@ class Account:
     colluders: int = 1
     draw_given: bool = True
     allowed: tuple[str, ...] | None = None
+    planned: tuple[str, ...] = ()
 
     def at_delta(self, delta: float) -> Account:
         """The same account at another δ."""
@@ -93,6 +94,7 @@ class Account:
             extra_costs=self.costs,
             groups=tuple(groups),
             colluders=self.colluders if colluders is None else colluders,
+            planned=self.planned,
         )
         if self.anchor is not None:
             said["journal"] = vars(self.anchor)
@@ -117,9 +119,9 @@ def read_account(folder: Path) -> Account:
     anchor = journal.anchor if journal else None
     ledger = ledger.charged(costs)
     colluders = limits.get("colluders", 1)
-    return Account(
-        ledger, steps, costs, seeded, anchor, colluders, config.exists() and not release, allowed
-    )
+    given = config.exists() and not release
+    planned = tuple(tables.get("facts", {}).get("planned", ()))
+    return Account(ledger, steps, costs, seeded, anchor, colluders, given, allowed, planned)
 
 
 def read_ledger(folder: Path) -> Ledger:

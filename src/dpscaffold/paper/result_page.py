@@ -134,7 +134,7 @@ def _end(results: Results, place: Place) -> list[str]:
     return [
         f"{place[0]}, {place[1]}",
         place[2],
-        f"{runs[0].case.settings.plan.learning_rate:g}",
+        f"{runs[0].case.settings.plan.rate:g}",
         str(runs[0].finished.rounds),
         percent(results.summary(place, choice, last)),
         percent(results.summary(place, choice, average)),
@@ -204,8 +204,7 @@ def _both(results: Results, place: Place) -> str:
 def _rate(results: Results, place: Place) -> str:
     """The η₀ that is shown, with a mark where no smaller or no larger one was tried."""
     tried = {
-        choice: runs[0].case.settings.plan.learning_rate
-        for choice, runs in results.places[place].items()
+        choice: runs[0].case.settings.plan.rate for choice, runs in results.places[place].items()
     }
     choice = results.chosen(place)
     return rate(choice) + ("†" if at_end(list(tried.values()), tried[choice]) else "")

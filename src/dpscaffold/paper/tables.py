@@ -172,9 +172,7 @@ def _grid(results: Results, place: Place, best: dict[Value, str]) -> str:
             text = f"{100 * summary.mean:.1f}" if summary.runs else "diverged"
             entry.append(f"**{text}**" if best[value] == choice else text)
         assert settings.privacy is not None
-        by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.learning_rate] = (
-            " / ".join(entry)
-        )
+        by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.rate] = " / ".join(entry)
     rates = sorted({rate for entries in by_clip.values() for rate in entries})
     rows = [
         [f"C = {clip:g}", *(entries.get(rate, "") for rate in rates)]

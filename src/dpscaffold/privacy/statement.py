@@ -61,6 +61,7 @@ def statement(
     rounds: int | None = None,
     groups: Sequence[int] = GROUPS,
     colluders: int = 1,
+    planned: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything that may be said about a run's privacy, ready for JSON.
 
@@ -73,7 +74,8 @@ def statement(
     ``extra_costs`` are private mechanisms on the same records, part of every ε that is stated.
     ``rounds`` defaults to the recorded ones with a ledger, else to the planned. ``groups`` are the
     numbers of records of one person to look at together, ``colluders`` how many participants pool
-    what they know in the view ``participant``.
+    what they know in the view ``participant``. ``planned`` names the keys of the configuration that
+    were chosen on a public surrogate instead of private records.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
@@ -87,7 +89,7 @@ def statement(
             "simulated": False,
             **_empty(NOT_PRIVATE),
             **_prepared(preparation, "record"),
-            "outside": _outside(preparation, False, ledger),
+            "outside": _outside(preparation, False, ledger, None, planned),
             "run": None,
         }
     if seed_public:  # it is the seed of the draw too
@@ -131,8 +133,8 @@ def statement(
                 "participations": spread["participations"],
                 "epsilon_over_users": spread["epsilon"],
             }
-            planned = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
-            said["planned"] = {"rounds": run.rounds, "epsilon": planned}
+            whole = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
+            said["planned"] = {"rounds": run.rounds, "epsilon": whole}
         said["epsilon_by_delta"] = _by_delta(run, rounds, costs, repeats, colluders)
         said["human"] = _human(run, rounds, ledger, costs, tuple(groups), colluders)
         said["quote"] = quote(said, run, [cost.name for cost in costs], draw_given)
@@ -141,7 +143,13 @@ def statement(
         for c in extra_costs
     ]
     said |= _prepared(preparation, run.unit)
-    said["outside"] = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger, allowed)]
+    if planned:
+        said["tuning"] = (
+            f"{', '.join(planned)}: chosen on a public surrogate, from public facts; no record was "
+            f"read for it, and no privacy was spent on it."
+        )
+    outside = _outside(preparation, seed_public, ledger, allowed, planned)
+    said["outside"] = [SINGLE_UPLOADS, *outside]
     if said["delta_note"]:
         said["outside"].insert(0, said["delta_note"])
     said["run"] = run.to_dict()
@@ -352,12 +360,13 @@ def _outside(
     seed_public: bool,
     ledger: Ledger | None,
     allowed: Sequence[str] | None = None,
+    planned: Sequence[str] = (),
 ) -> list[str]:
     """What no bound covers."""
     outside = [
         "Metrics computed on private records (accuracy, losses, dissimilarity), if they are "
         "published.",
-        TUNING if allowed is None else TUNING_OF_A_RELEASE,
+        *([] if planned else [TUNING if allowed is None else TUNING_OF_A_RELEASE]),
         *(step.sentence for step in preparation if step.protection == "unprotected"),
     ]
     outside += [f"Released all the same (--allow {what})." for what in allowed or ()]

@@ -1,4 +1,4 @@
-"""A line of progress while a grid is tuned."""
+"""A line of progress while a grid is tuned or a plan is made."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from dpscaffold.events import Event, RoundDone, StackBegun, Stopped
 class Rounds:
     """Shows the rounds that are done, over all stacks of the grid."""
 
-    def __init__(self, caught: list[str], quiet: bool = False) -> None:
+    def __init__(self, caught: list[str], quiet: bool = False, title: str = "tuning") -> None:
+        self.title = title
         self.caught = caught
         self.console = Console(stderr=True, highlight=False)
         self.status: Status | None = None
         if not quiet and self.console.is_terminal:
-            self.status = self.console.status("tuning: loading data")
+            self.status = self.console.status(f"{title}: beginning")
         self.started = time.monotonic()
         self.before, self.last = 0, 0
 
@@ -47,6 +48,6 @@ class Rounds:
         if self.status:
             spent = time.monotonic() - self.started
             done = self.before + event.round
-            self.status.update(f"tuning: {done} rounds of stacked runs, {spent:.0f} s")
+            self.status.update(f"{self.title}: {done} rounds of stacked runs, {spent:.0f} s")
         if self.caught:
             raise Stopped(self.caught[0])

@@ -1,0 +1,192 @@
+"""``dpscaffold plan``: hyperparameters from public facts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    from dpscaffold.budget import View
+    from dpscaffold.planner.facts import Facts, Limits
+    from dpscaffold.planner.recommend import Goal, Wishes
+    from dpscaffold.randomness import Sampling
+
+
+def plan_command(
+    users: Annotated[int | None, typer.Option(help="M, how many users there are")] = None,
+    records: Annotated[
+        str | None, typer.Option(help="training records of a user, or a list: 300,500,120")
+    ] = None,
+    features: Annotated[int | None, typer.Option(help="features after preparation")] = None,
+    classes: Annotated[int | None, typer.Option(help="classes; 0: a number is predicted")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="the ε to keep")] = None,
+    view: Annotated[str | None, typer.Option(help="towards whom [default: server]")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ [default: 1/(10·all records)]")] = None,
+    sampling: Annotated[str | None, typer.Option(help="poisson (default) or fixed")] = None,
+    similarity: Annotated[
+        str | None, typer.Option(help="γ in %, how alike users are, or unknown")
+    ] = None,
+    row_norm: Annotated[str | None, typer.Option(help="norm of a row [1], or none")] = None,
+    rounds: Annotated[int | None, typer.Option(help="the most rounds [400]")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="the most local steps [10]")] = None,
+    participants: Annotated[
+        int | None, typer.Option(help="users in a round at most [a fifth of them]")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="constraints and [facts] of a TOML; its data stay closed")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder of plan.toml, plan.json, plan.png")] = Path(
+        "plan"
+    ),
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="print the plan as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
+) -> None:
+    """Recommend algorithm, T, K, l, s, C, η₀ and σ_g on public surrogates; no record is read."""
+    from rich.console import Console
+
+    from dpscaffold.books.runfolder import plain
+    from dpscaffold.config import read_tables
+    from dpscaffold.events import Stopped
+    from dpscaffold.machine import pick_device, stop_signals
+    from dpscaffold.planner.recommend import recommend
+    from dpscaffold.report import planning
+    from dpscaffold.report.tuning_progress import Rounds
+
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out is {out}, which is a file; name a folder")
+    tables = read_tables(config) if config else {}
+    facts = _facts(tables, users, records, features, classes, similarity, row_norm)
+    goal = _goal(tables, epsilon, view, delta, sampling)
+    limits = _limits(tables, facts.users, rounds, local_steps, participants)
+    wishes = _wishes(tables, facts, config)
+    console = Console(highlight=False, soft_wrap=True)
+    with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
+        try:
+            found = recommend(facts, goal, limits, wishes, device=pick_device(device), tell=watcher)
+        except Stopped as stopped:
+            console.print(f"stopped by {stopped} before a plan was found; nothing was written")
+            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+    files = planning.write_plan(found, out, tables)
+    if as_json:
+        typer.echo(json.dumps(plain(planning.as_json(found)), indent=2, ensure_ascii=False))
+    elif not quiet:
+        if view is None and "view" not in tables.get("privacy", {}):
+            console.print("no view was named: ε is promised towards the server")
+        console.print("\n".join(planning.plan_lines(found)), markup=False)
+        console.print(f"{out} holds {', '.join(files)}")
+
+
+def _facts(
+    tables: Mapping[str, Any],
+    users: int | None,
+    records: str | None,
+    features: int | None,
+    classes: int | None,
+    similarity: str | None,
+    row_norm: str | None,
+) -> Facts:
+    """Options before the ``[facts]`` table."""
+    from dpscaffold.config import FactsSettings, checked_facts
+    from dpscaffold.planner.asked import facts_of
+
+    sizes = None if records is None else _sizes(records)
+    given = {
+        "users": users,
+        "records": sizes,
+        "features": features,
+        "classes": classes,
+        "similarity": _number_or(similarity, "--similarity", "unknown"),
+        "row_norm": _number_or(row_norm, "--row-norm", "none"),
+    }
+    said = {name: value for name, value in given.items() if value is not None}
+    settings: FactsSettings = checked_facts({**tables.get("facts", {}), **said})
+    return facts_of(settings)
+
+
+def _sizes(text: str) -> int | list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(
+            f"--records is {text!r}; give a whole number, or one for each user: 300,500,120"
+        ) from None
+    return found[0] if len(found) == 1 else found
+
+
+def _number_or(text: str | None, name: str, word: str) -> float | str | None:
+    if text is None or text == word:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{name} is {text!r}; give a number, or {word}") from None
+
+
+def _goal(
+    tables: Mapping[str, Any],
+    epsilon: float | None,
+    view: str | None,
+    delta: float | None,
+    sampling: str | None,
+) -> Goal:
+    from dpscaffold.planner.recommend import Goal
+
+    given = tables.get("privacy", {})
+    asked = given.get("epsilon") if epsilon is None else epsilon
+    if asked is None:
+        raise BadInput("epsilon is not given; say --epsilon, or privacy.epsilon with --config")
+    if given.get("unit", "record") != "record":
+        raise BadInput("privacy.unit is 'user'; a plan is made for the unit 'record' only")
+    return Goal(
+        float(asked),
+        cast("View", view or given.get("view", "server")),
+        given.get("delta") if delta is None else delta,
+        cast("Sampling", sampling or given.get("sampling", "poisson")),
+    )
+
+
+def _limits(
+    tables: Mapping[str, Any],
+    users: int,
+    rounds: int | None,
+    local_steps: int | None,
+    participants: int | None,
+) -> Limits:
+    from dpscaffold.checks import floor_share
+    from dpscaffold.planner.facts import Limits
+
+    plan = tables.get("plan", {})
+    ratio = plan.get("user_ratio")
+    if participants is None and ratio is not None:
+        participants = floor_share(ratio, users)
+    return Limits(
+        plan.get("rounds", Limits.rounds) if rounds is None else rounds,
+        plan.get("local_steps", Limits.local_steps) if local_steps is None else local_steps,
+        participants,
+    )
+
+
+def _wishes(tables: Mapping[str, Any], facts: Facts, config: Path | None) -> Wishes:
+    """What a configuration settles: the algorithm, the task, C, s and λ."""
+    from dpscaffold.algorithms.naming import build
+    from dpscaffold.config import TaskSettings
+    from dpscaffold.planner.recommend import Wishes
+
+    named = dict(tables.get("algorithm", {}))
+    algorithm = None
+    if "name" in named:
+        name, server = named.pop("name"), named.pop("server", None)
+        algorithm = build(name, server, named, config.parent if config else None)
+    task = TaskSettings(**tables["task"]).build(facts) if "task" in tables else None
+    clip = tables.get("privacy", {}).get("clip")
+    if isinstance(clip, str):
+        raise BadInput("privacy.clip is 'median', which has no noise to plan with; give a number")
+    plan = tables.get("plan", {})
+    return Wishes(algorithm, clip, plan.get("data_ratio"), plan.get("regularisation", 0.0), task)

@@ -1,0 +1,60 @@
+"""``plan.learning_rate = "plan"``: η₀ from a run's own public facts; and ``[facts]`` as a value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Prepared
+from dpscaffold.planner.facts import Facts
+from dpscaffold.planner.surrogate import Guess
+from dpscaffold.planner.trial import choose_rate
+from dpscaffold.setting import Setting
+
+if TYPE_CHECKING:
+    from dpscaffold.config import FactsSettings
+
+
+def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
+    """η₀ of this run, chosen on surrogates. The roster's sizes and schema are all that is used of
+    the data, with γ and, where ``[facts]`` says it, the norm of a row."""
+    similarity = None if facts is None or facts.similarity == "unknown" else facts.similarity
+    said = None if facts is None else facts.row_norm
+    norm = guaranteed_norm(setting.roster.schema.preparation) if said is None else _norm(said)
+    return choose_rate(setting, Guess(similarity or 0.0, norm)).rate
+
+
+def guaranteed_norm(preparation: tuple[Prepared, ...]) -> float | None:
+    """The norm of a row that the last step of preparation guarantees; None where it gives none."""
+    from dpscaffold.data.prepared import ClipNorm, UnitNorm
+
+    last = preparation[-1] if preparation else None
+    if isinstance(last, UnitNorm):
+        return 1.0
+    return float(last.norm) if isinstance(last, ClipNorm) else None
+
+
+def facts_of(given: FactsSettings) -> Facts:
+    """The facts of a ``[facts]`` table; those that are missing are named."""
+    users, records, features, classes = given.users, given.records, given.features, given.classes
+    if users is None and isinstance(records, tuple):
+        users = len(records)
+    if users is None or records is None or features is None or classes is None:
+        needed = ("users", "records", "features", "classes")
+        missing = [f"facts.{name}" for name in needed if getattr(given, name) is None]
+        raise BadInput(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given; say them in "
+            f"[facts] or as options (classes = 0 where a number is predicted)"
+        )
+    return Facts.of(
+        users=users,
+        records=records,
+        features=features,
+        classes=classes,
+        similarity=None if given.similarity == "unknown" else given.similarity,
+        row_norm=_norm(1.0 if given.row_norm is None else given.row_norm),
+    )
+
+
+def _norm(said: float | str) -> float | None:
+    return None if isinstance(said, str) else said

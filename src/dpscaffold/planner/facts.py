@@ -1,0 +1,128 @@
+"""What is public about a federation, and what a plan must keep to: the input of the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpscaffold.checks import whole
+from dpscaffold.errors import BadInput
+from dpscaffold.federation.roster import Roster
+from dpscaffold.federation.schema import Target, schema_of
+from dpscaffold.planner.surrogate import Guess
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Public facts: R_i of every user, features after preparation, classes (0: a number is
+    predicted), γ in per cent or None where it is unknown, and the norm of a row that preparation
+    guarantees (None: none, features are standardised).
+
+    >>> facts = Facts.of(users=3, records=50, features=40, classes=10)
+    >>> facts.sizes, facts.guess.similarity
+    ((50, 50, 50), 0.0)
+    """
+
+    sizes: tuple[int, ...]
+    features: int
+    classes: int
+    similarity: float | None = None
+    row_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            whole("facts.records", size, 1)
+        if not self.sizes:
+            raise BadInput("facts.users is 0; give one user or more")
+        whole("facts.features", self.features, 1)
+        if isinstance(self.classes, bool) or self.classes == 1 or self.classes < 0:
+            raise BadInput(
+                f"facts.classes is {self.classes}; give 2 or more, or 0 where a number is predicted"
+            )
+        _ = self.guess
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        users: int,
+        records: int | Sequence[int],
+        features: int,
+        classes: int,
+        similarity: float | None = None,
+        row_norm: float | None = 1.0,
+    ) -> Facts:
+        """From the number of users, and of records: one number for all users, or a list."""
+        whole("facts.users", users, 1)
+        sizes = (records,) * users if isinstance(records, int) else tuple(records)
+        if len(sizes) != users:
+            raise BadInput(
+                f"facts.records lists {len(sizes)} sizes and facts.users is {users}; give one "
+                f"each, or one number for all"
+            )
+        return cls(sizes, features, classes, similarity, row_norm)
+
+    @property
+    def users(self) -> int:
+        """M."""
+        return len(self.sizes)
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        return self.features
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        return Target.numbered(self.classes) if self.classes else Target("number")
+
+    @property
+    def guess(self) -> Guess:
+        """What a surrogate supposes: where γ is unknown, that users have nothing in common."""
+        return Guess(0.0 if self.similarity is None else self.similarity, self.row_norm)
+
+    @property
+    def roster(self) -> Roster:
+        """The users as a server would know them."""
+        return Roster(self.sizes, (), schema_of((), self.target, self.features), "public facts")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one can afford: rounds T, local steps K and participants m at most."""
+
+    rounds: int = 400
+    local_steps: int = 10
+    participants: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("the most rounds", self.rounds, 1)
+        whole("the most local steps", self.local_steps, 1)
+        if self.participants is not None:
+            whole("participants", self.participants, 1)
+
+    def share(self, users: int) -> float:
+        """l: all that may take part, by default a fifth of the users and at least one."""
+        count = max(1, users // 5) if self.participants is None else self.participants
+        if count > users:
+            raise BadInput(
+                f"participants is {count}, and there are {users} users; at most {users} can take "
+                f"part"
+            )
+        return count / users
+
+
+def least_batch_ratio(sizes: Sequence[int], asked: float | None) -> float:
+    """s: the one asked for, or 0.2, and more where a user's batch would else be below four records
+    or all that it has; a batch below one record is refused."""
+    if asked is None:
+        smallest = min(sizes)
+        return min(1.0, max(0.2, min(4, smallest) / smallest))
+    for user, size in enumerate(sizes):
+        if asked * size < 1 - 1e-9:
+            raise BadInput(
+                f"plan.data_ratio is {asked:g}, and user {user} has {size} records, a batch below "
+                f"one; use at least {1 / min(sizes):.4g}"
+            )
+    return asked

@@ -1,0 +1,298 @@
+"""From public facts to a whole plan: candidates tried on surrogates, and the best of them.
+
+For a given ε and T the noise of a round's mean hardly depends on K, s and l (σ_g grows as
+s√(K·l·T), and the mean divides by b√(mK)). So l is the most that one can afford, K at most ten
+steps, and s a fifth of the records; T, the algorithm, C and η₀ are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
+from dpscaffold.budget import Budget, View
+from dpscaffold.checks import choice
+from dpscaffold.errors import BadInput
+from dpscaffold.events import Listener, silence
+from dpscaffold.local.gaussian import Gaussian
+from dpscaffold.plan import Plan
+from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio
+from dpscaffold.planner.surrogate import Shape
+from dpscaffold.planner.trial import RATES, SEEDS, Choice, choose_rates
+from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy.describe import Delta
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
+
+#: Compared where no algorithm is asked for.
+RIVALS = ("scaffold-balanced", "fedavg")
+
+#: A cheaper candidate is preferred where it loses at most this: half a point.
+TOLERANCE = 0.005
+
+#: Steps beyond which K brings nothing that was measured.
+STEPS = 10
+
+#: ε beside the one asked for, as multiples of it.
+AROUND = (0.1, 0.3, 3.0, 10.0)
+
+#: Surrogates of the comparisons that only complete the picture: half of those that decide η₀.
+FEWER = SEEDS[:1]
+
+VIEWS: tuple[View, ...] = ("server", "third-party", "participant", "paper-third-party")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The ε that is promised, to whom, and how batches are drawn."""
+
+    epsilon: float
+    view: View = "server"
+    delta: Delta | None = None
+    sampling: Literal["fixed", "poisson"] = "poisson"
+
+    def __post_init__(self) -> None:
+        choice("--view", self.view, VIEWS)
+        choice("--sampling", self.sampling, ("fixed", "poisson"))
+        if not self.epsilon > 0:
+            raise BadInput(f"epsilon is {self.epsilon}; it must be positive")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is settled beforehand; None leaves it to the planner."""
+
+    algorithm: Algorithm | None = None
+    clip: float | None = None
+    data_ratio: float | None = None
+    regularisation: float = 0.0
+    task: Task | None = None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The plan that did best on surrogates.
+
+    ``setting`` is the run with its solved noise, ``choice`` what its η₀ were worth, ``tried`` the
+    best of every other candidate, ``public`` the best score without noise, and ``curve`` the best
+    scores by ε, on half of the surrogates.
+    """
+
+    facts: Facts
+    goal: Goal
+    setting: Setting
+    choice: Choice
+    tried: tuple[Choice, ...]
+    public: float
+    curve: tuple[tuple[float, float], ...] = field(default=())
+
+    @property
+    def kept(self) -> float:
+        """The share of the score without privacy that is kept, on the surrogates."""
+        return self.choice.score / self.public if self.public > 0 else 0.0
+
+    @property
+    def traffic(self) -> int:
+        """Bytes over all rounds, down and up, float32."""
+        down, up = numbers_sent(self.setting)
+        return 4 * (down + up) * self.setting.participants * self.setting.plan.rounds
+
+    @property
+    def local_steps(self) -> int:
+        """T·m·K: batches that are drawn and clipped by all users together."""
+        plan = self.setting.plan
+        return plan.rounds * plan.local_steps * self.setting.participants
+
+    @property
+    def smaller(self) -> str:
+        """What was made smaller on the surrogate."""
+        return Shape.of(self.setting).smaller_than(self.setting)
+
+
+def recommend(
+    facts: Facts,
+    goal: Goal,
+    limits: Limits | None = None,
+    wishes: Wishes | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    tell: Listener = silence,
+    curve: bool = True,
+) -> Recommendation:
+    """Algorithm, T, K, l, s, C, η₀ and σ_g from public facts alone.
+
+    >>> facts = Facts.of(users=10, records=40, features=5, classes=2)
+    >>> found = recommend(facts, Goal(8.0), Limits(rounds=8, local_steps=2), curve=False)
+    >>> found.setting.plan.rounds <= 8, found.setting.privacy.noise > 0
+    (True, True)
+    """
+    limits, wishes = limits or Limits(), wishes or Wishes()
+    first = _candidates(facts, goal, limits, wishes)
+    tried = choose_rates(first, facts.guess, device=device, tell=tell)
+    best = _cheapest(tried)
+    if wishes.clip is None:
+        near = [best.rate / 3, best.rate, best.rate * 3]
+        clips = [_clipped(best.setting, factor) for factor in (0.5, 1.0, 2.0)]
+        more = choose_rates(
+            clips, facts.guess, near, widen=False, seeds=FEWER, device=device, tell=tell
+        )
+        found = max(more, key=lambda one: one.score - TOLERANCE * (one is not more[1]))
+        if found is not more[1]:  # try it as thoroughly as the others were
+            tried.append(best)
+            best = choose_rates([found.setting], facts.guess, device=device, tell=tell)[0]
+    setting = best.setting
+    bare = replace(setting, privacy=None)
+    rates = [rate for rate in RATES if rate >= best.rate / 3] or [best.rate]
+    public = choose_rates([bare], facts.guess, rates, widen=False, device=device, tell=tell)[0]
+    others = _curve(best, facts, goal, device, tell) if curve else []
+    points = sorted([*others, (goal.epsilon, _of_fewer(best))]) if curve else []
+    left = tuple(one for one in tried if one is not best)
+    score = max(public.score, best.score)
+    return Recommendation(facts, goal, setting, best, left, score, tuple(points))
+
+
+def _candidates(facts: Facts, goal: Goal, limits: Limits, wishes: Wishes) -> list[Setting]:
+    """Every algorithm with T, T/2 and T/4 of the rounds that one can afford."""
+    algorithms = (
+        [ALGORITHMS[name]() for name in RIVALS] if wishes.algorithm is None else [wishes.algorithm]
+    )
+    share = limits.share(facts.users)
+    ratio = least_batch_ratio(facts.sizes, wishes.data_ratio)
+    steps = min(limits.local_steps, STEPS)
+    task = wishes.task or default_task(facts)
+    clip = wishes.clip or 1.0
+    found = []
+    for algorithm in algorithms:
+        for rounds in sorted({max(1, limits.rounds // part) for part in (1, 2, 4)}, reverse=True):
+            own = round(1 / ratio) if algorithm.full_pass else steps
+            if own > limits.local_steps:
+                raise BadInput(
+                    f"local steps are at most {limits.local_steps}, and {algorithm.name} takes one "
+                    f"pass over the data, {own} steps; allow {own}, or raise plan.data_ratio"
+                )
+            plan = Plan(
+                rounds=rounds,
+                local_steps=own,
+                user_ratio=share,
+                data_ratio=ratio,
+                regularisation=wishes.regularisation,
+                averaging="tail",
+            )
+            if algorithm.warm_up is not None and round(4 / share) >= rounds:
+                continue
+            mechanism = Gaussian(clip, 1.0, goal.sampling)
+            budget = Budget(goal.delta, view=goal.view)
+            bare = Setting(facts.roster, task, algorithm, plan, mechanism, budget)
+            found.append(_solved(bare, goal.epsilon))
+    if not found:
+        raise BadInput(
+            f"the most rounds are {limits.rounds}, and the warm start alone takes "
+            f"{round(4 / share)}; allow {round(4 / share) + 1} or more"
+        )
+    return found
+
+
+def _solved(setting: Setting, epsilon: float) -> Setting:
+    try:
+        return setting.calibrated(epsilon)
+    except PrivacyError as error:
+        raise BadInput(
+            f"no plan keeps epsilon {epsilon:g} towards {setting.budget.view} with "
+            f"{setting.plan.rounds} rounds ({error}); allow a larger epsilon or another view"
+        ) from error
+
+
+def _clipped(setting: Setting, factor: float) -> Setting:
+    """σ_g is in units of the sensitivity, so another C needs no other σ_g."""
+    assert setting.privacy is not None
+    assert not isinstance(setting.privacy.clip, str)
+    return replace(setting, privacy=replace(setting.privacy, clip=factor * setting.privacy.clip))
+
+
+def _cheapest(tried: Sequence[Choice]) -> Choice:
+    """Of those that lose at most half a point, the one with the least traffic."""
+    best = max(one.score for one in tried)
+    good = [one for one in tried if one.score >= best - TOLERANCE]
+    return min(good, key=lambda one: sum(numbers_sent(one.setting)) * one.setting.plan.rounds)
+
+
+def _curve(
+    best: Choice, facts: Facts, goal: Goal, device: torch.device | str, tell: Listener
+) -> list[tuple[float, float]]:
+    """The best score of the same plan at other ε, each with three η₀."""
+    found = []
+    for factor in AROUND:
+        epsilon = goal.epsilon * factor
+        middle = best.rate * factor**0.5
+        rates = [middle / 3, middle, middle * 3]
+        one = [_solved(best.setting, epsilon)]
+        chosen = choose_rates(
+            one, facts.guess, rates, widen=False, seeds=FEWER, device=device, tell=tell
+        )[0]
+        found.append((epsilon, chosen.score))
+    return found
+
+
+def _of_fewer(best: Choice) -> float:
+    """The score on the surrogates that the other ε are tried on."""
+    part = best.best.scores[:: len(SEEDS)]
+    return sum(part) / len(part)
+
+
+def default_task(facts: Facts) -> Task:
+    """A linear model: softmax for classes, least squares for a number."""
+    if facts.classes:
+        return Logistic(facts.features, facts.classes)
+    return Linear(facts.features, 1, LOSSES["squared"])
+
+
+def numbers_sent(setting: Setting) -> tuple[int, int]:
+    """How many numbers one participant is sent in a round, and sends back."""
+    algorithm, length = setting.algorithm, setting.task.parameters
+    slots = {name: torch.zeros(1) for name in algorithm.keeps}
+    own = {name: torch.zeros(1, 1) for name in algorithm.remembers}
+    cohort = Cohort((0,), torch.ones(1), Known(1, 1.0), own, torch.zeros(1, dtype=torch.bool))
+    told = algorithm.announce(Server(torch.zeros(1), slots), cohort)
+    up = sum(length if size == "vector" else 1 for size in algorithm.remembers.values())
+    return length * (1 + len(told)), length + up
+
+
+def as_tables(found: Recommendation) -> dict[str, Any]:
+    """The tables of a configuration without ``[data]``: the facts, the task's kind, the algorithm,
+    the plan and the promise, from which ``train`` solves σ_g for the users that are there."""
+    setting, facts, goal = found.setting, found.facts, found.goal
+    assert setting.privacy is not None
+    same = len(set(facts.sizes)) == 1
+    return {
+        "facts": {
+            "users": facts.users,
+            "records": facts.sizes[0] if same else list(facts.sizes),
+            "features": facts.features,
+            "classes": facts.classes,
+            "similarity": "unknown" if facts.similarity is None else facts.similarity,
+            "row_norm": "none" if facts.row_norm is None else facts.row_norm,
+            "planned": ["algorithm", "plan", "privacy.clip"],
+        },
+        "task": {"kind": "logistic" if facts.classes else "linear"},
+        "algorithm": {"name": setting.algorithm.name, **setting.algorithm.numbers},
+        "plan": {
+            "rounds": setting.plan.rounds,
+            "local_steps": setting.plan.local_steps,
+            "user_ratio": setting.plan.user_ratio,
+            "data_ratio": setting.plan.data_ratio,
+            "learning_rate": found.choice.rate,
+            "regularisation": setting.plan.regularisation,
+            "averaging": setting.plan.averaging,
+        },
+        "privacy": {
+            "clip": setting.privacy.clip,
+            "epsilon": goal.epsilon,
+            "view": goal.view,
+            "sampling": goal.sampling,
+            **({"delta": goal.delta} if goal.delta is not None else {}),
+        },
+    }

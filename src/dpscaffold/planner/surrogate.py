@@ -1,0 +1,202 @@
+"""Artificial federations with the public facts of a private one, small enough to try things on.
+
+The best step size under noise is decided mostly by what everybody knows: users, records, features,
+classes, the task, ε, K and T. A surrogate has these facts and invents the rest. Classes have equal
+probability and means μ_c ~ h·N(0, diag(d_j²)), records are μ_c + N(0, diag(d_j²)) with d_j² ∝ 1/j
+and Σd_j² = 1, centred, and every row scaled to the norm that preparation guarantees. h says how far
+apart classes lie: 0.5 is hard, 1 is easy, and a choice is made on both. A number is y = xᵀw + noise
+of deviation 1/(2h), standardised, w being the user's own as far as users differ.
+
+It may be smaller than what it stands for: fewer users (the same share of them takes part), records,
+records in a batch, and local steps, with noise of such a spread that the mean of a round's moves
+has the noise that it would have in the real run. The distance that K steps cover, Kη_l = η₀/s, and
+the rounds T stay.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpscaffold.data.partition import similarity
+from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
+from dpscaffold.local.gaussian import Gaussian
+from dpscaffold.setting import Setting
+
+#: How far apart the classes of the surrogates lie.
+SEPARATIONS = (0.5, 1.0)
+
+#: Users, participants, records in a batch, steps and test records of a surrogate, at most.
+USERS, PARTICIPANTS, BATCH, STEPS, TESTED = 25, 5, 32, 5, 4000
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What is supposed of the records: γ, the share in per cent of a user's records that are like
+    everybody's, and the norm of a row (None: features are standardised and no norm is promised)."""
+
+    similarity: float = 0.0
+    row_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.similarity <= 100:
+            raise BadInput(
+                f"facts.similarity is {self.similarity}; give a percentage, 0 (sorted by label) to "
+                f"100 (all users alike), or 'unknown'"
+            )
+        if self.row_norm is not None and not (0 < self.row_norm < math.inf):
+            raise BadInput(f"facts.row_norm is {self.row_norm}; give a positive number")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """M, m, R, b and K of a surrogate."""
+
+    users: int
+    participants: int
+    records: int
+    batch: int
+    steps: int
+
+    @classmethod
+    def of(cls, setting: Setting) -> Shape:
+        """That of the setting's surrogate: its own numbers, or the most that is tried."""
+        share = setting.participants / setting.users
+        users = min(setting.users, max(2 * PARTICIPANTS, round(PARTICIPANTS / share)), USERS * 4)
+        batch = min(BATCH, max(1, round(float(setting.batches.double().mean()))))
+        records = max(batch, min(int(setting.sizes.double().mean()), round(batch / 0.2)))
+        steps = min(STEPS, setting.plan.local_steps)
+        return cls(users, max(1, min(users, round(share * users))), records, batch, steps)
+
+    def smaller_than(self, setting: Setting) -> str:
+        """What was made smaller, as a sentence; empty where nothing was."""
+        whole = (setting.users, setting.participants, setting.plan.local_steps)
+        if (self.users, self.participants, self.steps) == whole and self.batch >= int(
+            setting.batches.max()
+        ):
+            return ""
+        return (
+            f"The surrogate has {self.users} users of {self.records} records, {self.participants} "
+            f"in a round, batches of {self.batch} and {self.steps} local steps, instead of "
+            f"{setting.users} users, {setting.participants} in a round, batches of "
+            f"{int(setting.batches.double().mean())} and {setting.plan.local_steps} steps; its "
+            f"noise is scaled so that a round's mean has the noise of the real one."
+        )
+
+
+def surrogate(setting: Setting, guess: Guess, separation: float, seed: int = 0) -> Federation:
+    """An artificial federation with the facts of the setting's roster.
+
+    >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
+    >>> roster = synthetic(users=40, records=50).roster
+    >>> public = Setting(roster, Logistic(40, 10), scaffold(), Plan())
+    >>> surrogate(public, Guess(), 0.5)
+    Federation(surrogate: 25 users, 40 train records each, 40 features, 10 classes)
+    """
+    shape, schema = Shape.of(setting), setting.roster.schema
+    stream = np.random.default_rng([seed, round(1000 * separation)])
+    tested = -(-TESTED // shape.users)
+    each = shape.records + tested
+    classes = len(schema.target.classes)
+    spread = 1 / np.sqrt(np.arange(1, schema.dimension + 1))
+    spread /= np.sqrt((spread**2).sum())
+    if classes:
+        parts = _classes(stream, shape.users, each, classes, spread, separation, guess)
+    else:
+        parts = _numbers(stream, shape.users, each, spread, separation, guess)
+    mean = np.concatenate([x for x, _ in parts]).mean(0)
+    rows = [(_scaled(x - mean, spread, guess.row_norm), y) for x, y in parts]
+    return Federation.from_arrays(
+        [(x[tested:], y[tested:]) for x, y in rows],
+        [(x[:tested], y[:tested]) for x, y in rows],
+        classes=classes or None,
+        title="surrogate",
+        target=schema.target.kind,
+    )
+
+
+Parts = list[tuple[np.ndarray, np.ndarray]]
+
+
+def _classes(
+    stream: np.random.Generator,
+    users: int,
+    each: int,
+    classes: int,
+    spread: np.ndarray,
+    separation: float,
+    guess: Guess,
+) -> Parts:
+    centres = separation * spread * stream.standard_normal((classes, len(spread)))
+    labels = stream.integers(0, classes, users * each)
+    rows = centres[labels] + spread * stream.standard_normal((users * each, len(spread)))
+    shares = similarity(labels, [each] * users, guess.similarity)
+    # Each user's records in random order: the first are its test records, like the others.
+    mixed = [stream.permutation(share) for share in shares]
+    return [(rows[share], labels[share]) for share in mixed]
+
+
+def _numbers(
+    stream: np.random.Generator,
+    users: int,
+    each: int,
+    spread: np.ndarray,
+    separation: float,
+    guess: Guess,
+) -> Parts:
+    alike = guess.similarity / 100
+    common = stream.standard_normal(len(spread))
+    parts = []
+    for _ in range(users):
+        own = math.sqrt(alike) * common + math.sqrt(1 - alike) * stream.standard_normal(len(spread))
+        mean = math.sqrt(1 - alike) * spread * stream.standard_normal(len(spread))
+        rows = mean + spread * stream.standard_normal((each, len(spread)))
+        weights = 0.5 * (common + own)
+        noise = stream.standard_normal(each) / (2 * separation)
+        parts.append((rows, rows @ weights + noise))
+    every = np.concatenate([y for _, y in parts])
+    return [(x, ((y - every.mean()) / every.std()).astype(np.float32)) for x, y in parts]
+
+
+def _scaled(rows: np.ndarray, spread: np.ndarray, norm: float | None) -> np.ndarray:
+    if norm is None:
+        return np.asarray(rows / spread, dtype=np.float32)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(norm * rows / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+
+def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
+    """The setting's run on its surrogate: T, C, λ and the distance of a round stay, and so does the
+    noise of a round's mean, v/(mK) in every coordinate, v = (2Cσ_g/b)² on average over users."""
+    shape = Shape.of(setting)
+    ratio = shape.batch / shape.records
+    plan = replace(
+        setting.plan,
+        local_steps=shape.steps,
+        user_ratio=shape.participants / shape.users,
+        data_ratio=ratio,
+        learning_rate=rate * ratio / setting.plan.data_ratio,
+        warm_rounds=setting.warm_rounds if setting.algorithm.warm_up is not None else None,
+        averaging="tail" if setting.plan.averaging == "none" else setting.plan.averaging,
+        weighting="uniform",
+        seed=seed,
+    )
+    algorithm = setting.algorithm.replace(full_pass=False)
+    privacy = None if setting.privacy is None else _noised(setting, shape, setting.privacy)
+    return Setting(stand_in.roster, setting.task, algorithm, plan, privacy)
+
+
+def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
+    if isinstance(privacy.clip, str) or privacy.unit != "record":
+        raise BadInput(
+            "a surrogate needs a fixed privacy.clip and privacy.unit = 'record', whose noise is "
+            "known from public numbers; set them, or choose plan.learning_rate yourself"
+        )
+    spreads = np.asarray(privacy.scale(privacy.clip, setting.batches.double().numpy()))
+    steps = setting.plan.local_steps * setting.participants
+    variance = float((spreads**2).mean()) * shape.steps * shape.participants / steps
+    noise = math.sqrt(variance) * shape.batch / (2 * privacy.clip)
+    return Gaussian(privacy.clip, noise)

@@ -1,0 +1,195 @@
+"""Step sizes tried on surrogates, all in one stack, and the one that does best on average."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from dpscaffold.errors import BadInput
+from dpscaffold.events import Listener, StackBegun, silence
+from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
+from dpscaffold.federation import Federation
+from dpscaffold.planner.surrogate import SEPARATIONS, Guess, on_surrogate, surrogate
+from dpscaffold.setting import Setting
+
+#: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
+RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+#: How many times the grid is widened by one on the side of the best.
+WIDENINGS = 4
+
+#: What a choice may lose and still count as good: one point.
+FLAT = 0.01
+
+#: Surrogates of each separation, each with its own data, participants and noise.
+SEEDS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """η₀ and the score of its averaged model on every surrogate: accuracy, or R² of a number. A run
+    that diverged scores 0."""
+
+    rate: float
+    scores: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        """The mean."""
+        return sum(self.scores) / len(self.scores)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was tried for one setting, in the order of η₀."""
+
+    setting: Setting
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial:
+        """The best mean over surrogates; the smaller of equals."""
+        return max(self.trials, key=lambda trial: (round(trial.score, 6), -trial.rate))
+
+    @property
+    def score(self) -> float:
+        """That of the best."""
+        return self.best.score
+
+    @property
+    def rate(self) -> float:
+        """η₀."""
+        return self.best.rate
+
+    @property
+    def flat(self) -> tuple[float, float]:
+        """The smallest and largest η₀ around the best, of those tried, that lose at most a
+        point."""
+        place = self.trials.index(self.best)
+        low = high = place
+        while low > 0 and self.trials[low - 1].score >= self.score - FLAT:
+            low -= 1
+        while high < len(self.trials) - 1 and self.trials[high + 1].score >= self.score - FLAT:
+            high += 1
+        return self.trials[low].rate, self.trials[high].rate
+
+    @property
+    def ends(self) -> list[float]:
+        """The next η₀, a factor of three on, where the best is the first or last of those tried."""
+        rates = [trial.rate for trial in self.trials]
+        found = []
+        if self.rate == rates[0]:
+            found.append(_round(rates[0] / 3))
+        if self.rate == rates[-1]:
+            found.append(_round(rates[-1] * 3))
+        return found
+
+
+def choose_rates(
+    settings: Sequence[Setting],
+    guess: Guess,
+    rates: Sequence[float] = RATES,
+    widen: bool = True,
+    seeds: Sequence[int] = SEEDS,
+    device: torch.device | str = "cpu",
+    tell: Listener = silence,
+) -> list[Choice]:
+    """The best η₀ of every setting, each on its own surrogates; nothing but their public facts is
+    used. With ``widen`` the grid goes on where the best lies at an end."""
+    if not rates:
+        raise BadInput("rates is empty; give the step sizes to choose from")
+    bench = Bench(guess, torch.device(device), tell, tuple(seeds))
+    tried: list[dict[float, Trial]] = [{} for _ in settings]
+    asked = [(k, rate) for k in range(len(settings)) for rate in rates]
+    for _ in range(WIDENINGS + 1 if widen else 1):
+        found = bench.run([(settings[k], rate) for k, rate in asked])
+        for (k, rate), trial in zip(asked, found, strict=True):
+            tried[k][rate] = trial
+        choices = [_choice(one, trials) for one, trials in zip(settings, tried, strict=True)]
+        asked = [(k, rate) for k, choice in enumerate(choices) for rate in choice.ends]
+        if not asked:
+            break
+    return choices
+
+
+def choose_rate(setting: Setting, guess: Guess, device: torch.device | str = "cpu") -> Choice:
+    """The best η₀ of one setting.
+
+    >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
+    >>> roster = synthetic(users=10, records=40).roster
+    >>> plan = Plan(rounds=8, local_steps=2, regularisation=0.0)
+    >>> public = Setting(roster, Logistic(40, 10), scaffold(), plan, Gaussian(1.0, 1.0))
+    >>> len(choose_rate(public, Guess()).trials) >= len(RATES)
+    True
+    """
+    return choose_rates([setting], guess, device=device)[0]
+
+
+@dataclass
+class Bench:
+    """Runs settings on their surrogates, all that fit together in one stack."""
+
+    guess: Guess
+    device: torch.device
+    tell: Listener
+    seeds: tuple[int, ...] = SEEDS
+
+    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[Trial]:
+        """One trial for each (setting, η₀)."""
+        stand_ins: dict[tuple[object, ...], Federation] = {}
+        runs, data, owner = [], [], []
+        for k, (setting, rate) in enumerate(asked):
+            for separation in SEPARATIONS:
+                for seed in self.seeds:
+                    key = (setting.roster, setting.participants, separation, seed)
+                    if key not in stand_ins:
+                        stand_ins[key] = surrogate(setting, self.guess, separation, seed)
+                    data.append(stand_ins[key])
+                    runs.append(on_surrogate(setting, stand_ins[key], rate, seed))
+                    owner.append(k)
+        scores: list[list[float]] = [[] for _ in asked]
+        for k, course, federation in zip(owner, self._train(runs, data), data, strict=True):
+            scores[k].append(_score(course, federation))
+        return [Trial(rate, tuple(found)) for (_, rate), found in zip(asked, scores, strict=True)]
+
+    def _train(self, runs: list[Setting], data: list[Federation]) -> list[Course]:
+        courses: dict[int, Course] = {}
+        stacks = split(runs, self.device, rows=1024)
+        for number, stack in enumerate(stacks, 1):
+            first = runs[stack[0]].plan
+            work = float(sum(runs[k].participants for k in stack)) * first.rounds
+            self.tell(StackBegun("planning", number, len(stacks), first.rounds, work))
+            found = train_stack(
+                [runs[k] for k in stack],
+                [data[k] for k in stack],
+                Schedule(),
+                self.device,
+                self.tell,
+            )
+            courses |= dict(zip(stack, found, strict=True))
+        return [courses[k] for k in range(len(runs))]
+
+
+def _choice(setting: Setting, trials: dict[float, Trial]) -> Choice:
+    ordered = tuple(trials[rate] for rate in sorted(trials))
+    choice = Choice(setting, ordered)
+    plan = replace(setting.plan, learning_rate=choice.rate)
+    return replace(choice, setting=replace(setting, plan=plan))
+
+
+def _score(course: Course, federation: Federation) -> float:
+    """Accuracy of the averaged model, or R² = 1 − RMSE²/Var(y) at least 0."""
+    if course.diverged is not None:
+        return 0.0
+    if federation.target.kind == "class":
+        return float(course.average["test_accuracy"])
+    error = float(course.average["test_rmse"])
+    spread = float(federation.test.labels.double().var())
+    return max(0.0, 1 - error**2 / spread) if math.isfinite(error) else 0.0
+
+
+def _round(rate: float) -> float:
+    return float(f"{rate:.1g}")

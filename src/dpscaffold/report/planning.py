@@ -1,0 +1,137 @@
+"""What a plan recommends: lines for people, a configuration, plan.json and a figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.books.runfolder import plain
+from dpscaffold.config import to_toml
+from dpscaffold.planner.recommend import Recommendation, as_tables
+from dpscaffold.planner.surrogate import SEPARATIONS
+from dpscaffold.planner.trial import Choice
+
+
+def score_name(found: Recommendation) -> str:
+    """What surrogates are scored by."""
+    return "accuracy" if found.facts.classes else "R²"
+
+
+def plan_lines(found: Recommendation) -> list[str]:
+    """The recommendation in sentences."""
+    setting, plan, goal = found.setting, found.setting.plan, found.goal
+    assert setting.privacy is not None
+    low, high = found.choice.flat
+    name = score_name(found)
+    delta = found.setting.describe()
+    lines = [
+        f"DP-{setting.algorithm.shown}: T = {plan.rounds} rounds, K = {plan.local_steps} steps, "
+        f"{setting.participants} of {setting.users} users a round (l = {plan.user_ratio:g}), "
+        f"batches of s = {plan.data_ratio:g}, C = {setting.privacy.clip:g}, "
+        f"η₀ = {found.choice.rate:g}, the average of the last half of the rounds",
+        f"σ_g = {setting.privacy.noise:.4g} keeps ε = {goal.epsilon:g} towards the {goal.view} "
+        f"at δ = {delta.delta if delta else 0:.2g}, {goal.sampling} batches",
+        f"on surrogates its {name} is {found.choice.score:.3f}, "
+        f"{100 * found.kept:.0f} % of the {found.public:.3f} without privacy; η₀ from {low:g} to "
+        f"{high:g} loses at most a point",
+        f"it costs {found.traffic / 1e6:.3g} MB of traffic and {found.local_steps:,} local steps, "
+        f"over all users and rounds",
+    ]
+    if found.smaller:
+        lines.append(found.smaller)
+    if found.facts.similarity is None:
+        lines.append("γ is unknown: users were supposed to have nothing in common (γ = 0 %)")
+    lines.append("Nothing private was read: no privacy was spent on this choice.")
+    return lines
+
+
+def as_json(found: Recommendation) -> dict[str, Any]:
+    """Everything that was found, in plain values."""
+    setting = found.setting
+    assert setting.privacy is not None
+    return {
+        "recommended": as_tables(found),
+        "noise": setting.privacy.noise,
+        "score": {
+            "name": score_name(found),
+            "private": found.choice.score,
+            "without privacy": found.public,
+            "kept": found.kept,
+            "separations of the surrogates": list(SEPARATIONS),
+        },
+        "flat": list(found.choice.flat),
+        "learning_rates": _rates(found.choice),
+        "epsilons": [{"epsilon": e, "score": s} for e, s in found.curve],
+        "candidates": [
+            {
+                "algorithm": one.setting.algorithm.name,
+                "rounds": one.setting.plan.rounds,
+                "clip": one.setting.privacy.clip if one.setting.privacy else None,
+                "learning_rate": one.rate,
+                "score": one.score,
+            }
+            for one in (found.choice, *found.tried)
+        ],
+        "traffic_bytes": found.traffic,
+        "local_steps": found.local_steps,
+        "smaller": found.smaller,
+    }
+
+
+def _rates(choice: Choice) -> list[dict[str, Any]]:
+    return [{"learning_rate": t.rate, "scores": list(t.scores)} for t in choice.trials]
+
+
+def write_plan(
+    found: Recommendation, folder: Path, given: Mapping[str, Any] | None = None
+) -> list[str]:
+    """``plan.toml``, ``plan.json`` and, where matplotlib is installed, ``plan.png``; the names.
+    ``given`` are the tables of a configuration that the plan completes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = as_tables(found)
+    whole = dict(given or {})
+    for name, table in tables.items():
+        kept = whole.get(name, {}) if name in ("plan", "task", "facts") else {}
+        whole[name] = {**table, **kept, **table} if name != "task" else {**table, **kept}
+    for name in ("budget_file", "secret", "max_participations", "colluders", "neighbours"):
+        if name in (given or {}).get("privacy", {}):
+            whole["privacy"][name] = (given or {})["privacy"][name]
+    note = "\n".join(f"# {line}" for line in plan_lines(found))
+    (folder / "plan.toml").write_text(f"{note}\n\n{to_toml(whole)}", encoding="utf-8")
+    text = json.dumps(plain(as_json(found)), indent=2, ensure_ascii=False)
+    (folder / "plan.json").write_text(text + "\n", encoding="utf-8")
+    try:
+        _draw(found, folder / "plan.png")
+    except ImportError:
+        return ["plan.toml", "plan.json"]
+    return ["plan.toml", "plan.json", "plan.png"]
+
+
+def _draw(found: Recommendation, path: Path) -> None:
+    """The score over η₀, one curve per separation, and over ε."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
+    rates = [trial.rate for trial in found.choice.trials]
+    each = len(found.choice.trials[0].scores) // len(SEPARATIONS)
+    for k, separation in enumerate(SEPARATIONS):
+        part = [sum(t.scores[k * each : (k + 1) * each]) / each for t in found.choice.trials]
+        left.plot(rates, part, marker="o", markersize=3, label=f"separation {separation:g}")
+    left.plot(rates, [t.score for t in found.choice.trials], color="black", label="mean")
+    left.axvline(found.choice.rate, color="0.6", linestyle=":")
+    left.set(xscale="log", xlabel="η₀", ylabel=f"{score_name(found)} on surrogates")
+    left.legend(fontsize=8, frameon=False)
+    right.plot(*zip(*found.curve, strict=True), marker="o", markersize=3)
+    right.axhline(found.public, color="0.6", linestyle="--", label="without privacy")
+    right.set(xscale="log", xlabel=f"ε towards the {found.goal.view}")
+    right.legend(fontsize=8, frameon=False)
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.suptitle("Planned on public surrogates; no private record was read", fontsize=10)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

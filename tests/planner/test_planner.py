@@ -1,0 +1,263 @@
+"""The planner: surrogates that have the facts, noise that is the real run's, and no record read."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dpscaffold import (
+    LOSSES,
+    BadInput,
+    Facts,
+    Federation,
+    Gaussian,
+    Goal,
+    Limits,
+    Linear,
+    Logistic,
+    Plan,
+    recommend,
+    scaffold,
+    scaffold_balanced,
+)
+from dpscaffold.cli import app
+from dpscaffold.config import load
+from dpscaffold.planner.asked import planned_rate
+from dpscaffold.planner.recommend import default_task, numbers_sent
+from dpscaffold.planner.surrogate import Guess, Shape, on_surrogate, surrogate
+from dpscaffold.planner.trial import Choice, Trial, choose_rates
+from dpscaffold.setting import Setting
+
+FACTS = Facts.of(users=12, records=60, features=6, classes=3)
+SMALL = ["--users", "12", "--records", "60", "--features", "6", "--classes", "3"]
+
+
+def public(facts: Facts = FACTS, noise: float = 2.0, **plan: object) -> Setting:
+    """A run of which only the facts are known."""
+    values = {"rounds": 6, "local_steps": 8, "user_ratio": 0.5, "regularisation": 0.0}
+    squares = Linear(facts.features, 1, LOSSES["squared"])
+    task = Logistic(facts.features, facts.classes) if facts.classes else squares
+    return Setting(
+        facts.roster,
+        task,
+        scaffold_balanced(),
+        Plan(**(values | plan)),  # type: ignore[arg-type]
+        Gaussian(0.7, noise, "poisson"),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(20, 900), min_size=2, max_size=60),
+    ratio=st.sampled_from([0.1, 0.25, 1.0]),
+    share=st.sampled_from([0.5, 1.0]),
+    steps=st.integers(1, 60),
+    noise=st.floats(0.1, 300),
+)
+def test_a_rounds_mean_has_the_noise_of_the_real_run(sizes, ratio, share, steps, noise):
+    """The variance of one coordinate of the mean move, over K steps and m users, worked out from
+    the paper's 2Cσ_g/b by hand on both sides; and the distance Kη_l of a round is the same."""
+    facts = Facts(tuple(sizes), 4, 2)
+    real = public(facts, noise, data_ratio=ratio, user_ratio=share, local_steps=steps)
+    small = on_surrogate(real, surrogate(real, facts.guess, 0.5), rate=0.9)
+    batches = [math.floor(ratio * size + 1e-9) for size in sizes]
+    variance = sum((2 * 0.7 * noise / b) ** 2 for b in batches) / len(sizes)
+    wanted = variance / (steps * math.floor(share * len(sizes) + 1e-9))
+    batch = int(small.batches[0])
+    got = (2 * 0.7 * small.privacy.noise / batch) ** 2
+    got /= small.plan.local_steps * small.participants
+    assert got == pytest.approx(wanted, rel=1e-6)
+    travelled = 0.9 / ratio
+    assert small.plan.step_size * small.plan.local_steps == pytest.approx(travelled)
+    assert small.plan.rounds == real.plan.rounds
+
+
+def test_a_surrogate_has_the_facts():
+    facts = Facts.of(users=500, records=3000, features=30, classes=10, row_norm=2.5)
+    stand_in = surrogate(public(facts, user_ratio=0.2), facts.guess, 0.5)
+    shape = Shape.of(public(facts, user_ratio=0.2))
+    assert (stand_in.users, stand_in.dimension, stand_in.classes) == (shape.users, 30, 10)
+    assert shape.participants / shape.users == pytest.approx(0.2)
+    assert torch.allclose(stand_in.train.features.norm(dim=1), torch.tensor(2.5))
+    counts = np.bincount(stand_in.train.labels.numpy(), minlength=10)
+    assert counts.min() > 0.6 * counts.mean()
+    alone = [len(stand_in.train.of(user)[1].unique()) for user in range(stand_in.users)]
+    alike = surrogate(public(facts, user_ratio=0.2), Guess(100.0), 0.5)
+    mixed = [len(alike.train.of(user)[1].unique()) for user in range(alike.users)]
+    assert max(alone) <= 3 and min(mixed) >= 8
+
+
+def test_a_number_has_a_surrogate_of_its_own():
+    facts = Facts.of(users=10, records=80, features=5, classes=0, similarity=100.0, row_norm=None)
+    stand_in = surrogate(public(facts), facts.guess, 1.0)
+    x, y = (part.double() for part in (stand_in.train.features, stand_in.train.labels))
+    assert float(y.mean()) == pytest.approx(0, abs=0.1) and float(y.std()) == pytest.approx(
+        1, abs=0.1
+    )
+    assert torch.allclose(x.var(0), torch.ones(5, dtype=torch.float64), atol=0.25)
+    solved = torch.linalg.lstsq(x, y).solution
+    left = float((y - x @ solved).var() / y.var())
+    assert 0.02 < left < 0.9  # there is something to learn, and noise
+    [found] = choose_rates([public(facts, noise=0.1)], facts.guess, [0.03, 0.1, 0.3], widen=False)
+    assert 0 < found.score < 1
+    assert default_task(facts).name == "linear-squared"
+
+
+def test_a_recommendation_keeps_its_promise_and_its_limits():
+    found = recommend(FACTS, Goal(2.0, delta=1e-4), Limits(8, 3, 4))
+    plan = found.setting.plan
+    assert plan.rounds <= 8 and plan.local_steps <= 3 and found.setting.participants == 4
+    run = found.setting.describe()
+    assert run is not None and run.delta == 1e-4
+    epsilon = found.setting.budget.bound(run).epsilon(run)
+    assert 1.9 < epsilon <= 2.0
+    assert 0 < found.kept <= 1 and found.public >= found.choice.score
+    assert [epsilon for epsilon, _ in found.curve] == pytest.approx([0.2, 0.6, 2, 6, 20])
+    low, high = found.choice.flat
+    assert low <= found.choice.rate <= high
+    assert found.local_steps == plan.rounds * plan.local_steps * 4
+
+
+def test_traffic_counts_every_vector():
+    p = Logistic(6, 3).parameters
+    assert numbers_sent(replace(public(), algorithm=scaffold())) == (2 * p, 2 * p)
+    assert numbers_sent(public()) == (3 * p, 2 * p + 3)
+
+
+def test_the_best_is_the_best_and_the_flat_part_is_around_it():
+    trials = tuple(Trial(r, (s,)) for r, s in [(0.1, 0.5), (0.3, 0.79), (1, 0.795), (3, 0.6)])
+    choice = Choice(public(), trials)
+    assert choice.rate == 1 and choice.flat == (0.3, 1) and choice.ends == []
+    assert Choice(public(), trials[:3]).ends == [3.0]
+    assert Choice(public(), trials[2:]).ends == [0.3]
+
+
+def records(seed: int) -> Federation:
+    stream = torch.Generator().manual_seed(seed)
+    parts = [
+        (torch.randn(40, 6, generator=stream), torch.randint(3, (40,), generator=stream))
+        for _ in range(10)
+    ]
+    return Federation.from_arrays(parts, parts, classes=3)
+
+
+def test_the_planned_rate_is_the_same_whatever_the_records():
+    one, other = records(0), records(1)
+    assert not torch.equal(one.train.features, other.train.features)
+    plan = Plan(rounds=5, local_steps=2)
+    rates = {
+        planned_rate(Setting(f.roster, Logistic(6, 3), scaffold(), plan, Gaussian(1.0, 2.0)), None)
+        for f in (one, other)
+    }
+    assert len(rates) == 1
+
+
+CONFIG = """
+[data]
+source = "csv"
+path = "{path}"
+label = "ill"
+user = "site"
+[plan]
+rounds = 6
+local_steps = 2
+user_ratio = 0.5
+[privacy]
+epsilon = 5.0
+view = "server"
+[facts]
+users = 6
+records = 20
+features = 2
+classes = 2
+"""
+
+
+def test_plan_reads_no_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is made while the private file does not even exist, and every way to load data is
+    barred; then the file comes, and the plan is ready to train."""
+    private, config = tmp_path / "private.csv", tmp_path / "run.toml"
+    config.write_text(CONFIG.format(path=private))
+
+    def refused(*arguments: object, **more: object) -> None:
+        raise AssertionError("a plan must not load data")
+
+    with monkeypatch.context() as barred:
+        for place in ("data.loading", "experiments.tuning", "paper.solving", "paper.runner"):
+            barred.setattr(f"dpscaffold.{place}.load_federation", refused)
+        asked = ["plan", "--config", str(config), "--out", str(tmp_path / "plan"), "-q"]
+        result = CliRunner().invoke(app, asked)
+        assert result.exit_code == 0, result.output
+        assert not private.exists()
+    ready = tmp_path / "plan" / "plan.toml"
+    lines = [f"{u},{(u * 7 + k) % 5},{k % 3},{k % 2}" for u in range(6) for k in range(25)]
+    private.write_text("site,age,dose,ill\n" + "\n".join(lines) + "\n")
+    result = CliRunner().invoke(app, ["train", str(ready), "--out", str(tmp_path / "run"), "-q"])
+    assert result.exit_code == 0, result.output
+    said = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert not any("tuned" in sentence for sentence in said["outside"])
+    assert "public surrogate" in said["tuning"]
+
+
+def test_train_plans_its_step_size(tmp_path: Path) -> None:
+    data = ["--set", "data.users=8", "--set", "data.records=30", "--set", "data.source=synthetic"]
+    more = ["--set", "plan.rounds=4", "--set", "plan.local_steps=2", "--set", "privacy.noise=3"]
+    folder = tmp_path / "run"
+    asked = ["train", "-q", *data, *more, "--out", str(folder)]
+    result = CliRunner().invoke(app, [*asked, "--set", "plan.learning_rate=plan"])
+    assert result.exit_code == 0, result.output
+    tables = tomllib.loads((folder / "config.toml").read_text())
+    assert isinstance(tables["plan"]["learning_rate"], float)
+    assert tables["facts"]["planned"] == ["plan.learning_rate"]
+    said = json.loads((folder / "privacy.json").read_text())
+    assert not any("tuned" in sentence for sentence in said["outside"])
+    plainly = CliRunner().invoke(app, [*asked[:-1], str(tmp_path / "other")])
+    assert plainly.exit_code == 0, plainly.output
+    said = json.loads((tmp_path / "other" / "privacy.json").read_text())
+    assert "Hyperparameters tuned on private records." in said["outside"]
+    assert "tuning" not in said
+
+
+def test_only_a_number_can_be_offered():
+    with pytest.raises(BadInput, match=r"plan\.learning_rate is 'plan'"):
+        load(None, ["plan.learning_rate=plan"]).plan.build()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--epsilon", "1", "--participants", "13"], "participants is 13, and there are 12"),
+        (["--epsilon", "1", "--view", "moon"], "--view is 'moon'"),
+        (["--epsilon", "1", "--records", "60,20"], "lists 2 sizes and facts.users is 12"),
+        (["--epsilon", "1", "--records", "many"], "--records is 'many'"),
+        (["--epsilon", "1", "--classes", "1"], "facts.classes is 1"),
+        (["--epsilon", "1", "--similarity", "120"], "facts.similarity is 120"),
+        (["--epsilon", "-1"], "epsilon is -1"),
+        (["--epsilon", "1", "--rounds", "0"], "the most rounds"),
+        ([], "epsilon is not given"),
+    ],
+)
+def test_bad_facts_are_one_sentence(tmp_path, options, said):
+    result = CliRunner().invoke(app, ["plan", *SMALL, "--out", str(tmp_path), *options])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, BadInput) and said in str(result.exception)
+
+
+def test_missing_facts_and_a_batch_below_one_record_are_named(tmp_path):
+    result = CliRunner().invoke(app, ["plan", "--users", "3", "--epsilon", "1"])
+    assert "facts.records, facts.features, facts.classes are not given" in str(result.exception)
+    config = tmp_path / "c.toml"
+    config.write_text("[plan]\ndata_ratio = 0.01\n")
+    asked = ["plan", *SMALL, "--epsilon", "1", "--config", str(config), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, asked)
+    assert "a batch below one" in str(result.exception)
