@@ -54,7 +54,7 @@ SITES = "sites.json"
 Say = Callable[[str], None]
 Observer = Callable[[int, Mapping[str, Any]], None]
 #: What a model scores on public test data.
-Judge = Callable[[Tensor], dict[str, float]]
+Evaluation = Callable[[Tensor], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Deployment:
     config: Mapping[str, Any]
     budget: Budget
     patience: Patience
-    judge: Judge | None = None
+    judge: Evaluation | None = None
     say: Say = lambda sentence: None
     observer: Observer | None = None
     bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -355,7 +355,7 @@ def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
     )
 
 
-def judge_on(offer: Offer, features: Tensor, labels: Tensor) -> Judge:
+def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Evaluation:
     """Accuracy and loss of a model on public test data."""
     task = offer.build_task()
     prepared = task.prepare(features)

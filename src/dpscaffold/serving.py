@@ -20,7 +20,7 @@ from dpscaffold.config import (
     TaskSettings,
     override,
 )
-from dpscaffold.deployed import ABSENT, Judge, judge_on, setting_of
+from dpscaffold.deployed import ABSENT, Evaluation, evaluation_on, setting_of
 from dpscaffold.engines.enrolment import Enrolled
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput, nearest
@@ -94,7 +94,7 @@ class ServedSettings(Table):
         given = self.privacy.budget
         return replace(given, absent=ABSENT)
 
-    def judge(self, folder: Path) -> Judge | None:
+    def judge(self, folder: Path) -> Evaluation | None:
         """What scores a model on the public test data, if there are any."""
         if self.evaluate is None:
             return None
@@ -104,7 +104,7 @@ class ServedSettings(Table):
             records = read_records(self.evaluate, folder, self.rows)
         except Refused as no:
             raise BadInput(f"[evaluate] does not fit the schema: {no.detail}") from no
-        return judge_on(self.offer(), records.features, records.labels)
+        return evaluation_on(self.offer(), records.features, records.labels)
 
     def resolved(self) -> dict[str, Any]:
         """As written to ``config.toml``."""

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from dpscaffold import __version__, cli
 from dpscaffold.cli import COMMANDS, SUMMARIES, app
-from dpscaffold.cli.train import wished
+from dpscaffold.cli.train import requested
 from dpscaffold.errors import BadInput
 
 SMALL = """
@@ -139,13 +139,13 @@ def test_a_run_is_resumed_by_its_folder_or_by_its_configuration(finished, monkey
 
 def test_which_run_is_meant(finished, monkeypatch):
     monkeypatch.chdir(finished)
-    assert wished(Path("small.toml"), None, True).folder == Path("runs/small")
-    assert wished(Path("run/config.toml"), None, False).folder == Path("runs/config")
-    assert wished(Path("run/config.toml"), Path("other"), True).folder == Path("other")
+    assert requested(Path("small.toml"), None, True).folder == Path("runs/small")
+    assert requested(Path("run/config.toml"), None, False).folder == Path("runs/config")
+    assert requested(Path("run/config.toml"), Path("other"), True).folder == Path("other")
     with pytest.raises(BadInput, match="add --resume"):
-        wished(Path("run"), None, False)
+        requested(Path("run"), None, False)
     with pytest.raises(BadInput, match="a folder without a run"):
-        wished(Path("."), None, True)
+        requested(Path("."), None, True)
 
 
 def test_set_without_a_configuration_starts_from_plain_defaults(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import read_account
 from dpscaffold.budget import Budget
 from dpscaffold.cli import app
-from dpscaffold.deployed import ABSENT, Deployment, judge_on
+from dpscaffold.deployed import ABSENT, Deployment, evaluation_on
 from dpscaffold.engines.exchange import Crash, Fate
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput
@@ -30,7 +30,7 @@ SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 
 def deployment(world, out, budget=None, patience=None, observer=None):
     offer = read_offer(world.enrolled.offer)
-    judge = judge_on(offer, *world.data.test.of(0))
+    judge = evaluation_on(offer, *world.data.test.of(0))
     config = {"plan": world.setting.plan.to_dict(), "privacy": {"secret": world.secret}}
     private = world.setting.privacy is not None
     return Deployment(

@@ -15,7 +15,7 @@ from dpscaffold import BadInput, synthetic
 from dpscaffold.cli import app
 from dpscaffold.events import RoundDone, StackBegun, Stopped, silence
 from dpscaffold.experiments.draws import shared_draws
-from dpscaffold.experiments.stack import Course
+from dpscaffold.experiments.stack import Outcome
 from dpscaffold.paper import reproduce as reproducing
 from dpscaffold.paper import runner
 from dpscaffold.paper.archive import Archive
@@ -23,7 +23,7 @@ from dpscaffold.paper.cases import Case, scaled
 from dpscaffold.paper.definition import experiment, names
 from dpscaffold.paper.probe import Probe
 from dpscaffold.paper.published import caption, published, table
-from dpscaffold.paper.reproduce import Wish, chosen_cases, reproduce
+from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.runner import cells
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
@@ -194,10 +194,10 @@ class Interrupt:
 def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path, monkeypatch):
     from contextlib import nullcontext
 
-    wish = Wish(tmp_path, scale=TINY, rows=("K = 50",), only_runs=True)
+    request = Request(tmp_path, scale=TINY, rows=("K = 50",), only_runs=True)
     chosen = experiment("figure1")
     with pytest.raises(Stopped):
-        reproduce(chosen, wish, CPU, lambda name, work: nullcontext(Interrupt()))
+        reproduce(chosen, request, CPU, lambda name, work: nullcontext(Interrupt()))
     before = Archive(tmp_path, "figure1").finished
     assert before
     ran: list[int] = []
@@ -208,24 +208,24 @@ def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path,
         return whole(settings, *arguments)
 
     monkeypatch.setattr(runner, "train_stack", counted)
-    reproduce(chosen, wish, CPU)
-    cases, _ = chosen_cases(chosen, wish)
+    reproduce(chosen, request, CPU)
+    cases, _ = chosen_cases(chosen, request)
     assert sum(ran) == len({c.digest for c in cases}) - len(before)
     after = Archive(tmp_path, "figure1").finished
     assert {key: after[key] for key in before} == before
     ran.clear()
-    reproduce(experiment("accuracy"), wish, CPU)  # another figure of the same runs
+    reproduce(experiment("accuracy"), request, CPU)  # another figure of the same runs
     assert ran == []
     # A line cut short by a crash costs its own run and no other.
     path = tmp_path / "figure1" / "runs.jsonl"
     path.write_text(path.read_text()[:-40])
-    reproduce(chosen, wish, CPU)
+    reproduce(chosen, request, CPU)
     assert ran == [1]
     assert len(Archive(tmp_path, "figure1").finished) == len(after)
 
 
 def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
-    files = reproduce(experiment("figure1"), Wish(tmp_path, scale=TINY, rows=("K = 50",)), CPU)
+    files = reproduce(experiment("figure1"), Request(tmp_path, scale=TINY, rows=("K = 50",)), CPU)
     assert files == ["results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"]
     text = (tmp_path / "figure1" / "RESULT.md").read_text()
     for expected in (
@@ -247,12 +247,14 @@ def test_no_choice_is_validated_by_a_part_of_its_folds(tmp_path):
     archive = Archive(tmp_path, "table1")
 
     def finish(some):
-        courses = [Course(case.settings.setting(synthetic(users=40, records=20))) for case in some]
-        for k, course in enumerate(courses):
-            rounds = course.setting.plan.rounds
-            course.history = [{"round": rounds, "test_accuracy": 0.1 + 0.01 * k}]
-            course.average = {"test_accuracy": 0.1 + 0.01 * k}
-        archive.add(some, courses, {})
+        outcomes = [
+            Outcome(case.settings.setting(synthetic(users=40, records=20))) for case in some
+        ]
+        for k, outcome in enumerate(outcomes):
+            rounds = outcome.setting.plan.rounds
+            outcome.history = [{"round": rounds, "test_accuracy": 0.1 + 0.01 * k}]
+            outcome.average = {"test_accuracy": 0.1 + 0.01 * k}
+        archive.add(some, outcomes, {})
 
     finish([*cases, *folded[:-1]])
     place = ("10", "1", "λ = 5e-3")
@@ -267,11 +269,11 @@ def fill(archive, cases, device="cpu", missing=(), diverged=()):
     for k, case in enumerate(cases):
         if k in missing:
             continue
-        course = Course(case.settings.setting(federation), seconds=1.0)
-        course.history = [{"round": course.setting.plan.rounds, "test_accuracy": 0.5}]
-        course.average = {"test_accuracy": 0.5}
-        course.diverged = 3 if k in diverged else None
-        archive.add([case], [course], {"device": device, "python": "3.0"})
+        outcome = Outcome(case.settings.setting(federation), seconds=1.0)
+        outcome.history = [{"round": outcome.setting.plan.rounds, "test_accuracy": 0.5}]
+        outcome.average = {"test_accuracy": 0.5}
+        outcome.diverged = 3 if k in diverged else None
+        archive.add([case], [outcome], {"device": device, "python": "3.0"})
 
 
 def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, monkeypatch):
@@ -279,8 +281,8 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
     is missing."""
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("table1")
-    wish = Wish(tmp_path, seeds=1)
-    cases, folded = chosen_cases(chosen, wish)
+    request = Request(tmp_path, seeds=1)
+    cases, folded = chosen_cases(chosen, request)
     archive = Archive(tmp_path, "table1")
     first_row = [
         k
@@ -289,7 +291,7 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
     ]
     fill(archive, cases, "some GPU", missing=first_row, diverged=[0])
     fill(archive, folded[:3], "cpu")
-    reproducing.write(chosen, wish, cases, folded, archive)
+    reproducing.write(chosen, request, cases, folded, archive)
     text = (tmp_path / "table1" / "RESULT.md").read_text()
     assert f"**{len(first_row)} runs are not finished yet**" in text
     assert f"**{len(folded) - 3} runs of the cross-validation are not finished yet**" in text
@@ -304,21 +306,21 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
 def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("frontier")
-    wish = Wish(tmp_path, seeds=1, rows=("MNIST, γ = 0 %",))
-    cases, folded = chosen_cases(chosen, wish)
+    request = Request(tmp_path, seeds=1, rows=("MNIST, γ = 0 %",))
+    cases, folded = chosen_cases(chosen, request)
     gone = [
         k
         for k, c in enumerate(cases)
         if c.labels["line"] == "SCAFFOLD" and c.labels["column"] == "none"
     ]
     archive = Archive(tmp_path, "frontier")
-    mlp = Course(cases[0].settings.setting(synthetic(users=60, records=20)))
+    mlp = Outcome(cases[0].settings.setting(synthetic(users=60, records=20)))
     mlp.history = [{"round": mlp.setting.plan.rounds, "test_accuracy": 0.25}]
     mlp.average = {"test_accuracy": 0.25}
     for k, case in enumerate(cases):
         if k not in gone:
             archive.add([case], [mlp], {"device": "cpu"})
-    reproducing.write(chosen, wish, cases, folded, archive)
+    reproducing.write(chosen, request, cases, folded, archive)
     text = (tmp_path / "frontier" / "RESULT.md").read_text()
     assert "(only MNIST, γ = 0 %)" in text.splitlines()[0]
     assert "| none | not private |  | 25.00 (25.00) | 25.00 (25.00) | 25.00 (25.00) |" in text
@@ -336,13 +338,13 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
 def test_runs_in_several_places_are_counted_once(tmp_path, monkeypatch):
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("figure1")
-    wish = Wish(tmp_path, seeds=1)
-    cases, folded = chosen_cases(chosen, wish)
+    request = Request(tmp_path, seeds=1)
+    cases, folded = chosen_cases(chosen, request)
     distinct = {case.digest: case for case in cases}
     assert len(distinct) < len(cases)
     archive = Archive(tmp_path, "figure1")
     fill(archive, distinct.values())
-    reproducing.write(chosen, wish, cases, folded, archive)
+    reproducing.write(chosen, request, cases, folded, archive)
     assert f"runs: {len(distinct)}\n" in (tmp_path / "figure1" / "RESULT.md").read_text()
 
 
@@ -371,8 +373,8 @@ def test_results_without_pyarrow_are_csv_alone(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    wish = Wish(tmp_path, scale=TINY, rows=("10",), folds=False)
-    files = reproduce(experiment("table2"), wish, CPU)
+    request = Request(tmp_path, scale=TINY, rows=("10",), folds=False)
+    files = reproduce(experiment("table2"), request, CPU)
     assert "results.csv" in files and "results.parquet" not in files
 
 
@@ -454,4 +456,4 @@ def test_an_out_that_is_a_file_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text(json.dumps({}))
     with pytest.raises(BadInput, match="which is a file"):
-        reproducing.Wish(file)
+        reproducing.Request(file)

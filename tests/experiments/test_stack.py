@@ -41,10 +41,10 @@ def test_a_stack_agrees_with_single_runs(algorithm, privacy):
         for seed in (0, 1)
         for rate in (0.1, 0.4)
     ]
-    for run, course in zip(runs, train_stack(runs, FULL), strict=True):
+    for run, outcome in zip(runs, train_stack(runs, FULL), strict=True):
         single = alone(run)
-        assert len(course.history) == len(single.history)
-        for mine, theirs in zip(course.history, single.history, strict=True):
+        assert len(outcome.history) == len(single.history)
+        for mine, theirs in zip(outcome.history, single.history, strict=True):
             for metric in ("train_loss", "gradient_dissimilarity", "test_accuracy"):
                 assert mine[metric] == pytest.approx(theirs[metric], rel=1e-4, abs=1e-6)
 
@@ -52,11 +52,11 @@ def test_a_stack_agrees_with_single_runs(algorithm, privacy):
 @pytest.mark.parametrize("task", ["logistic", "mlp"])
 def test_the_average_is_judged_beside_the_last_iterate(task):
     one = setting(task=task, averaging="tail", tail=0.5)
-    (course,) = train_stack([one], FULL)
+    (outcome,) = train_stack([one], FULL)
     averaged = train(one.federation, one.task, one.algorithm, one.plan).final
-    assert course.average["train_loss"] == pytest.approx(averaged["train_loss"], rel=1e-5)
-    assert course.history[-1]["train_loss"] == pytest.approx(averaged["last_train_loss"], rel=1e-5)
-    assert course.average["train_loss"] != course.history[-1]["train_loss"]
+    assert outcome.average["train_loss"] == pytest.approx(averaged["train_loss"], rel=1e-5)
+    assert outcome.history[-1]["train_loss"] == pytest.approx(averaged["last_train_loss"], rel=1e-5)
+    assert outcome.average["train_loss"] != outcome.history[-1]["train_loss"]
 
 
 def test_a_diverged_run_leaves_the_others_alone():
@@ -151,6 +151,6 @@ def test_late_means_and_schedules():
     assert Schedule(every=10, late=4).rounds(400)[-6:] == (370, 374, 380, 387, 390, 400)
     assert Schedule(late=20).rounds(72) == (66, 67, 68, 69, 70, 71, 72)
     one = setting(privacy=Gaussian(1.0, 0.5), rounds=20)
-    (course,) = train_stack([one], Schedule(every=1))
-    last_two = [row["test_accuracy"] for row in course.history[-2:]]
-    assert course.late("test_accuracy") == pytest.approx(sum(last_two) / 2)
+    (outcome,) = train_stack([one], Schedule(every=1))
+    last_two = [row["test_accuracy"] for row in outcome.history[-2:]]
+    assert outcome.late("test_accuracy") == pytest.approx(sum(last_two) / 2)

@@ -19,7 +19,7 @@ from dpscaffold.paper import reproduce as reproducing
 from dpscaffold.paper.archive import Archive, Finished
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, experiment
-from dpscaffold.paper.reproduce import Wish, chosen_cases, reproduce
+from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.takeover import take_over
 from dpscaffold.paper.widening import at_end, rungs, widened
@@ -102,8 +102,8 @@ def test_rungs_stay_on_the_ladder_beyond_what_was_tried(data):
 
 def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
     whole = experiment("frontier")
-    wish = Wish(tmp_path, rows=("synthetic (5, 5)",))
-    cases, _ = chosen_cases(whole, wish)
+    request = Request(tmp_path, rows=("synthetic (5, 5)",))
+    cases, _ = chosen_cases(whole, request)
     archive = Archive(tmp_path, "frontier")
     told = take_over(whole, cases, archive, PRINTED)
     with PRINTED.open(encoding="utf-8") as stream:
@@ -125,7 +125,7 @@ def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
 @pytest.mark.parametrize("column", ["noise", "rounds", "clip", "local_steps", "regularisation"])
 def test_a_run_that_differs_is_left(tmp_path, column):
     whole = experiment("frontier")
-    cases, _ = chosen_cases(whole, Wish(tmp_path, rows=("synthetic (5, 5)",)))
+    cases, _ = chosen_cases(whole, Request(tmp_path, rows=("synthetic (5, 5)",)))
     with PRINTED.open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     rows = [r for r in rows if (r["row"], r["column"]) == ("synthetic (5, 5)", "1 fixed")][:2]
@@ -151,10 +151,10 @@ def test_what_is_no_results_file_is_refused(tmp_path):
 def test_a_tiny_frontier_widens_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen, _ = small()
-    wish = Wish(tmp_path, seeds=1, scale=0.02)
-    reproduce(chosen, wish, torch.device("cpu"))
+    request = Request(tmp_path, seeds=1, scale=0.02)
+    reproduce(chosen, request, torch.device("cpu"))
     text = (tmp_path / "frontier" / "RESULT.md").read_text()
     assert "SCAFFOLD-balanced" in text and "not finished" not in text
     runs = (tmp_path / "frontier" / "runs.jsonl").read_text()
-    reproduce(chosen, wish, torch.device("cpu"))
+    reproduce(chosen, request, torch.device("cpu"))
     assert (tmp_path / "frontier" / "runs.jsonl").read_text() == runs

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from dpscaffold.paper.definition import Experiment
-    from dpscaffold.paper.reproduce import Wish
+    from dpscaffold.paper.reproduce import Request
 
 
 def reproduce_command(
@@ -55,9 +55,9 @@ def reproduce_command(
     """Reproduce a figure or table of the paper; finished runs are not run again."""
     from dpscaffold.machine import pick_device
     from dpscaffold.paper.definition import experiment, names
-    from dpscaffold.paper.reproduce import Wish
+    from dpscaffold.paper.reproduce import Request
 
-    wish = Wish(out, seeds, scale, device, folds, tuple(row or ()), only_runs, take)
+    request = Request(out, seeds, scale, device, folds, tuple(row or ()), only_runs, take)
     chosen = pick_device(device)
     if row and (list_ or name == "all"):
         raise BadInput(
@@ -70,16 +70,16 @@ def reproduce_command(
         from dpscaffold.paper.listing import listing
 
         with Console(stderr=True).status("timing a few rounds of each shape, about half a minute"):
-            shown = listing(wish, chosen)
+            shown = listing(request, chosen)
         Console().print(shown)
         return
     if name is None:
         raise BadInput("no experiment was named; give one of dpscaffold reproduce --list, or all")
     for one in names() if name == "all" else (name,):
-        _reproduce(experiment(one), wish, chosen, quiet)
+        _reproduce(experiment(one), request, chosen, quiet)
 
 
-def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool) -> None:
+def _reproduce(chosen: Experiment, request: Request, device: torch.device, quiet: bool) -> None:
     from dpscaffold.events import Stopped
     from dpscaffold.machine import stop_signals
     from dpscaffold.paper.progress import Bars
@@ -94,11 +94,11 @@ def _reproduce(chosen: Experiment, wish: Wish, device: torch.device, quiet: bool
                 yield bars
 
         try:
-            files = reproduce(chosen, wish, device, show, console.print)
+            files = reproduce(chosen, request, device, show, console.print)
         except Stopped as stopped:
             console.print(
                 f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command "
                 f"goes on with it"
             )
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
-    console.print(f"{chosen.name}: {wish.out / chosen.name} holds {', '.join(files)}")
+    console.print(f"{chosen.name}: {request.out / chosen.name} holds {', '.join(files)}")

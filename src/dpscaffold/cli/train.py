@@ -26,7 +26,7 @@ UnsetOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """Which configuration is run, and in which folder."""
 
     config: Path | None
@@ -85,26 +85,26 @@ def train_command(
     from dpscaffold.tracking import tracker
     from dpscaffold.training import summarise
 
-    wish = wished(config, out, resume)
-    base = DEMO if wish.config is None and not _names_a_source(set_ or []) else {}
+    request = requested(config, out, resume)
+    base = DEMO if request.config is None and not _names_a_source(set_ or []) else {}
     changes = [*(set_ or []), *(["privacy.release=true"] if release else [])]
     changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
-    settings = load(wish.config, changes, base, unset or [])
-    engine = engine or engine_of(wish)
+    settings = load(request.config, changes, base, unset or [])
+    engine = engine or engine_of(request)
     silent = as_json or quiet
     result = run_settings(
         settings,
-        wish.folder,
-        wish.resume,
+        request.folder,
+        request.resume,
         device,
         engine,
         silent,
         say=_say if verbose else None,
         warn=None if silent else _say,
-        listener=tracker(track, wish.folder, settings),
+        listener=tracker(track, request.folder, settings),
     )
     if as_json:
-        answer = summarise(result) | {"folder": str(wish.folder), "privacy": result.privacy}
+        answer = summarise(result) | {"folder": str(request.folder), "privacy": result.privacy}
         typer.echo(json.dumps(plain(answer), indent=2))
     elif not quiet:
         Console().print("\n".join(summary_lines(result)), highlight=False)
@@ -112,10 +112,10 @@ def train_command(
         raise typer.Exit(143 if "SIGTERM" in result.message else 130)
 
 
-def wished(config: Path | None, out: Path | None, resume: bool) -> Wish:
+def requested(config: Path | None, out: Path | None, resume: bool) -> Request:
     """Read ``train RUN --resume`` and ``train RUN/config.toml --resume`` as people mean them.
 
-    >>> wished(Path("sites.toml"), None, resume=False).folder.as_posix()
+    >>> requested(Path("sites.toml"), None, resume=False).folder.as_posix()
     'runs/sites'
     """
     if config is not None and config.is_dir():
@@ -124,18 +124,18 @@ def wished(config: Path | None, out: Path | None, resume: bool) -> Wish:
             raise BadInput(f"{config} is a folder without a run; name a configuration (TOML)")
         if not resume:
             raise BadInput(f"{config} is a run folder; add --resume to go on with its run")
-        return Wish(inside, out or config, True)
+        return Request(inside, out or config, True)
     if config is not None and out is None and resume and (config.parent / "run.json").exists():
-        return Wish(config, config.parent, True)
+        return Request(config, config.parent, True)
     name = config.stem if config else "train"
-    return Wish(config, out or Path("runs") / name, resume)
+    return Request(config, out or Path("runs") / name, resume)
 
 
-def engine_of(wish: Wish) -> str:
+def engine_of(request: Request) -> str:
     """The engine that a resumed run began with; the simulator for a new one."""
     from dpscaffold.books.runfolder import RunFolder
 
-    saved = RunFolder(wish.folder).read_json("run.json") if wish.resume else None
+    saved = RunFolder(request.folder).read_json("run.json") if request.resume else None
     return str((saved or {}).get("engine", "simulator"))
 
 

@@ -59,7 +59,7 @@ class Schedule:
 
 
 @dataclass
-class Course:
+class Outcome:
     """What became of one run of a stack.
 
     ``history`` has one row per evaluated round with the metrics of the last iterate x^t,
@@ -119,8 +119,8 @@ def train_stack(
     device: torch.device | str = "cpu",
     tell: Listener = silence,
     optima: Mapping[tuple[int, float], float] | None = None,
-) -> list[Course]:
-    """Run all settings, each on its federation, together and return each one's course.
+) -> list[Outcome]:
+    """Run all settings, each on its federation, together and return each one's outcome.
 
     The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are judged,
     and
@@ -132,7 +132,7 @@ def train_stack(
     >>> task = Logistic(40, 10)
     >>> plans = [Plan(seed=s, **plan) for s in (0, 1)]
     >>> runs = [Setting(federation.roster, task, scaffold(), plan) for plan in plans]
-    >>> [course.history[-1]["round"] for course in train_stack(runs, [federation] * 2)]
+    >>> [outcome.history[-1]["round"] for outcome in train_stack(runs, [federation] * 2)]
     [2, 2]
     """
     if not settings:
@@ -144,27 +144,27 @@ def train_stack(
     engine = Simulator(settings, federations, Hardware.on(device), streams)
     states = [State.initial(setting, device) for setting in settings]
     evaluators = evaluators_of(settings, federations, device, optima)
-    courses = [Course(setting) for setting in settings]
+    outcomes = [Outcome(setting) for setting in settings]
     evaluated = set(schedule.rounds(settings[0].plan.rounds))
     drawings = [plain_draws(*one) for one in zip(settings, streams, strict=True)]
     for done in stacked_rounds(settings, engine, drawings, states):
         round = done[0].number
-        _set_aside_diverged(engine, states, courses, round)
+        _set_aside_diverged(engine, states, outcomes, round)
         models = [state.params for state in states]
         rows: list[dict[str, Any]] = [{"round": round} for _ in states]
         if round in evaluated:
             found = evaluate_all(evaluators, models, schedule.full)
             rows = [{"round": round, **row} for row in found]
-            _note(courses, rows)
+            _note(outcomes, rows)
             tell(Evaluated(round, rows))
         tell(RoundDone(round, settings[0].plan.rounds, models, rows))
     if states[0].averaged:
         means = evaluate_all(evaluators, [state.average for state in states], schedule.full)
-        for course, row in zip(courses, means, strict=True):
-            course.average = row if course.diverged is None else {}
-    for course in courses:
-        course.seconds = (time.perf_counter() - started) / len(courses)
-    return courses
+        for outcome, row in zip(outcomes, means, strict=True):
+            outcome.average = row if outcome.diverged is None else {}
+    for outcome in outcomes:
+        outcome.seconds = (time.perf_counter() - started) / len(outcomes)
+    return outcomes
 
 
 def evaluators_of(
@@ -183,23 +183,23 @@ def evaluators_of(
     return found
 
 
-def _note(courses: Sequence[Course], rows: Sequence[dict[str, Any]]) -> None:
+def _note(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> None:
     """Add the evaluated round to the history of the runs that are still finite."""
-    for course, row in zip(courses, rows, strict=True):
-        if course.diverged is None:
-            course.history.append(row)
+    for outcome, row in zip(outcomes, rows, strict=True):
+        if outcome.diverged is None:
+            outcome.history.append(row)
 
 
 def _set_aside_diverged(
-    engine: Simulator, states: list[State], courses: Sequence[Course], round: int
+    engine: Simulator, states: list[State], outcomes: Sequence[Outcome], round: int
 ) -> None:
     """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no
     surprises."""
     finite = torch.isfinite(torch.stack([state.params for state in states])).all(1).tolist()
-    for k, (course, fine) in enumerate(zip(courses, finite, strict=True)):
+    for k, (outcome, fine) in enumerate(zip(outcomes, finite, strict=True)):
         if not fine:
-            if course.diverged is None:
-                course.diverged = round
-            fresh = State.initial(course.setting, engine.device)
+            if outcome.diverged is None:
+                outcome.diverged = round
+            fresh = State.initial(outcome.setting, engine.device)
             states[k] = replace(fresh, round=round, averaged=states[k].averaged)
-            engine.all_memories[k] = engine.fresh_memories(course.setting)
+            engine.all_memories[k] = engine.fresh_memories(outcome.setting)

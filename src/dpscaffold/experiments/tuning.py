@@ -26,7 +26,7 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
+from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
 from dpscaffold.scoring import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.setting import Setting
@@ -253,7 +253,7 @@ def tune(
     stacked = [built[p][f] for p, f in runs]
     shown = f"test_{metric.name}"
     schedule = Schedule(late=10, full=shown != shown_metric(whole.target))
-    courses: dict[tuple[int, int], Course] = {}
+    outcomes: dict[tuple[int, int], Outcome] = {}
     stacks = split(stacked, device)
     for number, stack in enumerate(stacks, 1):
         first = stacked[stack[0]].plan
@@ -261,10 +261,10 @@ def tune(
         tell(StackBegun("tuning", number, len(stacks), first.rounds, work))
         held = [folds[runs[k][1]] for k in stack]
         found = train_stack([stacked[k] for k in stack], held, schedule, device, tell)
-        courses |= {runs[k]: course for k, course in zip(stack, found, strict=True)}
+        outcomes |= {runs[k]: outcome for k, outcome in zip(stack, found, strict=True)}
     scores = []
     for p, point in enumerate(points):
-        accuracies = [_validated(courses[p, f], table.output, shown) for f in range(len(folds))]
+        accuracies = [_validated(outcomes[p, f], table.output, shown) for f in range(len(folds))]
         finite = tuple(a for a in accuracies if a is not None)
         scores.append(Score(point, finite, len(accuracies) - len(finite)))
     return Tuned(settings, table, tuple(scores), whole.title, metric)
@@ -280,11 +280,11 @@ def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
     return [replace(first, roster=fold.roster) for fold in folds]
 
 
-def _validated(course: Course, output: str, metric: str) -> float | None:
+def _validated(outcome: Outcome, output: str, metric: str) -> float | None:
     """The metric of one run on the records that its fold held out; None where it diverged."""
-    if course.diverged is not None:
+    if outcome.diverged is not None:
         return None
-    value = course.average[metric] if output == "average" else course.late(metric)
+    value = outcome.average[metric] if output == "average" else outcome.late(metric)
     if value is None:
         raise BadInput(
             f"{titled(metric)} is not defined on the records that a fold holds out; set "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.runfolder import plain
-from dpscaffold.experiments.stack import Course
+from dpscaffold.experiments.stack import Outcome
 from dpscaffold.metrics import late
 from dpscaffold.paper.cases import Case
 
@@ -73,21 +73,21 @@ class Archive:
         """The finished run of a case, or None."""
         return self.finished.get(case.digest)
 
-    def add(self, cases: Iterable[Case], courses: Iterable[Course], made: dict[str, Any]) -> None:
+    def add(self, cases: Iterable[Case], outcomes: Iterable[Outcome], made: dict[str, Any]) -> None:
         """Append the runs of a finished stack."""
         runs = []
-        for case, course in zip(cases, courses, strict=True):
-            privacy = course.setting.privacy
+        for case, outcome in zip(cases, outcomes, strict=True):
+            privacy = outcome.setting.privacy
             finished = Finished(
                 case.digest,
-                [_short(row) for row in course.history],
-                _short(course.average),
-                course.diverged,
-                round(course.seconds, 3),
+                [_short(row) for row in outcome.history],
+                _short(outcome.average),
+                outcome.diverged,
+                round(outcome.seconds, 3),
                 made
                 | {
-                    "rounds": course.setting.plan.rounds,
-                    "label": course.setting.label,
+                    "rounds": outcome.setting.plan.rounds,
+                    "label": outcome.setting.label,
                     "noise": privacy.noise if privacy else None,
                 },
             )

@@ -48,7 +48,7 @@ ORDER = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class Level:
     """One row, column, line or choice: its label and what it sets.
 
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
@@ -66,7 +66,7 @@ class Entry:
     ladder: tuple[float, ...] = ()
 
     @classmethod
-    def read(cls, table: dict[str, Any]) -> Entry:
+    def read(cls, table: dict[str, Any]) -> Level:
         """From a TOML table."""
         return cls(
             table["label"],
@@ -78,7 +78,7 @@ class Entry:
             ladder=tuple(table.get("ladder", ())),
         )
 
-    def at(self, row: str) -> Entry | None:
+    def at(self, row: str) -> Level | None:
         """The entry as it is in a row; None where it is not shown there."""
         if self.only and row not in self.only:
             return None
@@ -92,7 +92,7 @@ class Entry:
         )
 
 
-NOTHING = (Entry(""),)
+ONE_LEVEL = (Level(""),)
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class Experiment:
     metric: str
     label: str
     base: dict[str, Any]
-    rows: tuple[Entry, ...]
-    columns: tuple[Entry, ...]
-    lines: tuple[Entry, ...]
-    choices: tuple[Entry, ...]
+    rows: tuple[Level, ...]
+    columns: tuple[Level, ...]
+    lines: tuple[Level, ...]
+    choices: tuple[Level, ...]
     schedule: Schedule
     published: str | None = None
     folds: int = 0
@@ -136,7 +136,7 @@ class Experiment:
         whole = self.cases(1, scale) if self.folds else []
         return [replace(case, fold=(k, self.folds)) for case in whole for k in range(self.folds)]
 
-    def _case(self, row: Entry, column: Entry, line: Entry, choice: Entry, seed: int) -> Case:
+    def _case(self, row: Level, column: Level, line: Level, choice: Level, seed: int) -> Case:
         labels = {
             "row": row.label,
             "column": column.label,
@@ -156,14 +156,14 @@ class Experiment:
         return case.with_set({"plan.seed": seed, "plan.averaging": "tail"})
 
 
-def _at(entries: tuple[Entry, ...], row: Entry) -> list[Entry]:
+def _at(entries: tuple[Level, ...], row: Level) -> list[Level]:
     """The entries that a row shows, as it shows them."""
     return [found for entry in entries if (found := entry.at(row.label)) is not None]
 
 
-def _rates(entry: Entry) -> list[Entry]:
+def _rates(entry: Level) -> list[Level]:
     """The step sizes of a line or column as choices."""
-    return [Entry(rate_label(rate), {"plan.learning_rate": rate}) for rate in entry.rates]
+    return [Level(rate_label(rate), {"plan.learning_rate": rate}) for rate in entry.rates]
 
 
 def rate_label(rate: float) -> str:
@@ -233,22 +233,22 @@ def _build(name: str, tables: dict[str, Any]) -> Experiment:
     )
 
 
-def _entries(tables: dict[str, Any], axis: str) -> tuple[Entry, ...]:
+def _entries(tables: dict[str, Any], axis: str) -> tuple[Level, ...]:
     """The entries of an axis; ``product`` of two lists of choices is spelled out with joined
     labels."""
     given = tables.get(axis)
     if not given:
-        return NOTHING
+        return ONE_LEVEL
     if isinstance(given, dict):  # a grid: dotted keys with lists of values
         keys = list(given)
         return tuple(
-            Entry(
+            Level(
                 ", ".join(f"{_short(k)} = {v:g}" for k, v in zip(keys, values, strict=True)),
                 dict(zip(keys, values, strict=True)),
             )
             for values in product(*given.values())
         )
-    return tuple(Entry.read(table) for table in given)
+    return tuple(Level.read(table) for table in given)
 
 
 def _short(key: str) -> str:

@@ -14,10 +14,10 @@ from dpscaffold.paper.runner import user_steps
 if TYPE_CHECKING:
     import torch
 
-    from dpscaffold.paper.reproduce import Wish
+    from dpscaffold.paper.reproduce import Request
 
 
-def listing(wish: Wish, device: torch.device) -> Table:
+def listing(request: Request, device: torch.device) -> Table:
     """One line per experiment, 80 columns wide; the time comes from a few timed rounds of each
     shape."""
     probe = Probe(device)
@@ -37,7 +37,7 @@ def listing(wish: Wish, device: torch.device) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name in names():
         chosen = experiment(name)
-        cases, folded = chosen_cases(chosen, wish)
+        cases, folded = chosen_cases(chosen, request)
         every = {case.digest: case for case in [*cases, *folded]}
         folds = f"+{len(folded)}" if folded else ""
         steps = sum(user_steps(case) for case in every.values())

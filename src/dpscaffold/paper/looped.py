@@ -10,7 +10,7 @@ import torch
 from dpscaffold.engines import Hardware, Loop, State
 from dpscaffold.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.experiments.draws import SameForEveryUser
-from dpscaffold.experiments.stack import Course, Schedule, evaluators_of
+from dpscaffold.experiments.stack import Outcome, Schedule, evaluators_of
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import evaluate_all
 from dpscaffold.rounds import plain_draws, rounds
@@ -24,7 +24,7 @@ def train_loop(
     schedule: Schedule,
     device: torch.device,
     tell: Listener = silence,
-) -> Course:
+) -> Outcome:
     """As :func:`~dpscaffold.experiments.stack.train_stack`, for one run on the readable engine.
 
     ``engine`` is ``"loop"``, or ``"loop-same-noise"``, which gives all users the batches and the
@@ -35,21 +35,21 @@ def train_loop(
     randomness = SameForEveryUser(seed) if engine == "loop-same-noise" else setting.randomness()
     loop = Loop(setting, federation, Hardware.on(device), randomness)
     evaluators = evaluators_of([setting], [federation], device)
-    course = Course(setting)
+    outcome = Outcome(setting)
     evaluated = set(schedule.rounds(setting.plan.rounds))
     state = State.initial(setting, device)
     for done in rounds(setting, loop, plain_draws(setting, randomness), state):
         state = done.state
         if not bool(torch.isfinite(state.params).all()):
-            course.diverged = done.number
+            outcome.diverged = done.number
             break
         row: dict[str, Any] = {"round": done.number}
         if done.number in evaluated:
             row |= evaluate_all(evaluators, [state.params], schedule.full)[0]
-            course.history.append(row)
+            outcome.history.append(row)
             tell(Evaluated(done.number, (row,)))
         tell(RoundDone(done.number, setting.plan.rounds, (state.params,), (row,)))
-    if state.averaged and course.diverged is None:
-        course.average = evaluate_all(evaluators, [state.average], schedule.full)[0]
-    course.seconds = time.perf_counter() - started
-    return course
+    if state.averaged and outcome.diverged is None:
+        outcome.average = evaluate_all(evaluators, [state.average], schedule.full)[0]
+    outcome.seconds = time.perf_counter() - started
+    return outcome

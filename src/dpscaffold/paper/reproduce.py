@@ -22,7 +22,7 @@ from dpscaffold.paper.widening import widened
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """How an experiment is to be run.
 
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
@@ -70,21 +70,21 @@ class Wish:
         return max(1, round(self.scale * experiment.seeds))
 
 
-def chosen_cases(experiment: Experiment, wish: Wish) -> tuple[list[Case], list[Case]]:
-    """The runs and the runs of the cross-validation that a wish asks for."""
-    if wish.rows:
+def chosen_cases(experiment: Experiment, request: Request) -> tuple[list[Case], list[Case]]:
+    """The runs and the runs of the cross-validation that a request asks for."""
+    if request.rows:
         known = [row.label for row in experiment.rows]
-        for row in wish.rows:
+        for row in request.rows:
             if row not in known:
                 raise BadInput(
                     f"--row is {row!r}; {experiment.name} has the rows "
                     f"{', '.join(map(repr, known))}"
                 )
         experiment = replace(
-            experiment, rows=tuple(row for row in experiment.rows if row.label in wish.rows)
+            experiment, rows=tuple(row for row in experiment.rows if row.label in request.rows)
         )
-    cases = experiment.cases(wish.seeds_of(experiment), wish.scale)
-    return cases, experiment.folded(wish.scale) if wish.folds else []
+    cases = experiment.cases(request.seeds_of(experiment), request.scale)
+    return cases, experiment.folded(request.scale) if request.folds else []
 
 
 Show = Callable[[str, float], AbstractContextManager[Listener]]
@@ -96,7 +96,7 @@ def _nothing(sentence: str) -> None:
 
 def reproduce(
     experiment: Experiment,
-    wish: Wish,
+    request: Request,
     device: torch.device,
     show: Show | None = None,
     say: Callable[[str], None] = _nothing,
@@ -107,10 +107,10 @@ def reproduce(
     about runs taken over. Step sizes are added along the rows' ladders while a best one lies at an
     end.
     """
-    cases, folded = chosen_cases(experiment, wish)
-    archive = Archive(wish.out, experiment.name)
-    if wish.take is not None:
-        say(str(take_over(experiment, cases, archive, wish.take)))
+    cases, folded = chosen_cases(experiment, request)
+    archive = Archive(request.out, experiment.name)
+    if request.take is not None:
+        say(str(take_over(experiment, cases, archive, request.take)))
     todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
     show = show or (lambda name, work: nullcontext(silence))
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:
@@ -119,14 +119,18 @@ def reproduce(
             run_cases(more, archive, device, tell, experiment.optimum)
             cases += more
         run_cases(folded, archive, device, tell)
-        if wish.only_runs:
+        if request.only_runs:
             return [archive.path.name]
         tell(Writing())
-        return write(experiment, wish, cases, folded, archive)
+        return write(experiment, request, cases, folded, archive)
 
 
 def write(
-    experiment: Experiment, wish: Wish, cases: list[Case], folded: list[Case], archive: Archive
+    experiment: Experiment,
+    request: Request,
+    cases: list[Case],
+    folded: list[Case],
+    archive: Archive,
 ) -> list[str]:
     """The tidy results, the figure and RESULT.md of what is finished."""
     from dpscaffold.paper.figures import draw
@@ -141,9 +145,11 @@ def write(
         )
     folder = archive.folder
     folder.mkdir(parents=True, exist_ok=True)
-    made = Made(wish.command(experiment.name), wish.scale, _optima(cases, wish.scale), wish.rows)
+    made = Made(
+        request.command(experiment.name), request.scale, _optima(cases, request.scale), request.rows
+    )
     written = write_tidy(results.tidy(), folder)
-    written += draw(results, folder, title(experiment, wish.scale, wish.rows))
+    written += draw(results, folder, title(experiment, request.scale, request.rows))
     return [*written, write_result(results, folder, made)]
 
 

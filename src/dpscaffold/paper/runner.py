@@ -158,10 +158,12 @@ def run_cases(
         optima = _optima(settings, data) if optimum else {}
         first = cell.cases[0]
         if first.engine == "simulator":
-            courses = train_stack(settings, data, first.schedule, device, tell, optima)
+            outcomes = train_stack(settings, data, first.schedule, device, tell, optima)
         else:
-            courses = [train_loop(settings[0], data[0], first.engine, first.schedule, device, tell)]
-        archive.add(cell.cases, courses, made)
+            outcomes = [
+                train_loop(settings[0], data[0], first.engine, first.schedule, device, tell)
+            ]
+        archive.add(cell.cases, outcomes, made)
         tell(StackDone(*place, cell.work, time.perf_counter() - started))
 
 
