@@ -109,9 +109,8 @@ def measure(sites: int, parameters: int, rounds: int, algorithm: str) -> str:
     ]
     return (
         f"| {algorithm} | {sites} | {CLASSES * (features + 1):,} | "
-        f"{statistics.median(seconds):.2f} ({min(seconds):.2f}) | "
-        f"{used[0]:.2f} · {used[1]:.2f} · {used[2]:.2f} | {crossed:,.0f} | "
-        f"{memory[0]:.0f} · {memory[1]:.0f} |"
+        f"{statistics.median(seconds):.2f} ({min(seconds):.2f}) | {used[0]:.2f} · {used[1]:.2f} · "
+        f"{used[2]:.2f} | {crossed:,.0f} | {memory[0]:.0f} · {memory[1]:.0f} |"
     )
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
+from dpscaffold.federation.schema import Target
 from dpscaffold.local.records import prepared
-from dpscaffold.schema import Target
 from dpscaffold.scoring import (
     METRICS,
     Metric,

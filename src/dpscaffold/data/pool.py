@@ -47,8 +47,7 @@ class Pool:
         if self.features.ndim != 2 or len(self.features) != len(self.labels):
             raise BadInput(
                 f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} "
-                f"labels do not fit; "
-                "expected (records, features) and one label per record"
+                f"labels do not fit; expected (records, features) and one label per record"
             )
         complaint = self.target.complaint(self.labels)
         if complaint:
@@ -110,9 +109,8 @@ def split_rows(
     for name, rows in zip(names, parts, strict=True):
         if len(rows) < 2:
             raise BadInput(
-                f"user {name} has {len(rows)} record{'' if len(rows) == 1 else 's'}; "
-                "a train/test split needs at least 2 (give it more, or leave it out with "
-                "minimum_records)"
+                f"user {name} has {len(rows)} record{'' if len(rows) == 1 else 's'}; a train/test "
+                f"split needs at least 2 (give it more, or leave it out with minimum_records)"
             )
         shuffled = rng.permutation(rows)
         held_out = held_out_size(len(rows), test_ratio)

@@ -10,7 +10,7 @@ import torch
 
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, StackBegun, silence
-from dpscaffold.experiments.stack import Course, Schedule, split, train_stack
+from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
 from dpscaffold.planner.surrogate import SEPARATIONS, Guess, on_surrogate, surrogate
 from dpscaffold.setting import Setting
@@ -151,12 +151,12 @@ class Bench:
                     runs.append(on_surrogate(setting, stand_ins[key], rate, seed))
                     owner.append(k)
         scores: list[list[float]] = [[] for _ in asked]
-        for k, course, federation in zip(owner, self._train(runs, data), data, strict=True):
-            scores[k].append(_score(course, federation))
+        for k, outcome, federation in zip(owner, self._train(runs, data), data, strict=True):
+            scores[k].append(_score(outcome, federation))
         return [Trial(rate, tuple(found)) for (_, rate), found in zip(asked, scores, strict=True)]
 
-    def _train(self, runs: list[Setting], data: list[Federation]) -> list[Course]:
-        courses: dict[int, Course] = {}
+    def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
         stacks = split(runs, self.device, rows=1024)
         for number, stack in enumerate(stacks, 1):
             first = runs[stack[0]].plan
@@ -169,8 +169,8 @@ class Bench:
                 self.device,
                 self.tell,
             )
-            courses |= dict(zip(stack, found, strict=True))
-        return [courses[k] for k in range(len(runs))]
+            outcomes |= dict(zip(stack, found, strict=True))
+        return [outcomes[k] for k in range(len(runs))]
 
 
 def _choice(setting: Setting, trials: dict[float, Trial]) -> Choice:
@@ -180,13 +180,13 @@ def _choice(setting: Setting, trials: dict[float, Trial]) -> Choice:
     return replace(choice, setting=replace(setting, plan=plan))
 
 
-def _score(course: Course, federation: Federation) -> float:
+def _score(outcome: Outcome, federation: Federation) -> float:
     """Accuracy of the averaged model, or R² = 1 − RMSE²/Var(y) at least 0."""
-    if course.diverged is not None:
+    if outcome.diverged is not None:
         return 0.0
     if federation.target.kind == "class":
-        return float(course.average["test_accuracy"])
-    error = float(course.average["test_rmse"])
+        return float(outcome.average["test_accuracy"])
+    error = float(outcome.average["test_rmse"])
     spread = float(federation.test.labels.double().var())
     return max(0.0, 1 - error**2 / spread) if math.isfinite(error) else 0.0
 

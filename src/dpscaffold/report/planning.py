@@ -33,9 +33,8 @@ def plan_lines(found: Recommendation) -> list[str]:
         f"η₀ = {found.choice.rate:g}, the average of the last half of the rounds",
         f"σ_g = {setting.privacy.noise:.4g} keeps ε = {goal.epsilon:g} towards the {goal.view} "
         f"at δ = {delta.delta if delta else 0:.2g}, {goal.sampling} batches",
-        f"on surrogates its {name} is {found.choice.score:.3f}, "
-        f"{100 * found.kept:.0f} % of the {found.public:.3f} without privacy; η₀ from {low:g} to "
-        f"{high:g} loses at most a point",
+        f"on surrogates its {name} is {found.choice.score:.3f}, {100 * found.kept:.0f} % of the "
+        f"{found.public:.3f} without privacy; η₀ from {low:g} to {high:g} loses at most a point",
         f"it costs {found.traffic / 1e6:.3g} MB of traffic and {found.local_steps:,} local steps, "
         f"over all users and rounds",
     ]
