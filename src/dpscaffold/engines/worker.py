@@ -18,6 +18,9 @@ from dpscaffold.setting import Setting
 #: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
 CPU_CHUNK_BYTES = 256 << 20
 
+#: Larger federations are not prepared as a whole on a CPU, where that would be a second copy.
+CPU_RESIDENT_BYTES = 2 << 30
+
 
 class Worker:
     """A device with the records it needs: K steps of the rows that it is handed.
@@ -34,7 +37,9 @@ class Worker:
     ) -> None:
         self.settings, self.federations, self.device = settings, federations, device
         self.task = settings[0].task
-        limit = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
+        limit = CPU_RESIDENT_BYTES
+        if device.type == "cuda":
+            limit = torch.cuda.mem_get_info(device)[0] // 2
         self.store = store or Store(federations, self.task, device, limit)
         self.graphs = Graphs() if device.type == "cuda" else None
         if device.type == "cuda":
