@@ -27,7 +27,8 @@ LAYERS = (
     "engines",
     "books rounds events progress "
     "accounts allowance booking runledger journal runfolder schema roster",
-    "metrics optimum trained modules modelwriter model modelfolder predicting exporting evaluation",
+    "metrics optimum trained modules modelwriter model modelfolder predicting exporting "
+    "evaluation stopping",
     "config",
     "training offer release",
     "running tracking",

@@ -24,6 +24,7 @@ from .planner.facts import Limits as Limits
 from .planner.recommend import Goal as Goal
 from .planner.recommend import recommend as recommend
 from .running import run as run
+from .stopping import Stopping as Stopping
 from .tasks import LOSSES as LOSSES
 from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic

@@ -46,6 +46,7 @@ from dpscaffold.progress import Progress
 from dpscaffold.rounds import rounds
 from dpscaffold.scoring import shown_metric
 from dpscaffold.setting import Setting
+from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import Task
 from dpscaffold.trained import Origin
 
@@ -148,6 +149,7 @@ def train(
     progress: bool = False,
     metrics: Sequence[str | OwnMetric] = (),
     dissimilarity: bool = True,
+    stopping: Stopping | None = None,
 ) -> Result:
     """Train one model and return what happened.
 
@@ -159,6 +161,7 @@ def train(
     ``metrics`` are names (:data:`~dpscaffold.scoring.METRICS`) or functions of your own, called
     with the model and the federation; ``dissimilarity=False`` leaves the users' gradients out of
     the evaluation, which are most of its time for a network.
+    ``stopping`` ends the run early by a public validation set; ε is that of all planned rounds.
     ``progress=True`` shows a live line, in notebooks too.
     ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
     round, save a checkpoint and return with ``ended="interrupted"``.
@@ -186,6 +189,7 @@ def train(
             config=config,
             metrics=metrics,
             dissimilarity=dissimilarity,
+            stopping=stopping,
         )
 
 
@@ -202,6 +206,7 @@ def run(
     config: Mapping[str, Any] | None = None,
     metrics: Sequence[str | OwnMetric] = (),
     dissimilarity: bool = True,
+    stopping: Stopping | None = None,
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of."""
     if federation.roster.sizes != setting.roster.sizes:
@@ -216,6 +221,7 @@ def run(
         )
     going = _Run(setting, federation, hardware or Hardware(), engine, listener)
     going.judge(metrics, dissimilarity)
+    going.stopping = stopping
     try:
         going.open(Path(out) if out is not None else None, resume, config)
         strength = setting.plan.regularisation
@@ -246,6 +252,7 @@ class _Run:
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
         self.judging, self.own = Judging(), dict[str, OwnMetric]()
+        self.stopping: Stopping | None = None
         self.origin = Origin(setting.label, federation.title)
 
     def judge(self, metrics: Sequence[str | OwnMetric], dissimilarity: bool) -> None:
@@ -336,6 +343,8 @@ class _Run:
             drawn = self.randomness.participants(round, setting.users, setting.participants)
             return Draw(drawn, self.accounts.admit(round, drawn))
 
+        if self.folder is not None:
+            self._book_all()
         started = time.perf_counter() - self.seconds
         with stop_signals() as stop:
             for done in rounds(setting, engine, draw, state):
@@ -354,6 +363,10 @@ class _Run:
                 self.seconds = time.perf_counter() - started
                 if round % plan.checkpoint_every == 0 or round == plan.rounds or stop:
                     self._checkpoint(state, engine.memories)
+                if round < plan.rounds and self._stops(row):
+                    message = f"stopped early after round {round} of {plan.rounds}"
+                    self._checkpoint(state, engine.memories)
+                    break
                 if stop and round < plan.rounds:
                     ended, message = "interrupted", f"stopped by {stop[0]} after round {round}"
                     break
@@ -369,6 +382,23 @@ class _Run:
             self._checkpoint(state, engine.memories)
         return self._finish(state, ended, message, optimum)
 
+    def _book_all(self) -> None:
+        """Put all planned rounds into the ledger where outputs decide how many are run."""
+        if self.stopping is None or self.accounts.run is None:
+            return
+        for round in range(self.accounts.ledger.rounds + 1, self.setting.plan.rounds + 1):
+            if self.accounts.refuses(round):
+                return
+            setting = self.setting
+            drawn = self.randomness.participants(round, setting.users, setting.participants)
+            self.accounts.admit(round, drawn)
+
+    def _stops(self, row: Mapping[str, Any]) -> bool:
+        """Whether the public rows say that it is enough."""
+        if self.stopping is None or "validation" not in row:
+            return False
+        return self.stopping.is_over([float(old["validation"]) for old in self.history])
+
     def _evaluate(
         self, evaluate: Evaluator, state: State, memories: Memories, row: dict[str, Any]
     ) -> dict[str, Any]:
@@ -379,6 +409,9 @@ class _Run:
         if self.own:
             model = Model.of(self.federation, self.setting.task, state.output.cpu())
             row |= {name: float(of(model, self.federation)) for name, of in self.own.items()}
+        if self.stopping is not None:
+            model = Model.of(self.federation, self.setting.task, state.output.cpu())
+            row["validation"] = self.stopping.value(model)
         row["control_norm"] = None  # a column of every run, filled where there is a control
         row |= self.setting.algorithm.shows(state.server)
         row |= {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
@@ -420,6 +453,7 @@ class _Run:
 
     def _finish(self, state: State, ended: str, message: str, optimum: Optimum | None) -> Result:
         """Write what a finished (or halted) run leaves behind."""
+        self._book_all()
         statement = self.accounts.statement()
         result = Result(
             self.setting,

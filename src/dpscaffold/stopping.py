@@ -1,0 +1,78 @@
+"""Early stopping on a public validation set.
+
+The rows are public, but what is looked at are the outputs of a private run: when a run stops is
+chosen by them. Such a run therefore books all planned rounds before the first, and everything that
+is stated of it counts T, never the rounds that it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dpscaffold.checks import whole
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.evaluation import judge_file
+from dpscaffold.model import Model, Raw
+from dpscaffold.scoring import metrics_for
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Stop when ``patience`` evaluations in a row have not bettered the best on public rows.
+
+    ``rows`` are raw and public: no private record may be among them. They are a CSV or Parquet
+    file with a column ``label``, or rows in any form that a model takes, with ``labels`` (names of
+    classes, or numbers).
+
+    >>> Stopping([[0.0, 1.0]], labels=["a"], patience=3).patience
+    3
+    """
+
+    rows: Raw
+    labels: Sequence[str | float] | None = None
+    label: str | None = None
+    patience: int = 5
+
+    def __post_init__(self) -> None:
+        whole("stopping.patience", self.patience, 1)
+        if isinstance(self.rows, str | Path) == (self.labels is not None):
+            raise BadInput(
+                "stopping needs a file of public rows, or public rows together with labels"
+            )
+
+    def value(self, model: Model) -> float:
+        """The metric that stands for a model, on the public rows; larger is better."""
+        metric = metrics_for(model.target)[0]
+        if isinstance(self.rows, str | Path):
+            judged = judge_file(model, Path(self.rows), self.label, None)
+            found = metric.of(judged.scores, judged.targets)
+        else:
+            found = metric.of(model.scores(self.rows), self._targets(model))
+        return found if metric.better == "higher" else -found
+
+    def _targets(self, model: Model) -> torch.Tensor:
+        labels = list(self.labels or ())
+        if model.target.kind == "number":
+            return torch.tensor([float(label) for label in labels])
+        places = {name: k for k, name in enumerate(model.classes)}
+        for label in labels:
+            if str(label) not in places:
+                raise BadInput(
+                    f"stopping.labels holds {label!r}{nearest(str(label), places)}; the classes "
+                    f"are {', '.join(model.classes[:10])}"
+                )
+        return torch.tensor([places[str(label)] for label in labels])
+
+    def is_over(self, values: Sequence[float]) -> bool:
+        """Whether the last ``patience`` values have not bettered the best before them.
+
+        >>> stopping = Stopping([[0.0]], labels=["a"], patience=2)
+        >>> stopping.is_over([0.5, 0.7, 0.6]), stopping.is_over([0.5, 0.7, 0.6, 0.7])
+        (False, True)
+        """
+        before, last = values[: -self.patience], values[-self.patience :]
+        return bool(before) and max(last) <= max(before)

@@ -1,0 +1,93 @@
+"""Early stopping: it stops, and everything that is stated counts the planned rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, Stopping, scaffold, synthetic, train
+from dpscaffold.books.runledger import read_account
+
+PLAN = Plan(rounds=40, local_steps=3, user_ratio=0.5, evaluate_every=1)
+NOISY = Gaussian(clip=1.0, noise=8.0)
+
+
+def parts():
+    data = synthetic(users=8, records=60, dimension=4, classes=3)
+    public = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    labels = [str(k % 3) for k in range(30)]
+    return data, Stopping(public, labels=labels, patience=3)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_stopped_run_states_its_planned_rounds(tmp_path: Path, kept: bool) -> None:
+    data, stopping = parts()
+    out = tmp_path / "run" if kept else None
+    whole = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY)
+    short = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, stopping=stopping, out=out)
+    assert short.rounds < 40 and short.message == f"stopped early after round {short.rounds} of 40"
+    for view in ("server", "third_party", "participant"):
+        assert short.privacy[view]["epsilon"] == whole.privacy[view]["epsilon"]
+    assert short.privacy["rounds"] == 40
+    assert short.privacy["ledger"]["epsilon"] == whole.privacy["ledger"]["epsilon"]
+    # The model is the one of the round where it stopped, as a run without stopping had it.
+    again = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, listener=(seen := Seen()))
+    assert again.rounds == 40 and torch.equal(short.params, seen.params[short.rounds - 1])
+    if kept:
+        assert all(r["epsilon_server"] == whole.final["epsilon_server"] for r in short.history)
+        assert read_account(tmp_path / "run").statement()["rounds"] == 40
+
+
+class Seen:
+    """A listener that keeps x^t of every round."""
+
+    def __init__(self) -> None:
+        self.params: list[torch.Tensor] = []
+
+    def __call__(self, event: object) -> None:
+        if hasattr(event, "params"):
+            self.params.append(event.params[0].clone())
+
+
+def test_a_killed_run_states_its_planned_rounds_too(tmp_path: Path) -> None:
+    data, stopping = parts()
+
+    class Killed(Exception):
+        pass
+
+    def kill(round: int, row: object) -> None:
+        if round == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(
+            data,
+            Logistic(4, 3),
+            scaffold(),
+            PLAN,
+            NOISY,
+            stopping=stopping,
+            out=tmp_path / "run",
+            observer=kill,
+        )
+    assert read_account(tmp_path / "run").statement()["rounds"] == 40
+
+
+def test_it_stops_when_nothing_betters_and_not_before() -> None:
+    _, stopping = parts()
+    assert not stopping.is_over([0.1, 0.2, 0.3, 0.2])
+    assert stopping.is_over([0.1, 0.3, 0.2, 0.3, 0.1])
+    assert not stopping.is_over([0.3, 0.2, 0.2])
+
+
+def test_bad_public_rows() -> None:
+    with pytest.raises(BadInput, match="together with labels"):
+        Stopping([[1.0]])
+    with pytest.raises(BadInput, match="patience"):
+        Stopping([[1.0]], labels=["0"], patience=0)
+    data, _ = parts()
+    strange = Stopping(torch.zeros(1, 4), labels=["seven"])
+    with pytest.raises(BadInput, match="labels holds 'seven'"):
+        train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, stopping=strange)
