@@ -123,6 +123,13 @@ class MechanismSettings(Table):
     secret: bool
     neighbours: Literal["replace-one", "zero-out", "add-remove"] | None = None
 
+    @classmethod
+    def of(cls, mechanism: Gaussian) -> MechanismSettings:
+        """What sites are told of a mechanism, whose noise must be known."""
+        if mechanism.epsilon is not None:
+            raise BadInput("an offer names the noise; epsilon is solved for sizes, so give noise")
+        return cls(**{name: getattr(mechanism, name) for name in cls.model_fields})
+
     def build(self) -> Gaussian:
         """The mechanism."""
         return Gaussian(**self.model_dump())
@@ -198,6 +205,6 @@ def offer_of(
     warm = 0
     if algorithm.build().warm_up is not None:
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
-    mechanism = MechanismSettings(**vars(privacy)) if privacy is not None else None
+    mechanism = MechanismSettings.of(privacy) if privacy is not None else None
     settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm})
     return Offer(rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism)
