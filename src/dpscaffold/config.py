@@ -309,7 +309,7 @@ class PrivacySettings(Table):
     target_epsilon: float | None = None
     budget_file: str | None = None
     release: bool | None = None
-    allow: tuple[Literal["unprotected-preprocessing", "median-clip"], ...] | None = None
+    allow: list[Literal["unprotected-preprocessing", "median-clip"]] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySettings:

@@ -12,6 +12,7 @@ import ipaddress
 import os
 import re
 import secrets
+import shutil
 import stat
 import tomllib
 from collections.abc import Sequence
@@ -104,15 +105,17 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
     """Make the server's folder and the invitations under ``out``; nothing is overwritten.
 
     Returns the invitations' paths. ``out/server`` holds the certificate authority (ca.key, ca.crt),
-    the server's certificate, the coordinator's key and the SuperExec secret.
+    the server's certificate, the coordinator's key and the SuperExec secret. It appears last and
+    whole: what a killed attempt left behind is made anew.
     """
-    server = out / "server"
-    if server.exists():
+    finished, server = out / "server", out / ".server.partial"
+    if finished.exists():
         raise BadInput(
             f"--out is {out}, where a federation was provisioned before; keys are never "
             f"overwritten, so name another folder"
         )
     host, _ = host_and_port("address", federation.address)
+    shutil.rmtree(server, ignore_errors=True)
     server.mkdir(parents=True, mode=0o700)
     ca_key, ca = _make_ca(server, federation.days)
     _make_certificate(server, ca_key, ca, (host, *federation.hosts), federation.days)
@@ -125,6 +128,7 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
         path = out / f"{name}.invitation"
         path.write_text(Invitation(name, federation.address, coordinator, authority).to_toml())
         invitations.append(path)
+    os.replace(server, finished)
     return invitations
 
 

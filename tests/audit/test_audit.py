@@ -61,6 +61,7 @@ def audited(config, *overrides, views=("server",), limits=QUICK, one_run=None):
 HONEST = [
     (),
     ("privacy.sampling=poisson",),
+    ("privacy.sampling=poisson", "privacy.neighbours=add-remove", "data.declared_sizes=32"),
     ("privacy.unit=user", "privacy.noise=3"),
     ("privacy.unit=user", "privacy.noise=3", "privacy.sampling=poisson"),
     ("algorithm.name=fedavg", "task.kind=mlp"),

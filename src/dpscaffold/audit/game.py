@@ -102,7 +102,8 @@ class Subject:
     def federation(self, tables: list[bool | None]) -> Federation:
         """Users with the canary (True), without it (False or None)."""
         held = [self.pair.inside if table else self.pair.outside for table in tables]
-        return federation_of(held, self.kind, self.classes)
+        made = federation_of(held, self.kind, self.classes)
+        return made.declaring(self.pair.records) if self.run.declared_sizes else made
 
     def times(self, games: int, rng: np.random.Generator) -> np.ndarray:
         """How often the user takes part in each game, (games,)."""

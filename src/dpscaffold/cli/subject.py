@@ -166,5 +166,5 @@ def from_config(path: Path) -> Subject:
         colluders=limits.budget.colluders,
         simulated=not limits.hidden,
         draw_given=not limits.release,
-        allowed=(limits.allow or ()) if limits.release else None,
+        allowed=tuple(limits.allow or ()) if limits.release else None,
     )
