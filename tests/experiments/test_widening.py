@@ -19,6 +19,7 @@ from dpscaffold.paper import reproduce as reproducing
 from dpscaffold.paper.archive import Archive, Finished
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, experiment
+from dpscaffold.paper.planned import compared, planned_cases, read_planned
 from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.takeover import take_over
@@ -158,3 +159,35 @@ def test_a_tiny_frontier_widens_end_to_end(tmp_path, monkeypatch):
     runs = (tmp_path / "frontier" / "runs.jsonl").read_text()
     reproduce(chosen, request, torch.device("cpu"))
     assert (tmp_path / "frontier" / "runs.jsonl").read_text() == runs
+
+
+def test_planned_step_sizes_stand_beside_the_best(tmp_path, monkeypatch):
+    """The planner's experiment chooses η₀ without data, runs what it chose, and both pages show
+    what that lost."""
+    monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
+    whole, planning = small()[0], experiment("planner")
+    planning = replace(planning, rows=whole.rows, columns=whole.columns, lines=whole.lines)
+    barred = "dpscaffold.paper.solving.load_federation"
+    request = Request(tmp_path, seeds=1, scale=0.02)
+    reproduce(whole, request, torch.device("cpu"))
+    with monkeypatch.context() as patch:
+        patch.setattr(barred, lambda data: pytest.fail("planning must not load data"))
+        reproduce(planning, request, torch.device("cpu"))
+    text = (tmp_path / "planner" / "RESULT.md").read_text()
+    [rate] = read_planned(tmp_path).values()
+    assert rate in whole.rows[0].ladder and "Over 1 entries planning loses" in text
+    reproduce(whole, request, torch.device("cpu"))
+    assert f"({rate:g})" in (tmp_path / "frontier" / "RESULT.md").read_text()
+
+
+def test_what_planning_loses_is_counted(tmp_path):
+    chosen, cases = small()
+    archive = Archive(tmp_path, "frontier")
+    pretend(archive, cases, 5.0)
+    results = Results(chosen, cases, (), archive)
+    place = ("synthetic (5, 5), λ = 0", "1 poisson", "SCAFFOLD-balanced")
+    [one] = compared(results, {place: 2.0})
+    assert one.best == 5.0 and one.lost == pytest.approx(10 * math.log(2.5))
+    assert compared(results, {place: 0.03}) == []
+    assert [c.settings.plan.rate for c in planned_cases(cases, {place: 0.03})] == [0.03, 0.03]
+    assert planned_cases(cases, {place: 2.0}) == []

@@ -41,6 +41,7 @@ ORDER = (
     "tradeoff-l",
     "tradeoff-s",
     "frontier",
+    "planner",
     "warm-start",
     "shared-noise",
     "clip",
@@ -118,6 +119,7 @@ class Experiment:
     optimum: bool = False
     tuned_at: str | None = None
     brief: str = ""
+    plans: bool = False  # η₀ is also chosen on public surrogates
 
     def cases(self, seeds: int | None = None, scale: float = 1.0) -> list[Case]:
         """All runs, those that can share a stack near each other."""
@@ -230,6 +232,7 @@ def _build(name: str, tables: dict[str, Any]) -> Experiment:
         optimum=tables.get("optimum", False),
         tuned_at=tables.get("tuned_at"),
         brief=tables["brief"],
+        plans=tables.get("plans", False),
     )
 
 

@@ -16,6 +16,7 @@ from dpscaffold.optimum import solve
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
+from dpscaffold.paper.planned import plan_places, planned_cases, read_planned
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
 from dpscaffold.paper.takeover import take_over
 from dpscaffold.paper.widening import widened
@@ -118,6 +119,11 @@ def reproduce(
         while more := widened(experiment, cases, archive):
             run_cases(more, archive, device, tell, experiment.optimum)
             cases += more
+        if experiment.plans:
+            rates = plan_places(experiment, cases, request.out, device, tell)
+            more = planned_cases(cases, rates)
+            run_cases(more, archive, device, tell, experiment.optimum)
+            cases += more
         run_cases(folded, archive, device, tell)
         if request.only_runs:
             return [archive.path.name]
@@ -148,6 +154,7 @@ def write(
     made = Made(
         request.command(experiment.name), request.scale, _optima(cases, request.scale), request.rows
     )
+    made = replace(made, planned=read_planned(request.out))
     written = write_tidy(results.tidy(), folder)
     written += draw(results, folder, title(experiment, request.scale, request.rows))
     return [*written, write_result(results, folder, made)]

@@ -10,6 +10,7 @@ from typing import Any
 from dpscaffold.paper.archive import Finished
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.epsilons import epsilons
+from dpscaffold.paper.planned import compared, planner_parts
 from dpscaffold.paper.published import caption, published
 from dpscaffold.paper.results import Place, Results, Summary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
@@ -162,18 +163,22 @@ def _gaps(results: Results) -> list[str]:
 
 
 def _frontier(results: Results, made: Made) -> list[str]:
+    if results.experiment.plans:
+        return planner_parts(results, made.planned)
+    planned = {one.place: one for one in compared(results, made.planned)}
     parts = ["## Test accuracy (%) of the averaged model by ε towards the server"]
     parts.append(
         "The model averaged over the last half of the rounds, and in brackets the last iterates "
         "of the same runs (mean of the last 10 % of rounds). η₀ was chosen for each entry by the "
         "averaged model **with the test data in view**, among those of the definition and, while "
         "the best lay at an end, the next of its ladder († where the ladder ended first); σ_g and "
-        "η₀ are listed in the order of the algorithms. " + TUNING
+        "η₀ are listed in the order of the algorithms, and so is *planned*, where it was made: the "
+        "averaged model with the η₀ that public surrogates choose. " + TUNING
     )
     for row in results.rows:
         columns = results.columns(row)
         lines = results.lines(row)
-        header = ["ε", "batches, neighbours", *lines, "σ_g", "η₀"]
+        header = ["ε", "batches, neighbours", *lines, "σ_g", "η₀", "planned (its η₀)"]
         rows = []
         for column in columns:
             epsilon, _, sampling = column.partition(" ")
@@ -186,7 +191,12 @@ def _frontier(results: Results, made: Made) -> list[str]:
             noises = [_noise(results.shown(p)[0].finished) for p in entries]
             rates = [_rate(results, p) for p in entries]
             values = [_both(results, (row, column, line)) for line in lines]
-            rows.append([epsilon, how, *values, ", ".join(filter(None, noises)), ", ".join(rates)])
+            ours = [
+                f"{100 * planned[p].accuracy:.2f} ({planned[p].planned:g})" if p in planned else ""
+                for p in entries
+            ]
+            shown = ", ".join(filter(None, noises)), ", ".join(rates), ", ".join(filter(None, ours))
+            rows.append([epsilon, how, *values, *shown])
         parts += [f"### {row}", markdown(header, rows)]
     return parts
 

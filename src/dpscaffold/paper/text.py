@@ -3,9 +3,9 @@ made with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dpscaffold.paper.results import Summary, Value, average, last
+from dpscaffold.paper.results import Place, Summary, Value, average, last
 
 TUNING = (
     "Choosing hyperparameters by looking at private records stands outside every privacy "
@@ -20,12 +20,14 @@ Objective = tuple[str, float]
 @dataclass(frozen=True)
 class Made:
     """What a result was made with: the command as typed, the scale, the test accuracy of each
-    objective's optimum, and the rows that were asked for where not all were."""
+    objective's optimum, the rows that were asked for where not all were, and the step sizes that
+    surrogates chose."""
 
     command: str
     scale: float
     optima: dict[Objective, float]
     rows: tuple[str, ...] = ()
+    planned: dict[Place, float] = field(default_factory=dict)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -1,0 +1,161 @@
+"""η₀ that a public surrogate chooses for each private entry of the frontier, beside the best that
+was found with the test data in view."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dpscaffold.events import Listener
+from dpscaffold.paper.cases import Case
+from dpscaffold.paper.definition import Experiment
+from dpscaffold.paper.probe import SHAPES
+from dpscaffold.paper.results import Place, Results, average
+from dpscaffold.paper.solving import sizes_of, solved_noise
+from dpscaffold.paper.text import markdown
+from dpscaffold.paper.widening import at_rate
+from dpscaffold.planner.facts import Facts
+from dpscaffold.planner.trial import choose_rates
+from dpscaffold.setting import Setting
+
+#: The file of chosen step sizes, in the folder of the experiment that chose them.
+FILE = "planned.json"
+
+Rates = dict[Place, float]
+
+
+def read_planned(root: Path) -> Rates:
+    """The step sizes that were chosen so far; empty without any."""
+    try:
+        rows = json.loads((root / "planner" / FILE).read_text(encoding="utf-8"))
+        return {(r["row"], r["column"], r["line"]): float(r["learning_rate"]) for r in rows}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def plan_places(
+    experiment: Experiment, cases: Sequence[Case], root: Path, device: torch.device, tell: Listener
+) -> Rates:
+    """Choose η₀ for every private place that has none yet, among the rungs of its row's ladder;
+    what a row found is kept at once. Only the configuration is read, no data."""
+    found = read_planned(root)
+    for row in experiment.rows:
+        first = {_place(case): case for case in reversed(cases) if case.labels["row"] == row.label}
+        todo = [c for place, c in first.items() if c.private and place not in found]
+        if not todo or not row.ladder:
+            continue
+        settings = [_public(case) for case in todo]
+        guess = _facts(todo[0]).guess
+        rungs = row.ladder
+        choices = choose_rates(settings, guess, rungs, widen=False, device=device, tell=tell)
+        found |= {_place(c): choice.rate for c, choice in zip(todo, choices, strict=True)}
+        _write(found, root / "planner" / FILE)
+    return found
+
+
+def planned_cases(cases: Sequence[Case], rates: Rates) -> list[Case]:
+    """The runs at planned step sizes that the cases do not hold already."""
+    held = {case.digest for case in cases}
+    first: dict[tuple[Place, int], Case] = {}
+    for case in cases:
+        first.setdefault((_place(case), case.labels["seed"]), case)
+    wanted = [at_rate(case, rates[place]) for (place, _), case in first.items() if place in rates]
+    return [case for case in wanted if case.digest not in held]
+
+
+def _place(case: Case) -> Place:
+    return case.labels["row"], case.labels["column"], case.labels["line"]
+
+
+def _facts(case: Case) -> Facts:
+    """What is public of a case: the sizes, the shape after preparation, γ where the partition is by
+    similarity, and rows of norm 1."""
+    data = case.settings.data
+    features, classes = SHAPES[data.source]
+    similarity = getattr(data, "similarity", None)
+    return Facts(sizes_of(data), features, classes, similarity)
+
+
+def _public(case: Case) -> Setting:
+    """The run of a case without its data, its noise solved."""
+    settings, facts = solved_noise(case).settings, _facts(case)
+    assert settings.privacy is not None and settings.privacy.noise is not None
+    return Setting(
+        facts.roster,
+        settings.task.build(facts),
+        settings.algorithm.build(),
+        settings.plan.build(),
+        settings.privacy.mechanism(settings.privacy.noise),
+    )
+
+
+def _write(found: Rates, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    keys = ("row", "column", "line", "learning_rate")
+    rows = [dict(zip(keys, (*place, rate), strict=True)) for place, rate in found.items()]
+    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One place: the planned η₀ and the best one, with the accuracies of their averaged models."""
+
+    place: Place
+    planned: float
+    best: float
+    accuracy: float
+    reached: float
+
+    @property
+    def lost(self) -> float:
+        """Points of accuracy."""
+        return 100 * (self.reached - self.accuracy)
+
+
+def compared(results: Results, rates: Rates) -> list[Comparison]:
+    """Every place whose planned run is finished."""
+    found = []
+    for place, choices in results.places.items():
+        by_rate = {runs[0].case.settings.plan.rate: choice for choice, runs in choices.items()}
+        rate = rates.get(place)
+        if rate is None or rate not in by_rate:
+            continue
+        best = results.best(place, average)
+        ours, top = (results.summary(place, c, average) for c in (by_rate[rate], best))
+        if top.runs:
+            mine = ours.mean if ours.runs and not ours.diverged else 0.0
+            tried = choices[best][0].case.settings.plan.rate
+            found.append(Comparison(place, rate, tried, mine, top.mean))
+    return found
+
+
+def planner_parts(results: Results, rates: Rates) -> list[str]:
+    """What planning costs against choosing with the test data in view, place by place."""
+    rows = compared(results, rates)
+    parts = ["## Planned against best, test accuracy (%) of the averaged model"]
+    if not rows:
+        return [*parts, "No planned run is finished yet."]
+    lost = [one.lost for one in rows]
+    parts.append(
+        f"η₀ was chosen among the same values on surrogates with the public facts, and no record "
+        f"was read for it; beside it stands the best η₀ **with the test data in view**. Over "
+        f"{len(rows)} entries planning loses {sum(lost) / len(lost):.2f} points on average, at "
+        f"most {max(lost):.2f}, and at most 2 in {sum(x <= 2 for x in lost)} of them."
+    )
+    header = ["row", "ε, batches", "algorithm", "planned η₀", "accuracy", "best η₀", "best", "lost"]
+    table = [
+        [
+            *one.place,
+            f"{one.planned:g}",
+            f"{100 * one.accuracy:.2f}",
+            f"{one.best:g}",
+            f"{100 * one.reached:.2f}",
+            f"{one.lost:.2f}",
+        ]
+        for one in rows
+    ]
+    return [*parts, markdown(header, table)]
