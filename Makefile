@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-all check lint types doctest docs torture bench clean
+.PHONY: help demo deploy-demo test test-all check lint types doctest docs torture bench fuzz release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,12 @@ docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 
 torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files (at most 20 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
+
+fuzz: $(VENV)/.ready-dev  ## 100,000 mutated configurations: none may end in a traceback
+	PYTHONPATH=tests $(BIN)/python tests/fuzz.py 100000
+
+release-check: $(VENV)/.ready-dev  ## build wheel and sdist, install each afresh, run demo and tests
+	sh tests/release-check.sh $(BIN)/python
 
 bench: $(VENV)/.ready-bench  ## timings beside peers, as ratios
 	$(BIN)/python benchmarks/round.py
