@@ -351,3 +351,26 @@ def test_clipping_without_a_look_agrees_with_the_other(bias):
         clip([part], weight, torch.tensor([0.5, 1.0, 100.0]))
         totals.append(part.total())
     torch.testing.assert_close(totals[0], totals[1])
+
+
+@given(
+    left=arrays(np.float32, (1, 2, 3), elements=anything),
+    right=arrays(np.float32, (1, 3, 3), elements=st.floats(-1e4, 1e4, width=32)),
+    clip=clips,
+)
+@settings(max_examples=100)
+def test_tame_inputs_need_no_rescaling(left, right, clip):
+    """With inputs of ordinary length every record adds at most C, whatever its error is, and the
+    same as where nothing is known of them."""
+    right[:, 0] = 1.0  # a column of ones, as linear models have it
+    bound = torch.tensor([clip], dtype=torch.float32)
+    known = torch.from_numpy((right.astype(np.float64) ** 2).sum(1).astype(np.float32))
+    for record in range(3):
+        only = slice(record, record + 1)
+        sides = torch.from_numpy(left[..., only].copy()), torch.from_numpy(right[..., only].copy())
+        tame = Outer(sides[0].clone(), sides[1], known[:, only], tame=True)
+        other = Outer(sides[0].clone(), sides[1].clone())
+        clip_unseen([tame], None, bound)
+        clip_unseen([other], None, bound)
+        assert float(tame.total().double().norm()) <= float(bound) * ALLOWED
+        torch.testing.assert_close(tame.total(), other.total(), rtol=1e-5, atol=1e-5 * clip)
