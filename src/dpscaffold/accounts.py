@@ -1,3 +1,0 @@
-"""Moved to :mod:`dpscaffold.books.accounts`."""
-
-from dpscaffold.books.accounts import *  # noqa: F403

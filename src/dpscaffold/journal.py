@@ -1,3 +1,0 @@
-"""Moved to :mod:`dpscaffold.books.journal`."""
-
-from dpscaffold.books.journal import *  # noqa: F403

@@ -1,3 +1,0 @@
-"""Moved to :mod:`dpscaffold.books.runfolder`."""
-
-from dpscaffold.books.runfolder import *  # noqa: F403

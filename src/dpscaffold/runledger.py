@@ -1,3 +1,0 @@
-"""Moved to :mod:`dpscaffold.books.runledger`."""
-
-from dpscaffold.books.runledger import *  # noqa: F403
