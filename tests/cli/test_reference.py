@@ -40,8 +40,8 @@ def test_examples_are_accepted_and_refused_values_are_refused(name):
     for other in entry.get("without", ()):
         base.pop(other, None)
     read = getattr(parse({table: {**base, key: entry["example"]}}), table)
-    given = entry["example"]
-    assert getattr(read, key) == (tuple(given) if isinstance(given, list) else given)
+    given, found = entry["example"], getattr(read, key)
+    assert found == given or list(found) == given
     if "refused" in entry:
         with pytest.raises(BadInput, match=key):
             parse({table: {**base, key: entry["refused"]}})
