@@ -26,7 +26,9 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
 
     ``module`` is the user's own module or task, where the model is of one: its code is not stored.
 
-    >>>     >>> from dpscaffold import Logistic, synthetic
+    >>> import tempfile
+    >>> import torch
+    >>> from dpscaffold import Logistic, synthetic
     >>> federation = synthetic(users=3, records=20, dimension=4, classes=3)
     >>> model = Model.of(federation, Logistic(4, 3), torch.zeros(15))
     >>> with tempfile.TemporaryDirectory() as place:
