@@ -22,7 +22,7 @@ from dpscaffold.local import steps as steps_module
 from dpscaffold.privacy import TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.steps import step_losses
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness import OneRound, Randomness
 from dpscaffold.tasks import base as base_module
 from dpscaffold.tasks import clipping as clipping_module
 from dpscaffold.tasks import linear as linear_module
@@ -201,7 +201,8 @@ def test_noise_shared_by_all_users(config, monkeypatch):
 
 
 def test_secret_noise_that_came_from_the_seed(config, monkeypatch):
-    monkeypatch.setattr(Randomness, "_private", lambda self, *address: self._stream(*address))
+    for streams in (Randomness, OneRound):
+        monkeypatch.setattr(streams, "_private", lambda self, *address: self._stream(*address))
     report = audited(config, "privacy.secret=true")
     assert report.beaten
     assert report.findings[0].statistic == "moves less the noise of the configured seed"
