@@ -445,8 +445,30 @@ def load(
     for key in unset:
         tables = without(tables, key)
     for item in overrides:
-        tables = override(tables, item)
+        tables = unplanned(override(tables, item), item.partition("=")[0].strip())
     return parse(tables, Path(path).parent if path is not None else None)
+
+
+#: Keys that say nothing about how well a run learns.
+_HARMLESS = ("plan.seed", "plan.evaluate_every", "plan.checkpoint_every")
+
+
+def unplanned(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The tables after a change of one key by hand: where it was among what was planned on a public
+    surrogate, nothing is called planned any more, for who knows what the change was made by.
+
+    >>> unplanned({"facts": {"planned": ["plan"]}}, "plan.learning_rate")
+    {'facts': {}}
+    >>> unplanned({"facts": {"planned": ["plan"]}}, "data.users")
+    {'facts': {'planned': ['plan']}}
+    """
+    facts = dict(tables.get("facts", {})) if isinstance(tables.get("facts"), Mapping) else {}
+    named = facts.get("planned", ())
+    touched = any(key == name or key.startswith(f"{name}.") for name in named)
+    if not touched or key in _HARMLESS:
+        return dict(tables)
+    facts.pop("planned")
+    return {**tables, "facts": facts}
 
 
 def read_tables(path: Path | str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from dpscaffold import (
 )
 from dpscaffold.cli import app
 from dpscaffold.config import load
+from dpscaffold.experiments.tuning import Score, Tuned, parse_tuning
 from dpscaffold.planner.asked import planned_rate
 from dpscaffold.planner.recommend import default_task, numbers_sent
 from dpscaffold.planner.surrogate import Guess, Shape, on_surrogate, surrogate
@@ -261,3 +262,17 @@ def test_missing_facts_and_a_batch_below_one_record_are_named(tmp_path):
     asked = ["plan", *SMALL, "--epsilon", "1", "--config", str(config), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, asked)
     assert "a batch below one" in str(result.exception)
+
+
+def test_what_is_changed_by_hand_or_tuned_is_not_called_planned(tmp_path: Path) -> None:
+    config = tmp_path / "plan.toml"
+    config.write_text('[plan]\nrounds = 5\n[facts]\nplanned = ["algorithm", "plan"]\n')
+    kept = load(config, ["plan.seed=3", "data.users=4"]).facts
+    assert kept is not None and kept.planned == ("algorithm", "plan")
+    for item in ("plan.learning_rate=2.0", "algorithm.name=fedavg"):
+        changed = load(config, [item]).facts
+        assert changed is not None and changed.planned == ()
+    settings, table = parse_tuning(tomllib.loads(config.read_text()))
+    point = {"plan.learning_rate": 0.1}
+    tuned = Tuned(settings, table, (Score(point, (0.5,), 0),), "x")
+    assert "planned" not in tuned.best_tables()["facts"]

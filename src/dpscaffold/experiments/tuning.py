@@ -148,9 +148,11 @@ class Tuned:
 
     def best_tables(self) -> dict[str, Any]:
         """The configuration with the best values set."""
-        return with_values(self.settings, self.best.values).model_dump(
+        tables = with_values(self.settings, self.best.values).model_dump(
             mode="json", exclude_none=True
         )
+        tables.get("facts", {}).pop("planned", None)  # tuned, whatever was planned before
+        return tables
 
 
 def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Settings, TuneSettings]:
