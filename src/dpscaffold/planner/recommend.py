@@ -214,9 +214,13 @@ def _clipped(setting: Setting, factor: float) -> Setting:
 
 
 def _cheapest(tried: Sequence[Choice]) -> Choice:
-    """Of those that lose at most half a point, the one with the least traffic."""
-    best = max(one.score for one in tried)
-    good = [one for one in tried if one.score >= best - TOLERANCE]
+    """The T of the best score, fewer rounds only where that gains more than half a point: a
+    surrogate that is easier than the real data is learnt in too few rounds. Then, of those that
+    lose at most half a point at this T, the one with the least traffic."""
+    most = max(one.setting.plan.rounds for one in tried)
+    best = max(tried, key=lambda one: one.score + TOLERANCE * (one.setting.plan.rounds == most))
+    same = [one for one in tried if one.setting.plan.rounds == best.setting.plan.rounds]
+    good = [one for one in same if one.score >= best.score - TOLERANCE]
     return min(good, key=lambda one: sum(numbers_sent(one.setting)) * one.setting.plan.rounds)
 
 
