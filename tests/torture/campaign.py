@@ -11,6 +11,7 @@ a fraction of a second and the moments of a kill fall into the work, not into th
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -40,6 +41,17 @@ import dpscaffold.report.runs
 import dpscaffold.training  # noqa: F401
 from dpscaffold.books.runledger import read_account
 from dpscaffold.cli import main
+
+#: What commands import when they need it: a child that has dropped its rights may not find it.
+LATE = (
+    "absl.logging",
+    "dp_accounting.rdp",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "PIL.PngImagePlugin",
+)
+for name in LATE:
+    importlib.import_module(name)
 
 CONFIG = """
 [data]
