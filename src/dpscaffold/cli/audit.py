@@ -11,13 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dpscaffold.audit.onerun import OneRun, play_one_run
-from dpscaffold.audit.play import SHARES, Limits, audit
-from dpscaffold.audit.subject import read_case
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
-from dpscaffold.progress import duration
-from dpscaffold.report.audit_figure import audit_rows, audit_sentences, plot_audit
 
 #: The exit status of an audit that refutes a claim.
 BEATEN = 4
@@ -43,8 +38,15 @@ def audit_command(
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Play the distinguishing game against the real engine; exit status 4 if a claim is beaten."""
+    # Here and not above: asking for help should not load PyTorch.
+    from dpscaffold.audit.onerun import OneRun, play_one_run
+    from dpscaffold.audit.play import SHARES, Limits, audit
+    from dpscaffold.audit.subject import read_case
+    from dpscaffold.progress import duration
+    from dpscaffold.report.audit_figure import audit_rows, audit_sentences, plot_audit
+
     limits = Limits(trials, minutes, confidence, seed)
-    views = _views(view)
+    views = _views(view, tuple(SHARES))
     if one_run is not None:
         whole("--one-run", one_run, 10)
     if figure is not None and (not figure.parent.is_dir() or figure.suffix not in _ENDINGS):
@@ -92,10 +94,10 @@ def audit_command(
 _ENDINGS = (".png", ".svg", ".pdf")
 
 
-def _views(view: str | None) -> tuple[str, ...]:
+def _views(view: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
     if view is None:
-        return tuple(SHARES)
+        return known
     name = view.replace("-", "_")
-    if name not in SHARES:
+    if name not in known:
         raise BadInput(f"--view is {view!r}; give server, third-party or participant")
     return (name,)

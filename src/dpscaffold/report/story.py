@@ -275,7 +275,9 @@ def _epsilon(told: Told) -> str:
     value = (said.get("server") or {}).get("epsilon")
     if value is None:
         return "no guarantee"
-    return f"{round_up(value)} (δ = {said['delta']:.2g})"
+    given = (said.get("ledger") or {}).get("epsilon")
+    beside = "" if given is None else f" over the draw, {round_up(given)} given who took part"
+    return f"{round_up(value)}{beside} (δ = {said['delta']:.2g})"
 
 
 def _number(value: Any) -> str:
