@@ -196,11 +196,14 @@ class Work:
     def recover(self, folder: Path) -> None:
         """Run it again after a fault, until it is done; then compare."""
         status = run(folder, self.again)
-        if status == 2:  # refused in a sentence: it has its result already, or wants a new place
-            if not (folder / self.outcome).exists():
-                raise Lost(f"{self.name} is refused without a result:\n{said(folder)}")
-        else:
-            expect(status == 0, f"{self.name} does not recover (status {status})", folder)
+        answer = said(folder)
+        expect(status in (0, 2), f"{self.name} does not recover (status {status})", folder)
+        try:  # status 2 is a refusal in a sentence: it must have its result already
+            self.result(folder)
+        except OSError as error:
+            raise Lost(
+                f"{self.name} has no result ({error}), status {status}:\n{answer}"
+            ) from error
         expect(
             self.result(folder) == self.reference,
             f"{self.name} is not as without the fault",
