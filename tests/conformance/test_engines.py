@@ -229,9 +229,9 @@ class Recorder(Randomness):
         super().__init__(seed)
         self.given: dict[tuple[str, int, int], np.ndarray] = {}
 
-    def batches(self, round, user, *law):
+    def batches(self, round, user, *law, **more):
         """The real batches, remembered without their padding."""
-        drawn = super().batches(round, user, *law)
+        drawn = super().batches(round, user, *law, **more)
         assert ("batches", round, user) not in self.given, (
             "a user's batches were drawn twice in a round"
         )

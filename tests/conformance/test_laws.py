@@ -57,8 +57,10 @@ def test_the_table_is_named_after_its_algorithms():
 def test_no_noise_and_no_clip_is_the_classical_algorithm(algorithm, task, unit, engine):
     """σ_g = 0 and C = ∞ recovers the algorithm without privacy."""
     silent = setting(algorithm, task, Gaussian(clip=float("inf"), noise=0.0, unit=unit))
+    # Adam divides by small second moments, which magnifies the last bits.
+    rtol, atol = (1e-4, 1e-4) if algorithm == "fedadam" else (1e-5, 1e-6)
     assert_agree(
-        final(engine, silent), final(engine, replace(silent, privacy=None)), rtol=1e-5, atol=1e-6
+        final(engine, silent), final(engine, replace(silent, privacy=None)), rtol=rtol, atol=atol
     )
 
 

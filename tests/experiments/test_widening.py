@@ -109,7 +109,8 @@ def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
     told = take_over(whole, cases, archive, PRINTED)
     with PRINTED.open(encoding="utf-8") as stream:
         printed = [row for row in csv.DictReader(stream) if row["row"] == "synthetic (5, 5)"]
-    assert told.taken == 11 * 4 * 4 * 3 and told.known == 0
+    runs = {tuple(row[k] for k in ("column", "line", "seed", "learning_rate")) for row in printed}
+    assert told.taken == len(runs) >= len(cases) and told.known == 0  # later rungs are runs too
     again = take_over(whole, cases, Archive(tmp_path, "frontier"), PRINTED)
     assert (again.taken, again.known) == (0, told.taken)
     results = Results(whole, cases, (), Archive(tmp_path, "frontier"))
@@ -117,7 +118,7 @@ def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
     known = {tuple(row[k] for k in keys): float(row["test_accuracy"]) for row in printed}
     assert len(known) == len(printed)
     found = results.tidy()
-    assert len(found) == len(printed)
+    assert 2 * len(cases) <= len(found) <= len(printed)  # both outputs of every first step size
     for row in found:
         key = tuple("" if row[k] is None else str(row[k]) for k in keys)
         assert known[key] == pytest.approx(row["test_accuracy"], abs=1e-6), key

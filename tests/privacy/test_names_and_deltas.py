@@ -290,7 +290,8 @@ def test_the_statement_of_a_run_has_it_all(tmp_path):
 
 
 def test_who_was_left_out_stands_in_the_statement(tmp_path):
-    """The rule, not the names: u2 has one record, and neither the name nor a number is told."""
+    """The rule and, where records are the unit, who it was: u2 has one record. Towards whole users
+    the name would tell of a user, so the rule stands alone."""
     rows = [f"{x},{x % 2},u{x % 2}" for x in range(40)] + ["1,1,u2"]
     (tmp_path / "rows.csv").write_text("\n".join(["a,label,user", *rows]) + "\n")
     tables = {
@@ -305,8 +306,9 @@ def test_who_was_left_out_stands_in_the_statement(tmp_path):
     for data in (load_federation(tables), load_federation(saved)):
         assert data.users == 2
         plan = Plan(rounds=1, local_steps=1, user_ratio=1.0)
-        said = train(data, Logistic(1, 2), fedavg(), plan, Gaussian(noise=4.0)).privacy
-        (sentence,) = [s for s in said["preprocessing"] if "left out before training" in s]
-        assert "fewer than 5 records" in sentence and "u2" not in json.dumps(
-            said, ensure_ascii=False
-        )
+        for unit in ("record", "user"):
+            privacy = Gaussian(noise=4.0, unit=unit)
+            said = train(data, Logistic(1, 2), fedavg(), plan, privacy).privacy
+            (sentence,) = [s for s in said["preprocessing"] if "left out before training" in s]
+            assert "fewer than 5 records" in sentence
+            assert ("u2" in json.dumps(said, ensure_ascii=False)) == (unit == "record")

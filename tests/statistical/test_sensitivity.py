@@ -61,7 +61,7 @@ def query(
         return oracle.noised(oracle.gradients(params, made.prepare(x), y), divisor, draws)
     column = torch.ones(1, 1)
     scales = Scales(
-        step_size=column, regularisation=column, divisor=column * divisor, steps=1,
+        step_size=column, regularisation=column, divisor=column * divisor, steps=1, weight=column,
         clip=column[0] * float(privacy.clip), noise=column * privacy.noise,
         sampling=privacy.sampling, unit=privacy.unit,
     )  # fmt: skip

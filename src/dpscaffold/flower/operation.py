@@ -20,6 +20,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
 from dpscaffold.flower.node import Address, Fleet, clock_of, serve
 from dpscaffold.machine import pick_device
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.provision import (
     check_certificate,
     host_and_port,
@@ -163,7 +164,7 @@ def _judged(path: Path, file: SiteFile, offer: Path) -> tuple[str, bool]:
         granted = grant(file.policy, work.terms, work.records, work.batch, ledger.left(file.policy))
     except Refused as no:
         return f"{offer} would be refused: {no}", False
-    cost = "no privacy" if granted.epsilon is None else f"epsilon {granted.epsilon:.4g}"
+    cost = "no privacy" if granted.epsilon is None else f"epsilon {round_up(granted.epsilon)}"
     return (
         f"{offer} would be accepted: at most {granted.participations} participations, {cost} at "
         f"delta {granted.delta:.3g}, towards the server",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.site.file import Mechanism, Terms, read_site_file
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import StateFolder
@@ -79,10 +81,8 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
     for run in said["runs"]:
         cost = "no privacy"
         if run["epsilon_granted"] is not None:
-            cost = (
-                f"ε spent {run['epsilon_spent']:.4g} of {run['epsilon_granted']:.4g} at "
-                f"δ = {run['delta']:.3g} ({run['neighbours']})"
-            )
+            spent, granted = round_up(run["epsilon_spent"]), round_up(run["epsilon_granted"])
+            cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
         lines.append(
             f"run {run['run'][:8]}…: {run['participations']} of {run['granted']} participations, "
             f"{cost}" + ("" if run["began"] else "; never began")
@@ -90,10 +90,11 @@ def ledger_lines(said: dict[str, Any]) -> list[str]:
     for lost in said["recovered"]:
         lines.append(
             f"recovered {lost['time']}: {lost['participations']} participations, ε "
-            f"{lost['epsilon']:.4g} booked as spent"
+            f"{round_up(lost['epsilon'])} booked as spent"
         )
+    left = math.floor(said["epsilon_left"] * 1000) / 1000  # never more than there is
     lines.append(
-        f"in total: ε {said['epsilon_booked']:.4g} booked, {said['epsilon_left']:.4g} left; "
+        f"in total: ε {round_up(said['epsilon_booked'])} booked, {left} left; "
         f"{said['runs_left']} more runs; {said['promise']}"
     )
     return lines
