@@ -68,10 +68,7 @@ $(VENV)/.ready-flower: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[flower]'
 	@touch $(VENV)/.ready $@
 
-$(VENV)/.ready-torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files (at most 20 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
-
-bench: $(VENV)/.ready-dev
+$(VENV)/.ready-bench: $(VENV)/.ready-dev
 	$(PIP) -e '.[dev,bench]'
 	@touch $@
 

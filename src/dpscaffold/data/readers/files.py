@@ -157,14 +157,16 @@ def sample_lines(begun: bytes, dialect: Dialect) -> list[str]:
 
 
 def guess_delimiter(lines: Sequence[str]) -> str:
-    """The sign that cuts most lines into the same, largest number of columns.
+    """The sign that cuts lines into the largest number of columns, and then most lines alike.
 
     >>> guess_delimiter(["age;stay", "31;4,5", "58;2,0"])
     ';'
     """
 
-    def columns(delimiter: str) -> int:
-        return mode(len(row) for row in csv.reader(lines[:50], delimiter=delimiter))
+    def columns(delimiter: str) -> tuple[int, int]:
+        counts = [len(row) for row in csv.reader(lines[:50], delimiter=delimiter)]
+        usual = mode(counts)
+        return usual, counts.count(usual)
 
     return max(_DELIMITERS, key=columns) if lines else ","
 
