@@ -8,7 +8,7 @@ from typing import Literal
 
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Bound, Run, bound_for
+from dpscaffold.privacy import Bound, Mechanism, bound_for
 from dpscaffold.privacy.describe import RECORDS, Delta
 from dpscaffold.privacy.ledger import USER_BUDGET
 
@@ -65,6 +65,6 @@ class Budget:
         capped = USER_BUDGET if self.user_epsilon is not None else None
         return ", ".join(reason for reason in (capped, self.absent) if reason) or None
 
-    def bound(self, run: Run, repeats: Sequence[int] = ()) -> Bound:
+    def bound(self, run: Mechanism, repeats: Sequence[int] = ()) -> Bound:
         """The bound against the adversary that the budget names."""
         return bound_for(run, self.view, repeats, self.colluders)

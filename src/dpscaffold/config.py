@@ -38,7 +38,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import Run
+from dpscaffold.privacy import Mechanism
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Loss, Mlp, ModuleTask, Task, huber, weighted
 
@@ -389,7 +389,7 @@ class Settings(Table):
         setting = Setting(federation.roster, task, algorithm, plan, mechanism, given.budget)
         return setting if given.epsilon is None else setting.calibrated(given.epsilon)
 
-    def describe(self, sizes: Sequence[int]) -> Run | None:
+    def describe(self, sizes: Sequence[int]) -> Mechanism | None:
         """What the run would do with users of these sizes, for the accountant; None without
         privacy. Noise that is to be solved for counts as 1."""
         given = self.privacy

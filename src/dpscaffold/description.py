@@ -12,7 +12,7 @@ from typing import Literal
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import floor_share
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Run, describe
+from dpscaffold.privacy import Mechanism, describe
 from dpscaffold.privacy.describe import Delta
 
 
@@ -33,7 +33,7 @@ def describe_run(
     max_participations: int | None = None,
     may_decline: str | None = None,
     declared_sizes: bool = False,
-) -> Run:
+) -> Mechanism:
     """T rounds of K steps in which m = ⌊lM⌋ users take part with batches of b_i = ⌊sR_i⌋.
 
     >>> from dpscaffold import fedavg

@@ -19,7 +19,7 @@ from dpscaffold.federation.roster import Roster
 from dpscaffold.identity import describe_algorithm, describe_task
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import Run, calibrate_noise, charged
+from dpscaffold.privacy import Mechanism, calibrate_noise, charged
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.randomness import Randomness, Sampling
 from dpscaffold.tasks import ModuleTask, Task
@@ -221,7 +221,7 @@ class Setting:
         """The run's streams."""
         return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
 
-    def describe(self, delta: Delta | None = None) -> Run | None:
+    def describe(self, delta: Delta | None = None) -> Mechanism | None:
         """What this run does under its budget, as data for the accountant; None without privacy.
 
         ``delta`` stands in for the budget's. The draw is not hidden: its seed is the plan's, which

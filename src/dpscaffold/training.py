@@ -219,7 +219,7 @@ def run(
         raise BadInput(
             f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
         )
-    going = _Run(setting, federation, hardware or Hardware(), engine, listener)
+    going = _Training(setting, federation, hardware or Hardware(), engine, listener)
     going.judge(metrics, dissimilarity)
     going.stopping = stopping
     try:
@@ -231,7 +231,7 @@ def run(
         going.close()
 
 
-class _Run:
+class _Training:
     """One run in progress."""
 
     def __init__(

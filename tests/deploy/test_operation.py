@@ -17,7 +17,7 @@ from dpscaffold.privacy import CAP
 from dpscaffold.provision import FederationFile, provision, read_invitation
 from dpscaffold.serving import load_served
 from dpscaffold.site.begin import make_site
-from dpscaffold.site.file import Grant, Mechanism, Terms
+from dpscaffold.site.file import Grant, OfferedQuery, Terms
 from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.operation import ledger_of
 from dpscaffold.site.reading import check_data_table, read_records
@@ -90,7 +90,7 @@ def test_the_ledger_quotes_the_cap(site):
     state = site.parent / "state"
     state.mkdir()
     ledger = SiteLedger(state / "ledger.jsonl", "north")
-    mechanism = Mechanism(1.0, 20.0, "fixed", "record", True)
+    mechanism = OfferedQuery(1.0, 20.0, "fixed", "record", True)
     terms = Terms(5, 4, 1.0, 0.2, "uniform", "scaffold", "logistic", 8, mechanism)
     run = terms.run(50, 10, 1e-7)
     account = {

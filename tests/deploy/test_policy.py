@@ -15,7 +15,7 @@ from dpscaffold.site.begin import make_site
 from dpscaffold.site.file import (
     Grant,
     Left,
-    Mechanism,
+    OfferedQuery,
     Policy,
     Terms,
     grant,
@@ -30,7 +30,7 @@ POLICY = Policy(
     min_noise=5.0,
     algorithms=("scaffold", "package.file:factory"),
 )
-SECRET = Mechanism(1.0, 24.0, "fixed", "record", secret=True)
+SECRET = OfferedQuery(1.0, 24.0, "fixed", "record", secret=True)
 TERMS = Terms(20, 10, 0.5, 0.2, "uniform", "scaffold", "logistic", 410, SECRET)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpscaffold.privacy import Run, describe
+from dpscaffold.privacy import Mechanism, describe
 
 SYNTHETIC: dict[str, Any] = {
     "rounds": 400,
@@ -48,6 +48,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-def run_of(base: dict[str, Any], **changes: Any) -> Run:
+def run_of(base: dict[str, Any], **changes: Any) -> Mechanism:
     """One of the settings, with changes."""
     return describe(**{**base, **changes})

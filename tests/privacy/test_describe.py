@@ -7,7 +7,7 @@ import json
 import pytest
 from privacy.settings import SMALL, run_of
 
-from dpscaffold.privacy import Participation, PrivacyError, Run, Step
+from dpscaffold.privacy import Mechanism, Participation, PrivacyError, Step
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_it_describes_its_parts():
 )
 def test_it_survives_json(changes):
     run = run_of(SMALL, **changes)
-    assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+    assert Mechanism.from_dict(json.loads(json.dumps(run.to_dict()))) == run
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_it_survives_json(changes):
 )
 def test_a_damaged_description_is_refused(change):
     with pytest.raises(PrivacyError):
-        Run.from_dict({**run_of(SMALL).to_dict(), **change})
+        Mechanism.from_dict({**run_of(SMALL).to_dict(), **change})

@@ -23,7 +23,7 @@ from dpscaffold.config import parse
 from dpscaffold.data import load_federation, prepare
 from dpscaffold.engines import Loop, Simulator
 from dpscaffold.federation import Federation, Records
-from dpscaffold.privacy import RANDOM_PARTICIPATION, PrivacyError, Run, round_up, statement
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism, PrivacyError, round_up, statement
 from dpscaffold.progress import Progress
 from dpscaffold.randomness import Randomness
 from dpscaffold.setting import Setting
@@ -62,7 +62,7 @@ class TestNames:
         assert said["server"]["neighbours"].endswith(f"({name})") and f"({name};" in re.sub(
             r".*\(([a-z-]+)\);", r"(\1;", said["quote"]
         )
-        assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+        assert Mechanism.from_dict(json.loads(json.dumps(run.to_dict()))) == run
 
     def test_zero_out_is_what_another_library_calls_replace_special(self):
         """Poisson batches, gradient against zero: the sum moves by C, half of what σ_g counts."""

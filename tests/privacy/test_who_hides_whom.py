@@ -19,8 +19,8 @@ from dpscaffold.privacy import (
     RANDOM_PARTICIPATION,
     USER_SAMPLING,
     Ledger,
+    Mechanism,
     PrivacyError,
-    Run,
     aggregate_among,
     bound_for,
     calibrate_noise,
@@ -39,7 +39,7 @@ class TestDeclining:
 
     noise, delta, budget = 4.0, 1e-5, 4.0
 
-    def described(self, rounds: int, may_decline: str | None) -> Run:
+    def described(self, rounds: int, may_decline: str | None) -> Mechanism:
         return describe(
             rounds=rounds,
             local_steps=1,
@@ -89,7 +89,7 @@ class TestDeclining:
         assert USER_SAMPLING.applies(replace(user, may_decline=None)) is None
         capped = replace(run, max_participations=3)
         assert capped.declines == "max_participations, a site's own policy"
-        assert Run.from_dict(capped.to_dict()) == capped
+        assert Mechanism.from_dict(capped.to_dict()) == capped
 
     def test_a_run_with_a_budget_per_user_states_random_participation(self):
         data = federation((9, 12, 4, 7, 15, 6))

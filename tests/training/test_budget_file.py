@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold.books.allowance import Allowance, Participation
 from dpscaffold.cli import app
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Run
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
 from dpscaffold.randomness import Randomness
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
@@ -273,7 +273,7 @@ def test_kill_and_resume_by_the_commands(tmp_path):
     assert call("train", config, "--out", tmp_path / "run", "--resume").exit_code == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").open()]
     again = [line["round"] for line in lines if line.get("again")]
-    run = Run.from_dict(json.loads((tmp_path / "run" / "privacy.json").read_text())["run"])
+    run = Mechanism.from_dict(json.loads((tmp_path / "run" / "privacy.json").read_text())["run"])
     book = Allowance(file).read()
     assert book.spent[0] >= price(run, 60, again=again) * (1 - 1e-9)
     assert book.spent[0] <= price(run, 60, again=again) * 1.0001

@@ -16,7 +16,7 @@ from torch import Tensor
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Kind, Target
-from dpscaffold.privacy import Run
+from dpscaffold.privacy import Mechanism
 from dpscaffold.tasks import Batch, Mlp, Task
 from dpscaffold.tasks.clipping import row_squares
 from dpscaffold.tasks.linear import Linear
@@ -78,7 +78,7 @@ def small(task: Task) -> tuple[Task, Kind]:
     return task, "class"
 
 
-def sizes(run: Run) -> tuple[int, int]:
+def sizes(run: Mechanism) -> tuple[int, int]:
     """(R, b) of the worst user's rate, with as few records as show a wrong divisor.
 
     ε depends on b/R alone, and games on few records are fast. Where the fraction cannot be reduced
@@ -93,7 +93,7 @@ def sizes(run: Run) -> tuple[int, int]:
     return records * times, batch * times
 
 
-def make_pair(task: Task, kind: Kind, run: Run, dimension: int, seed: int) -> Pair:
+def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int) -> Pair:
     """The pair whose canary moves a clipped sum the farthest, of those tried."""
     if isinstance(run.clip, str):
         raise BadInput("privacy.clip is 'median', which promises nothing; give a number to audit")

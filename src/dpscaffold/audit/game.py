@@ -29,7 +29,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import Run
+from dpscaffold.privacy import Mechanism
 from dpscaffold.privacy.loss import Array
 from dpscaffold.randomness import NoiseStreams, Randomness
 from dpscaffold.rounds import announced
@@ -70,7 +70,7 @@ class Subject:
     classes: int
     algorithm: Algorithm
     privacy: Gaussian
-    run: Run
+    run: Mechanism
     pair: Pair
     seed: int
     participations: int | None = None

@@ -23,7 +23,7 @@ from dpscaffold.engines.worker import Worker
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.local.drawing import Row
-from dpscaffold.privacy import RANDOM_PARTICIPATION, Run
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
 from dpscaffold.randomness import Randomness
 from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
@@ -183,7 +183,7 @@ class _Scored(Simulator):
 def play_one_run(
     setting: Setting,
     federation: Federation,
-    run: Run,
+    run: Mechanism,
     canaries: int,
     confidence: float,
     seconds: float,

@@ -15,7 +15,7 @@ from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.privacy import LEDGER, VIEWS, Run, TradeOff, bound_for, no_guarantee
+from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no_guarantee
 from dpscaffold.privacy.bounds import USER_SAMPLING
 from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.laws import participations_laws
@@ -78,7 +78,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> Case:
     )
 
 
-def _described(setting: Setting) -> Run:
+def _described(setting: Setting) -> Mechanism:
     run = setting.describe()
     if run is None:
         raise BadInput("the run is not private (no [privacy]), so it claims nothing to audit")
@@ -86,7 +86,7 @@ def _described(setting: Setting) -> Run:
 
 
 def subject_of(
-    setting: Setting, run: Run, federation: Federation, participations: int | None = None
+    setting: Setting, run: Mechanism, federation: Federation, participations: int | None = None
 ) -> Subject:
     """What plays the game: the run's task (at its smallest size), algorithm and mechanism."""
     reason = no_guarantee(run) or ("no noise is added (noise=0)" if run.noise == 0 else None)
@@ -104,7 +104,7 @@ def subject_of(
     )
 
 
-def claims_of(run: Run, participations: int | None, colluders: int = 1) -> dict[str, Claim]:
+def claims_of(run: Mechanism, participations: int | None, colluders: int = 1) -> dict[str, Claim]:
     """ε of training alone by view: over the draw, or given that a user took part so often."""
     claims = {}
     colluders = min(colluders, max(1, run.users - 1))
@@ -124,7 +124,7 @@ def claims_of(run: Run, participations: int | None, colluders: int = 1) -> dict[
     return claims
 
 
-def _hidden(run: Run) -> str:
+def _hidden(run: Mechanism) -> str:
     if bound_for(run, "third_party") is USER_SAMPLING:
         return "the third party's claim rests on a hidden draw, which these games reveal"
     return ""

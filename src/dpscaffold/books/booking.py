@@ -19,7 +19,7 @@ from dpscaffold.books.allowance import Allowance, Book, Grant, Participation
 from dpscaffold.books.journal import Anchor, digest
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Cost, Ledger, Run, bound_for
+from dpscaffold.privacy import Cost, Ledger, Mechanism, bound_for
 from dpscaffold.privacy.bound import largest_epsilon
 from dpscaffold.setting import Setting
 
@@ -40,7 +40,7 @@ class Prices:
     """What a plan costs, before it runs: a function of public numbers and the plan's seed."""
 
     def __init__(
-        self, setting: Setting, run: Run, costs: Sequence[Cost], user_epsilon: float | None
+        self, setting: Setting, run: Mechanism, costs: Sequence[Cost], user_epsilon: float | None
     ) -> None:
         self._setting, self._run, self._costs = setting, run, tuple(costs)
         self._user_epsilon = user_epsilon
@@ -80,7 +80,7 @@ class Booking:
         self,
         path: str,
         setting: Setting,
-        run: Run,
+        run: Mechanism,
         costs: Sequence[Cost],
         user_epsilon: float | None,
         rounds: int,

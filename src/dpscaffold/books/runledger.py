@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.journal import Anchor, Journal, digest
-from dpscaffold.privacy import Cost, Ledger, PrivacyError, Remark, Run, statement
+from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark, statement
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.preparation import from_sentence
 
@@ -77,7 +77,7 @@ class Account:
     def at_delta(self, delta: float) -> Account:
         """The same account at another δ."""
         ledger = Ledger.from_dict(self.ledger.to_dict()).charged(self.costs)
-        ledger.run = Run.from_dict({**ledger.run.to_dict(), "delta": delta})
+        ledger.run = Mechanism.from_dict({**ledger.run.to_dict(), "delta": delta})
         return replace(self, ledger=ledger)
 
     def statement(

@@ -32,8 +32,8 @@ from dpscaffold.cli.subject import Subject, from_numbers, from_source
 from dpscaffold.privacy import (
     Bound,
     Goal,
+    Mechanism,
     PrivacyError,
-    Run,
     bound_for,
     budget_table,
     calibrate_noise,
@@ -188,7 +188,7 @@ def goal_from(
 
 
 def solve_goal(
-    run: Run, goal: Goal, bound: Bound, costs: tuple[Any, ...], solve: str
+    run: Mechanism, goal: Goal, bound: Bound, costs: tuple[Any, ...], solve: str
 ) -> dict[str, Any]:
     """The noise or the rounds that meet a goal in human terms, and what they reach."""
     if solve == "table":

@@ -12,7 +12,7 @@ from dpscaffold.books.runledger import Account, read_account
 from dpscaffold.checks import floor_share
 from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy import Ledger, Preparation, PrivacyError, Run, charged, statement
+from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
 from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.privacy.human import GROUPS
 
@@ -21,7 +21,7 @@ from dpscaffold.privacy.human import GROUPS
 class Subject:
     """What a statement is about: a run and what its data add, or the account of a run folder."""
 
-    run: Run | None
+    run: Mechanism | None
     preparation: tuple[Preparation, ...] = ()
     extra_costs: tuple[Any, ...] = ()
     account: Account | None = None
@@ -57,7 +57,9 @@ class Subject:
 MOST_NOISE = 1e7
 
 
-def from_numbers(numbers: dict[str, Any], delta: float | None, noise: float | None = None) -> Run:
+def from_numbers(
+    numbers: dict[str, Any], delta: float | None, noise: float | None = None
+) -> Mechanism:
     """The run that the options describe; every missing or impossible one is named.
 
     >>> run = from_numbers({"users": 100, "records": 4000, "rounds": 400, "local_steps": 50,
@@ -129,7 +131,7 @@ def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> S
     about = from_folder(source) if source.is_dir() else from_config(source)
     if delta is None or about.run is None:
         return about
-    run = Run.from_dict({**about.run.to_dict(), "delta": delta})
+    run = Mechanism.from_dict({**about.run.to_dict(), "delta": delta})
     return replace(about, run=run, account=about.account and about.account.at_delta(delta))
 
 

@@ -9,7 +9,7 @@ from dpscaffold.privacy import (
     RANDOM_PARTICIPATION,
     RANDOM_PARTICIPATION_RDP,
     Bound,
-    Run,
+    Mechanism,
     bound_for,
     no_guarantee,
 )
@@ -35,7 +35,7 @@ def epsilons(settings: Settings) -> dict[str, float | None]:
     return found
 
 
-def _epsilon(run: Run, bound: Bound) -> float | None:
+def _epsilon(run: Mechanism, bound: Bound) -> float | None:
     if no_guarantee(run) or bound.applies(run) is not None:
         return None
     return remember(f"epsilon {bound.name}", run, 0.0, lambda: bound.epsilon(run))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.paper.published import caption
-from dpscaffold.paper.results import Results, Run, Summary, average, last
+from dpscaffold.paper.results import CaseResult, Results, Summary, average, last
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -271,7 +271,7 @@ def _frontier_lines(axis: Axes, results: Results, row: str, line: str) -> None:
         )
 
 
-def _mean_average(runs: list[Run]) -> float:
+def _mean_average(runs: list[CaseResult]) -> float:
     return Summary.of([run.average for run in runs]).mean
 
 

@@ -33,7 +33,7 @@ METRICS = (
 
 
 @dataclass(frozen=True)
-class Run:
+class CaseResult:
     """A case and what became of it."""
 
     case: Case
@@ -74,7 +74,7 @@ class Summary:
         return cls(mean, spread, len(finite), len(values) - len(finite))
 
 
-Value = Callable[[Run], float | None]
+Value = Callable[[CaseResult], float | None]
 
 
 class Results:
@@ -93,7 +93,7 @@ class Results:
         self.missing = len(cases) - len(self.runs)
         self.missing_folds = len(folded) - len(self.folded)
         self._asked = list(dict.fromkeys(_place(case) for case in cases))
-        self.places: dict[Place, dict[str, list[Run]]] = _by_place(self.runs)
+        self.places: dict[Place, dict[str, list[CaseResult]]] = _by_place(self.runs)
         self.fold_places = _by_place(self.folded)
         self._folds_asked = Counter(_place(case) for case in folded)
 
@@ -135,7 +135,7 @@ class Results:
         return self._best(found, value)
 
     @staticmethod
-    def _best(choices: dict[str, list[Run]], value: Value) -> str:
+    def _best(choices: dict[str, list[CaseResult]], value: Value) -> str:
         def key(choice: str) -> tuple[bool, float]:
             summary = Summary.of([value(run) for run in choices[choice]])
             return summary.diverged == 0, summary.mean if summary.runs else -math.inf
@@ -159,7 +159,7 @@ class Results:
         first = next(iter(self.places[place].values()))[0]
         return str(first.case.labels["level"])
 
-    def shown(self, place: Place) -> list[Run]:
+    def shown(self, place: Place) -> list[CaseResult]:
         """The runs, one per seed, that a figure shows."""
         return self.places[place][self.chosen(place)]
 
@@ -177,23 +177,23 @@ class Results:
         return rows
 
 
-def last(run: Run) -> float | None:
+def last(run: CaseResult) -> float | None:
     """Test accuracy over the last 10 % of rounds: one output of a run."""
     return run.last
 
 
-def average(run: Run) -> float | None:
+def average(run: CaseResult) -> float | None:
     """Test accuracy of the averaged model: the other output."""
     return run.average
 
 
-def _finished(cases: Sequence[Case], archive: Archive) -> list[Run]:
+def _finished(cases: Sequence[Case], archive: Archive) -> list[CaseResult]:
     found = ((case, archive.get(case)) for case in cases)
-    return [Run(case, finished) for case, finished in found if finished is not None]
+    return [CaseResult(case, finished) for case, finished in found if finished is not None]
 
 
-def _by_place(runs: Sequence[Run]) -> dict[Place, dict[str, list[Run]]]:
-    places: dict[Place, dict[str, list[Run]]] = {}
+def _by_place(runs: Sequence[CaseResult]) -> dict[Place, dict[str, list[CaseResult]]]:
+    places: dict[Place, dict[str, list[CaseResult]]] = {}
     for run in runs:
         places.setdefault(_place(run.case), {}).setdefault(run.case.labels["choice"], []).append(
             run
@@ -205,7 +205,7 @@ def _place(case: Case) -> Place:
     return case.labels["row"], case.labels["column"], case.labels["line"]
 
 
-def _tidy(name: str, run: Run, shown: bool) -> list[dict[str, Any]]:
+def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
     settings, finished = run.case.settings, run.finished
     labels = run.case.labels
     base = {

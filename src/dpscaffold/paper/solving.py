@@ -22,13 +22,13 @@ from dpscaffold.optimum import cache_folder
 from dpscaffold.paper.cases import Case
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
-    Run,
+    Mechanism,
     calibrate_noise,
     largest_rounds,
 )
 
 
-def run_of(settings: Settings, sizes: Sequence[int] | None = None) -> Run:
+def run_of(settings: Settings, sizes: Sequence[int] | None = None) -> Mechanism:
     """What a configuration does, for the accountant; ``sizes`` are its users' training records,
     where the data are at hand."""
     if any(
@@ -86,7 +86,7 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
     return solved
 
 
-def remember(what: str, run: Run, epsilon: float, solve: Callable[[], float]) -> float:
+def remember(what: str, run: Mechanism, epsilon: float, solve: Callable[[], float]) -> float:
     """An answer from this process, from the cache folder, or solved now and kept in both."""
     content = json.dumps([what, run.to_dict(), epsilon, 1], sort_keys=True)
     key = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()

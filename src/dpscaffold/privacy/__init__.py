@@ -1,6 +1,6 @@
 """Privacy accounting: descriptions of what ran in, bounds with a name and a proof out.
 
-This package reads :class:`Run` descriptions and imports nothing from the rest of dpscaffold.
+This package reads :class:`Mechanism` descriptions and imports nothing from the rest of dpscaffold.
 
 >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
 ...                records=4000, batches=800, noise=60, delta=2.5e-6)
@@ -25,7 +25,7 @@ from dpscaffold.privacy.bounds import (
 )
 from dpscaffold.privacy.calibrate import Combination, budget_table, calibrate_noise
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Group, Participation, Round, Run, Step, describe
+from dpscaffold.privacy.describe import Group, Mechanism, Participation, Round, Step, describe
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.goals import Goal, noise_for, rounds_for
 from dpscaffold.privacy.human import GroupTerms, HumanTerms, TruePositives, human_terms
@@ -55,13 +55,13 @@ __all__ = [
     "GroupTerms",
     "HumanTerms",
     "Ledger",
+    "Mechanism",
     "Participation",
     "Preparation",
     "PrivacyError",
     "Protection",
     "Remark",
     "Round",
-    "Run",
     "Spending",
     "Step",
     "TradeOff",

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 
 #: At most so many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse of
 #: both.
 MOST_PAIRS = 16
 
 
-def worst_steps(run: Run, colluders: int = 0) -> list[tuple[float, float]]:
+def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]:
     """(rate, multiplier) pairs, one of which is the worst user's, for one step seen through the
     sum.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution
 
@@ -53,22 +53,22 @@ class Bound:
     assumptions: tuple[str, ...]
     reference: str
     explanation: str
-    condition: Callable[[Run], str | None]
-    laws: Callable[[Run, int], Laws] | None = None
-    value: Callable[[Run, int, tuple[float, ...]], float] | None = None
-    repeated: Callable[[Run, int, tuple[int, ...]], Laws] | None = None
+    condition: Callable[[Mechanism], str | None]
+    laws: Callable[[Mechanism, int], Laws] | None = None
+    value: Callable[[Mechanism, int, tuple[float, ...]], float] | None = None
+    repeated: Callable[[Mechanism, int, tuple[int, ...]], Laws] | None = None
 
     def explain(self) -> str:
         """What it says and why, in two sentences."""
         return self.explanation
 
-    def applies(self, run: Run) -> str | None:
+    def applies(self, run: Mechanism) -> str | None:
         """None if the bound holds for this run, else the reason why it does not."""
         return no_guarantee(run) or self.condition(run)
 
     def epsilon(
         self,
-        run: Run,
+        run: Mechanism,
         rounds: int | None = None,
         costs: Sequence[Cost] = (),
         repeats: Sequence[int] = (),
@@ -100,7 +100,7 @@ class Bound:
             return self._value(run, rounds, costs)
         return largest_epsilon(self.laws(run, rounds), run.delta, tuple(costs))
 
-    def _value(self, run: Run, rounds: int, costs: Sequence[Cost]) -> float:
+    def _value(self, run: Mechanism, rounds: int, costs: Sequence[Cost]) -> float:
         """ε given directly. Gaussian mechanisms are composed with it; the ε and δ of others add."""
         assert self.value is not None  # a bound has laws or a value
         others = [cost for cost in costs if cost.epsilon is not None]
@@ -126,7 +126,7 @@ def largest_epsilon(laws: Laws, delta: float, costs: tuple[Cost, ...] = ()) -> f
     return value
 
 
-def no_guarantee(run: Run) -> str | None:
+def no_guarantee(run: Mechanism) -> str | None:
     """Why no bound at all holds for this run, or None."""
     if run.clip == "median":
         return (

@@ -16,7 +16,7 @@ from functools import cache, partial
 
 from dpscaffold.privacy import laws
 from dpscaffold.privacy.bound import PARTICIPANT, THIRD_PARTY, VIEWS, Bound
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 
 _DRAW = "participants are drawn uniformly, m of M, independently of the data and of all outputs"
@@ -231,7 +231,7 @@ def bound_named(name: str) -> Bound:
         raise PrivacyError(f"bound={name!r} is unknown; give one of {', '.join(BOUNDS)}") from None
 
 
-def bound_for(run: Run, view: str, repeats: Sequence[int] = (), colluders: int = 1) -> Bound:
+def bound_for(run: Mechanism, view: str, repeats: Sequence[int] = (), colluders: int = 1) -> Bound:
     """The bound that is quoted, and calibrated by: the tightest proved one against that adversary.
 
     ``view`` is ``"server"``, ``"third_party"``, ``"participant"`` (``colluders`` of them together)
@@ -263,7 +263,7 @@ def bound_for(run: Run, view: str, repeats: Sequence[int] = (), colluders: int =
     return next((bound for bound in better if bound.applies(run) is None), RANDOM_PARTICIPATION)
 
 
-def among(run: Run, colluders: int) -> int:
+def among(run: Mechanism, colluders: int) -> int:
     """``colluders`` as a number of users who can pool what they know and leave one to protect."""
     if not 1 <= colluders < max(2, run.users):
         raise PrivacyError(

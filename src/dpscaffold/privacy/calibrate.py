@@ -11,7 +11,7 @@ import scipy
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.showing import round_up
 
@@ -20,7 +20,7 @@ PRECISION = 1e-3
 
 
 def calibrate_noise(
-    run: Run, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
+    run: Mechanism, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
 ) -> float:
     """The smallest σ_g, to five digits, whose ε is at most ``epsilon``; the run's own noise plays
     no part.
@@ -95,7 +95,7 @@ class Combination:
 
 
 def budget_table(
-    run: Run,
+    run: Mechanism,
     epsilon: float,
     bound: Bound = RANDOM_PARTICIPATION,
     local_steps: Sequence[int] = (1, 5, 10, 20, 50),

@@ -25,7 +25,7 @@ import numpy as np
 from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import GROUPS, HumanTerms, losses, terms_of
 from dpscaffold.privacy.laws import participations_laws
@@ -47,7 +47,7 @@ class Part:
     """
 
     name: str
-    run: Run
+    run: Mechanism
     rounds: int
     bounds: Mapping[str, Bound]
     ledger: Ledger | None = None
@@ -122,7 +122,7 @@ class Together:
         }
 
 
-def directions(run: Run) -> int:
+def directions(run: Mechanism) -> int:
     """2 where the two orders of a neighbouring pair have different losses, else 1."""
     return 2 if run.unit == "record" and run.sampling == "poisson" else 1
 

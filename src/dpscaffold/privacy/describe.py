@@ -18,7 +18,7 @@ Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
 Weighting = Literal["uniform", "records"]
 Clip = float | Literal["median"]
-#: Which pairs of datasets are hidden from one another; see :attr:`Run.relation`.
+#: Which pairs of datasets are hidden from one another; see :attr:`Mechanism.relation`.
 Relation = Literal["replace-one", "zero-out", "add-remove"]
 RELATIONS: tuple[Relation, ...] = ("replace-one", "zero-out", "add-remove")
 #: The paper's δ, one over all training records, by name.
@@ -89,7 +89,7 @@ PAIRS: dict[Relation, str] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class Mechanism:
     """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with
     :func:`describe`.
 
@@ -202,7 +202,7 @@ class Run:
         return {k: v for k, v in values.items() if k not in LATER or v}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Run:
+    def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
         """The inverse of :meth:`to_dict`, checked as if it had been described anew."""
         try:
             fields = dict(values)
@@ -236,8 +236,8 @@ def describe(
     may_decline: str | None = None,
     hidden_draw: bool = False,
     declared_sizes: bool = False,
-) -> Run:
-    """A :class:`Run` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
+) -> Mechanism:
+    """A :class:`Mechanism` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
 
     ``records`` and ``batches`` are one number for all users or one per user. δ defaults to
     1/(10·n), n being the number of records ΣR_i or, with a user as unit, of users M;
@@ -266,7 +266,7 @@ def describe(
         delta = (1.0 if delta == RECORDS else 0.1) / total if total > 0 else 0.5
     elif isinstance(delta, str):
         raise PrivacyError(f"delta={delta!r} is unknown; give a number or {RECORDS!r}")
-    run = Run(
+    run = Mechanism(
         rounds=rounds,
         local_steps=local_steps,
         users=users,
@@ -347,7 +347,7 @@ def _check_batches(sizes: Sequence[int], draws: Sequence[int]) -> None:
             )
 
 
-def _check(run: Run) -> None:
+def _check(run: Mechanism) -> None:
     """Refuse a description that nothing could run, naming the argument, its value and what would
     do."""
     for name in ("rounds", "local_steps", "users", "participants"):

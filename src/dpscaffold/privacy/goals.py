@@ -11,7 +11,7 @@ from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.calibrate import Combination, _round_up
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import check_group, losses
 from dpscaffold.privacy.tradeoff import TradeOff
@@ -73,7 +73,7 @@ class Goal:
 
     def of(
         self,
-        run: Run,
+        run: Mechanism,
         bound: Bound = RANDOM_PARTICIPATION,
         costs: Sequence[Cost] = (),
         rounds: int | None = None,
@@ -88,7 +88,7 @@ class Goal:
 
 
 def noise_for(
-    run: Run, goal: Goal, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
+    run: Mechanism, goal: Goal, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
 ) -> float:
     """The smallest σ_g, to a thousandth and upwards, that meets the goal; the run's own plays no
     part.
@@ -136,7 +136,7 @@ def noise_for(
 
 
 def rounds_for(
-    run: Run,
+    run: Mechanism,
     goal: Goal,
     bound: Bound = RANDOM_PARTICIPATION,
     costs: Sequence[Cost] = (),
@@ -163,7 +163,7 @@ def rounds_for(
 
 
 def goal_table(
-    run: Run,
+    run: Mechanism,
     goal: Goal,
     bound: Bound = RANDOM_PARTICIPATION,
     costs: Sequence[Cost] = (),

@@ -23,7 +23,7 @@ import numpy as np
 
 from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.showing import round_up
@@ -114,7 +114,7 @@ def percent(value: float) -> str:
 
 def losses(
     bound: Bound,
-    run: Run,
+    run: Mechanism,
     rounds: int | None = None,
     costs: Sequence[Cost] = (),
     repeats: Sequence[int] = (),
@@ -145,7 +145,7 @@ def losses(
 @lru_cache(maxsize=64)
 def human_terms(
     bound: Bound,
-    run: Run,
+    run: Mechanism,
     rounds: int | None = None,
     costs: tuple[Cost, ...] = (),
     repeats: tuple[int, ...] = (),
@@ -155,7 +155,7 @@ def human_terms(
     return terms_of(losses(bound, run, rounds, costs, repeats), run, bound.name, groups)
 
 
-def terms_of(laws: Laws, run: Run, bound: str, groups: Sequence[int] = GROUPS) -> HumanTerms:
+def terms_of(laws: Laws, run: Mechanism, bound: str, groups: Sequence[int] = GROUPS) -> HumanTerms:
     """The same from loss distributions that are at hand, such as the ledger's."""
     for size in groups:
         check_group(size)

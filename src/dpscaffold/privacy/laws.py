@@ -8,7 +8,7 @@ from functools import lru_cache
 from dpscaffold.privacy import renyi
 from dpscaffold.privacy.aggregate import worst_steps
 from dpscaffold.privacy.bound import Laws
-from dpscaffold.privacy.describe import Group, Run
+from dpscaffold.privacy.describe import Group, Mechanism
 from dpscaffold.privacy.loss import LossDistribution
 from dpscaffold.privacy.steps import participation_losses, step_losses
 
@@ -25,25 +25,25 @@ def _round_laws(
     )
 
 
-def round_laws(run: Run) -> Laws:
+def round_laws(run: Mechanism) -> Laws:
     """One round of random participation for the worst group of users."""
     rate = run.worst.rate if run.unit == "record" else 1.0
     return _round_laws(rate, run.noise, run.sampling, run.unit, run.local_steps, run.user_ratio)
 
 
-def participations_laws(run: Run, participations: int, group: Group | None = None) -> Laws:
+def participations_laws(run: Mechanism, participations: int, group: Group | None = None) -> Laws:
     """n participations of K steps each: what a user who took part n times has spent."""
     rate = (group or run.worst).rate if run.unit == "record" else 1.0
     laws = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
     return tuple(law.power(participations) for law in laws)
 
 
-def random_participation_laws(run: Run, rounds: int) -> Laws:
+def random_participation_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds of random participation."""
     return tuple(law.power(rounds) for law in round_laws(run))
 
 
-def repeated_laws(run: Run, rounds: int, repeats: tuple[int, ...]) -> Laws:
+def repeated_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws:
     """A round run 1 + r times on one draw is a loss of (1 + r)·K steps with probability l, else
     0."""
     laws = []
@@ -63,24 +63,24 @@ def repeated_laws(run: Run, rounds: int, repeats: tuple[int, ...]) -> Laws:
     return tuple(laws)
 
 
-def repeated_cap_laws(run: Run, rounds: int, repeats: tuple[int, ...]) -> Laws:
+def repeated_cap_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws:
     """Every allowed participation, and every round that was run again."""
     return participations_laws(run, min(rounds, run.max_participations or rounds) + sum(repeats))
 
 
-def cap_laws(run: Run, rounds: int) -> Laws:
+def cap_laws(run: Mechanism, rounds: int) -> Laws:
     """Every allowed participation."""
     return participations_laws(run, min(rounds, run.max_participations or rounds))
 
 
-def random_participation_rdp(run: Run, rounds: int, gaussians: tuple[float, ...]) -> float:
+def random_participation_rdp(run: Mechanism, rounds: int, gaussians: tuple[float, ...]) -> float:
     """ε by Rényi divergences, with further Gaussian mechanisms of these multipliers."""
     return renyi.random_participation(
         run.participation(), run.user_ratio, rounds, run.delta, gaussians
     )
 
 
-def aggregate_laws(run: Run, rounds: int, colluders: int = 0) -> Laws:
+def aggregate_laws(run: Mechanism, rounds: int, colluders: int = 0) -> Laws:
     """The worst of the groups, each with the smallest noise its set of companions may have.
 
     The noise of ``colluders`` of the companions is known to the adversary and does not count.
@@ -93,7 +93,7 @@ def aggregate_laws(run: Run, rounds: int, colluders: int = 0) -> Laws:
     return tuple(laws)
 
 
-def aggregate_condition(run: Run) -> str | None:
+def aggregate_condition(run: Mechanism) -> str | None:
     """Why the noise of the other participants may not be counted, or None."""
     if run.memory:
         return "users keep a memory between rounds (control variates), which carries earlier noise"
@@ -107,7 +107,7 @@ def aggregate_condition(run: Run) -> str | None:
     return None
 
 
-def collusion_condition(run: Run, colluders: int) -> str | None:
+def collusion_condition(run: Mechanism, colluders: int) -> str | None:
     """Why the noise of the other participants hides nobody from k colluding ones, or None."""
     if colluders >= run.participants - 1:
         return (
@@ -117,7 +117,7 @@ def collusion_condition(run: Run, colluders: int) -> str | None:
     return aggregate_condition(run)
 
 
-def user_sampling_laws(run: Run, rounds: int) -> Laws:
+def user_sampling_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds in which the protected user is itself what is sampled."""
     noise = run.noise / math.sqrt(run.local_steps)
     if run.local_steps == 1:
@@ -125,7 +125,7 @@ def user_sampling_laws(run: Run, rounds: int) -> Laws:
     return tuple(law.power(rounds) for law in step_losses(run.user_ratio, noise, "fixed"))
 
 
-def user_sampling_condition(run: Run) -> str | None:
+def user_sampling_condition(run: Mechanism) -> str | None:
     """Why sampling users is not a gain here, or None."""
     if run.unit != "user":
         return "sampling users does not amplify a record's ε; it holds for unit='user'"
@@ -141,7 +141,7 @@ def user_sampling_condition(run: Run) -> str | None:
     return None
 
 
-def published(run: Run, rounds: int, gaussians: tuple[float, ...]) -> float:
+def published(run: Mechanism, rounds: int, gaussians: tuple[float, ...]) -> float:
     """ε as the paper computes it."""
     noise = run.noise * math.sqrt(run.participants)
     return renyi.published(
@@ -149,7 +149,7 @@ def published(run: Run, rounds: int, gaussians: tuple[float, ...]) -> float:
     )
 
 
-def published_condition(run: Run) -> str | None:
+def published_condition(run: Mechanism) -> str | None:
     """Why the paper says nothing about this run, or None."""
     if run.unit != "record":
         return "the paper states it for records; it holds for unit='record'"
@@ -158,11 +158,11 @@ def published_condition(run: Run) -> str | None:
     return None
 
 
-def always(run: Run) -> str | None:
+def always(run: Mechanism) -> str | None:
     """It holds for every run."""
     return None
 
 
-def needs_ledger(run: Run) -> str | None:
+def needs_ledger(run: Mechanism) -> str | None:
     """It is not a function of the plan."""
     return "it reads who took part; ask the run's Ledger for its largest() or of(user)"

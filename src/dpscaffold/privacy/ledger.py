@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import largest_epsilon, no_guarantee
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Group, Run
+from dpscaffold.privacy.describe import Group, Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.loss import LossDistribution
@@ -32,7 +32,7 @@ USER_BUDGET = "user_epsilon"
 
 
 @lru_cache(maxsize=4096)
-def spent(run: Run, participations: int, group: Group, costs: tuple[Cost, ...] = ()) -> float:
+def spent(run: Mechanism, participations: int, group: Group, costs: tuple[Cost, ...] = ()) -> float:
     """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed steps,
     and the other mechanisms that read the same records (``costs``), whether it took part or not."""
     reason = no_guarantee(run)
@@ -72,7 +72,7 @@ class Ledger:
     """
 
     def __init__(
-        self, run: Run, user_budget: float | None = None, costs: Sequence[Cost] = ()
+        self, run: Mechanism, user_budget: float | None = None, costs: Sequence[Cost] = ()
     ) -> None:
         if user_budget is not None and not user_budget > 0:
             raise PrivacyError(
@@ -279,7 +279,7 @@ class Ledger:
                 f"the ledger has version {body.get('version')}; this program reads versions 1 "
                 f"and {VERSION}"
             )
-        ledger = cls(Run.from_dict(body["run"]), body["user_budget"])
+        ledger = cls(Mechanism.from_dict(body["run"]), body["user_budget"])
         ledger.participations = np.array(body["participations"], dtype=np.int64)
         marks = body["rounds"]  # version 1: a list, as no round could be passed over
         numbered = enumerate(marks, start=1) if body["version"] == 1 else marks.items()
@@ -298,7 +298,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _rounded_groups(run: Run) -> tuple[Group, ...]:
+def _rounded_groups(run: Mechanism) -> tuple[Group, ...]:
     """One group per group of the run, in order; beyond MOST_RATES distinct rates, the next larger
     of a few.
 
@@ -315,7 +315,7 @@ def _rounded_groups(run: Run) -> tuple[Group, ...]:
 
 
 def _most_within(
-    run: Run, group: Group, budget: float, most: int, costs: tuple[Cost, ...] = ()
+    run: Mechanism, group: Group, budget: float, most: int, costs: tuple[Cost, ...] = ()
 ) -> int:
     """The largest n ≤ ``most`` with ε(n) ≤ ``budget``, what was spent beside training included."""
     if costs and (before := spent(run, 0, group, costs)) > budget:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.showing import round_up
 
@@ -31,7 +31,7 @@ class Spending:
     (0.0, True)
     """
 
-    run: Run
+    run: Mechanism
     bound: Bound = RANDOM_PARTICIPATION
     costs: tuple[Cost, ...] = ()
     _known: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict, repr=False)
@@ -55,7 +55,7 @@ class Spending:
 
 
 def largest_rounds(
-    run: Run,
+    run: Mechanism,
     epsilon: float,
     bound: Bound = RANDOM_PARTICIPATION,
     at_most: int = 1_000_000,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 
 Protection = Literal["none needed", "public", "private", "unprotected"]
@@ -93,7 +93,7 @@ def told(step: Preparation, unit: str) -> str:
 
 
 def charged(
-    preparation: Iterable[Preparation], run: Run
+    preparation: Iterable[Preparation], run: Mechanism
 ) -> tuple[tuple[Cost, ...], tuple[Remark, ...]]:
     """What private preparation adds to a run's account, for the run's own neighbours.
 

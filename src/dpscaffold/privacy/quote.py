@@ -12,7 +12,7 @@ from typing import Any
 
 from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.showing import round_up
 
 SIMULATION = "A simulation, whose noise comes from a stored seed."
@@ -20,7 +20,7 @@ SHARED = "Two runs of one seed share their noise, and their epsilons do not add.
 
 
 def quote(
-    said: Mapping[str, Any], run: Run, costs: Sequence[str] = (), draw_given: bool = False
+    said: Mapping[str, Any], run: Mechanism, costs: Sequence[str] = (), draw_given: bool = False
 ) -> str:
     """The sentence of a statement; ``costs`` names the other mechanisms that are counted in it."""
     each = "Each user" if run.unit == "user" else "Each record"
@@ -39,7 +39,7 @@ def quote(
     return " ".join([sentence, *_given(said, "spent")])
 
 
-def _given_first(said: Mapping[str, Any], run: Run, costs: Sequence[str], each: str) -> str:
+def _given_first(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str], each: str) -> str:
     """What was spent given who took part, since the draw was known in advance."""
     return (
         f"{each} is protected with epsilon = {round_up(said['ledger']['epsilon'])} towards "
@@ -49,7 +49,7 @@ def _given_first(said: Mapping[str, Any], run: Run, costs: Sequence[str], each: 
     )
 
 
-def _over_the_draw(said: Mapping[str, Any], run: Run, costs: Sequence[str]) -> str:
+def _over_the_draw(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str]) -> str:
     outsider = "a third party"
     if said[THIRD_PARTY]["bound"] != RANDOM_PARTICIPATION.name:
         outsider += f" that took no part ({_towards_participants(said[PARTICIPANT])})"

@@ -29,7 +29,7 @@ from dpscaffold.privacy.bounds import (
     bound_for,
 )
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.preparation import Preparation, told
@@ -51,7 +51,7 @@ NOT_PRIVATE = "no guarantee: the run is not private (no clipping, no noise)"
 
 
 def statement(
-    run: Run | None,
+    run: Mechanism | None,
     ledger: Ledger | None = None,
     preparation: Sequence[Preparation] = (),
     seed_public: bool = False,
@@ -157,7 +157,7 @@ def statement(
 
 
 def _human(
-    run: Run,
+    run: Mechanism,
     rounds: int,
     ledger: Ledger | None,
     costs: tuple[Cost, ...],
@@ -180,7 +180,7 @@ def _human(
 DELTAS = (1.0, 0.1, 0.01, 0.001)
 
 
-def large_delta(run: Run) -> str | None:
+def large_delta(run: Mechanism) -> str | None:
     """What to say of a δ from 1/n up, n being how many are protected; None below.
 
     >>> from dpscaffold.privacy import describe
@@ -200,7 +200,7 @@ def large_delta(run: Run) -> str | None:
 
 
 def _by_delta(
-    run: Run, rounds: int, costs: tuple[Cost, ...], repeats: tuple[int, ...], colluders: int
+    run: Mechanism, rounds: int, costs: tuple[Cost, ...], repeats: tuple[int, ...], colluders: int
 ) -> list[dict[str, Any]]:
     """ε of every view at several δ, from the run's own down; None where it cannot be resolved."""
     bounds = {view: bound_for(run, view, repeats, colluders) for view in VIEWS}
@@ -231,7 +231,7 @@ def _empty(reason: str) -> dict[str, Any]:
     }
 
 
-def _mechanism(run: Run) -> dict[str, Any]:
+def _mechanism(run: Mechanism) -> dict[str, Any]:
     """What is released, in words and numbers."""
     # Of a whole user not even the size may be told, and no rate plays a part.
     rates = sorted(group.rate for group in run.groups) if run.unit == "record" else None
@@ -264,7 +264,7 @@ def _catalogue(colluders: int) -> list[Bound]:
     ]
 
 
-def _barred(bound: Bound, run: Run, repeats: Sequence[int]) -> str | None:
+def _barred(bound: Bound, run: Mechanism, repeats: Sequence[int]) -> str | None:
     """Why a bound that would hold for the plan does not hold for what was run, or None."""
     if repeats and bound.repeated is None and bound is not LEDGER:
         return bound.applies(run) or REPEATED
@@ -273,7 +273,7 @@ def _barred(bound: Bound, run: Run, repeats: Sequence[int]) -> str | None:
 
 def _row(
     bound: Bound,
-    run: Run,
+    run: Mechanism,
     rounds: int,
     ledger: Ledger | None,
     costs: tuple[Cost, ...],
@@ -308,7 +308,7 @@ def _row(
 
 
 def _quoted(
-    bound: Bound, run: Run, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]
+    bound: Bound, run: Mechanism, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]
 ) -> dict[str, Any]:
     repeats = ledger.repeats if ledger else ()
     said: dict[str, Any] = {
@@ -329,7 +329,7 @@ def _quoted(
 
 
 def _published(
-    run: Run, rounds: int, repeats: Sequence[int], costs: tuple[Cost, ...]
+    run: Mechanism, rounds: int, repeats: Sequence[int], costs: tuple[Cost, ...]
 ) -> dict[str, Any]:
     reason = PAPER_THIRD_PARTY.applies(run) or (REPEATED if repeats else None)
     return {

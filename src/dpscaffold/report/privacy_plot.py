@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.privacy import PAPER_THIRD_PARTY, VIEWS, Cost, PrivacyError, Run, bound_for
+from dpscaffold.privacy import PAPER_THIRD_PARTY, VIEWS, Cost, Mechanism, PrivacyError, bound_for
 
 
 def epsilon_curves(
-    run: Run, points: int = 24, costs: Sequence[Cost] = (), colluders: int = 1
+    run: Mechanism, points: int = 24, costs: Sequence[Cost] = (), colluders: int = 1
 ) -> dict[str, tuple[list[int], list[float]]]:
     """For each view, rounds and ε, other mechanisms on the same records included; the published
     number beside it where it is stated.
@@ -34,7 +34,7 @@ def epsilon_curves(
 
 
 def plot_epsilon(
-    run: Run, path: Path | str, costs: Sequence[Cost] = (), colluders: int = 1
+    run: Mechanism, path: Path | str, costs: Sequence[Cost] = (), colluders: int = 1
 ) -> None:
     """Draw the curves to a file; its ending chooses the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -9,14 +9,16 @@ from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
     RANDOM_PARTICIPATION_RDP,
-    Run,
+    Mechanism,
     describe,
 )
 from dpscaffold.privacy.describe import RECORDS
 from dpscaffold.privacy.showing import round_up
 
 
-def _setting(rounds: int, steps: int, users: int, drawn: int, records: int, noise: float) -> Run:
+def _setting(
+    rounds: int, steps: int, users: int, drawn: int, records: int, noise: float
+) -> Mechanism:
     """One of the paper's settings: s = 0.2 and δ = 1/ΣR_i, R being the training records a user."""
     return describe(
         rounds=rounds,
@@ -31,7 +33,7 @@ def _setting(rounds: int, steps: int, users: int, drawn: int, records: int, nois
 
 
 #: The paper's settings with the noise it uses.
-SETTINGS: dict[str, Run] = {
+SETTINGS: dict[str, Mechanism] = {
     "synthetic, σ_g = 60": _setting(400, 50, 100, 20, 4000, 60),
     "FEMNIST, σ_g = 30": _setting(400, 50, 40, 8, 2000, 30),
     "MNIST, σ_g = 30": _setting(100, 50, 60, 12, 800, 30),

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpscaffold.engines.letters import Refused, checked_public
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.privacy import PrivacyError, Run, describe, no_guarantee
+from dpscaffold.privacy import Mechanism, PrivacyError, describe, no_guarantee
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.provision import host_and_port, read_toml, site_name
 
@@ -115,7 +115,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class OfferedQuery:
     """The noised query of an offer: C, σ_g, how batches are drawn, what is protected, and whether
     noise is secret or, in a rehearsal, drawn from the plan's seed."""
 
@@ -138,14 +138,14 @@ class Terms:
     algorithm: str
     task: str
     parameters: int
-    mechanism: Mechanism | None
+    mechanism: OfferedQuery | None
 
     @property
     def protected(self) -> bool:
         """Whether the site's records are hidden by noise that nobody else knows."""
         return self.mechanism is not None and self.mechanism.secret
 
-    def run(self, records: int, batch: int, delta: float, declared: bool = False) -> Run:
+    def run(self, records: int, batch: int, delta: float, declared: bool = False) -> Mechanism:
         """What the site does in such a run, for the accountant: this user alone, every round.
         ``declared`` says that R_i is a constant that the site declared."""
         if self.mechanism is None:
@@ -171,7 +171,7 @@ def judge(policy: Policy, terms: Terms) -> None:
     """Refuse, with its reason code, what the policy does not allow.
 
     >>> policy = Policy(epsilon=1.0, delta=1e-6, min_noise=5.0)
-    >>> weak = Mechanism(1.0, 2.0, "fixed", "record", secret=True)
+    >>> weak = OfferedQuery(1.0, 2.0, "fixed", "record", secret=True)
     >>> try:
     ...     judge(policy, Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, weak))
     ... except Refused as no:
@@ -191,7 +191,7 @@ def judge(policy: Policy, terms: Terms) -> None:
     _within("policy-model", "parameters", terms.parameters, policy.max_parameters)
 
 
-def _judge_mechanism(policy: Policy, terms: Terms, mechanism: Mechanism) -> None:
+def _judge_mechanism(policy: Policy, terms: Terms, mechanism: OfferedQuery) -> None:
     if not mechanism.secret and not policy.rehearsal:
         raise Refused("policy-rehearsal")
     if not mechanism.noise >= policy.min_noise or mechanism.noise <= 0:
@@ -265,7 +265,7 @@ def grant(
     return Grant(count, spent(run, count, run.groups[0]), policy.run_delta)
 
 
-def most_within(run: Run, budget: float, most: int) -> int:
+def most_within(run: Mechanism, budget: float, most: int) -> int:
     """The largest n ≤ ``most`` whose ε, given n participations, is at most ``budget``."""
     group = run.groups[0]
     if budget <= 0:

@@ -14,7 +14,7 @@ from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.site.file import Mechanism, Terms, read_site_file
+from dpscaffold.site.file import OfferedQuery, Terms, read_site_file
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import StateFolder
 from dpscaffold.site.recovery import recover
@@ -66,7 +66,7 @@ def _run_line(booking: Booking) -> dict[str, Any]:
         "last": booking.last_time,
     }
     if booking.grant.epsilon is not None:
-        terms = Terms(**account["terms"], mechanism=Mechanism(**account["mechanism"]))
+        terms = Terms(**account["terms"], mechanism=OfferedQuery(**account["mechanism"]))
         run = terms.run(
             account["records"], account["batch"], booking.grant.delta, account["declared"]
         )

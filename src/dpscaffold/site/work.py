@@ -22,7 +22,7 @@ from dpscaffold.local.records import LocalRecords, prepared
 from dpscaffold.offer import Offer, names_in, read_offer
 from dpscaffold.plan import Plan
 from dpscaffold.randomness import Randomness
-from dpscaffold.site.file import Mechanism, Policy, SiteFile, Terms
+from dpscaffold.site.file import OfferedQuery, Policy, SiteFile, Terms
 from dpscaffold.site.reading import SiteRecords, read_records
 from dpscaffold.tasks import Task
 
@@ -138,7 +138,7 @@ def terms_of(offer: Offer, task: Task) -> Terms:
     plan, privacy = offer.plan, offer.privacy
     mechanism = None
     if privacy is not None:
-        mechanism = Mechanism(
+        mechanism = OfferedQuery(
             privacy.clip, privacy.noise, privacy.sampling, privacy.unit, privacy.secret
         )
     return Terms(
