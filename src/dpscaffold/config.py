@@ -43,7 +43,7 @@ from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Loss, Mlp, ModuleTask, Task, huber, weighted
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """A table of the configuration: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
@@ -68,7 +68,7 @@ class Rows(Protocol):
         ...
 
 
-class TaskSettings(Table):
+class TaskSettings(ConfigTable):
     """``[task]``: what is learnt, and whether to solve for the central optimum first.
 
     ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`, by default softmax for classes
@@ -157,7 +157,7 @@ class TaskSettings(Table):
         return ModuleTask(made, self.shape, self.module, loss)
 
 
-class AlgorithmSettings(Table):
+class AlgorithmSettings(ConfigTable):
     """``[algorithm]``: an entry of ``ALGORITHMS`` or ``my_file:factory``, a server optimiser, and
     the numbers of both, which are the arguments of their factories.
 
@@ -227,7 +227,7 @@ def _folder_of(info: ValidationInfo) -> Path | None:
     return (info.context or {}).get("folder")
 
 
-class PlanSettings(Table):
+class PlanSettings(ConfigTable):
     """``[plan]``: the fields of :class:`~dpscaffold.plan.Plan`, which checks them."""
 
     rounds: int = Plan.rounds
@@ -268,7 +268,7 @@ class PlanSettings(Table):
         return Plan(**values)
 
 
-class FactsSettings(Table):
+class FactsSettings(ConfigTable):
     """``[facts]``: what is public about the data, for ``dpscaffold plan`` and
     ``plan.learning_rate = "plan"``.
 
@@ -285,7 +285,7 @@ class FactsSettings(Table):
     planned: tuple[str, ...] = ()
 
 
-class PrivacySettings(Table):
+class PrivacySettings(ConfigTable):
     """``[privacy]``: the mechanism (:class:`~dpscaffold.Gaussian`) and the limits
     (:class:`~dpscaffold.Budget`).
 
@@ -351,7 +351,7 @@ class PrivacySettings(Table):
         )
 
 
-class Settings(Table):
+class Configuration(ConfigTable):
     """A whole configuration.
 
     >>> settings = load(None, ["plan.rounds=5", "algorithm.name=fedavg"])
@@ -438,7 +438,7 @@ def load(
     overrides: Sequence[str] = (),
     base: Mapping[str, Any] | None = None,
     unset: Sequence[str] = (),
-) -> Settings:
+) -> Configuration:
     """Read a TOML file (or start from ``base``), leave out the keys of ``unset``, apply
     ``key=value`` overrides, and check everything."""
     tables = dict(base or {}) if path is None else read_tables(path)
@@ -537,11 +537,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Settings:
+def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Configuration:
     """Check tables; the first thing wrong is said in one sentence. ``folder`` is where a user's own
     algorithm is looked for first."""
     try:
-        return Settings.model_validate(tables, context={"folder": folder})
+        return Configuration.model_validate(tables, context={"folder": folder})
     except ValidationError as error:
         raise BadInput(_sentence(error)) from None
 
@@ -569,7 +569,7 @@ def _sentence(error: ValidationError) -> str:
 
 def _model_at(location: list[str]) -> type[BaseModel] | None:
     """The model that holds the key, walking from the top; a tag of a union selects its member."""
-    model: type[BaseModel] = Settings
+    model: type[BaseModel] = Configuration
     candidates: list[type[BaseModel]] = [model]
     for part in location:
         found: list[type[BaseModel]] = []

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from dpscaffold.config import AlgorithmSettings, PlanSettings, Table, TaskSettings
+from dpscaffold.config import AlgorithmSettings, PlanSettings, ConfigTable, TaskSettings
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
 from dpscaffold.engines.letters import Json, Refused, canonical
 from dpscaffold.errors import BadInput
@@ -24,7 +24,7 @@ from dpscaffold.plan import Plan
 from dpscaffold.tasks import Task
 
 
-class Step(Table):
+class Step(ConfigTable):
     """One step of a preparation that needs no fit, or carries public constants."""
 
     step: Literal["unit-norm", "clip-norm", "scale", "shift"]
@@ -53,7 +53,7 @@ class Step(Table):
         return Shift(np.asarray(self.mean, np.float32), factor, "public", said)
 
 
-class Schema(Table):
+class Schema(ConfigTable):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
     ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
@@ -113,7 +113,7 @@ class Schema(Table):
         return self
 
 
-class MechanismSettings(Table):
+class MechanismSettings(ConfigTable):
     """The noised query; ``secret`` is false in a rehearsal alone."""
 
     clip: float | Literal["median"]
@@ -135,7 +135,7 @@ class MechanismSettings(Table):
         return Gaussian(**self.model_dump())
 
 
-class Offer(Table):
+class Offer(ConfigTable):
     """What is offered. ``format`` is of this very table."""
 
     format: Literal[1] = 1

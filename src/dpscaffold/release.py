@@ -11,7 +11,7 @@ import secrets
 import tomllib
 from pathlib import Path
 
-from dpscaffold.config import Settings
+from dpscaffold.config import Configuration
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import charged
@@ -19,7 +19,7 @@ from dpscaffold.privacy import charged
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 
 
-def for_release(settings: Settings, federation: Federation, begun: Path | None) -> Settings:
+def for_release(settings: Configuration, federation: Federation, begun: Path | None) -> Configuration:
     """The configuration as it is released; refuses what could not keep its promise.
 
     ``begun`` is the folder of a run that is resumed: its draw goes on from its own seed.
@@ -41,7 +41,7 @@ def for_release(settings: Settings, federation: Federation, begun: Path | None) 
     )
 
 
-def _refuse_open_doors(settings: Settings, federation: Federation) -> None:
+def _refuse_open_doors(settings: Configuration, federation: Federation) -> None:
     """Say what stands outside the promise, and how to overrule it."""
     privacy = settings.privacy
     assert privacy is not None

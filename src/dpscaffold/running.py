@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config import Settings, load
+from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware
 from dpscaffold.events import Listener, Several, silence
@@ -68,7 +68,7 @@ def _overriding(values: Mapping[str, Any]) -> list[str]:
 
 
 def run_settings(
-    settings: Settings,
+    settings: Configuration,
     folder: Path | None,
     resume: bool = False,
     device: str = "cpu",

@@ -16,7 +16,7 @@ from dpscaffold.config import (
     AlgorithmSettings,
     PlanSettings,
     PrivacySettings,
-    Table,
+    ConfigTable,
     TaskSettings,
     override,
 )
@@ -30,7 +30,7 @@ from dpscaffold.provision import host_and_port, read_toml
 from dpscaffold.site.reading import read_records
 
 
-class DeploySettings(Table):
+class DeploySettings(ConfigTable):
     """``[deploy]``: where the SuperLink's loopback side is, and how long to wait for whom.
 
     An unanswered letter goes out again every ``resend`` seconds until ``deadline``. Fewer answers
@@ -48,7 +48,7 @@ class DeploySettings(Table):
     rehearsal: bool = False
 
 
-class ServedSettings(Table):
+class ServedSettings(ConfigTable):
     """A whole configuration of a deployed run."""
 
     model_config = ConfigDict(
@@ -144,7 +144,7 @@ def _sentence(error: ValidationError) -> str:
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        models: dict[str, type[Table]] = {"deploy": DeploySettings, "schema": Schema}
+        models: dict[str, type[ConfigTable]] = {"deploy": DeploySettings, "schema": Schema}
         models["plan"] = PlanSettings
         known = list(models.get(place[0], ServedSettings).model_fields)
         return f"unknown key {where}{nearest(place[-1], known)}; known here: {', '.join(known)}"

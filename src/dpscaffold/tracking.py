@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpscaffold.checks import choice
-from dpscaffold.config import Settings
+from dpscaffold.config import Configuration
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Ended, Event, Listener, RoundDone, silence
 
@@ -45,7 +45,7 @@ class Tracker:
             self.board.close(event.how)
 
 
-def tracker(name: str | None, folder: Path, settings: Settings) -> Listener:
+def tracker(name: str | None, folder: Path, settings: Configuration) -> Listener:
     """The listener of this name; silence without one."""
     if name is None:
         return silence

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.data import Table, load, load_federation, prepare, read_table
+from dpscaffold.data import TableSource, load, load_federation, prepare, read_table
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import table_of
 from dpscaffold.errors import BadInput
@@ -24,7 +24,7 @@ from dpscaffold.errors import BadInput
 def csv(tmp_path: Path, text: str, **options: Any) -> Any:
     path = tmp_path / "table.csv"
     path.write_text(text, encoding="utf-8")
-    return read_table(Table(path, "csv", **{"label": "y", **options}))
+    return read_table(TableSource(path, "csv", **{"label": "y", **options}))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def write(table: pa.Table, path: Path) -> Path:
 def test_values_labels_users_and_categories(visits: pa.Table, tmp_path: Path, kind: str) -> None:
     path = write(visits, tmp_path / f"visits.{kind}")
     pool = read_table(
-        Table(path, kind, label="outcome", user="clinic", categories={"colour": None})
+        TableSource(path, kind, label="outcome", user="clinic", categories={"colour": None})
     )  # type: ignore[arg-type]
     assert pool.features.shape == (600, 6)
     np.testing.assert_allclose(pool.features[:, 0], np.asarray(visits["age"]))
@@ -242,21 +242,21 @@ def test_bad_csv(tmp_path: Path, text: str, options: dict[str, Any], said: str) 
 def test_bad_parquet(visits: pa.Table, tmp_path: Path) -> None:
     path = write(visits, tmp_path / "visits.parquet")
     with pytest.raises(BadInput, match="column 'colour' holds string, and numbers are expected"):
-        read_table(Table(path, "parquet", label="outcome", user="clinic"))
+        read_table(TableSource(path, "parquet", label="outcome", user="clinic"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(BadInput, match="cannot be read"):
-        read_table(Table(path, "parquet", label="outcome"))
+        read_table(TableSource(path, "parquet", label="outcome"))
     with pytest.raises(BadInput, match="cannot be read"):
-        read_table(Table(tmp_path / "nowhere.parquet", "parquet", label="outcome"))
+        read_table(TableSource(tmp_path / "nowhere.parquet", "parquet", label="outcome"))
     with pytest.raises(BadInput, match="cannot be read"):
-        read_table(Table(tmp_path / "nowhere.csv", "csv", label="outcome"))
+        read_table(TableSource(tmp_path / "nowhere.csv", "csv", label="outcome"))
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "b.csv"
     path.write_bytes(b"a,y\n1,\xff\xfe\n2,ok\n")
     with pytest.raises(BadInput):
-        read_table(Table(path, "csv", label="y"))
+        read_table(TableSource(path, "csv", label="y"))
 
 
 @settings(max_examples=150, deadline=None)
@@ -274,7 +274,7 @@ def test_any_bytes_give_a_pool_or_a_sentence(
     path = tmp_path_factory.mktemp("fuzz") / "any.csv"
     path.write_bytes(content)
     try:
-        pool = read_table(Table(path, "csv", label="y", missing="drop"))
+        pool = read_table(TableSource(path, "csv", label="y", missing="drop"))
     except BadInput as problem:
         assert "\n" not in str(problem)
     else:

@@ -19,7 +19,7 @@ from .readers.arrays import from_users as from_users
 from .readers.arrays import read_npz as read_npz
 from .readers.catalogue import data_folder as data_folder
 from .readers.cifar import cifar10 as cifar10
-from .readers.coding import Table as Table
+from .readers.coding import TableSource as TableSource
 from .readers.download import download as download
 from .readers.images import digits as digits
 from .readers.images import emnist as emnist

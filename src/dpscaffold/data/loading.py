@@ -37,7 +37,7 @@ from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
 from dpscaffold.data.prepared import transformed
 from dpscaffold.data.readers import cifar, images
 from dpscaffold.data.readers.arrays import read_npz
-from dpscaffold.data.readers.coding import Table
+from dpscaffold.data.readers.coding import TableSource
 from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.leaf import read_leaf
 from dpscaffold.data.readers.tables import feature_blocks, read_table, scan_table
@@ -137,11 +137,11 @@ def read_pool(settings: Pooled) -> Pool | Federation:
     raise TypeError(f"{type(settings).__name__} is not a pooled source")
 
 
-def table_of(settings: _TableFile) -> Table:
+def table_of(settings: _TableFile) -> TableSource:
     """The file and the meaning of its columns."""
     given = settings.categories
     categories: dict[str, Any] = dict(given) if isinstance(given, dict) else dict.fromkeys(given)
-    return Table(
+    return TableSource(
         _path(settings, settings.path),
         "csv" if isinstance(settings, Csv) else "parquet",
         settings.label,

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, model_validator
 
 from dpscaffold.checks import choice
-from dpscaffold.config import Settings, Table, override, parse
+from dpscaffold.config import Configuration, ConfigTable, override, parse
 from dpscaffold.data.config import DataSettings
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
@@ -35,7 +35,7 @@ from dpscaffold.setting import Setting
 DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
-class TuneSettings(Table):
+class TuneSettings(ConfigTable):
     """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
 
     ``folds_run`` limits how many of the folds are run (all by default). ``output`` is what is
@@ -108,7 +108,7 @@ class Score:
 class Tuned:
     """The scores of the whole grid, and the best one."""
 
-    settings: Settings
+    settings: Configuration
     tune: TuneSettings
     scores: tuple[Score, ...]
     title: str
@@ -155,7 +155,7 @@ class Tuned:
         return tables
 
 
-def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Settings, TuneSettings]:
+def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Configuration, TuneSettings]:
     """A configuration and its ``[tune]`` table."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -174,7 +174,7 @@ def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Settings, Tu
 
 def parse_tuning(
     tables: Mapping[str, Any], folder: Path | None = None
-) -> tuple[Settings, TuneSettings]:
+) -> tuple[Configuration, TuneSettings]:
     """Check the tables of a tuning.
 
     >>> settings, tune = parse_tuning({"plan": {"rounds": 5}, "tune": {"folds": 3}})
@@ -222,7 +222,7 @@ def _flat(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+def with_values(settings: Configuration, values: Mapping[str, Any]) -> Configuration:
     """The configuration with dotted keys set, checked anew."""
     tables = settings.model_dump(mode="json", exclude_none=True)
     if "algorithm.name" in values or "algorithm.server" in values:
@@ -239,7 +239,7 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
 
 
 def tune(
-    settings: Settings, table: TuneSettings, device: torch.device, tell: Listener = silence
+    settings: Configuration, table: TuneSettings, device: torch.device, tell: Listener = silence
 ) -> Tuned:
     """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
     data = table.public if table.public is not None else settings.data
@@ -272,7 +272,7 @@ def tune(
     return Tuned(settings, table, tuple(scores), whole.title, metric)
 
 
-def _setting(settings: Settings, folds: Sequence[Federation]) -> list[Setting]:
+def _setting(settings: Configuration, folds: Sequence[Federation]) -> list[Setting]:
     """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to
     one."""
     tables = settings.model_dump(mode="json", exclude_none=True)

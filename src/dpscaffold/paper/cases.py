@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from dpscaffold.checks import floor_share
-from dpscaffold.config import Settings, parse
+from dpscaffold.config import Configuration, parse
 from dpscaffold.experiments.stack import Schedule
 from dpscaffold.privacy.describe import RECORDS
 
@@ -44,7 +44,7 @@ class Case:
     )
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> Configuration:
         """The checked configuration."""
         return parse(self.tables)
 

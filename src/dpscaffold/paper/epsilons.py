@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpscaffold.config import Settings
+from dpscaffold.config import Configuration
 from dpscaffold.paper.solving import remember, run_of
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
@@ -22,7 +22,7 @@ COLUMNS: dict[str, Bound] = {
 }
 
 
-def epsilons(settings: Settings) -> dict[str, float | None]:
+def epsilons(settings: Configuration) -> dict[str, float | None]:
     """ε by column; None where a bound does not apply.
 
     The third party's own best bound is named where it is below the server's (memoryless, K = 1).

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config import Settings
+from dpscaffold.config import Configuration
 from dpscaffold.data.config import DataSettings, Pooled, Synthetic
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.pool import held_out_size
@@ -28,7 +28,7 @@ from dpscaffold.privacy import (
 )
 
 
-def run_of(settings: Settings, sizes: Sequence[int] | None = None) -> Mechanism:
+def run_of(settings: Configuration, sizes: Sequence[int] | None = None) -> Mechanism:
     """What a configuration does, for the accountant; ``sizes`` are its users' training records,
     where the data are at hand."""
     if any(

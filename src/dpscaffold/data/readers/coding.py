@@ -21,7 +21,7 @@ MOST_CLASSES = 10_000
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSource:
     """A file and what its columns mean.
 
     ``features`` are the columns to learn from (all but label and user when empty). ``categories``
@@ -72,7 +72,7 @@ class Codes:
 
 
 def code_labels(
-    table: Table, numbers: dict[str, int], codes: np.ndarray
+    table: TableSource, numbers: dict[str, int], codes: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(N,) labels counted from 0, and what they stand for."""
     texts = list(numbers)
@@ -115,7 +115,7 @@ def code_users(numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, 
     return lookup[codes], tuple(present)
 
 
-def category_values(table: Table, name: str, numbers: dict[str, int]) -> tuple[str, ...]:
+def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> tuple[str, ...]:
     given = table.categories[name]
     if not given:
         return tuple(sorted(numbers, key=_order))
@@ -133,7 +133,7 @@ MANY_CATEGORIES = 100
 
 
 def notes_on(
-    table: Table, categories: dict[str, tuple[str, ...]], target: Target, dropped: int, records: int
+    table: TableSource, categories: dict[str, tuple[str, ...]], target: Target, dropped: int, records: int
 ) -> tuple[str, ...]:
     """What was decided, for whoever reads the file."""
     notes = [f"column '{table.label}' holds the numbers to be predicted"]
@@ -161,7 +161,7 @@ def notes_on(
     return tuple(notes)
 
 
-def preparation_of(table: Table, coding: Coding, fitted: Mapping[str, str]) -> tuple[Prepared, ...]:
+def preparation_of(table: TableSource, coding: Coding, fitted: Mapping[str, str]) -> tuple[Prepared, ...]:
     """How the file's columns become features, and what that says about private records.
     ``fitted`` are the columns whose missing values were filled with a mean or median."""
     steps: list[Prepared] = [coding]

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpscaffold.data.readers.coding import Table
+from dpscaffold.data.readers.coding import TableSource
 from dpscaffold.errors import BadInput, nearest
 
 Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float
@@ -17,11 +17,11 @@ FITTED = ("mean", "median")
 OTHERS = "*"
 
 
-def rule_of(table: Table, name: str) -> Rule:
+def rule_of(table: TableSource, name: str) -> Rule:
     """The rule of one column.
 
     >>> from pathlib import Path
-    >>> table = Table(Path("a.csv"), "csv", "ill", missing={"age": "median", "*": "drop"})
+    >>> table = TableSource(Path("a.csv"), "csv", "ill", missing={"age": "median", "*": "drop"})
     >>> rule_of(table, "age"), rule_of(table, "stay")
     ('median', 'drop')
     """
@@ -34,7 +34,7 @@ def rule_of(table: Table, name: str) -> Rule:
     return found
 
 
-def for_the_rest(table: Table) -> Literal["refuse", "drop"] | float:
+def for_the_rest(table: TableSource) -> Literal["refuse", "drop"] | float:
     """What holds for columns without a rule of their own, as one word or number."""
     rules: Mapping[str, Rule] | Literal["refuse", "drop"] | float = table.missing
     if not isinstance(rules, Mapping):
@@ -45,7 +45,7 @@ def for_the_rest(table: Table) -> Literal["refuse", "drop"] | float:
     return "drop" if "drop" in rules.values() else "refuse"
 
 
-def check_rules(table: Table, numbers: tuple[str, ...], texts: tuple[str, ...]) -> None:
+def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, ...]) -> None:
     """Refuse rules for columns that are not there, or that do not suit them."""
     if not isinstance(table.missing, Mapping):
         return

@@ -18,7 +18,7 @@ import pyarrow.compute
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.readers.coding import (
     Codes,
-    Table,
+    TableSource,
     category_values,
     code_labels,
     code_users,
@@ -38,7 +38,7 @@ class Scan:
     """What the first reading found: for every record kept its label and user, and how columns are
     coded."""
 
-    table: Table
+    table: TableSource
     files: tuple[TableFile, ...]
     coding: Coding
     names: tuple[str, ...]
@@ -56,14 +56,14 @@ class Scan:
         return self.coding.features
 
 
-def read_table(table: Table) -> Pool:
+def read_table(table: TableSource) -> Pool:
     """A whole file as a pool, in memory.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder) / "visits.csv"
     ...     _ = path.write_text("clinic,age,ill\\nnorth,31,no\\nsouth,58,yes\\nnorth,44,yes\\n")
-    ...     pool = read_table(Table(path, "csv", label="ill", user="clinic"))
+    ...     pool = read_table(TableSource(path, "csv", label="ill", user="clinic"))
     >>> pool.features.tolist(), pool.labels.tolist(), pool.names
     ([[31.0], [58.0], [44.0]], [0, 1, 1], ('north', 'south'))
     """
@@ -98,7 +98,7 @@ def _identifiers(scan: Scan, features: np.ndarray) -> tuple[str, ...]:
     return tuple(found)
 
 
-def scan_table(table: Table) -> Scan:
+def scan_table(table: TableSource) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
     files = table_files(table.path, table.kind, table.dialect)
     names = common_columns(files)
@@ -167,7 +167,7 @@ _NONE = np.empty(0, dtype=np.float32)
 
 
 def _fills(
-    table: Table, rules: Mapping[str, Any], found: Mapping[str, np.ndarray], kept: np.ndarray
+    table: TableSource, rules: Mapping[str, Any], found: Mapping[str, np.ndarray], kept: np.ndarray
 ) -> tuple[tuple[str, float], ...]:
     """The number that stands for a missing one, of every column with a rule of its own."""
     return tuple(
@@ -178,7 +178,7 @@ def _fills(
 
 
 def _users(
-    table: Table,
+    table: TableSource,
     files: Sequence[TableFile],
     sizes: Sequence[int],
     wanted: Mapping[str, Codes],
@@ -195,7 +195,7 @@ def _users(
 
 
 def _columns(
-    file: TableFile, table: Table, numbers: Sequence[str], texts: Sequence[str], names: list[str]
+    file: TableFile, table: TableSource, numbers: Sequence[str], texts: Sequence[str], names: list[str]
 ) -> Iterator[tuple[pa.RecordBatch, dict[str, np.ndarray]]]:
     """Batches of a file, and its numbers, dates among them, as float32 with NaN where missing."""
     dated = [name for name in numbers if name in table.dates]
@@ -236,7 +236,7 @@ def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
             done += int(keep.sum())
 
 
-def _roles(table: Table, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _roles(table: TableSource, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Which columns are numbers and which categories."""
     require_column(table.path, table.label, names, "label")
     if table.user is not None:
@@ -265,7 +265,7 @@ def _roles(table: Table, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _kept(
-    table: Table,
+    table: TableSource,
     codes: Mapping[str, np.ndarray],
     found: Mapping[str, np.ndarray],
     texts: Sequence[str],
@@ -289,7 +289,7 @@ def _kept(
     return ~lacking
 
 
-def _require_all(table: Table, name: str, gone: np.ndarray, fillable: bool) -> None:
+def _require_all(table: TableSource, name: str, gone: np.ndarray, fillable: bool) -> None:
     """Refuse a column that lacks values."""
     if gone.any():
         advice = "set missing = 'drop' to leave such records out" + (
