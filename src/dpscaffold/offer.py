@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from dpscaffold.config import AlgorithmSettings, PlanSettings, ConfigTable, TaskSettings
+from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
 from dpscaffold.engines.letters import Json, Refused, canonical
 from dpscaffold.errors import BadInput
@@ -24,7 +24,7 @@ from dpscaffold.plan import Plan
 from dpscaffold.tasks import Task
 
 
-class Step(ConfigTable):
+class PublicStep(ConfigTable):
     """One step of a preparation that needs no fit, or carries public constants."""
 
     step: Literal["unit-norm", "clip-norm", "scale", "shift"]
@@ -33,7 +33,7 @@ class Step(ConfigTable):
     factor: tuple[float, ...] | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> Step:
+    def _complete(self) -> PublicStep:
         wanted = {"unit-norm": (), "clip-norm": ("norm",), "scale": ("factor",), "shift": ("mean",)}
         for name in wanted[self.step]:
             if getattr(self, name) is None:
@@ -71,7 +71,7 @@ class Schema(ConfigTable):
     label: str = "label"
     class_names: tuple[str, ...] = ()
     missing: float = Field(default=0.0, allow_inf_nan=False)
-    prepare: tuple[Step, ...] = ()
+    prepare: tuple[PublicStep, ...] = ()
 
     @property
     def dimension(self) -> int:

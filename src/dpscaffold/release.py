@@ -19,7 +19,9 @@ from dpscaffold.privacy import charged
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 
 
-def for_release(settings: Configuration, federation: Federation, begun: Path | None) -> Configuration:
+def for_release(
+    settings: Configuration, federation: Federation, begun: Path | None
+) -> Configuration:
     """The configuration as it is released; refuses what could not keep its promise.
 
     ``begun`` is the folder of a run that is resumed: its draw goes on from its own seed.

@@ -14,9 +14,9 @@ from pydantic import ConfigDict, Field, ValidationError
 from dpscaffold.budget import Budget
 from dpscaffold.config import (
     AlgorithmSettings,
+    ConfigTable,
     PlanSettings,
     PrivacySettings,
-    ConfigTable,
     TaskSettings,
     override,
 )

@@ -21,7 +21,7 @@ from dpscaffold.local import participate as participate_module
 from dpscaffold.local import steps as steps_module
 from dpscaffold.privacy import TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
-from dpscaffold.privacy.steps import step_losses
+from dpscaffold.privacy.queries import step_losses
 from dpscaffold.randomness import OneRound, Randomness
 from dpscaffold.tasks import base as base_module
 from dpscaffold.tasks import clipping as clipping_module

@@ -11,7 +11,7 @@ from scipy.stats import beta, binom
 
 from dpscaffold.audit.limits import lower_limit, one_run_epsilon, prove, upper_limit
 from dpscaffold.privacy import TradeOff
-from dpscaffold.privacy.steps import step_losses
+from dpscaffold.privacy.queries import step_losses
 
 DELTA = 1e-3
 

@@ -11,7 +11,7 @@ import torch
 from sklearn.decomposition import PCA
 
 from dpscaffold.data import from_users, preprocess
-from dpscaffold.data.steps import parse_steps
+from dpscaffold.data.preprocessing import parse_steps
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 

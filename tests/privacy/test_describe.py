@@ -7,7 +7,7 @@ import json
 import pytest
 from privacy.settings import SMALL, run_of
 
-from dpscaffold.privacy import Mechanism, Participation, PrivacyError, Step
+from dpscaffold.privacy import Mechanism, NoisedQuery, Participation, PrivacyError
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_delta_defaults_to_a_tenth_of_one_over_all_records():
 
 def test_it_describes_its_parts():
     run = run_of(SMALL, records=[50, 100] * 5, batches=10)
-    assert run.step() == Step(10, 50, 2.0, 1.0, "fixed", "record")
-    assert run.participation(run.group_of(1)) == Participation(Step(10, 100, 2.0), 3)
+    assert run.step() == NoisedQuery(10, 50, 2.0, 1.0, "fixed", "record")
+    assert run.participation(run.group_of(1)) == Participation(NoisedQuery(10, 100, 2.0), 3)
     assert run.round().user_ratio == 0.2
     with pytest.raises(PrivacyError, match="user=10"):
         run.group_of(10)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from privacy.explicit_pairs import composed_epsilon, gaussian_delta, gaussian_epsilon, step_pair
 
 from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
-from dpscaffold.privacy.steps import participation_losses, step_losses
+from dpscaffold.privacy.queries import participation_losses, step_losses
 
 rates = st.floats(0.001, 1.0)
 noises = st.floats(0.3, 100.0)

@@ -15,7 +15,7 @@ from scipy.stats import beta, binom, norm
 from dpscaffold.privacy import RANDOM_PARTICIPATION, PrivacyError, TradeOff
 from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
-from dpscaffold.privacy.steps import step_losses
+from dpscaffold.privacy.queries import step_losses
 
 RATES = np.concatenate([10.0 ** -np.arange(1.0, 7.0), np.linspace(0.01, 0.99, 99)])
 

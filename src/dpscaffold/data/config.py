@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
 from dpscaffold.data.readers.files import is_many
-from dpscaffold.data.steps import Step, check_order, sentence
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Kind
 
@@ -85,7 +85,7 @@ class Pooled(_Data):
     size_spread: float = Field(default=0.0, ge=0)
     minimum_records: int = Field(default=2, ge=2)
     minimum_classes: int = Field(default=1, ge=1)
-    preprocess: tuple[Step, ...] = Field(default=PAPER_STEPS, validate_default=True)
+    preprocess: tuple[PreprocessingStep, ...] = Field(default=PAPER_STEPS, validate_default=True)
     data_dir: str | None = None
 
     @property
@@ -187,7 +187,7 @@ class Digits(Pooled):
 _Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float
 
 
-class _TableFile(Pooled):
+class TabularFile(Pooled):
     path: str
     label: str
     user: str | None = None
@@ -200,7 +200,7 @@ class _TableFile(Pooled):
     dates: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _numbers(self) -> _TableFile:
+    def _numbers(self) -> TabularFile:
         if self.target == "number" and self.classes:
             raise ValueError("classes are given, and target is 'number'; leave one of them out")
         return self
@@ -210,7 +210,7 @@ class _TableFile(Pooled):
         return self.user is not None or is_many(located(self.path, self.data_dir))
 
 
-class Csv(_TableFile):
+class Csv(TabularFile):
     """A CSV file with a header, or a folder or pattern of such files, one per user unless ``user``
     names a column. ``"auto"`` finds encoding, delimiter and decimal sign file by file."""
 
@@ -221,7 +221,7 @@ class Csv(_TableFile):
     comment: str = Field(default="", max_length=1)
 
 
-class Parquet(_TableFile):
+class Parquet(TabularFile):
     """A Parquet file, or a folder or pattern of such files, hive-partitioned or not."""
 
     source: Literal["parquet"]

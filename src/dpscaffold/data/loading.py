@@ -28,7 +28,7 @@ from dpscaffold.data.config import (
     Pooled,
     Saved,
     Synthetic,
-    _TableFile,
+    TabularFile,
     located,
     parse_data,
 )
@@ -128,7 +128,7 @@ def read_pool(settings: Pooled) -> Pool | Federation:
             return cifar.cifar10(settings.data_dir, settings.part, settings.verify)
         case Digits():
             return images.digits()
-        case _TableFile():
+        case TabularFile():
             return read_table(table_of(settings))
         case Npz():
             return read_npz(_path(settings, settings.path), settings.target)
@@ -137,7 +137,7 @@ def read_pool(settings: Pooled) -> Pool | Federation:
     raise TypeError(f"{type(settings).__name__} is not a pooled source")
 
 
-def table_of(settings: _TableFile) -> TableSource:
+def table_of(settings: TabularFile) -> TableSource:
     """The file and the meaning of its columns."""
     given = settings.categories
     categories: dict[str, Any] = dict(given) if isinstance(given, dict) else dict.fromkeys(given)
@@ -261,7 +261,7 @@ def prepare(
             "give it beside source = 'saved'"
         )
     require_free(Path(folder), overwrite)  # before the work, not after it
-    if not isinstance(settings, _TableFile):
+    if not isinstance(settings, TabularFile):
         return save(load_federation(settings, notify, release=True), folder, overwrite)
     folder = Path(folder)
     try:
@@ -295,7 +295,7 @@ def preprocess_to(
     return Path(folder)
 
 
-def _stream(settings: _TableFile, folder: Path, notify: Notify | None) -> Federation:
+def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Federation:
     """The raw federation of a table, its features written to mapped files in ``folder``."""
     scan = scan_table(table_of(settings))
     for note in scan.notes if notify else ():

@@ -18,17 +18,17 @@ import torch
 from dpscaffold.data import prepared
 from dpscaffold.data.pool import stream
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
-from dpscaffold.data.private import clip_rows, noised_moments, noised_squares, noised_sum
-from dpscaffold.data.steps import (
+from dpscaffold.data.preprocessing import (
     Centre,
     ClipNorm,
+    FittedStep,
     Pca,
     Standardise,
+    StepSettings,
     UnitNorm,
-    _Fitted,
-    _Step,
     parse_steps,
 )
+from dpscaffold.data.private import clip_rows, noised_moments, noised_squares, noised_sum
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
@@ -41,7 +41,7 @@ _OUTSIDE = "computed from all users' training records without protection: outsid
 
 def preprocess(
     federation: Federation,
-    steps: Iterable[str | dict[str, Any] | _Step],
+    steps: Iterable[str | dict[str, Any] | StepSettings],
     seed: int = 0,
     release: bool = False,
 ) -> Federation:
@@ -62,11 +62,11 @@ def preprocess(
     return applied(federation, fit(federation, steps, seed))
 
 
-def refuse_redraws(steps: Iterable[_Step]) -> None:
+def refuse_redraws(steps: Iterable[StepSettings]) -> None:
     """Refuse private steps whose noise would be drawn anew at every load: each draw spends again,
     and the average of many has no noise."""
     for step in steps:
-        if isinstance(step, _Fitted) and step.fit == "private" and step.entropy == "system":
+        if isinstance(step, FittedStep) and step.fit == "private" and step.entropy == "system":
             raise BadInput(
                 f"preprocess: {getattr(step, 'step', 'a step')} has entropy = 'system', so every "
                 f"load would release it again with fresh noise; store the data once with "
@@ -75,7 +75,7 @@ def refuse_redraws(steps: Iterable[_Step]) -> None:
 
 
 def fit(
-    federation: Federation, steps: Iterable[str | dict[str, Any] | _Step], seed: int = 0
+    federation: Federation, steps: Iterable[str | dict[str, Any] | StepSettings], seed: int = 0
 ) -> tuple[Prepared, ...]:
     """Fit the steps one after the other on the pooled training records; reads them in blocks."""
     fitted: tuple[Prepared, ...] = ()
@@ -85,13 +85,13 @@ def fit(
 
 
 def _fit(
-    step: _Step, features: torch.Tensor, before: tuple[Prepared, ...], seed: int, number: int
+    step: StepSettings, features: torch.Tensor, before: tuple[Prepared, ...], seed: int, number: int
 ) -> Prepared:
     if isinstance(step, UnitNorm):
         return prepared.UnitNorm()
     if isinstance(step, ClipNorm):
         return prepared.ClipNorm(step.norm)
-    assert isinstance(step, _Fitted)
+    assert isinstance(step, FittedStep)
     source = _Source(step, features, before, seed, number)
     if isinstance(step, Centre):
         mean = source.mean().astype(np.float32)
@@ -119,7 +119,7 @@ class _Source:
 
     def __init__(
         self,
-        step: _Fitted,
+        step: FittedStep,
         features: torch.Tensor,
         before: tuple[Prepared, ...],
         seed: int,
@@ -240,7 +240,7 @@ class _Source:
         return value
 
 
-def _given(step: _Fitted) -> dict[str, Any]:
+def _given(step: FittedStep) -> dict[str, Any]:
     """The public statistics: those in the step, and those of its ``.npz`` file."""
     given: dict[str, Any] = {}
     if step.statistics:

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, model_validator
 
 from dpscaffold.checks import choice
-from dpscaffold.config import Configuration, ConfigTable, override, parse
+from dpscaffold.config import ConfigTable, Configuration, override, parse
 from dpscaffold.data.config import DataSettings
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest

@@ -25,7 +25,14 @@ from dpscaffold.privacy.bounds import (
 )
 from dpscaffold.privacy.calibrate import Combination, budget_table, calibrate_noise
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Group, Mechanism, Participation, Round, Step, describe
+from dpscaffold.privacy.describe import (
+    Group,
+    Mechanism,
+    NoisedQuery,
+    Participation,
+    Round,
+    describe,
+)
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.goals import Goal, noise_for, rounds_for
 from dpscaffold.privacy.human import GroupTerms, HumanTerms, TruePositives, human_terms
@@ -56,6 +63,7 @@ __all__ = [
     "HumanTerms",
     "Ledger",
     "Mechanism",
+    "NoisedQuery",
     "Participation",
     "Preparation",
     "PrivacyError",
@@ -63,7 +71,6 @@ __all__ = [
     "Remark",
     "Round",
     "Spending",
-    "Step",
     "TradeOff",
     "TruePositives",
     "aggregate_among",

@@ -50,9 +50,9 @@ def calibrate_noise(
 
     low, high = _bracket(spent, epsilon)
     root = scipy.optimize.brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)
-    noise = _round_up(math.exp(root))
+    noise = round_up_digits(math.exp(root))
     while spent(math.log(noise)) > epsilon:
-        noise = _round_up(noise * (1 + PRECISION / 2))
+        noise = round_up_digits(noise * (1 + PRECISION / 2))
     return noise
 
 
@@ -78,7 +78,7 @@ def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[float, fl
     return low, low + step
 
 
-def _round_up(value: float, digits: int = 5) -> float:
+def round_up_digits(value: float, digits: int = 5) -> float:
     """The next number with so many significant digits."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.ceil(value * scale - 1e-9) / scale

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dpscaffold.privacy.describe import Sampling
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
-from dpscaffold.privacy.steps import REACH, step_losses
+from dpscaffold.privacy.queries import REACH, step_losses
 
 #: Finest grid, in points, on which a further mechanism is composed.
 POINTS = 1 << 20

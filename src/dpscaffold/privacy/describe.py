@@ -27,13 +27,13 @@ Delta = float | Literal["1/records"]
 
 
 @dataclass(frozen=True)
-class Step:
+class NoisedQuery:
     """One noised query: a batch of b of R records, each gradient clipped to C, noise (2C/b)·N(0,
     σ_g²).
 
     For ``unit="user"`` the noise is 2C·N(0, σ_g²) and a user's whole dataset is the unit.
 
-    >>> Step(batch=800, records=4000, noise=60.0, clip=1.0).rate
+    >>> NoisedQuery(batch=800, records=4000, noise=60.0, clip=1.0).rate
     0.2
     """
 
@@ -54,7 +54,7 @@ class Step:
 class Participation:
     """One user in one round: K steps, each chosen after seeing the last."""
 
-    step: Step
+    step: NoisedQuery
     steps: int
 
 
@@ -180,10 +180,12 @@ class Mechanism:
             )
         return self.groups[self.membership[user]] if self.membership else self.groups[0]
 
-    def step(self, group: Group | None = None) -> Step:
+    def step(self, group: Group | None = None) -> NoisedQuery:
         """One step of a group's users, by default of the worst group."""
         group = group or self.worst
-        return Step(group.batch, group.records, self.noise, self.clip, self.sampling, self.unit)
+        return NoisedQuery(
+            group.batch, group.records, self.noise, self.clip, self.sampling, self.unit
+        )
 
     def participation(self, group: Group | None = None) -> Participation:
         """One participation of a group's users, by default of the worst group."""

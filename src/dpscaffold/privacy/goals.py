@@ -9,7 +9,7 @@ from typing import Literal
 
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.calibrate import Combination, _round_up
+from dpscaffold.privacy.calibrate import Combination, round_up_digits
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
@@ -129,9 +129,9 @@ def noise_for(
     while high / low > 1 + PRECISION:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if met(middle) else (middle, high)
-    noise = _round_up(high)
+    noise = round_up_digits(high)
     while not met(noise):
-        noise = _round_up(noise * (1 + PRECISION))
+        noise = round_up_digits(noise * (1 + PRECISION))
     return noise
 
 

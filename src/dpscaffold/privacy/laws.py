@@ -10,7 +10,7 @@ from dpscaffold.privacy.aggregate import worst_steps
 from dpscaffold.privacy.bound import Laws
 from dpscaffold.privacy.describe import Group, Mechanism
 from dpscaffold.privacy.loss import LossDistribution
-from dpscaffold.privacy.steps import participation_losses, step_losses
+from dpscaffold.privacy.queries import participation_losses, step_losses
 
 DRAW_KNOWN = "who takes part can be told: the seed that draws participants is stored with the run"
 

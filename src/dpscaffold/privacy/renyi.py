@@ -1,7 +1,7 @@
 """Rényi accounting: of a step, of a round with random participation, and as the paper computes it.
 
 All three work on one curve ε(α), the Rényi divergence of order α, composed by addition. They are
-looser than the loss distributions of :mod:`dpscaffold.privacy.steps` and serve as cross-check and
+looser than the loss distributions of :mod:`dpscaffold.privacy.queries` and serve as cross-check and
 comparison.
 """
 

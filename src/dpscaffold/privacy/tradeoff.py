@@ -41,7 +41,7 @@ ROUNDING = 8 * float(np.finfo(float).eps)
 class TradeOff:
     """f as the largest of f_{ε_j,δ_j}; ``epsilons`` and ``deltas`` are (n,), ε_0 = 0 and ascending.
 
-    >>> from dpscaffold.privacy.steps import step_losses
+    >>> from dpscaffold.privacy.queries import step_losses
     >>> gaussian = TradeOff.of(step_losses(1.0, 1.0, "fixed"))  # μ = 1: f(α) = Φ(Φ⁻¹(1−α) − 1)
     >>> round(float(gaussian(0.05)), 4), round(gaussian.advantage(), 4)
     (0.7404, 0.3829)

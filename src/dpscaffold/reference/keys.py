@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from dpscaffold.algorithms import ALGORITHMS, SERVERS
 from dpscaffold.config import AlgorithmSettings, PlanSettings, PrivacySettings, TaskSettings
 from dpscaffold.data.config import SOURCES
-from dpscaffold.data.steps import _KINDS as STEPS
+from dpscaffold.data.preprocessing import STEPS
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.tuning import TuneSettings
 from dpscaffold.reference.values import NEEDED, OMITTED

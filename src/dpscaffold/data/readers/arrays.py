@@ -15,7 +15,7 @@ import torch
 from dpscaffold.data.pool import Pool, assemble
 from dpscaffold.data.preparation import preprocess as _preprocess
 from dpscaffold.data.prepared import Scale
-from dpscaffold.data.steps import _Step
+from dpscaffold.data.preprocessing import StepSettings
 from dpscaffold.data.table_coding import LABELS_READ_OFF
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
@@ -30,7 +30,7 @@ def from_users(
     test_ratio: float = 0.2,
     seed: int = 0,
     classes: int | Sequence[str] | None = None,
-    preprocess: Iterable[str | dict[str, Any] | _Step] = (),
+    preprocess: Iterable[str | dict[str, Any] | StepSettings] = (),
     title: str = "your arrays",
     target: Kind = "class",
 ) -> Federation:

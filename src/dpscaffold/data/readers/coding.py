@@ -133,7 +133,11 @@ MANY_CATEGORIES = 100
 
 
 def notes_on(
-    table: TableSource, categories: dict[str, tuple[str, ...]], target: Target, dropped: int, records: int
+    table: TableSource,
+    categories: dict[str, tuple[str, ...]],
+    target: Target,
+    dropped: int,
+    records: int,
 ) -> tuple[str, ...]:
     """What was decided, for whoever reads the file."""
     notes = [f"column '{table.label}' holds the numbers to be predicted"]
@@ -161,7 +165,9 @@ def notes_on(
     return tuple(notes)
 
 
-def preparation_of(table: TableSource, coding: Coding, fitted: Mapping[str, str]) -> tuple[Prepared, ...]:
+def preparation_of(
+    table: TableSource, coding: Coding, fitted: Mapping[str, str]
+) -> tuple[Prepared, ...]:
     """How the file's columns become features, and what that says about private records.
     ``fitted`` are the columns whose missing values were filled with a mean or median."""
     steps: list[Prepared] = [coding]

@@ -195,7 +195,11 @@ def _users(
 
 
 def _columns(
-    file: TableFile, table: TableSource, numbers: Sequence[str], texts: Sequence[str], names: list[str]
+    file: TableFile,
+    table: TableSource,
+    numbers: Sequence[str],
+    texts: Sequence[str],
+    names: list[str],
 ) -> Iterator[tuple[pa.RecordBatch, dict[str, np.ndarray]]]:
     """Batches of a file, and its numbers, dates among them, as float32 with NaN where missing."""
     dated = [name for name in numbers if name in table.dates]

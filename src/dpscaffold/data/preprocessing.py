@@ -27,24 +27,24 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.privacy.preparation import Protection
 
 
-class _Step(BaseModel):
+class StepSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class UnitNorm(_Step):
+class UnitNorm(StepSettings):
     """Every row scaled to norm 1; a row of zeros stays. Needs no fit."""
 
     step: Literal["unit-norm"] = "unit-norm"
 
 
-class ClipNorm(_Step):
+class ClipNorm(StepSettings):
     """Every row longer than ``norm`` scaled down to it. Needs no fit."""
 
     step: Literal["clip-norm"] = "clip-norm"
     norm: float = Field(gt=0)
 
 
-class _Fitted(_Step):
+class FittedStep(StepSettings):
     """What a step is fitted on.
 
     ``unprotected``: the pooled training records of all users, as in the paper, outside the
@@ -68,7 +68,7 @@ class _Fitted(_Step):
     entropy: Literal["seed", "system"] = "seed"
 
     @model_validator(mode="after")
-    def _consistent(self) -> _Fitted:
+    def _consistent(self) -> FittedStep:
         private = ("norm_bound", "noise", "epsilon", "delta", "entropy")
         given = [
             name for name in private if getattr(self, name) != type(self).model_fields[name].default
@@ -94,7 +94,7 @@ class _Fitted(_Step):
         return self
 
     @model_validator(mode="after")
-    def _public(self) -> _Fitted:
+    def _public(self) -> FittedStep:
         inline = [name for name in ("mean", "deviation") if getattr(self, name, None) is not None]
         step = getattr(self, "step", "step")
         if self.fit != "public" and (inline or self.statistics):
@@ -121,14 +121,14 @@ class _Fitted(_Step):
         return gaussian_multiplier(self.epsilon, self.delta) * math.sqrt(self.releases)
 
 
-class Centre(_Fitted):
+class Centre(FittedStep):
     """The mean subtracted."""
 
     step: Literal["centre"] = "centre"
     mean: float | list[float] | None = None
 
 
-class Standardise(_Fitted):
+class Standardise(FittedStep):
     """The mean subtracted and the result divided by the deviation, feature by feature.
 
     A deviation below ``floor`` counts as ``floor``; one of zero (a constant feature) counts as one.
@@ -141,7 +141,7 @@ class Standardise(_Fitted):
     floor: float = Field(default=0.0, ge=0)
 
 
-class Pca(_Fitted):
+class Pca(FittedStep):
     """Rows projected on the ``components`` leading eigenvectors of their second-moment matrix.
 
     It shifts nothing, so a centring step comes before it, unless ``uncentred`` says that none is
@@ -153,7 +153,7 @@ class Pca(_Fitted):
     uncentred: bool = False
 
 
-_KINDS: dict[str, type[_Step]] = {
+STEPS: dict[str, type[StepSettings]] = {
     "standardise": Standardise,
     "centre": Centre,
     "unit-norm": UnitNorm,
@@ -182,10 +182,10 @@ def _expand(value: Any) -> Any:
                 ) from None
     if isinstance(value, dict):
         name = str(value.get("step"))
-        if name not in _KINDS:
+        if name not in STEPS:
             raise ValueError(
-                f"no preprocessing step is called '{name}'{nearest(name, _KINDS)}; there are "
-                f"{', '.join(_KINDS)}"
+                f"no preprocessing step is called '{name}'{nearest(name, STEPS)}; there are "
+                f"{', '.join(STEPS)}"
             )
     return value
 
@@ -194,7 +194,7 @@ def _kind(value: Any) -> str | None:
     return value.get("step") if isinstance(value, dict) else getattr(value, "step", None)
 
 
-Step = Annotated[
+PreprocessingStep = Annotated[
     Annotated[Standardise, Tag("standardise")]
     | Annotated[Centre, Tag("centre")]
     | Annotated[UnitNorm, Tag("unit-norm")]
@@ -205,7 +205,7 @@ Step = Annotated[
 ]
 
 
-def check_order(steps: tuple[_Step, ...]) -> tuple[_Step, ...]:
+def check_order(steps: tuple[StepSettings, ...]) -> tuple[StepSettings, ...]:
     """Refuse a PCA that no centring precedes."""
     centred = False
     for step in steps:
@@ -218,10 +218,10 @@ def check_order(steps: tuple[_Step, ...]) -> tuple[_Step, ...]:
     return steps
 
 
-_ADAPTER: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[Step, ...])
+_ADAPTER: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[PreprocessingStep, ...])
 
 
-def parse_steps(items: Iterable[str | dict[str, Any] | _Step]) -> tuple[_Step, ...]:
+def parse_steps(items: Iterable[str | dict[str, Any] | StepSettings]) -> tuple[StepSettings, ...]:
     """A pipeline from names, tables and steps.
 
     >>> [step.step for step in parse_steps(["centre", "pca:60", "unit-norm"])]
