@@ -20,7 +20,7 @@ class WithAlpha:
     alpha: float
 
 
-class Pulled(WithAlpha):
+class TowardsServer(WithAlpha):
     """y ← y − η_l(H̃ − g_i + α(y − x))."""
 
     def __call__(self, gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
@@ -48,6 +48,6 @@ class AddMove(WithAlpha):
 def feddyn(alpha: float = 0.5) -> Algorithm:
     """FedDyn with its penalty α."""
     return Algorithm(
-        "feddyn", Pulled(alpha), SendMove(alpha), AddMove(alpha), title="FedDyn",
+        "feddyn", TowardsServer(alpha), SendMove(alpha), AddMove(alpha), title="FedDyn",
         numbers={"alpha": alpha}, remembers={"dual": "vector"}, keeps={"dual": "vector"},
     )  # fmt: skip

@@ -54,7 +54,7 @@ SITES = "sites.json"
 Say = Callable[[str], None]
 Observer = Callable[[int, Mapping[str, Any]], None]
 #: What a model scores on public test data.
-Evaluation = Callable[[Tensor], dict[str, float]]
+Scorer = Callable[[Tensor], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Deployment:
     config: Mapping[str, Any]
     budget: Budget
     patience: Patience
-    judge: Evaluation | None = None
+    scorer: Scorer | None = None
     say: Say = lambda sentence: None
     observer: Observer | None = None
     bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -215,7 +215,7 @@ class Deployment:
         }
         every = setting.plan.evaluate_every
         if done.number % every == 0 or done.number == setting.plan.rounds:
-            row |= self.judge(state.output) if self.judge else {}
+            row |= self.scorer(state.output) if self.scorer else {}
             row |= {f"{name}_norm": float(slot.norm()) for name, slot in state.server.slots.items()}
             row = plain(row)
             self.history.append(row)
@@ -355,19 +355,19 @@ def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
     )
 
 
-def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Evaluation:
+def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Scorer:
     """Accuracy and loss of a model on public test data."""
     task = offer.build_task()
     prepared = task.prepare(features)
 
-    def judge(params: Tensor) -> dict[str, float]:
+    def score(params: Tensor) -> dict[str, float]:
         scores = task.scores(params, prepared)
         found = {"test_loss": float(task.losses(params, prepared, labels).mean())}
         if offer.rows.classes and scores.shape[1] > 1:
             found["test_accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
         return found
 
-    return judge
+    return score
 
 
 def read_totals(path: Path) -> dict[str, int]:

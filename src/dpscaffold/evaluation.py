@@ -33,7 +33,7 @@ BINS, MOST_CLASSES = 10, 100
 
 
 @dataclass(frozen=True)
-class Judged:
+class Scored:
     """Scores (N, outputs), what is true (N,), whose row each is (N,), and the sites' names."""
 
     scores: Tensor
@@ -85,10 +85,10 @@ def evaluate_file(
     ``label`` is the column of what is true and ``site`` of whose each row is; by default those
     of the training, the latter where the file has it.
     """
-    return evaluate(model, judge_file(model, data, label, site))
+    return evaluate(model, score_file(model, data, label, site))
 
 
-def judge_file(model: Model, data: Path, label: str | None, site: str | None) -> Judged:
+def score_file(model: Model, data: Path, label: str | None, site: str | None) -> Scored:
     """Scores and truths of a file's rows."""
     from dpscaffold.data.readers.raw import file_columns
 
@@ -114,15 +114,15 @@ def judge_file(model: Model, data: Path, label: str | None, site: str | None) ->
         coded = pa.chunked_array(owners).combine_chunks().dictionary_encode()
         sites = tuple(coded.dictionary.to_pylist())
         number = torch.from_numpy(np.array(coded.indices)).long()
-    return Judged(torch.cat(scores), torch.cat(truths), number, sites, left_out)
+    return Scored(torch.cat(scores), torch.cat(truths), number, sites, left_out)
 
 
-def judge_held_out(model: Model, federation: Federation) -> Judged:
+def score_held_out(model: Model, federation: Federation) -> Scored:
     """Scores and truths of the records that a federation holds out."""
     test = federation.test
     site = torch.repeat_interleave(torch.arange(test.users), test.sizes)
     scores = model.scores_of(test.features.numpy())
-    return Judged(scores, test.labels, site, federation.names)
+    return Scored(scores, test.labels, site, federation.names)
 
 
 def _truths(column: pa.Array, target: Target, name: str) -> Tensor:
@@ -145,44 +145,44 @@ def _truths(column: pa.Array, target: Target, name: str) -> Tensor:
     return torch.from_numpy(index.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
-def evaluate(model: Model, judged: Judged, metrics: Sequence[Metric] = ()) -> Evaluation:
+def evaluate(model: Model, scored: Scored, metrics: Sequence[Metric] = ()) -> Evaluation:
     """All that is said of a model from its scores."""
     target = model.target
     chosen = tuple(metrics) or metrics_for(target)
-    given = (judged.targets, judged.site, len(judged.sites))
-    constant = constant_scores(judged.targets, target).expand(len(judged.targets), -1)
+    given = (scored.targets, scored.site, len(scored.sites))
+    constant = constant_scores(scored.targets, target).expand(len(scored.targets), -1)
     classes = target.kind == "class"
-    confusion = confusion_matrix(model, judged) if classes else ()
+    confusion = confusion_matrix(model, scored) if classes else ()
     return Evaluation(
-        len(judged.targets),
-        judged.left_out,
-        report(chosen, judged.scores, *given),
+        len(scored.targets),
+        scored.left_out,
+        report(chosen, scored.scores, *given),
         report(chosen[:1], constant, *given),
-        _by_site(chosen, judged) if len(judged.sites) > 1 else (),
+        _by_site(chosen, scored) if len(scored.sites) > 1 else (),
         _by_class(confusion, target),
         confusion if len(target.classes) <= MOST_CLASSES else (),
-        calibration(model, judged) if classes else (),
+        calibration(model, scored) if classes else (),
     )
 
 
-def _by_site(metrics: Sequence[Metric], judged: Judged) -> tuple[dict[str, Any], ...]:
-    count = len(judged.sites)
-    rows = torch.bincount(judged.site, minlength=count)
+def _by_site(metrics: Sequence[Metric], scored: Scored) -> tuple[dict[str, Any], ...]:
+    count = len(scored.sites)
+    rows = torch.bincount(scored.site, minlength=count)
     values = {
-        metric.name: metric.by_group(judged.scores, judged.targets, judged.site, count)
+        metric.name: metric.by_group(scored.scores, scored.targets, scored.site, count)
         for metric in metrics
     }
     return tuple(
         {"site": name, "rows": int(rows[k])}
         | {metric: _defined(found[k]) for metric, found in values.items()}
-        for k, name in enumerate(judged.sites)
+        for k, name in enumerate(scored.sites)
     )
 
 
-def confusion_matrix(model: Model, judged: Judged) -> tuple[tuple[int, ...], ...]:
+def confusion_matrix(model: Model, scored: Scored) -> tuple[tuple[int, ...], ...]:
     """How many rows of each true class (first index) were taken for each class (second)."""
     count = len(model.classes)
-    pairs = judged.targets * count + model.predicted(judged.scores)
+    pairs = scored.targets * count + model.predicted(scored.scores)
     table = torch.bincount(pairs, minlength=count * count).view(count, count)
     return tuple(tuple(row) for row in table.tolist())
 
@@ -204,14 +204,14 @@ def _by_class(confusion: tuple[tuple[int, ...], ...], target: Target) -> tuple[d
     )
 
 
-def calibration(model: Model, judged: Judged, bins: int = BINS) -> tuple[Bin, ...]:
+def calibration(model: Model, scored: Scored, bins: int = BINS) -> tuple[Bin, ...]:
     """Predicted probability against how often it comes true, in bins of equal width."""
-    chances = model.chances(judged.scores).double()
+    chances = model.chances(scored.scores).double()
     if len(model.classes) == 2:
-        predicted, true = chances[:, 1], (judged.targets == 1).double()
+        predicted, true = chances[:, 1], (scored.targets == 1).double()
     else:
         predicted, said = chances.max(dim=1)
-        true = (said == judged.targets).double()
+        true = (said == scored.targets).double()
     place = (predicted * bins).long().clamp_max(bins - 1)
     rows = torch.bincount(place, minlength=bins)
     empty = torch.zeros(bins, dtype=torch.float64)

@@ -46,12 +46,12 @@ Metrics = dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Judging:
+class Measures:
     """What is measured of a model: metrics by name (none: those that people expect of the target;
     the one that stands for a model is always among them), and whether the users' gradients are
     compared, which is most of the time of an evaluation of a network.
 
-    >>> Judging(("auc",)).chosen(Target.numbered(2))[1].name
+    >>> Measures(("auc",)).chosen(Target.numbered(2))[1].name
     'auc'
     """
 
@@ -88,10 +88,10 @@ class Evaluator:
         regularisation: float,
         device: torch.device,
         optimum_loss: float | None = None,
-        judging: Judging | None = None,
+        measures: Measures | None = None,
     ) -> None:
-        self.judging = judging or Judging()
-        self.metrics = self.judging.chosen(federation.target)
+        self.measures = measures or Measures()
+        self.metrics = self.measures.chosen(federation.target)
         self.federation, self.task, self.device = federation, task, device
         self.regularisation, self.optimum_loss = regularisation, optimum_loss
         self._held: dict[str, list[Block]] = {}
@@ -99,7 +99,7 @@ class Evaluator:
     def sharing(self, regularisation: float, optimum_loss: float | None = None) -> Evaluator:
         """An evaluator of the same records under another objective; what is prepared is shared."""
         given = (self.federation, self.task, regularisation, self.device, optimum_loss)
-        other = Evaluator(*given, self.judging)
+        other = Evaluator(*given, self.measures)
         other._held = self._held
         return other
 
@@ -136,7 +136,7 @@ class Evaluator:
                 if math.isfinite(loss)
                 else math.inf
             )
-        if not self.judging.dissimilarity:
+        if not self.measures.dissimilarity:
             return {"train_loss": loss, "log10_gap": gap}
         return {
             "train_loss": loss,
@@ -175,7 +175,7 @@ class Evaluator:
         for x, y, user, sizes in self._of("train"):
             losses = self.task.losses(params, x, y).double()
             loss += float((torch.zeros_like(sizes).index_add_(0, user, losses) / sizes).sum())
-            if not self.judging.dissimilarity:
+            if not self.measures.dissimilarity:
                 continue
             gradients = self._gradients(params, x, y, sizes)
             squares += float(gradients.square().sum())

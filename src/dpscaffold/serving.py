@@ -20,7 +20,7 @@ from dpscaffold.config import (
     TaskSettings,
     override,
 )
-from dpscaffold.deployed import ABSENT, Evaluation, evaluation_on, setting_of
+from dpscaffold.deployed import ABSENT, Scorer, evaluation_on, setting_of
 from dpscaffold.engines.enrolment import Enrolled
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput, nearest
@@ -94,7 +94,7 @@ class ServedSettings(ConfigTable):
         given = self.privacy.budget
         return replace(given, absent=ABSENT)
 
-    def judge(self, folder: Path) -> Evaluation | None:
+    def scorer(self, folder: Path) -> Scorer | None:
         """What scores a model on the public test data, if there are any."""
         if self.evaluate is None:
             return None

@@ -15,7 +15,7 @@ import torch
 
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.evaluation import judge_file
+from dpscaffold.evaluation import score_file
 from dpscaffold.model import Model, Raw
 from dpscaffold.scoring import metrics_for
 
@@ -48,8 +48,8 @@ class Stopping:
         """The metric that stands for a model, on the public rows; larger is better."""
         metric = metrics_for(model.target)[0]
         if isinstance(self.rows, str | Path):
-            judged = judge_file(model, Path(self.rows), self.label, None)
-            found = metric.of(judged.scores, judged.targets)
+            scored = score_file(model, Path(self.rows), self.label, None)
+            found = metric.of(scored.scores, scored.targets)
         else:
             found = metric.of(model.scores(self.rows), self._targets(model))
         return found if metric.better == "higher" else -found

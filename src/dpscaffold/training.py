@@ -35,7 +35,7 @@ from dpscaffold.events import (
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_devices, stop_signals
-from dpscaffold.metrics import Evaluator, Judging, baseline, constant_loss, late
+from dpscaffold.metrics import Evaluator, Measures, baseline, constant_loss, late
 from dpscaffold.model import Model, Raw
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown, html_table, small_curve
@@ -220,7 +220,7 @@ def run(
             f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
         )
     going = _Training(setting, federation, hardware or Hardware(), engine, listener)
-    going.judge(metrics, dissimilarity)
+    going.measure(metrics, dissimilarity)
     going.stopping = stopping
     try:
         going.open(Path(out) if out is not None else None, resume, config)
@@ -251,15 +251,15 @@ class _Training:
         self.history: list[dict[str, Any]] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
-        self.judging, self.own = Judging(), dict[str, OwnMetric]()
+        self.measures, self.own = Measures(), dict[str, OwnMetric]()
         self.stopping: Stopping | None = None
         self.origin = Origin(setting.label, federation.title)
 
-    def judge(self, metrics: Sequence[str | OwnMetric], dissimilarity: bool) -> None:
+    def measure(self, metrics: Sequence[str | OwnMetric], dissimilarity: bool) -> None:
         """Say what is measured, beyond what people expect of the target."""
         named = tuple(metric for metric in metrics if isinstance(metric, str))
-        self.judging = Judging(named, dissimilarity)
-        self.judging.chosen(self.federation.target)  # refuses here, not at the first evaluation
+        self.measures = Measures(named, dissimilarity)
+        self.measures.chosen(self.federation.target)  # refuses here, not at the first evaluation
         self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
 
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
@@ -330,7 +330,7 @@ class _Training:
             plan.regularisation,
             self.device,
             optimum.loss if optimum else None,
-            self.judging,
+            self.measures,
         )
         ended, message = "completed", ""
         refusal = ""
@@ -516,11 +516,11 @@ def summarise(result: Result) -> dict[str, Any]:
         "final": result.final,
     }
     if result.history:
-        judged = baseline(result.federation)
-        (shown,) = judged
+        constant = baseline(result.federation)
+        (shown,) = constant
         summary["metric"] = shown
         summary[f"late_{shown}"] = result.late(shown)
-        summary |= {f"baseline_{name}": value for name, value in judged.items()}
+        summary |= {f"baseline_{name}": value for name, value in constant.items()}
         summary["late_train_loss"] = result.late("train_loss")
         warning = worse_than_constant(result)
         summary |= {"warning": warning} if warning else {}

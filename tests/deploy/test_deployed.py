@@ -30,7 +30,7 @@ SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 
 def deployment(world, out, budget=None, patience=None, observer=None):
     offer = read_offer(world.enrolled.offer)
-    judge = evaluation_on(offer, *world.data.test.of(0))
+    scorer = evaluation_on(offer, *world.data.test.of(0))
     config = {"plan": world.setting.plan.to_dict(), "privacy": {"secret": world.secret}}
     private = world.setting.privacy is not None
     return Deployment(
@@ -40,7 +40,7 @@ def deployment(world, out, budget=None, patience=None, observer=None):
         config,
         budget or (Budget(delta=1e-5, absent=ABSENT) if private else Budget()),
         patience or Patience(1, 2, 0.0),
-        judge=judge,
+        scorer=scorer,
         observer=observer,
     )
 

@@ -18,8 +18,8 @@ from dpscaffold.site.file import (
     OfferedQuery,
     Policy,
     Terms,
+    check_terms,
     grant,
-    judge,
     read_site_file,
 )
 
@@ -36,7 +36,7 @@ TERMS = Terms(20, 10, 0.5, 0.2, "uniform", "scaffold", "logistic", 410, SECRET)
 
 def reason(policy: Policy, terms: Terms) -> str:
     try:
-        judge(policy, terms)
+        check_terms(policy, terms)
     except Refused as no:
         return no.reason
     return ""

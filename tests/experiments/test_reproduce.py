@@ -25,7 +25,7 @@ from dpscaffold.paper.probe import Probe
 from dpscaffold.paper.published import caption, published, table
 from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
-from dpscaffold.paper.runner import cells
+from dpscaffold.paper.runner import case_stacks
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
 
 CPU = torch.device("cpu")
@@ -125,7 +125,7 @@ def test_a_scaled_case_keeps_ratios_and_a_warm_start():
 
 
 def test_stacks_hold_only_runs_that_fit_together():
-    for cell in cells(experiment("figure1").cases(), CPU):
+    for cell in case_stacks(experiment("figure1").cases(), CPU):
         first = cell.cases[0].settings
         assert all(c.settings.plan.local_steps == first.plan.local_steps for c in cell.cases)
         assert all(c.private == cell.cases[0].private for c in cell.cases)
@@ -421,7 +421,7 @@ def test_the_whole_list_at_full_size_fits_a_terminal(monkeypatch):
 def test_an_estimate_shares_draws_as_the_runs_do():
     """Runs of one seed draw once: a probe with a seed of its own for every run would call a sweep
     far too slow."""
-    [cell, *_] = cells(experiment("clip").cases(2, 0.02), torch.device("cpu"))
+    [cell, *_] = case_stacks(experiment("clip").cases(2, 0.02), torch.device("cpu"))
     _, timed = Probe(torch.device("cpu"))._stack(cell)
     assert [s.plan.seed for s in timed] == [case.settings.plan.seed for case in cell.cases]
     drawn = shared_draws(timed)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class Proximal:
     """y_i^k ← y_i^{k−1} − η_l(H̃_i^k + μ(y_i^{k−1} − x^{t−1})), as a value: two runs can be seen to
     share μ."""
 
@@ -34,5 +34,5 @@ def fedprox(mu: float = 0.1) -> Algorithm:
     """
     at_least("algorithm.mu", mu, 0)
     return fedavg().replace(
-        name="fedprox", title="FedProx", direction=Pulled(mu), numbers={"mu": mu}
+        name="fedprox", title="FedProx", direction=Proximal(mu), numbers={"mu": mu}
     )

@@ -60,9 +60,9 @@ def _held_out(run: Path, model: Model) -> Evaluation:
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
     from dpscaffold.errors import BadInput
-    from dpscaffold.evaluation import evaluate, judge_held_out
+    from dpscaffold.evaluation import evaluate, score_held_out
 
     path = run / "config.toml"
     if not path.exists():
         raise BadInput(f"{run} is no run folder, so it has no records held out; name a data file")
-    return evaluate(model, judge_held_out(model, load_federation(load(path).data)))
+    return evaluate(model, score_held_out(model, load_federation(load(path).data)))

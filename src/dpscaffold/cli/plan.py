@@ -14,7 +14,7 @@ from dpscaffold.errors import BadInput
 if TYPE_CHECKING:
     from dpscaffold.budget import View
     from dpscaffold.planner.facts import Facts, Limits
-    from dpscaffold.planner.recommend import Goal, Wishes
+    from dpscaffold.planner.recommend import Goal, Preset
     from dpscaffold.randomness import Sampling
 
 
@@ -65,11 +65,11 @@ def plan_command(
     facts = _facts(tables, users, records, features, classes, similarity, row_norm)
     goal = _goal(tables, epsilon, view, delta, sampling)
     limits = _limits(tables, facts.users, rounds, local_steps, participants)
-    wishes = _wishes(tables, facts, config)
+    preset = _preset(tables, facts, config)
     console = Console(highlight=False, soft_wrap=True)
     with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
         try:
-            found = recommend(facts, goal, limits, wishes, device=pick_device(device), tell=watcher)
+            found = recommend(facts, goal, limits, preset, device=pick_device(device), tell=watcher)
         except Stopped as stopped:
             console.print(f"stopped by {stopped} before a plan was found; nothing was written")
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
@@ -173,11 +173,11 @@ def _limits(
     )
 
 
-def _wishes(tables: Mapping[str, Any], facts: Facts, config: Path | None) -> Wishes:
+def _preset(tables: Mapping[str, Any], facts: Facts, config: Path | None) -> Preset:
     """What a configuration settles: the algorithm, the task, C, s and λ."""
     from dpscaffold.algorithms.naming import build
     from dpscaffold.config import TaskSettings
-    from dpscaffold.planner.recommend import Wishes
+    from dpscaffold.planner.recommend import Preset
 
     named = dict(tables.get("algorithm", {}))
     algorithm = None
@@ -189,4 +189,4 @@ def _wishes(tables: Mapping[str, Any], facts: Facts, config: Path | None) -> Wis
     if isinstance(clip, str):
         raise BadInput("privacy.clip is 'median', which has no noise to plan with; give a number")
     plan = tables.get("plan", {})
-    return Wishes(algorithm, clip, plan.get("data_ratio"), plan.get("regularisation", 0.0), task)
+    return Preset(algorithm, clip, plan.get("data_ratio"), plan.get("regularisation", 0.0), task)

@@ -30,7 +30,7 @@ from dpscaffold.provision import (
 )
 from dpscaffold.serving import load_served
 from dpscaffold.site.answer import Site
-from dpscaffold.site.file import Policy, SiteFile, grant, judge, read_site_file
+from dpscaffold.site.file import Policy, SiteFile, check_terms, grant, read_site_file
 from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.memory import StateFolder
 from dpscaffold.site.reading import check_data_table
@@ -159,7 +159,7 @@ def _judged(path: Path, file: SiteFile, offer: Path) -> tuple[str, bool]:
     raw = load_served(offer).offer().to_dict()
     try:
         work = opener(file, path.resolve().parent, torch.device("cpu"), print)(raw, file.policy)
-        judge(file.policy, work.terms)
+        check_terms(file.policy, work.terms)
         ledger = SiteLedger(file.state / "ledger.jsonl", file.name)
         granted = grant(file.policy, work.terms, work.records, work.batch, ledger.left(file.policy))
     except Refused as no:

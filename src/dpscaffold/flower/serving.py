@@ -90,7 +90,7 @@ def run_deployed(
         settings.resolved(),
         settings.budget(),
         settings.patience,
-        judge=settings.judge(config.resolve().parent),
+        scorer=settings.scorer(config.resolve().parent),
         say=say,
         observer=after,
         bytes_crossed=lambda: (exchange.traffic.bytes_out, exchange.traffic.bytes_in),

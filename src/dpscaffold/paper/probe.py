@@ -17,7 +17,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.metrics import evaluate_all
 from dpscaffold.paper.cases import Case
-from dpscaffold.paper.runner import Cell, cells, user_steps
+from dpscaffold.paper.runner import CaseStack, case_stacks, user_steps
 from dpscaffold.plan import Plan
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
@@ -46,18 +46,20 @@ class Probe:
     def seconds(self, cases: list[Case]) -> float:
         """An estimate for all the cases, in the stacks that they would run in."""
         distinct = {case.digest: case for case in cases}
-        return sum(self._seconds(cell) for cell in cells(list(distinct.values()), self.device))
-
-    def _seconds(self, cell: Cell) -> float:
-        step, record = self.measured(cell)
-        slow = 1 if cell.cases[0].engine == "simulator" else LOOP
         return sum(
-            user_steps(case) * step * slow + _evaluated(case) * record for case in cell.cases
+            self._seconds(stack) for stack in case_stacks(list(distinct.values()), self.device)
         )
 
-    def measured(self, cell: Cell) -> tuple[float, float]:
+    def _seconds(self, stack: CaseStack) -> float:
+        step, record = self.measured(stack)
+        slow = 1 if stack.cases[0].engine == "simulator" else LOOP
+        return sum(
+            user_steps(case) * step * slow + _evaluated(case) * record for case in stack.cases
+        )
+
+    def measured(self, stack: CaseStack) -> tuple[float, float]:
         """(seconds per user-step, seconds per evaluated record of a run) of a stack's shape."""
-        case = cell.cases[0]
+        case = stack.cases[0]
         settings = case.settings
         key = (
             settings.data.source,
@@ -68,40 +70,40 @@ class Probe:
             min(STEPS, settings.plan.local_steps),
             _records(case),
             case.schedule.full,
-            len(cell.cases) // len(_seeds(cell)),
+            len(stack.cases) // len(_seeds(stack)),
         )
         if key not in self._known:
-            self._known[key] = self._time(cell)
+            self._known[key] = self._time(stack)
         return self._known[key]
 
-    def _time(self, cell: Cell) -> tuple[float, float]:
-        federation, stack = self._stack(cell)
-        streams, data = shared_draws(stack), [federation] * len(stack)
-        engine = Simulator(stack, data, Hardware.on(self.device), streams, ahead=False)
-        states = [State.initial(setting, self.device) for setting in stack]
-        drawings = [plain_draws(*one) for one in zip(stack, streams, strict=True)]
-        done = stacked_rounds(stack, engine, drawings, states)
+    def _time(self, stack: CaseStack) -> tuple[float, float]:
+        federation, runs = self._stack(stack)
+        streams, data = shared_draws(runs), [federation] * len(runs)
+        engine = Simulator(runs, data, Hardware.on(self.device), streams, ahead=False)
+        states = [State.initial(setting, self.device) for setting in runs]
+        drawings = [plain_draws(*one) for one in zip(runs, streams, strict=True)]
+        done = stacked_rounds(runs, engine, drawings, states)
         next(done)
         step = min(_timed(lambda: next(done), self.device) for _ in range(ROUNDS))
-        evaluators, full = evaluators_of(stack, data, self.device), cell.cases[0].schedule.full
+        evaluators, full = evaluators_of(runs, data, self.device), stack.cases[0].schedule.full
         models = [state.params for state in states]
         for evaluator in evaluators:
             evaluator.prepare(full)
         judged = _timed(lambda: evaluate_all(evaluators, models, full), self.device)
-        steps = stack[0].plan.local_steps * sum(setting.participants for setting in stack)
+        steps = runs[0].plan.local_steps * sum(setting.participants for setting in runs)
         records = len(federation.test.labels) + full * len(federation.train.labels)
-        return step / steps, judged / (records * len(stack))
+        return step / steps, judged / (records * len(runs))
 
-    def _stack(self, cell: Cell) -> tuple[Federation, list[Setting]]:
+    def _stack(self, stack: CaseStack) -> tuple[Federation, list[Setting]]:
         """As many runs as the stack has, of the same seeds (runs of one seed share their draws), on
         random records of its shape and fewer users."""
-        case = cell.cases[0]
+        case = stack.cases[0]
         settings, participants = case.settings, _participants(case)
         train, test = _records(case)
         features, _ = SHAPES.get(settings.data.source, (40, 10))
         users = max(participants, min(_users(case), _HELD // (train * features)))
         federation = _random_federation(settings.data.source, users, train, test)
-        # Whatever the cell runs: FedSGD's one pass and warm starts would not fit the few steps.
+        # Whatever the stack runs: FedSGD's one pass and warm starts would not fit the few steps.
         algorithm = ALGORITHMS[DEFAULT]()
         privacy = (
             None if settings.privacy is None else Gaussian(1.0, 1.0, settings.privacy.sampling)
@@ -121,7 +123,7 @@ class Probe:
                 ),
                 privacy,
             )
-            for seed in (case.settings.plan.seed for case in cell.cases)
+            for seed in (case.settings.plan.seed for case in stack.cases)
         ]
 
 
@@ -133,8 +135,8 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def _seeds(cell: Cell) -> set[int]:
-    return {case.settings.plan.seed for case in cell.cases}
+def _seeds(stack: CaseStack) -> set[int]:
+    return {case.settings.plan.seed for case in stack.cases}
 
 
 def _users(case: Case) -> int:

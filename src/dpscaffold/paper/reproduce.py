@@ -142,7 +142,7 @@ def write(
     from dpscaffold.paper.figures import draw
     from dpscaffold.paper.result_page import title, write_result
     from dpscaffold.paper.results import Results, write_tidy
-    from dpscaffold.paper.text import Made
+    from dpscaffold.paper.text import Provenance
 
     results = Results(experiment, cases, folded, archive)
     if not results.runs:
@@ -151,7 +151,7 @@ def write(
         )
     folder = archive.folder
     folder.mkdir(parents=True, exist_ok=True)
-    made = Made(
+    made = Provenance(
         request.command(experiment.name), request.scale, _optima(cases, request.scale), request.rows
     )
     made = replace(made, planned=read_planned(request.out))

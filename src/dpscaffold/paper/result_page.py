@@ -14,13 +14,13 @@ from dpscaffold.paper.planned import compared, planner_parts
 from dpscaffold.paper.published import caption, published
 from dpscaffold.paper.results import Place, Results, Summary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
-from dpscaffold.paper.text import TUNING, Made, markdown, percent, rate
+from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 from dpscaffold.paper.widening import at_end
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import duration
 
 
-def write_result(results: Results, folder: Path, made: Made) -> str:
+def write_result(results: Results, folder: Path, made: Provenance) -> str:
     """Write ``RESULT.md`` and return its name."""
     experiment = results.experiment
     parts = [
@@ -59,7 +59,7 @@ def _in_paper(experiment: Experiment) -> bool:
     return not experiment.paper.startswith("beyond")
 
 
-def _curves(results: Results, made: Made) -> list[str]:
+def _curves(results: Results, made: Provenance) -> list[str]:
     """The end of every curve."""
     experiment = results.experiment
     said = caption(experiment.name)
@@ -162,7 +162,7 @@ def _gaps(results: Results) -> list[str]:
     return ["## SCAFFOLD against FedAvg", markdown(header, rows)] if rows else []
 
 
-def _frontier(results: Results, made: Made) -> list[str]:
+def _frontier(results: Results, made: Provenance) -> list[str]:
     if results.experiment.plans:
         return planner_parts(results, made.planned)
     planned = {one.place: one for one in compared(results, made.planned)}
@@ -299,7 +299,7 @@ def _outside(results: Results) -> str:
     )
 
 
-def _settings(results: Results, made: Made) -> list[str]:
+def _settings(results: Results, made: Provenance) -> list[str]:
     """Everything needed to do it again."""
     experiment = results.experiment
     # A run may stand in several places: FedSGD has the same K in every row.
@@ -346,7 +346,7 @@ def _machines(finished: dict[str, Finished]) -> list[str]:
     ]
 
 
-def _elsewhere(made: Made, finished: dict[str, Finished]) -> str:
+def _elsewhere(made: Provenance, finished: dict[str, Finished]) -> str:
     """Says that runs came from another device than the command would use."""
     devices = {str(run.made.get("device")) for run in finished.values()}
     if "--device" in made.command or devices == {"cpu"}:

@@ -26,7 +26,7 @@ from dpscaffold.setting import Setting
 
 
 @dataclass(frozen=True)
-class Cell:
+class CaseStack:
     """Cases that run in one stack."""
 
     cases: tuple[Case, ...]
@@ -68,20 +68,20 @@ def user_steps(case: Case) -> int:
     )
 
 
-def cells(cases: Sequence[Case], device: torch.device) -> list[Cell]:
+def case_stacks(cases: Sequence[Case], device: torch.device) -> list[CaseStack]:
     """The cases, those of equal structure together, cut into stacks that suit the device."""
     limit = ROWS[device.type]
     filled: list[list[Case]] = []
-    open_cells: dict[str, tuple[int, int]] = {}
+    open_stacks: dict[str, tuple[int, int]] = {}
     for case in cases:
         key, rows = _structure(case)
-        place, held = open_cells.get(key, (-1, limit))
+        place, held = open_stacks.get(key, (-1, limit))
         if held + rows > limit:
             filled.append([])
             place, held = len(filled) - 1, 0
         filled[place].append(case)
-        open_cells[key] = (place, held + rows)
-    return [Cell(tuple(group)) for group in filled]
+        open_stacks[key] = (place, held + rows)
+    return [CaseStack(tuple(group)) for group in filled]
 
 
 def _structure(case: Case) -> tuple[str, int]:
@@ -148,23 +148,23 @@ def run_cases(
     todo = list({case.digest: case for case in cases if case not in archive}.values())
     loader = Loader()
     made = versions() | {"device": _device_name(device), "threads": torch.get_num_threads()}
-    stacks = cells(todo, device)
-    for number, cell in enumerate(stacks, 1):
-        place = (cell.title, number, len(stacks))
-        tell(StackBegun(*place, cell.rounds, cell.work))
+    stacks = case_stacks(todo, device)
+    for number, stack in enumerate(stacks, 1):
+        place = (stack.title, number, len(stacks))
+        tell(StackBegun(*place, stack.rounds, stack.work))
         started = time.perf_counter()
-        data = [loader.get(case) for case in cell.cases]
-        settings = [_setting(*one) for one in zip(cell.cases, data, strict=True)]
+        data = [loader.get(case) for case in stack.cases]
+        settings = [_setting(*one) for one in zip(stack.cases, data, strict=True)]
         optima = _optima(settings, data) if optimum else {}
-        first = cell.cases[0]
+        first = stack.cases[0]
         if first.engine == "simulator":
             outcomes = train_stack(settings, data, first.schedule, device, tell, optima)
         else:
             outcomes = [
                 train_loop(settings[0], data[0], first.engine, first.schedule, device, tell)
             ]
-        archive.add(cell.cases, outcomes, made)
-        tell(StackDone(*place, cell.work, time.perf_counter() - started))
+        archive.add(stack.cases, outcomes, made)
+        tell(StackDone(*place, stack.work, time.perf_counter() - started))
 
 
 def _setting(case: Case, federation: Federation) -> Setting:

@@ -9,8 +9,8 @@ from dpscaffold.paper.results import Place, Results, Value, average, last
 from dpscaffold.paper.text import (
     OUTPUTS,
     TUNING,
-    Made,
     Objective,
+    Provenance,
     markdown,
     percent,
     rate,
@@ -22,7 +22,7 @@ _HOW = (
 )
 
 
-def table_parts(results: Results, made: Made) -> list[str]:
+def table_parts(results: Results, made: Provenance) -> list[str]:
     """Both outputs beside the paper's value, with the choices made in view of the test data and by
     validation."""
     parts = ["## Test accuracy (%), ours and the paper's"]
@@ -91,7 +91,7 @@ def _cell(results: Results, place: Place, cells: Any) -> list[str]:
     return [*shown, ", ".join(filter(None, chosen))]
 
 
-def _best_of_rows(results: Results, made: Made, cells: Any, line: str) -> list[str]:
+def _best_of_rows(results: Results, made: Provenance, cells: Any, line: str) -> list[str]:
     """The best K of each σ_g, and its distance to the central optimum of the objective that was
     trained."""
     rows, optimum = [], None
@@ -137,7 +137,7 @@ def _objective(results: Results, place: Place) -> Objective:
     return next(iter(results.places[place].values()))[0].case.objective
 
 
-def sweep_parts(results: Results, made: Made) -> list[str]:
+def sweep_parts(results: Results, made: Provenance) -> list[str]:
     """Every choice of every panel: one table per panel, clips down and step sizes across."""
     parts = ["## Test accuracy (%) of every choice"]
     parts.append(

@@ -18,7 +18,7 @@ Objective = tuple[str, float]
 
 
 @dataclass(frozen=True)
-class Made:
+class Provenance:
     """What a result was made with: the command as typed, the scale, the test accuracy of each
     objective's optimum, the rows that were asked for where not all were, and the step sizes that
     surrogates chose."""

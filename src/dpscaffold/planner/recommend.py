@@ -63,7 +63,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Preset:
     """What is settled beforehand; None leaves it to the planner."""
 
     algorithm: Algorithm | None = None
@@ -117,7 +117,7 @@ def recommend(
     facts: Facts,
     goal: Goal,
     limits: Limits | None = None,
-    wishes: Wishes | None = None,
+    preset: Preset | None = None,
     *,
     device: torch.device | str = "cpu",
     tell: Listener = silence,
@@ -130,11 +130,11 @@ def recommend(
     >>> found.setting.plan.rounds <= 8, found.setting.privacy.noise > 0
     (True, True)
     """
-    limits, wishes = limits or Limits(), wishes or Wishes()
-    first = _candidates(facts, goal, limits, wishes)
+    limits, preset = limits or Limits(), preset or Preset()
+    first = _candidates(facts, goal, limits, preset)
     tried = choose_rates(first, facts.guess, device=device, tell=tell)
     best = _cheapest(tried)
-    if wishes.clip is None:
+    if preset.clip is None:
         near = [best.rate / 3, best.rate, best.rate * 3]
         clips = [_clipped(best.setting, factor) for factor in (0.5, 1.0, 2.0)]
         more = choose_rates(
@@ -155,16 +155,16 @@ def recommend(
     return Recommendation(facts, goal, setting, best, left, score, tuple(points))
 
 
-def _candidates(facts: Facts, goal: Goal, limits: Limits, wishes: Wishes) -> list[Setting]:
+def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:
     """Every algorithm with T, T/2 and T/4 of the rounds that one can afford."""
     algorithms = (
-        [ALGORITHMS[name]() for name in RIVALS] if wishes.algorithm is None else [wishes.algorithm]
+        [ALGORITHMS[name]() for name in RIVALS] if preset.algorithm is None else [preset.algorithm]
     )
     share = limits.share(facts.users)
-    ratio = least_batch_ratio(facts.sizes, wishes.data_ratio)
+    ratio = least_batch_ratio(facts.sizes, preset.data_ratio)
     steps = min(limits.local_steps, STEPS)
-    task = wishes.task or default_task(facts)
-    clip = wishes.clip or 1.0
+    task = preset.task or default_task(facts)
+    clip = preset.clip or 1.0
     found = []
     for algorithm in algorithms:
         for rounds in sorted({max(1, limits.rounds // part) for part in (1, 2, 4)}, reverse=True):
@@ -179,7 +179,7 @@ def _candidates(facts: Facts, goal: Goal, limits: Limits, wishes: Wishes) -> lis
                 local_steps=own,
                 user_ratio=share,
                 data_ratio=ratio,
-                regularisation=wishes.regularisation,
+                regularisation=preset.regularisation,
                 averaging="tail",
             )
             if algorithm.warm_up is not None and round(4 / share) >= rounds:

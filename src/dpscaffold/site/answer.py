@@ -37,7 +37,7 @@ from dpscaffold.engines.letters import (
     vector_digests,
     whole_of,
 )
-from dpscaffold.site.file import Grant, Policy, Terms, grant, judge, most_within
+from dpscaffold.site.file import Grant, Policy, Terms, check_terms, grant, most_within
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import Enrolment, Pending, RunMemory, StateFolder
 from dpscaffold.site.recovery import note_behind, read_behind
@@ -175,7 +175,7 @@ class Site:
         known = memory.enrolment()
         if known is None:
             work = self.open_work(offer, policy)
-            judge(policy, work.terms)
+            check_terms(policy, work.terms)
             self._book(run, plan, policy, work, ledger)
             known = Enrolment(
                 run=run,
@@ -408,7 +408,7 @@ class Site:
         if known.run not in self._works:
             self._works[known.run] = self.open_work(known.offer, policy)
         work = self._works[known.run]
-        judge(policy, work.terms)
+        check_terms(policy, work.terms)
         if work.data != known.data:
             raise Refused("data-changed")
         return work

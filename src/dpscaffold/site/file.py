@@ -1,7 +1,7 @@
 """``site.toml``: who this site is, which data it has, and what it is willing to do with them.
 
-:func:`judge` compares an offer's public numbers with the policy; :func:`grant` says how often the
-site will take part in a run, and what that costs at most.
+:func:`check_terms` compares an offer's public numbers with the policy; :func:`grant` says how often
+the site will take part in a run, and what that costs at most.
 """
 
 from __future__ import annotations
@@ -167,13 +167,14 @@ class Terms:
         )
 
 
-def judge(policy: Policy, terms: Terms) -> None:
+def check_terms(policy: Policy, terms: Terms) -> None:
     """Refuse, with its reason code, what the policy does not allow.
 
     >>> policy = Policy(epsilon=1.0, delta=1e-6, min_noise=5.0)
     >>> weak = OfferedQuery(1.0, 2.0, "fixed", "record", secret=True)
     >>> try:
-    ...     judge(policy, Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, weak))
+    ...     terms = Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, weak)
+    ...     check_terms(policy, terms)
     ... except Refused as no:
     ...     no.reason
     'policy-noise'
@@ -183,7 +184,7 @@ def judge(policy: Policy, terms: Terms) -> None:
         if not policy.unprotected:
             raise Refused("policy-unprotected")
     else:
-        _judge_mechanism(policy, terms, mechanism)
+        _check_query(policy, terms, mechanism)
     _within("policy-steps", "local_steps", terms.local_steps, policy.max_local_steps)
     _within("policy-steps", "data_ratio", terms.data_ratio, policy.max_data_ratio)
     _among("policy-algorithm", "algorithm", terms.algorithm, policy.algorithms)
@@ -191,7 +192,7 @@ def judge(policy: Policy, terms: Terms) -> None:
     _within("policy-model", "parameters", terms.parameters, policy.max_parameters)
 
 
-def _judge_mechanism(policy: Policy, terms: Terms, mechanism: OfferedQuery) -> None:
+def _check_query(policy: Policy, terms: Terms, mechanism: OfferedQuery) -> None:
     if not mechanism.secret and not policy.rehearsal:
         raise Refused("policy-rehearsal")
     if not mechanism.noise >= policy.min_noise or mechanism.noise <= 0:

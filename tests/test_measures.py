@@ -27,7 +27,7 @@ from dpscaffold import (
     train,
     weighted,
 )
-from dpscaffold.metrics import Evaluator, Judging, constant_loss
+from dpscaffold.metrics import Evaluator, Measures, constant_loss
 from dpscaffold.tasks import Batch, loss_named
 
 PLAN = Plan(rounds=2, local_steps=2, data_ratio=0.5, evaluate_every=1)
@@ -38,8 +38,8 @@ def test_only_what_is_asked_for_is_measured_and_the_rest_is_the_same() -> None:
     data, task = federation(), Logistic(4, 3)
     params = torch.randn(15, generator=torch.Generator().manual_seed(1))
     full = Evaluator(data, task, 0.1, torch.device("cpu"))(params)
-    judging = Judging(("balanced_accuracy",), dissimilarity=False)
-    few = Evaluator(data, task, 0.1, torch.device("cpu"), judging=judging)(params)
+    measures = Measures(("balanced_accuracy",), dissimilarity=False)
+    few = Evaluator(data, task, 0.1, torch.device("cpu"), measures=measures)(params)
     assert few == {name: full[name] for name in few}
     assert set(full) - set(few) == {
         "test_log_loss",
