@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import tomli_w
+from click.testing import CliRunner
+from typer.main import get_command
 
+from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.errors import BadInput
+from dpscaffold.experiments.tuning import parse_tuning
+from dpscaffold.provision import provision, read_federation, read_invitation
 from dpscaffold.reference.keys import keys, words
-from dpscaffold.reference.page import annotated, page, stored
+from dpscaffold.reference.page import annotated, annotated_server, page, stored
+from dpscaffold.serving import ServedSettings, load_served
+from dpscaffold.site.begin import make_site
+from dpscaffold.site.file import Policy, SiteFile, read_site_file
 
 HERE = Path(__file__).parents[2]
 FOUND = keys()
+FILES = ("federation",)
+ROWS = {"schema": "rows"}
 AGAIN = "run python -m dpscaffold.reference"
 
 
@@ -22,8 +36,9 @@ def test_the_stored_reference_is_current():
     kept = files("dpscaffold.reference").joinpath("keys.json").read_text(encoding="utf-8")
     assert kept == stored(FOUND), AGAIN
     assert (HERE / "docs" / "configuration.md").read_text(encoding="utf-8") == page(FOUND), AGAIN
-    kept = (HERE / "examples" / "annotated.toml").read_text(encoding="utf-8")
-    assert kept == annotated(FOUND), AGAIN
+    written = {"annotated.toml": annotated(FOUND), "annotated-server.toml": annotated_server(FOUND)}
+    for name, text in written.items():
+        assert (HERE / "examples" / name).read_text(encoding="utf-8") == text, AGAIN
 
 
 def test_the_annotated_configuration_says_the_defaults():
@@ -45,3 +60,110 @@ def test_examples_are_accepted_and_refused_values_are_refused(name):
     if "refused" in entry:
         with pytest.raises(BadInput, match=key):
             parse({table: {**base, key: entry["refused"]}})
+
+
+def uncommented(text):
+    """An annotated example with every key given: what stood behind a # is uncommented."""
+    return re.sub(r"^# (\[?\w+\]?(?: = .*)?)$", r"\1", text, flags=re.M)
+
+
+def test_the_annotated_server_plan_says_the_defaults_and_every_key(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(annotated_server(FOUND))
+    told = load_served(path)
+    given = {"features": 4, "classes": 2, "columns": ["age", "pressure", "sex"]}
+    given |= {"categories": {"sex": ["f", "m"]}, "label": "ill", "class_names": ["no", "yes"]}
+    assert told == ServedSettings.model_validate({"schema": given, "privacy": {"noise": 30.0}})
+    tables = tomllib.loads(uncommented(annotated_server(FOUND)))
+    assert set(tables) == {field.alias or n for n, field in ServedSettings.model_fields.items()}
+    for table, name in (("schema", "rows"), ("deploy", "deploy"), ("plan", "plan")):
+        model = ServedSettings.model_fields[name].annotation
+        assert set(tables[table]) == set(model.model_fields)
+
+
+def test_every_key_of_a_deployment_is_there_and_its_example_is_accepted(tmp_path):
+    """A site's file with every key at its example is read, and says each of them."""
+    federation = {key.name.partition(".")[2]: key.example for key in FOUND if key.table in FILES}
+    path = tmp_path / "federation.toml"
+    path.write_text(tomli_w.dumps(federation))
+    read = read_federation(path)
+    assert {field.name for field in fields(read)} == set(federation)
+    assert all(list(v) == federation[k] if isinstance(v, tuple) else v == federation[k]
+               for k, v in vars(read).items())  # fmt: skip
+    provision(read, tmp_path / "made")
+    make_site(read_invitation(tmp_path / "made" / "north.invitation"), tmp_path / "north")
+    written = tomllib.loads((tmp_path / "north" / "site.toml").read_text())
+    named = {key.name.removeprefix("site.") for key in FOUND if key.table == "site"}
+    assert {f"policy.{name}" for name in Policy.model_fields} <= named
+    assert set(SiteFile.model_fields) - {"data", "policy"} <= named
+    assert set(written) - {"data", "policy"} | {f"policy.{n}" for n in written["policy"]} <= named
+    for key in (key for key in FOUND if key.name.startswith(("site.policy.", "site.records"))):
+        *table, name = key.name.removeprefix("site.").split(".")
+        (written["policy"] if table else written)[name] = key.example
+    path = tmp_path / "north" / "site.toml"
+    path.write_text(tomli_w.dumps(written))
+    policy = read_site_file(path).policy.model_dump(mode="json")
+    assert policy == written["policy"] and read_site_file(path).records == written["records"]
+    assert json.loads(typed("config", "show", str(path), "--json")) == written
+
+
+@pytest.mark.parametrize("table", ["schema", "deploy", "facts", "tune", "evaluate"])
+def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
+    """Each key alone, beside what it needs."""
+    base = {"features": 4, "classes": 2, "columns": ["age", "pressure", "sex"]}
+    base |= {"categories": {"sex": ["f", "m"]}, "label": "ill", "class_names": ["no", "yes"]}
+    entries = [key for key in FOUND if key.table == table]
+    assert entries
+    for key in entries:
+        name = key.name.partition(".")[2]
+        if table in ("facts", "tune"):
+            settings, tune = parse_tuning({table: {name: key.example}})
+            read = tune if table == "tune" else settings.facts
+        else:
+            given = {"schema": base, table: {**(base if table == "schema" else {}),
+                                             name: key.example}}  # fmt: skip
+            read = ServedSettings.model_validate(given)
+            read = read.evaluate if table == "evaluate" else getattr(read, ROWS.get(table, table))
+        found = read[name] if isinstance(read, dict) else getattr(read, name)
+        found = found.model_dump(exclude_defaults=True) if hasattr(found, "model_dump") else found
+        if name not in ("grid", "prepare", "categories", "public"):
+            assert found == key.example or list(found) == key.example, key.name
+
+
+def typed(*words):
+    """What a command prints."""
+    done = CliRunner().invoke(get_command(app), list(words))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+SHOWN = {
+    "examples/tune-scaffold.toml": ("tune", "folds", 5),
+    "examples/annotated-server.toml": ("deploy", "quorum", 1),
+    "federation.toml": ("days", None, 825),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_show_spells_out_the_defaults_of_every_kind_of_file(name, tmp_path):
+    (tmp_path / "federation.toml").write_text('address = "a.example:1"\nsites = ["north"]\n')
+    path = HERE / name if "/" in name else tmp_path / name
+    table, key, value = SHOWN[name]
+    told = json.loads(typed("config", "show", str(path), "--json"))[table]
+    assert (told if key is None else told[key]) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("site.policy.min_noise", "example: policy.min_noise = 5.0"),
+        ("policy.min_noise", "site.policy.min_noise: the least"),
+        ("deploy.quorum", "example: --set deploy.quorum=2"),
+        ("facts.similarity", 'default: "unknown"'),
+        ("site.policy", "site.policy.max_clip "),
+        ("federation", "federation.days "),
+        ("step", "step.norm_bound "),
+    ],
+)
+def test_explain_knows_the_files_of_a_deployment(key, said):
+    assert said in typed("config", "explain", key)

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from dpscaffold.cli import PLAIN
-from dpscaffold.cli.keys import complete_key, complete_setting, known_keys, names
+from dpscaffold.cli.keys import (
+    SERVED,
+    SETTABLE,
+    complete_key,
+    complete_setting,
+    every_name,
+    known_keys,
+)
 from dpscaffold.errors import BadInput, nearest
 
 app = typer.Typer(
@@ -30,12 +37,51 @@ def show_command(
     unset: Annotated[list[str] | None, typer.Option("--unset", help="leave a key out")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a configuration with every default spelled out; no data are read."""
-    from dpscaffold.config import load, to_toml
+    """Show a configuration, or a file of a deployment, with every default spelled out; no data
+    are read."""
+    from dpscaffold.config import to_toml
 
-    settings = load(config, set_ or [], unset=unset or [])
-    tables = settings.model_dump(mode="json", exclude_none=True)
+    tables = _spelled_out(config, set_ or [], unset or [])
     typer.echo(json.dumps(tables, indent=2) if as_json else to_toml(tables).rstrip("\n"))
+
+
+def _spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[str, Any]:
+    """The tables of a file with their defaults; what it is, is told by what it holds."""
+    from dpscaffold.config import load, read_tables
+
+    held = read_tables(path) if path is not None else {}
+    if path is None or not {"schema", "deploy", "policy", "sites", "tune"} & set(held):
+        return load(path, set_, unset=unset).model_dump(mode="json", exclude_none=True)
+    if unset:
+        raise BadInput(f"--unset is {unset[0]}, which is for configurations without [tune]")
+    if "schema" in held or "deploy" in held:
+        from dpscaffold.serving import load_served
+
+        return load_served(path, set_).resolved()
+    if "tune" in held:
+        from dpscaffold.experiments.tuning import read_tuning
+
+        settings, tune = read_tuning(path, set_)
+        tables = {**settings.model_dump(mode="json"), "tune": tune.model_dump(mode="json")}
+        return {name: table for name, table in tables.items() if table is not None}
+    if set_:
+        raise BadInput(f"--set is {set_[0]}, and {path} is edited by hand; leave it out")
+    return _of_a_party(path, held)
+
+
+def _of_a_party(path: Path, held: dict[str, Any]) -> dict[str, Any]:
+    """``site.toml`` or ``federation.toml``."""
+    from dataclasses import asdict
+
+    if "policy" in held:
+        from dpscaffold.site.file import read_site_file
+
+        site = read_site_file(path)
+        kept = {name: held[name] for name in ("ca", "node_key", "signing_key", "state")}
+        return {**site.model_dump(mode="json", exclude_none=True), **kept}
+    from dpscaffold.provision import read_federation
+
+    return asdict(read_federation(path))
 
 
 @app.command("explain")
@@ -53,7 +99,7 @@ def explain_command(
     chosen = _chosen(key)
     if as_json:
         typer.echo(json.dumps(chosen, indent=2, ensure_ascii=False))
-    elif key is None or "." not in key:
+    elif key is None or any(entry["name"].startswith(f"{key}.") for entry in chosen):
         wide = max(len(entry["name"]) for entry in chosen)
         for entry in _once(chosen):
             typer.echo(f"{entry['name']:<{wide}}  {entry['about']}")
@@ -63,16 +109,19 @@ def explain_command(
 
 
 def _chosen(key: str | None) -> list[dict[str, Any]]:
-    """The entries of a key, of a table, or all."""
-    found = [entry for entry in known_keys() if key is None or _fits(entry["name"], key)]
+    """The entries of a key, of a table, or all; a key may be given without its table."""
+    if key is None:
+        return list(known_keys())
+    found = [entry for entry in known_keys() if _within(entry["name"], key)]
+    found = found or [entry for entry in known_keys() if entry["name"].endswith(f".{key}")]
     if not found:
-        hint = nearest(str(key), names()) or "; dpscaffold config explain lists them"
+        hint = nearest(key, every_name()) or "; dpscaffold config explain lists them"
         raise BadInput(f"there is no key {key!r}{hint}")
     return found
 
 
-def _fits(name: str, key: str) -> bool:
-    return name == key or ("." not in key and name.startswith(f"{key}."))
+def _within(name: str, key: str) -> bool:
+    return name == key or name.startswith(f"{key}.")
 
 
 def _sense(entry: dict[str, Any]) -> tuple[str, ...]:
@@ -91,4 +140,6 @@ def _explain(entry: dict[str, Any], places: list[str]) -> None:
         typer.echo(f"  of:      {', '.join(places)}")
     typer.echo(f"  value:   {entry['kind']}")
     typer.echo(f"  default: {shown(entry['default'])}")
-    typer.echo(f"  example: --set {entry['name']}={toml(entry['example'])}")
+    table, _, rest = entry["name"].partition(".")
+    given = f"--set {entry['name']}=" if table in {*SETTABLE, *SERVED} else f"{rest} = "
+    typer.echo(f"  example: {given}{toml(entry['example'])}")

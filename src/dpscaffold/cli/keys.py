@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,14 +16,25 @@ def known_keys() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(text))
 
 
-def names(table: str | None = None) -> list[str]:
-    """The dotted names, each once.
+#: Tables whose keys ``--set`` changes in a run; the others stand in files of their own.
+SETTABLE = ("data", "task", "algorithm", "plan", "privacy", "facts", "tune")
+#: Tables whose keys ``--set`` changes in a server's plan.
+SERVED = ("schema", "task", "algorithm", "plan", "privacy", "deploy", "evaluate")
 
-    >>> "plan.rounds" in names("plan"), names("plan")[0]
+
+def names(tables: Sequence[str] = SETTABLE) -> list[str]:
+    """The dotted names of the keys of these tables, each once.
+
+    >>> "plan.rounds" in names(), names(["plan"])[0]
     (True, 'plan.rounds')
     """
-    found = (key["name"] for key in known_keys() if not key["name"].startswith("step."))
-    return list(dict.fromkeys(n for n in found if table is None or n.startswith(f"{table}.")))
+    found = (key["name"] for key in known_keys())
+    return list(dict.fromkeys(name for name in found if name.partition(".")[0] in tables))
+
+
+def every_name() -> list[str]:
+    """The dotted names of all keys, of the files of a deployment too."""
+    return list(dict.fromkeys(key["name"] for key in known_keys()))
 
 
 def complete_setting(incomplete: str) -> list[str]:
@@ -31,9 +43,22 @@ def complete_setting(incomplete: str) -> list[str]:
     >>> complete_setting("plan.weigh"), complete_setting("plan.weighting=r")
     (['plan.weighting='], ['plan.weighting=records'])
     """
+    return _setting(incomplete, SETTABLE)
+
+
+def complete_served(incomplete: str) -> list[str]:
+    """For ``server run --set``.
+
+    >>> complete_served("deploy.reh")
+    ['deploy.rehearsal=']
+    """
+    return _setting(incomplete, SERVED)
+
+
+def _setting(incomplete: str, tables: Sequence[str]) -> list[str]:
     name, sign, begun = incomplete.partition("=")
     if not sign:
-        return [f"{key}=" for key in names() if key.startswith(incomplete)]
+        return [f"{key}=" for key in names(tables) if key.startswith(incomplete)]
     values = [value for value in _choices(name) if value.startswith(begun)]
     return [f"{name}={value}" for value in values]
 
@@ -46,7 +71,7 @@ def complete_unset(incomplete: str) -> list[str]:
 
 def complete_key(incomplete: str) -> list[str]:
     """For ``config explain``."""
-    return [name for name in names() if name.startswith(incomplete)]
+    return [name for name in every_name() if name.startswith(incomplete)]
 
 
 def complete_source(incomplete: str) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dpscaffold.cli.keys import complete_served
+
 app = typer.Typer(
     name="server", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
@@ -93,7 +95,10 @@ def run(
         list[str] | None, typer.Option(help="leave this site of the roster out")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override, e.g. plan.rounds=100")
+        list[str] | None,
+        typer.Option(
+            "--set", help="override, e.g. plan.rounds=100", autocompletion=complete_served
+        ),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="plain text, on loopback")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,

@@ -5,18 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpscaffold.reference.keys import keys
-from dpscaffold.reference.page import annotated, page, stored
+from dpscaffold.reference.page import annotated, annotated_server, page, stored
 
 
 def main() -> None:
-    """Write ``keys.json``, ``docs/configuration.md`` and ``examples/annotated.toml``."""
+    """Write ``keys.json``, ``docs/configuration.md`` and the annotated examples."""
     found = keys()
     home = Path(__file__).parent
     (home / "keys.json").write_text(stored(found), encoding="utf-8")
     tree = home.parents[2]
     if (tree / "docs").is_dir():
-        (tree / "docs" / "configuration.md").write_text(page(found), encoding="utf-8")
-        (tree / "examples" / "annotated.toml").write_text(annotated(found), encoding="utf-8")
+        written = {
+            "docs/configuration.md": page(found),
+            "examples/annotated.toml": annotated(found),
+            "examples/annotated-server.toml": annotated_server(found),
+        }
+        for name, text in written.items():
+            (tree / name).write_text(text, encoding="utf-8")
 
 
 main()

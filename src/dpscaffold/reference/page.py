@@ -1,13 +1,13 @@
-"""The reference as files: for the command line, for the documentation, and as a whole example."""
+"""The reference as files: for the command line, for the documentation, and as whole examples."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpscaffold.reference.keys import Key
+from dpscaffold.reference.fields import Key
 from dpscaffold.reference.values import NEEDED, OMITTED, shown, toml
 
 TITLES = {
@@ -17,17 +17,54 @@ TITLES = {
     "algorithm": "`[algorithm]`: how",
     "plan": "`[plan]`: what the parties agree on",
     "privacy": "`[privacy]`: what is hidden, and how well",
+    "facts": "`[facts]`: what is public about the data (`dpscaffold plan`)",
     "tune": "`[tune]`: which values are tried (`dpscaffold tune`)",
+    "schema": "`[schema]`: what a row looks like at every site (`dpscaffold server run`)",
+    "prepare": "Steps of `schema.prepare`",
+    "deploy": "`[deploy]`: where the sites are reached, and how long they are waited for",
+    "evaluate": "`[evaluate]`: public test records at the server",
+    "federation": "`federation.toml`: who is invited (`dpscaffold provision`)",
+    "site": "`site.toml`: a site, its data and its policy (`dpscaffold site`)",
 }
 
 HEAD = """# Configuration
 
 Every key of every table, generated from the code by `python -m dpscaffold.reference`.
 `dpscaffold config explain plan.rounds` says the same on the command line, and
-`dpscaffold config show CONFIG.toml` shows a configuration with all its defaults. Any key can be set
-with `--set table.key=value` and left out with `--unset table.key`. A whole configuration with every
-key of a run explained is `examples/annotated.toml`.
+`dpscaffold config show FILE.toml` shows a configuration, a server's plan, a `federation.toml` or a
+`site.toml` with all defaults. In a run any key can be set with `--set table.key=value` and left out
+with `--unset table.key`.
+
+A configuration (`train`, `plan`, `tune`, `audit`, …) has `[data]`, `[task]`, `[algorithm]`,
+`[plan]` and `[privacy]`, and may have `[facts]` or `[tune]`. A server's plan (`server run`,
+`site check --offer`) has `[schema]`, `[deploy]` and perhaps `[evaluate]` in place of `[data]`.
+`federation.toml` (`provision`) has keys and no tables, `site.toml` (`site`) keys of its own,
+`[data]` and `[policy]`.
+
+Two whole examples with every key explained: `examples/annotated.toml` for a run,
+`examples/annotated-server.toml` for a server's plan.
 """
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key as the page shows it: once, with the places (sources, steps, algorithms) that have it
+    under each default."""
+
+    key: Key
+    places: dict[str, list[str]]
+
+    @property
+    def everywhere(self) -> list[str]:
+        """The places, whatever the default there."""
+        return [place for places in self.places.values() for place in places if place]
+
+    @property
+    def default(self) -> str:
+        """The default, or each with the places that have it."""
+        if len(self.places) == 1:
+            return next(iter(self.places))
+        return ", ".join(f"{said} ({', '.join(of)})" for said, of in self.places.items())
 
 
 def stored(found: Sequence[Key]) -> str:
@@ -35,14 +72,13 @@ def stored(found: Sequence[Key]) -> str:
     return json.dumps([asdict(key) for key in found], indent=1, ensure_ascii=False) + "\n"
 
 
-def grouped(found: Iterable[Key]) -> dict[str, list[tuple[Key, list[str]]]]:
-    """Keys by table, each once, with the places (sources, steps, algorithms) that have it."""
-    tables: dict[str, dict[tuple[Any, ...], tuple[Key, list[str]]]] = {}
+def grouped(found: Iterable[Key]) -> dict[str, list[Entry]]:
+    """Keys by table, each sense of a key once."""
+    tables: dict[str, dict[tuple[str, ...], Entry]] = {}
     for key in found:
-        same = (key.name, key.kind, str(key.default), key.about)
-        entry = tables.setdefault(key.table, {}).setdefault(same, (key, []))
-        if key.place:
-            entry[1].append(key.place)
+        same = (key.name, key.kind, key.about)
+        entry = tables.setdefault(key.table, {}).setdefault(same, Entry(key, {}))
+        entry.places.setdefault(_code(key.default), []).append(key.place)
     return {table: list(entries.values()) for table, entries in tables.items()}
 
 
@@ -51,28 +87,41 @@ def page(found: Sequence[Key]) -> str:
     tables = grouped(found)
     lines = [HEAD]
     for table, title in TITLES.items():
-        lines += [f"## {title}", ""]
-        placed = any(places for _, places in tables[table])
-        of = {"data": "sources", "step": "steps", "algorithm": "of"}.get(table, "of")
-        head = ["key", "what it is", *([of] if placed else []), "value", "default", "example"]
-        lines += [_row(head), _row(["---"] * len(head))]
-        everywhere = len({place for _, places in tables[table] for place in places})
-        for key, places in tables[table]:
-            which = "all" if len(places) in (0, everywhere) else ", ".join(places)
-            lines.append(
-                _row(
-                    [
-                        f"`{key.name.partition('.')[2]}`",
-                        key.about,
-                        *([which] if placed else []),
-                        key.kind,
-                        _code(key.default),
-                        f"`{toml(key.example)}`",
-                    ]
-                )
-            )
+        entries = tables[table]
+        every = list(dict.fromkeys(place for one in entries for place in one.everywhere))
+        of = {"step": "steps", "algorithm": "of"}.get(table, "sources")
+        named = every if of == "sources" else []  # a step without keys would be missed
+        head = ["key", "what it is", *([of] if every else []), "value", "default", "example"]
+        lines += [f"## {title}", "", _row(head), _row(["---"] * len(head))]
+        lines += [_row(_cells(entry, every, named)) for entry in entries]
         lines.append("")
     return "\n".join(lines)
+
+
+def _cells(entry: Entry, every: Sequence[str], named: Sequence[str]) -> list[str]:
+    key = entry.key
+    return [
+        f"`{key.name.partition('.')[2]}`",
+        key.about,
+        *([_which(entry.everywhere, named)] if every else []),
+        key.kind,
+        entry.default,
+        f"`{toml(key.example)}`",
+    ]
+
+
+def _which(places: Sequence[str], every: Sequence[str]) -> str:
+    """Places in few words, among ``every`` where that is known.
+
+    >>> _which(["a", "b", "c"], ["a", "b", "c", "d"]), _which(["d"], ["a", "b", "c", "d"])
+    ('all but d', 'd')
+    """
+    missing = [place for place in every if place not in places]
+    if not places or (every and not missing):
+        return "all"
+    if every and len(missing) < len(places) / 2:
+        return f"all but {', '.join(missing)}"
+    return ", ".join(places)
 
 
 def _code(default: Any) -> str:
@@ -83,27 +132,57 @@ def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+#: What an annotated example gives although it is left out by default, so that it can be run.
+_GIVEN: dict[str, Any] = {
+    "privacy.noise": 30.0,
+    "schema.features": 4,
+    "schema.classes": 2,
+    "schema.columns": ["age", "pressure", "sex"],
+    "schema.categories": {"sex": ["f", "m"]},
+    "schema.label": "ill",
+    "schema.class_names": ["no", "yes"],
+}
+#: Tables that an annotated example only mentions.
+_OPTIONAL = ("facts", "evaluate")
+
+
 def annotated(found: Sequence[Key]) -> str:
     """A whole configuration: every key of the tables a run reads, explained, at its default."""
-    lines = [
+    head = [
         "# Every key of a run, with its default; what is left out by default stands behind a #.",
         "# dpscaffold train annotated.toml; written by python -m dpscaffold.reference.",
         "",
     ]
-    for table in ("data", "task", "algorithm", "plan", "privacy"):
-        chosen = [key for key in found if key.table == table]
-        chosen = [key for key in chosen if key.place in ("", "synthetic")]
-        lines.append(f"[{table}]")
+    tables = ("data", "task", "algorithm", "plan", "privacy", "facts")
+    return "\n".join([*head, *_tables(found, tables, ("", "synthetic"))])
+
+
+def annotated_server(found: Sequence[Key]) -> str:
+    """A server's whole plan, likewise."""
+    head = [
+        "# Every key of a server's plan, with its default; what is left out stands behind a #.",
+        "# dpscaffold server run annotated-server.toml; written by python -m dpscaffold.reference.",
+        "",
+    ]
+    tables = ("schema", "task", "algorithm", "plan", "privacy", "deploy", "evaluate")
+    return "\n".join([*head, *_tables(found, tables, ("", "csv"))])
+
+
+def _tables(found: Sequence[Key], tables: Sequence[str], places: Sequence[str]) -> list[str]:
+    lines = []
+    for table in tables:
+        chosen = [key for key in found if key.table == table and key.place in places]
+        optional = table in _OPTIONAL
+        lines.append(f"# [{table}]" if optional else f"[{table}]")
         for key in chosen:
             lines.append(f"# {key.about} [{key.kind}]")
-            lines.append(_line(key))
+            lines.append(_line(key, commented=optional))
         lines.append("")
-    return "\n".join(lines)
+    return lines
 
 
-def _line(key: Key) -> str:
-    name = key.name.partition(".")[2]
-    if key.name == "privacy.noise":
-        return f"{name} = 30.0"
-    given = key.default not in (OMITTED, NEEDED)
-    return f"{name} = {toml(key.default)}" if given else f"# {name} = {toml(key.example)}"
+def _line(key: Key, commented: bool) -> str:
+    value = _GIVEN.get(key.name, key.default)
+    given = value not in (OMITTED, NEEDED) and not commented
+    said = f"{key.name.partition('.')[2]} = {toml(value if given else key.example)}"
+    return said if given else f"# {said}"

@@ -20,6 +20,8 @@ def toml(value: Any) -> str:
     ('["a", 1.5]', '{ sex = ["f", "m"] }')
     """
     if isinstance(value, dict):
+        if not value:
+            return "{}"
         return "{ " + ", ".join(f"{_key(k)} = {toml(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml(item) for item in value) + "]"
