@@ -1,71 +1,108 @@
-"""``python tests/fuzz.py [COUNT] [SEED]``: mutated configurations; none may end in a traceback.
+"""``python tests/fuzz.py [COUNT] [SEED] [FIRST]``: mutated configurations, tables and command
+lines; none may end in a traceback or take over 20 s to answer.
 
-A bounded number of them is run by the tests. What a mutation gives is either accepted or refused
-with a sentence; whatever else happens is printed with the tables that did it.
+Case n of a seed is always the same, so what went wrong can be run again by itself
+(``python tests/fuzz.py 1 SEED n``). A few hundred are run by the tests. Cases run in child
+processes of limited memory: a crash of a child is a failure too.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import resource
 import sys
+import tempfile
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
-from dpscaffold.config import override, parse
-from dpscaffold.errors import BadInput
-from dpscaffold.privacy import PrivacyError
-from dpscaffold.reference.keys import keys
+from fuzzing import arguments, configurations, tables
+from fuzzing.watching import Overdue, sentence_of, watched
 
-#: Values of every kind and size, to be put anywhere.
-WILD: tuple[Any, ...] = (
-    *(0, -1, 1, 2, 3, 2**31, 2**63, 10**400, 0.0, -0.5, 0.5, 1e-300, 1e300, 1e9, 1e18),
-    *(float("inf"), float("nan"), True, False, "", "x", "auto", "\x00", "ε", "a" * 5000, "1/0"),
-    *([], [1], ["a", "a"], [[]], {}, {"a": 1}, {"": None}, None),
+#: What a case mutates, by its number modulo 10: six configurations, three tables, one command line.
+KINDS: tuple[Callable[[random.Random, Path], str], ...] = (
+    *(configurations.attempt for _ in range(6)),
+    *(tables.attempt for _ in range(3)),
+    arguments.attempt,
 )
-SLOWEST = 20.0
+#: Cases that one child runs; its folder is fresh.
+CHUNK = 200
+MEMORY = 8 << 30
 
 
-def mutated(rng: random.Random, names: list[str], examples: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with a few keys set to examples, wild values or each other's examples."""
-    tables: dict[str, Any] = {}
-    for name in rng.sample(names, rng.randint(1, 6)):
-        table, _, key = name.partition(".")
-        if rng.random() < 0.05:
-            key = key[:-1] + rng.choice("xyz.")
-        value = rng.choice((examples[name], rng.choice(WILD), examples[rng.choice(names)]))
-        inner = tables.setdefault(table, {})
-        if isinstance(inner, dict):
-            inner[key] = value
-        if rng.random() < 0.02:
-            tables[table] = rng.choice(WILD)
-    return tables
+def case(seed: int, number: int, folder: Path) -> str | None:
+    """What went wrong in one case, or None."""
+    rng = random.Random(f"{seed}-{number}")
+    kind = KINDS[number % len(KINDS)]
+    told: list[str] = []
+    try:
+        with watched():
+            told.append(kind(rng, folder))
+        return None
+    except Overdue as late:
+        what = f"over {late.seconds:g} s"
+    except Exception as error:
+        if sentence_of(error) is not None:
+            return None
+        what = f"{type(error).__name__}: {error}"
+    shown = getattr(kind, "last", ["?"])[-1]
+    return f"case {number} of seed {seed}: {what} of {shown}"[:600]
 
 
-def fuzz(count: int, seed: int = 0) -> list[str]:
-    """What went wrong, one line each."""
-    rng = random.Random(seed)
-    found = [key for key in keys() if key.table in ("data", "task", "algorithm", "plan", "privacy")]
-    examples = {key.name: key.example for key in found}
-    names, wrong = list(examples), []
-    for _ in range(count):
-        tables = mutated(rng, names, examples)
-        started = time.monotonic()
+def chunk(seed: int, first: int, count: int, say: Callable[[str], None]) -> None:
+    """Some cases, in a folder of their own."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        back = Path.cwd()
+        os.chdir(folder)
         try:
-            parse(tables)
-            item = f"{rng.choice(names)}{rng.choice('==.')}{rng.choice(WILD)}"
-            parse(override(tables, item))
-        except (BadInput, PrivacyError):
-            pass
-        except Exception as error:
-            wrong.append(f"{type(error).__name__}: {error} of {tables!r}"[:400])
-        if time.monotonic() - started > SLOWEST:
-            wrong.append(f"over {SLOWEST} s: {tables!r}"[:400])
+            for number in range(first, first + count):
+                wrong = case(seed, number, folder)
+                if wrong:
+                    say(wrong)
+        finally:
+            os.chdir(back)
+
+
+def fuzz(count: int, seed: int = 0, first: int = 0) -> list[str]:
+    """What went wrong, one line each, in this process."""
+    wrong: list[str] = []
+    chunk(seed, first, count, wrong.append)
     return wrong
 
 
+def apart(seed: int, first: int, count: int) -> list[str]:
+    """As :func:`fuzz`, in a child process, so that a crash is seen and told."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        with os.fdopen(write, "w") as out:
+            chunk(seed, first, count, lambda line: print(line.replace("\n", " "), file=out))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as inside:
+        wrong = inside.read().splitlines()
+    status = os.waitpid(child, 0)[1]
+    if status:
+        wrong.append(f"the process died ({status}) in cases {first} to {first + count} of {seed}")
+    return wrong
+
+
+def main(count: int = 100_000, seed: int = 0, first: int = 0) -> int:
+    """Run so many cases and print what went wrong as it does."""
+    import dpscaffold.config  # noqa: F401  imported once, before the children
+
+    began, failures = time.monotonic(), 0
+    for start in range(first, first + count, CHUNK):
+        for line in apart(seed, start, min(CHUNK, first + count - start)):
+            failures += 1
+            print(line, flush=True)
+    print(f"{failures} of {count} went wrong (seed {seed}, {time.monotonic() - began:.0f} s)")
+    return bool(failures)
+
+
 if __name__ == "__main__":
-    wanted = [int(word) for word in sys.argv[1:3]]
-    failures = fuzz(*(wanted or [100_000]))
-    print("\n".join(failures[:20]))
-    print(f"{len(failures)} of {wanted[0] if wanted else 100_000} went wrong")
-    sys.exit(bool(failures))
+    sys.exit(main(*map(int, sys.argv[1:4])))

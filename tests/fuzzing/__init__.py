@@ -1,0 +1,1 @@
+"""What is mutated: configurations, tables and command lines."""
