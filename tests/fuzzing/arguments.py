@@ -126,7 +126,7 @@ WORDS = (
 def attempt(rng: random.Random, folder: Path) -> str:
     """One command line, in a folder of its own."""
     home = folder / "commands"
-    if not home.exists() or rng.random() < 0.05:
+    if rng.random() < 0.05 or not home.exists():
         _furnish(home)
     words = mutated(rng, rng.choice(LINES).split())
     attempt.last = [repr(words)]  # type: ignore[attr-defined]
@@ -154,6 +154,19 @@ def mutated(rng: random.Random, words: list[str]) -> list[str]:
         else:
             words[at] = words[at][: rng.randrange(len(words[at]) + 1)]
     return words
+
+
+def load_all() -> None:
+    """Import what the commands import late, so that no case waits for it."""
+    import importlib
+    import pkgutil
+
+    import dpscaffold
+
+    for found in pkgutil.walk_packages(dpscaffold.__path__, "dpscaffold."):
+        if not found.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # an extra that is not installed
+                importlib.import_module(found.name)
 
 
 def run(words: list[str], home: Path) -> tuple[int, str]:

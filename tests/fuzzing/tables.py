@@ -195,7 +195,7 @@ def _leaf(rng: random.Random, stem: Path) -> list[str]:
     told = {"users": users, "num_samples": [6] * len(users), "user_data": held}
     for _ in range(rng.randint(0, 2)):
         place: Any = rng.choice((told, held, *held.values()))
-        if place:
+        if place and isinstance(place, dict):
             key = rng.choice(list(place))
             place[key] = rng.choice((None, 3, "x", [], {}, [[]], [[1], [1, 2]], ["a"], 1e400))
     stem.with_suffix(".json").write_text(json.dumps(told))

@@ -64,6 +64,8 @@ def reproduce_command(
             f"--row is {row[0]!r}, a row of one experiment; name that experiment instead of all "
             f"or --list"
         )
+    if list_ and name is not None:
+        raise BadInput(f"--list is given beside {name!r}; it lists all, give one or the other")
     if take is not None and (list_ or name in (None, "all")):
         raise BadInput(f"--take is {take}, the results of one experiment; name that experiment")
     if list_:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
-from dpscaffold.data.readers.files import is_many
+from dpscaffold.data.readers.files import AUTO, is_many
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Kind
 
@@ -203,6 +203,8 @@ class TabularFile(Pooled):
     def _numbers(self) -> TabularFile:
         if self.target == "number" and self.classes:
             raise ValueError("classes are given, and target is 'number'; leave one of them out")
+        if self.user == self.label:
+            raise ValueError(f"label and user are both '{self.label}'; name two columns")
         return self
 
     @property
@@ -219,6 +221,15 @@ class Csv(TabularFile):
     encoding: str = "utf-8"
     decimal: Literal[".", ",", "auto"] = "."
     comment: str = Field(default="", max_length=1)
+
+    @model_validator(mode="after")
+    def _signs(self) -> Csv:
+        for name, sign in (("delimiter", self.delimiter), ("comment", self.comment)):
+            if sign and sign != AUTO and (not sign.isascii() or sign in '"\r\n\0'):
+                raise ValueError(f"{name} is {sign!r}; give one plain sign, such as ';' or '#'")
+        if self.comment and self.comment == self.delimiter:
+            raise ValueError(f"comment and delimiter are both {self.comment!r}; choose two signs")
+        return self
 
 
 class Parquet(TabularFile):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.data.looking import Column, Look
+from dpscaffold.data.readers.arrays import npz_arrays
 from dpscaffold.data.readers.files import AUTO
 from dpscaffold.errors import BadInput
 
@@ -46,15 +47,12 @@ def draft(found: Look, epsilon: float) -> str:
 
 def draft_arrays(path: Path, epsilon: float) -> str:
     """The configuration of an ``.npz`` file with features, labels and perhaps users."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names, users = file.files, file["users"] if "users" in file.files else None
-            labels = file["labels"] if "labels" in file.files else None
-    except (OSError, ValueError, EOFError) as problem:
-        raise BadInput(f"{path} cannot be read as a NumPy .npz file ({problem})") from None
-    if labels is None or "features" not in names:
+    arrays = npz_arrays(path)
+    labels, users = arrays.get("labels"), arrays.get("users")
+    if labels is None or "features" not in arrays:
         raise BadInput(
-            f"{path} holds {', '.join(names) or 'nothing'}; it needs arrays 'features' and 'labels'"
+            f"{path} holds {', '.join(arrays) or 'nothing'}; it needs arrays 'features' and "
+            f"'labels'"
         )
     number = labels.dtype.kind == "f" and bool((labels != np.floor(labels)).any())
     count = 0 if users is None else len(np.unique(users))

@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # the accountant takes long to import, and data are made with
 Kind = Literal["class", "number"]
 
 
+#: More labels than this are taken for a mistake: a measurement or an identifier is not a class.
+MOST_CLASSES = 10_000
+
+
 @dataclass(frozen=True)
 class Target:
     """What is predicted: one of some ``classes``, by name and in order, or a number.
@@ -51,6 +55,11 @@ class Target:
         >>> Target.numbered(3).classes
         ('0', '1', '2')
         """
+        if classes > MOST_CLASSES:
+            raise BadInput(
+                f"labels count up to {classes - 1}, which makes {classes} classes of them; is it "
+                f"the label? (to predict numbers, set target = 'number')"
+            )
         return cls("class", tuple(str(i) for i in range(classes)))
 
     @classmethod

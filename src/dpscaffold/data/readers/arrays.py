@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -133,15 +132,20 @@ def _target(
     return labels, Target.of(count if classes is None else classes), ()
 
 
+def npz_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """All arrays of a ``.npz`` file by name."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as problem:  # zipfile, zlib and NumPy's header each raise kinds of their own
+        what = str(problem).strip().splitlines() or [type(problem).__name__]
+        raise BadInput(f"{path} cannot be read as a NumPy .npz file ({what[0]})") from None
+
+
 def read_npz(path: str | Path, target: Kind = "class") -> Pool:
     """A pool from a ``.npz`` file with ``features``, ``labels`` and, where there are any, ``users``
     and the names of the ``classes`` in order."""
-    path = Path(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, BadZipFile) as problem:
-        raise BadInput(f"{path} cannot be read as a NumPy .npz file ({problem})") from None
+    path, arrays = Path(path), npz_arrays(path)
     for name in ("features", "labels"):
         if name not in arrays:
             raise BadInput(
@@ -222,8 +226,10 @@ def _pair(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n, d) float32 and (n,) int64, float32 for numbers or texts for names of classes, checked."""
     try:
-        x = np.asarray(features, dtype=np.float32)
-        y = np.asarray(labels)
+        x, y = np.asarray(features), np.asarray(labels)
+        if "c" in x.dtype.kind + y.dtype.kind or "M" in x.dtype.kind + y.dtype.kind:
+            raise TypeError("neither complex numbers nor dates")
+        x = x.astype(np.float32)
         named = target == "class" and y.dtype.kind in "OU" and all(isinstance(v, str) for v in y)
         y = y.astype(str) if named else y.astype(np.float64)
     except (ValueError, TypeError):

@@ -13,11 +13,8 @@ import pyarrow as pa
 from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.federation.schema import Kind, Prepared, Target
+from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
-
-#: More labels than this are taken for a mistake: a measurement or an identifier is not a class.
-MOST_CLASSES = 10_000
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ def column_names(file: TableFile) -> list[str]:
         else:
             with _open_csv(file, pa.csv.ConvertOptions()) as reader:
                 names = list(reader.schema.names)
-    except (UnicodeDecodeError, LookupError):
+    except (UnicodeError, LookupError):
         raise BadInput(_not_text(file)) from None
-    except pa.ArrowInvalid as problem:
+    except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
             raise BadInput(_not_text(file)) from None
         raise BadInput(_explained(path, problem, [])) from None
@@ -135,9 +135,9 @@ def read_batches(
             with _open_csv(file, convert) as reader:
                 for batch in reader:
                     yield _with_constants(batch, batch.num_rows, constants, numbers, texts)
-    except (UnicodeDecodeError, LookupError):
+    except (UnicodeError, LookupError):
         raise BadInput(_not_text(file)) from None
-    except pa.ArrowInvalid as problem:
+    except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
             raise BadInput(_not_text(file)) from None
         raise BadInput(_explained(path, problem, names)) from None
@@ -196,7 +196,13 @@ def _cast(
         column = batch.column(name)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        columns.append(column.cast(pa.string()))
+        try:
+            columns.append(column.cast(pa.string()))
+        except pa.ArrowException:
+            raise BadInput(
+                f"{path}: column '{name}' holds {column.type}, and texts are expected; leave it "
+                f"out (exclude)"
+            ) from None
     return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
 
 

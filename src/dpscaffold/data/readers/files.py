@@ -119,7 +119,7 @@ def _opened(file: TableFile) -> TableFile:
         dialect = replace(dialect, encoding=guess_encoding(file.path))
     try:
         lines = sample_lines(begun, dialect)
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise BadInput(
             f"{file.path} cannot be read as {dialect.encoding}; name its encoding, or encoding = "
             f"'auto'"
