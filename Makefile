@@ -40,7 +40,7 @@ docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files (at most 20 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
 
-fuzz: $(VENV)/.ready-dev  ## 100,000 mutated configurations: none may end in a traceback
+fuzz: $(VENV)/.ready-dev  ## 100,000 mutated configurations, tables and command lines: no traceback
 	PYTHONPATH=tests $(BIN)/python tests/fuzz.py 100000
 
 release-check: $(VENV)/.ready-dev  ## build wheel and sdist, install each afresh, run demo and tests

@@ -1,9 +1,76 @@
-"""A few hundred mutated configurations: accepted or refused with a sentence, never a traceback."""
+"""A few hundred mutated configurations, tables and command lines, and what earlier ones found."""
 
 from __future__ import annotations
 
-from fuzz import fuzz
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from fuzz import KINDS, case, fuzz
+from fuzzing.watching import Overdue, watched
+
+from dpscaffold.data import load_federation
+from dpscaffold.errors import BadInput
 
 
-def test_mutated_configurations_are_accepted_or_refused():
-    assert fuzz(400, seed=1) == []
+def test_mutations_are_accepted_or_refused():
+    assert fuzz(200, seed=1) == []
+
+
+def test_the_harness_sees_what_it_is_for(tmp_path, monkeypatch):
+    """A traceback is a failure, and so is an answer that does not come."""
+
+    def broken(rng: random.Random, folder: Path) -> str:
+        raise KeyError("a bug")
+
+    def fine(rng: random.Random, folder: Path) -> str:
+        raise BadInput("a sentence")
+
+    monkeypatch.setattr("fuzz.KINDS", (broken, fine))
+    assert "KeyError" in (case(0, 0, tmp_path) or "") and case(0, 1, tmp_path) is None
+    assert len({kind.__module__ for kind in KINDS}) == 3
+    monkeypatch.setattr("fuzzing.watching.SLOWEST", 0.02)
+    monkeypatch.setattr("fuzzing.watching.PATIENCE", 0.01)
+    with pytest.raises(Overdue), watched():
+        until = time.process_time() + 5
+        while time.process_time() < until:
+            pass
+
+
+CSV = {"source": "csv", "path": "a.csv", "label": "ill", "users": 2}
+NESTED = {"source": "parquet", "path": "n.parquet", "label": "ill", "users": 2}
+NPZ = {"source": "npz", "users": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({**CSV, "delimiter": "é"}, "delimiter is 'é'; give one plain sign"),
+        ({**CSV, "comment": "ü"}, "comment is 'ü'; give one plain sign"),
+        ({**CSV, "comment": ","}, "comment and delimiter are both ','"),
+        ({**CSV, "encoding": "utf-16"}, "a.csv cannot be read as utf-16"),
+        ({**CSV, "encoding": "utf-16", "decimal": "auto"}, "a.csv cannot be read as utf-16"),
+        ({**CSV, "user": "ill"}, "label and user are both 'ill'"),
+        ({**NESTED, "categories": ["list"]}, r"column 'list' holds list<.*, and texts are"),
+        ({**NPZ, "path": "damaged.npz"}, "cannot be read as a NumPy .npz"),
+        ({**NPZ, "path": "crowd.npz"}, "makes .* classes of them; is it the"),
+        ({**NPZ, "path": "complex.npz"}, "must be numbers"),
+        ({**NPZ, "path": "one.npz", "partition": "natural"}, "users are given for 1 rec"),
+    ],
+)
+def test_tables_that_fuzzing_found(settings, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("age,ill\n1,no\n2,yes\n")
+    table = pa.table({"list": [[1.0], [2.0]], "ill": ["no", "yes"]})
+    pa.parquet.write_table(table, tmp_path / "n.parquet")
+    x = np.ones((4, 2))
+    np.savez(tmp_path / "crowd.npz", features=x, labels=np.full(4, 2**40))
+    np.savez(tmp_path / "complex.npz", features=x * 1j, labels=np.arange(4) % 2)
+    np.savez(tmp_path / "one.npz", features=x, labels=np.arange(4) % 2, users=np.array(3))
+    (tmp_path / "damaged.npz").write_bytes((tmp_path / "one.npz").read_bytes()[:-10])
+    with pytest.raises(BadInput, match=said):
+        load_federation(settings)

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,7 @@ rounds = 2
 local_steps = 1
 user_ratio = 0.5
 """
-TUNED = "\n[tune]\nfolds = 2\n[tune.grid]\n\"plan.learning_rate\" = [0.1, 0.5]\n"
+TUNED = '\n[tune]\nfolds = 2\n[tune.grid]\n"plan.learning_rate" = [0.1, 0.5]\n'
 FEDERATION = """
 [federation]
 name = "f"
@@ -119,7 +118,16 @@ WORDS = (
     *("--json", "--help", "--set", "--set=plan.rounds=0", "--set=privacy.epsilon=1e6", "nowhere"),
     *("--set=data.users=0", "--set=plan.seed=-1", "--set=privacy.noise=1e12", "--set=data.source="),
     *("--out=new2", "--resume", "-q", "-v", "-vv", "*.csv", "run/config.toml", "server", "user"),
-    *("third-party", "poisson", "broken.toml", "half.csv", "run/metrics.jsonl", "fedavg", "=", "[]"),
+    *(
+        "third-party",
+        "poisson",
+        "broken.toml",
+        "half.csv",
+        "run/metrics.jsonl",
+        "fedavg",
+        "=",
+        "[]",
+    ),
 )
 
 
@@ -177,9 +185,7 @@ def run(words: list[str], home: Path) -> tuple[int, str]:
     sys.argv = ["dpscaffold", *words]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                cli.main()
+            cli.main()
         code = 0
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
@@ -206,4 +212,4 @@ def _furnish(home: Path) -> None:
     np.savez(home / "a.npz", features=np.eye(20), labels=np.arange(20) % 2, users=np.arange(20) % 3)
     for line in ("train c.toml --out run -q", "train c.toml --out run2 --set plan.seed=7 -q"):
         run(line.split(), home)
-    run("train t.toml --out run3 -q".split(), home)
+    run(["train", "t.toml", "--out", "run3", "-q"], home)

@@ -1,4 +1,4 @@
-"""Mutated tables: CSV, Parquet, ``.npz`` and LEAF files, alone or as folders, and their settings."""
+"""Mutated tables (CSV, Parquet, ``.npz``, LEAF), alone or as folders, and their settings."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from types import FrameType
 
 from dpscaffold.cli import _sentence
 
-#: No answer may take longer.
+#: No answer may take more seconds of CPU, which on an idle machine is the time one waits.
 SLOWEST = 20.0
 #: After so long, work that was asked for (a training of a million rounds) is interrupted as a
 #: person would do it.
-PATIENCE = 3.0
+PATIENCE = 2.0
 #: Files that do such work; whatever else is slow is slow to answer.
 WORKING = ("rounds.py", "game.py", "onerun.py", "trial.py", "stack.py", "optimum.py", "solving.py")
 WORKING += ("probe.py",)  # reproduce --list times a few rounds of every shape
@@ -40,17 +40,23 @@ def watched() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
         step = min(PATIENCE, SLOWEST - waited)
         waited += step
-        signal.setitimer(signal.ITIMER_REAL, step)
+        signal.setitimer(signal.ITIMER_PROF, step)
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    def hangs(number: int, frame: FrameType | None) -> None:
+        raise Overdue(10 * SLOWEST)
+
+    before = signal.signal(signal.SIGPROF, late), signal.signal(signal.SIGALRM, hangs)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, 10 * SLOWEST)
     try:
         yield
     except KeyboardInterrupt:
         pass
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
 
 
 def _works(frame: FrameType | None) -> bool:

@@ -238,3 +238,15 @@ def _category(raw: Any, known: dict[str, int]) -> str | None:
         return "true" if value else "false"
     text = str(value)
     return f"{value:g}" if text not in known and isinstance(value, float | np.floating) else text
+
+
+def by_value(text: str) -> tuple[int, float, str]:
+    """The order of classes, categories and users: numbers by value, then texts by letter.
+
+    >>> sorted(["b", "10", "9"], key=by_value)
+    ['9', '10', 'b']
+    """
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, text)

@@ -15,7 +15,7 @@ from dpscaffold.data.pool import Pool, assemble
 from dpscaffold.data.preparation import preprocess as _preprocess
 from dpscaffold.data.prepared import Scale
 from dpscaffold.data.preprocessing import StepSettings
-from dpscaffold.data.table_coding import LABELS_READ_OFF
+from dpscaffold.data.table_coding import LABELS_READ_OFF, by_value
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind, Target
@@ -91,7 +91,7 @@ def from_pooled(
     y, predicted, remarks = _target(y, classes, target)
     if users is None:
         return Pool(x, y, predicted, title, preparation=remarks)
-    names, codes = np.unique(np.asarray(users), return_inverse=True)
+    names, codes = np.unique(np.asarray(users).ravel(), return_inverse=True)
     if len(codes) != len(y):
         raise BadInput(
             f"users are given for {len(codes)} records, and there are {len(y)}; give one each"
@@ -117,7 +117,7 @@ def _target(
         return labels, Target("number"), ()
     if labels.dtype.kind == "U":
         given = None if classes is None or isinstance(classes, int) else tuple(classes)
-        names = given or tuple(sorted({str(label) for label in labels}))
+        names = given or tuple(sorted({str(label) for label in labels}, key=by_value))
         index = {name: i for i, name in enumerate(names)}
         strange = next((str(label) for label in labels if label not in index), None)
         if strange is not None:
@@ -230,7 +230,9 @@ def _pair(
         if "c" in x.dtype.kind + y.dtype.kind or "M" in x.dtype.kind + y.dtype.kind:
             raise TypeError("neither complex numbers nor dates")
         x = x.astype(np.float32)
-        named = target == "class" and y.dtype.kind in "OU" and all(isinstance(v, str) for v in y)
+        y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
+        texts = y.dtype.kind in "OU" and y.ndim == 1 and all(isinstance(v, str) for v in y)
+        named = target == "class" and texts
         y = y.astype(str) if named else y.astype(np.float64)
     except (ValueError, TypeError):
         raise BadInput(f"{name}: features and labels must be numbers") from None

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.readers.files import Dialect
-from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding
+from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, by_value
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
@@ -74,7 +74,7 @@ def code_labels(
     """(N,) labels counted from 0, and what they stand for."""
     texts = list(numbers)
     present = [texts[i] for i in np.unique(codes)]
-    classes = table.classes or tuple(sorted(present, key=_order))
+    classes = table.classes or tuple(sorted(present, key=by_value))
     if not table.classes:
         fraction = next((text for text in present if _is_fraction(text)), None)
         if fraction is not None:
@@ -106,7 +106,7 @@ def code_labels(
 def code_users(numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """(N,) users counted from 0 in the order of their names, and the names."""
     texts = list(numbers)
-    present = sorted({texts[i] for i in np.unique(codes)}, key=_order)
+    present = sorted({texts[i] for i in np.unique(codes)}, key=by_value)
     index = {text: i for i, text in enumerate(present)}
     lookup = np.array([index.get(text, -1) for text in texts], dtype=np.int64)
     return lookup[codes], tuple(present)
@@ -115,7 +115,7 @@ def code_users(numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, 
 def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> tuple[str, ...]:
     given = table.categories[name]
     if not given:
-        return tuple(sorted(numbers, key=_order))
+        return tuple(sorted(numbers, key=by_value))
     strange = next((text for text in numbers if text not in given), None)
     if strange is not None:
         raise BadInput(
@@ -184,14 +184,6 @@ def preparation_of(
         filled = f"Missing values were replaced by {constant:g}, a constant (no fit)."
         steps.append(Remark(filled, "none needed"))
     return tuple(steps)
-
-
-def _order(text: str) -> tuple[int, float, str]:
-    """Numbers by value, before texts by letter."""
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)
 
 
 def _is_fraction(text: str) -> bool:
