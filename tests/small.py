@@ -191,7 +191,7 @@ class Driven:
         """Rounds with the participants of the runs' own streams, up to the last or to ``count``."""
         for number in range(self.states[0].round + 1, (count or self.settings[0].plan.rounds) + 1):
             drawn = [
-                streams.participants(number, run.users, run.participants)
+                streams.cohort(number, run.users, run.cohort_size)
                 for run, streams in zip(self.settings, self.randomness, strict=True)
             ]
             self.rounds(*(Draw(users, users) for users in drawn))
@@ -324,7 +324,7 @@ class Scripted(Randomness):
         super().__init__(seed)
         self.normals = normals
 
-    def noise(self, round: int, user: int) -> np.random.Generator:
+    def normals(self, round: int, user: int) -> np.random.Generator:
         """A stand-in for the user's generator that knows only ``standard_normal``."""
         return _Script(lambda step: self.normals(round, user, step))  # type: ignore[return-value]
 

@@ -337,9 +337,7 @@ def test_the_warm_start_sets_the_controls_and_leaves_the_model(privacy, engine):
     start = run.task.initial(run.plan.seed)
     state = final(engine, run, rounds=2)
     chosen = {
-        int(i)
-        for t in (1, 2)
-        for i in run.randomness().participants(t, run.users, run.participants)
+        int(i) for t in (1, 2) for i in run.randomness().cohort(t, run.users, run.cohort_size)
     }
     for user in range(run.users):
         assert bool(state.memory[user].any()) == (user in chosen)
@@ -547,17 +545,15 @@ def test_secret_noise_cannot_be_regenerated():
     """Two secret runs of one seed differ in noise and batches, and neither equals the seeded
     run."""
     made = [Randomness(3, secret=True), Randomness(3, secret=True), Randomness(3)]
-    noise = [r.noise(1, 0).standard_normal(8) for r in made]
+    noise = [r.normals(1, 0).standard_normal(8) for r in made]
     index = [r.batches(1, 0, 1000, 500, 2, "fixed").index for r in made]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert not np.any(noise[i] == noise[j])
         assert not np.array_equal(np.sort(index[i]), np.sort(index[j]))
     # The participants are public, and the same for all: the server draws them.
-    assert all(
-        np.array_equal(r.participants(1, 50, 10), made[2].participants(1, 50, 10)) for r in made
-    )
+    assert all(np.array_equal(r.cohort(1, 50, 10), made[2].cohort(1, 50, 10)) for r in made)
     # A round that is asked for again gets other noise: two answers must not cancel it.
-    assert not np.any(made[0].noise(1, 0).standard_normal(8) == noise[0])
+    assert not np.any(made[0].normals(1, 0).standard_normal(8) == noise[0])
 
 
 def test_secret_streams_are_not_derived_from_the_global_generators():
@@ -567,14 +563,14 @@ def test_secret_streams_are_not_derived_from_the_global_generators():
     drawn = []
     for _ in range(2):
         random.seed(0), np.random.seed(0), torch.manual_seed(0)  # noqa: NPY002
-        drawn.append(Randomness(0, secret=True).noise(1, 1).standard_normal(4))
+        drawn.append(Randomness(0, secret=True).normals(1, 1).standard_normal(4))
     assert not np.any(drawn[0] == drawn[1])
 
 
 def test_a_secret_is_never_written():
     """Not in ``repr`` or ``str``, not in a traceback's arguments, not by pickle or copy."""
     secret = Randomness(3, secret=True)
-    stream = secret.noise(1, 0)
+    stream = secret.normals(1, 0)
     assert repr(secret) == "Randomness(seed=3, secret=True)" and repr(stream) == "CipherStream()"
     for holder in (secret, stream):
         assert not any(isinstance(value, bytes) for value in vars(holder).values())

@@ -22,8 +22,8 @@ def test_a_share_is_the_floor_of_the_decimal_that_was_written(thousandths, whole
     assert floor_share(thousandths / 1000, whole) == exact
     if exact:
         plan = Plan(user_ratio=thousandths / 1000, data_ratio=thousandths / 1000)
-        assert plan.participants(whole) == exact
-        assert plan.batches(torch.tensor([whole])).tolist() == [exact]
+        assert plan.cohort_size(whole) == exact
+        assert plan.batch_sizes(torch.tensor([whole])).tolist() == [exact]
 
 
 def test_products_that_round_down_are_forgiven():
@@ -32,8 +32,8 @@ def test_products_that_round_down_are_forgiven():
     assert any(int(hundredths / 100 * 100) != hundredths for hundredths in range(1, 101))
     for hundredths in range(1, 101):
         plan = Plan(user_ratio=hundredths / 100, data_ratio=hundredths / 100)
-        assert plan.participants(100) == hundredths
-        assert plan.batches(torch.tensor([100, 1000])).tolist() == [hundredths, 10 * hundredths]
+        assert plan.cohort_size(100) == hundredths
+        assert plan.batch_sizes(torch.tensor([100, 1000])).tolist() == [hundredths, 10 * hundredths]
 
 
 def test_the_step_size_is_the_rate_over_s_and_k():
@@ -43,7 +43,12 @@ def test_the_step_size_is_the_rate_over_s_and_k():
 
 def test_batches_follow_each_users_size():
     """b_i = ⌊sR_i⌋."""
-    assert Plan(data_ratio=0.3).batches(torch.tensor([10, 11, 4, 100])).tolist() == [3, 3, 1, 30]
+    assert Plan(data_ratio=0.3).batch_sizes(torch.tensor([10, 11, 4, 100])).tolist() == [
+        3,
+        3,
+        1,
+        30,
+    ]
 
 
 @pytest.mark.parametrize("tail", [0.1, 0.5, 1.0])
@@ -103,8 +108,8 @@ def test_a_ratio_that_selects_no_one_is_refused_with_one_that_would():
     with pytest.raises(
         BadInput, match=r"plan\.user_ratio is 0\.1.*no one of 7 users.*at least 0\.1429"
     ):
-        Plan(user_ratio=0.1).participants(7)
-    assert Plan(user_ratio=0.1429).participants(7) == 1
+        Plan(user_ratio=0.1).cohort_size(7)
+    assert Plan(user_ratio=0.1429).cohort_size(7) == 1
 
 
 def test_a_ratio_that_leaves_a_user_an_empty_batch_is_refused():
@@ -112,4 +117,4 @@ def test_a_ratio_that_leaves_a_user_an_empty_batch_is_refused():
     with pytest.raises(
         BadInput, match=r"plan\.data_ratio is 0\.2.*user 1 with 4 records.*at least 0\.25"
     ):
-        Plan(data_ratio=0.2).batches(torch.tensor([100, 4, 3]))
+        Plan(data_ratio=0.2).batch_sizes(torch.tensor([100, 4, 3]))

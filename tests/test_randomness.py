@@ -122,7 +122,7 @@ def test_the_size_of_a_poisson_batch_is_binomial(batch):
 def test_participants_are_uniform_over_all_subsets():
     """Every set of m users is equally likely in a round, and rounds do not repeat each other."""
     randomness, rounds = Randomness(5), 6000
-    drawn = [tuple(randomness.participants(t, 6, 2).tolist()) for t in range(1, rounds + 1)]
+    drawn = [tuple(randomness.cohort(t, 6, 2).tolist()) for t in range(1, rounds + 1)]
     cells = list(combinations(range(6), 2))
     assert_uniform(Counter(drawn), cells, rounds)
     pairs = Counter(zip(drawn[0::2], drawn[1::2], strict=True))
@@ -138,14 +138,14 @@ def test_participants_are_uniform_over_all_subsets():
 def test_participants_are_distinct_sorted_users(users, share, round, seed):
     """m different users in increasing order, the same whenever asked."""
     count = max(1, int(share * users))
-    chosen = Randomness(seed).participants(round, users, count)
+    chosen = Randomness(seed).cohort(round, users, count)
     assert (
         len(chosen) == count
         and (np.diff(chosen) > 0).all()
         and chosen[0] >= 0
         and chosen[-1] < users
     )
-    assert np.array_equal(chosen, Randomness(seed).participants(round, users, count))
+    assert np.array_equal(chosen, Randomness(seed).cohort(round, users, count))
 
 
 def test_every_stream_has_its_own_key():
@@ -156,7 +156,7 @@ def test_every_stream_has_its_own_key():
         firsts["weights", seed] = randomness.weights().random()
         for round in range(1, 12):
             for user in range(12):
-                firsts["noise", seed, round, user] = randomness.noise(round, user).random()
+                firsts["noise", seed, round, user] = randomness.normals(round, user).random()
                 stream = randomness._stream(module.BATCHES, round, user)
                 firsts["batches", seed, round, user] = stream.random()
             firsts["participants", seed, round] = randomness._stream(
@@ -189,23 +189,23 @@ def test_noise_does_not_depend_on_the_blocks_it_is_drawn_in(blocks, users, size)
     randomness, steps = Randomness(8), sum(blocks)
 
     def streams() -> NoiseStreams:
-        return NoiseStreams([randomness.noise(1, u) for u in range(users)], size)
+        return NoiseStreams([randomness.normals(1, u) for u in range(users)], size)
 
     whole = streams().draw(steps)
     assert whole.shape == (steps, users, size) and whole.dtype == np.float32
     parts = streams()
     assert np.array_equal(np.concatenate([parts.draw(n) for n in blocks]), whole)
     for user in range(users):
-        alone = randomness.noise(1, user)
+        alone = randomness.normals(1, user)
         one_by_one = [alone.standard_normal(size, dtype="float32") for _ in range(steps)]
         assert np.array_equal(whole[:, user], np.stack(one_by_one))
 
 
 def test_noise_drawn_in_threads_is_the_same_noise():
     """Large draws go to threads; each user's numbers are still those of its own stream."""
-    made = NoiseStreams([Randomness(1).noise(1, u) for u in range(6)], 20000).draw(2)
+    made = NoiseStreams([Randomness(1).normals(1, u) for u in range(6)], 20000).draw(2)
     for user in range(6):
-        alone = Randomness(1).noise(1, user).standard_normal((2, 20000), dtype=np.float32)
+        alone = Randomness(1).normals(1, user).standard_normal((2, 20000), dtype=np.float32)
         assert np.array_equal(made[:, user], alone)
     assert in_threads(lambda u: u * u, 5) == [0, 1, 4, 9, 16]
 

@@ -24,7 +24,7 @@ from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 def test_the_derived_numbers():
     """m = ⌊lM⌋, b_i = ⌊sR_i⌋ and the warm rounds."""
     run = setting("scaffold", "logistic", "fixed", user_ratio=0.5, data_ratio=0.5)
-    assert run.participants == 3 and run.batches.tolist() == [n // 2 for n in UNEQUAL]
+    assert run.cohort_size == 3 and run.batch_sizes.tolist() == [n // 2 for n in UNEQUAL]
 
 
 @pytest.mark.parametrize(("ratio", "rounds"), [(0.2, 20), (0.5, 8), (1.0, 4), (0.3, 13)])
@@ -130,15 +130,15 @@ def test_what_is_accounted_is_what_runs(algorithm):
     """
     run = setting(algorithm, "logistic", Gaussian(clip=0.5, noise=2.0, sampling="poisson"))
     said = run.describe()
-    assert (said.rounds, said.local_steps, said.users, said.participants) == (
+    assert (said.rounds, said.local_steps, said.users, said.cohort_size) == (
         4,
         3,
         6,
-        run.participants,
+        run.cohort_size,
     )
     assert (said.noise, said.clip, said.sampling, said.unit) == (2.0, 0.5, "poisson", "record")
     assert said.memory == run.algorithm.memory
-    for user, (size, batch) in enumerate(zip(UNEQUAL, run.batches.tolist(), strict=True)):
+    for user, (size, batch) in enumerate(zip(UNEQUAL, run.batch_sizes.tolist(), strict=True)):
         assert (said.group_of(user).records, said.group_of(user).batch) == (size, batch)
     assert setting(algorithm).describe() is None
 
@@ -153,7 +153,7 @@ def test_a_seeded_run_is_reproducible_and_a_secret_one_is_not():
     """The setting hands out the streams that its privacy asks for."""
     assert not setting("fedavg", "logistic", "fixed").randomness().secret
     assert setting("fedavg", "logistic", Gaussian(secret=True)).randomness().secret
-    assert torch.is_tensor(setting("fedavg").batches)
+    assert torch.is_tensor(setting("fedavg").batch_sizes)
 
 
 def test_no_record_can_be_reached_from_a_setting():

@@ -160,7 +160,7 @@ class Deployment:
             refusal = accounts.refuses(round)
             if refusal:
                 return None
-            drawn = streams.participants(round, setting.users, setting.participants)
+            drawn = streams.cohort(round, setting.users, setting.cohort_size)
             return Draw(drawn, accounts.admit(round, drawn))
 
         ended, message = "completed", ""

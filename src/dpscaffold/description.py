@@ -39,19 +39,19 @@ def describe_run(
     >>> from dpscaffold import fedavg
     >>> run = describe_run([50, 90], fedavg(), rounds=10, local_steps=5, user_ratio=0.5,
     ...                    data_ratio=0.1, noise=3.0)
-    >>> run.participants, run.worst.batch
+    >>> run.cohort_size, run.worst.batch
     (1, 5)
     """
-    participants = floor_share(user_ratio, len(sizes))
-    if participants < 1:
+    cohort_size = floor_share(user_ratio, len(sizes))
+    if cohort_size < 1:
         raise BadInput(f"a user ratio of {user_ratio} selects none of {len(sizes)} users")
     return describe(
         rounds=rounds,
         local_steps=local_steps,
         users=len(sizes),
-        participants=participants,
+        cohort_size=cohort_size,
         records=list(sizes),
-        batches=[floor_share(data_ratio, size) for size in sizes],
+        batch_sizes=[floor_share(data_ratio, size) for size in sizes],
         noise=noise,
         clip=clip,
         sampling=sampling,

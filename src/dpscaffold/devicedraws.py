@@ -107,18 +107,18 @@ class DeviceDraws:
         return out
 
     def fixed(
-        self, first: int, steps: int, records: Sequence[int], batches: Sequence[int]
+        self, first: int, steps: int, records: Sequence[int], batch_sizes: Sequence[int]
     ) -> DeviceBatches:
-        """Batches of exactly ``batches[u]`` of ``records[u]`` records, uniform without replacement.
+        """Batches of exactly ``batch_sizes[u]`` of ``records[u]`` records, uniform, none twice.
 
         Each record gets a random key whose low bits are its number, and the smallest keys are
         taken. No two keys are equal, so the size is exact; the law is uniform but for the chance,
         below R²·2^(log₂R − 63) a batch (4·10⁻⁹ at 4,000 records), that two random parts are equal.
         """
-        _fitting(records, batches, self._count)
-        counts = sent(sizes_of(records, batches), self.device)
-        even = min(batches) == max(batches)
-        return self.fixed_of(first, steps, counts, max(records), max(batches), even)
+        _fitting(records, batch_sizes, self._count)
+        counts = sent(sizes_of(records, batch_sizes), self.device)
+        even = min(batch_sizes) == max(batch_sizes)
+        return self.fixed_of(first, steps, counts, max(records), max(batch_sizes), even)
 
     def fixed_of(
         self, first: int, steps: int, counts: Tensor, most: int, width: int, even: bool
@@ -126,9 +126,9 @@ class DeviceDraws:
         """The same of sizes (U, 4) that are on the device (:func:`sizes_of`): ``most`` is no less
         than any number of records, ``width`` than any batch, and ``even`` says that all batches
         have that width. Wider ones draw the same."""
-        sizes, batches, low, _ = counts.split(1, dim=1)
+        sizes, wide, low, _ = counts.split(1, dim=1)
         number = torch.arange(most, device=self.device)
-        wanted = torch.arange(width, device=self.device) < batches
+        wanted = torch.arange(width, device=self.device) < wide
         index = torch.empty(steps, self._count, width, dtype=torch.int64, device=self.device)
         for start, stop in _pieces(steps, self._count * most):
             keys = self._whole(first + start, stop - start, most)
@@ -149,18 +149,18 @@ class DeviceDraws:
         first: int,
         steps: int,
         records: Sequence[int],
-        batches: Sequence[int],
+        batch_sizes: Sequence[int],
         width: int | None = None,
     ) -> DeviceBatches:
-        """Batches that hold each of ``records[u]`` records with chance ``batches[u]/records[u]``.
+        """Batches that hold each of R = ``records[u]`` records with chance ``batch_sizes[u]``/R.
 
         A record is in if 63 random bits are below ⌊rate·2⁶³⌋. Batches are padded to ``width``, by
         default :func:`poisson_width`, and never truncated: see :class:`DeviceBatches`.
         """
-        _fitting(records, batches, self._count)
-        pairs = zip(records, batches, strict=True)
+        _fitting(records, batch_sizes, self._count)
+        pairs = zip(records, batch_sizes, strict=True)
         widest = max(poisson_width(*pair) for pair in pairs) if width is None else width
-        counts = sent(sizes_of(records, batches), self.device)
+        counts = sent(sizes_of(records, batch_sizes), self.device)
         return self.poisson_of(first, steps, counts, max(records), widest)
 
     def poisson_of(
@@ -257,12 +257,12 @@ def addresses(seeds: Sequence[int], rounds: Sequence[int], users: Sequence[int])
     return torch.tensor([[user, round, *key] for user, round, key in rows], dtype=torch.int64)
 
 
-def sizes_of(records: Sequence[int], batches: Sequence[int]) -> Tensor:
+def sizes_of(records: Sequence[int], batch_sizes: Sequence[int]) -> Tensor:
     """R_u, b_u, the bits that number R_u records, and ⌊(b_u/R_u)·2⁶³⌋, (U, 4)."""
     return torch.tensor(
         [
             [r, b, (1 << (r - 1).bit_length()) - 1, min(_LARGEST, (b << 63) // r)]
-            for r, b in zip(records, batches, strict=True)
+            for r, b in zip(records, batch_sizes, strict=True)
         ],
         dtype=torch.int64,
     )
@@ -274,14 +274,14 @@ def _both_keys(seed: int) -> tuple[int, ...]:
     return *stream_key(seed, BATCHES), *stream_key(seed, NOISE)
 
 
-def _fitting(records: Sequence[int], batches: Sequence[int], count: int) -> None:
+def _fitting(records: Sequence[int], batch_sizes: Sequence[int], count: int) -> None:
     """Refuse sizes that are not one a participant, or batches larger than the data."""
-    if not len(records) == len(batches) == count:
+    if not len(records) == len(batch_sizes) == count:
         raise BadInput(
-            f"there are {len(records)} numbers of records and {len(batches)} batch sizes for "
+            f"there are {len(records)} numbers of records and {len(batch_sizes)} batch sizes for "
             f"{count} participants; give one of each"
         )
-    for total, batch in zip(records, batches, strict=True):
+    for total, batch in zip(records, batch_sizes, strict=True):
         if not 1 <= batch <= total:
             raise BadInput(f"a batch of {batch} of {total} records; it must hold 1 to {total}")
 

@@ -42,7 +42,7 @@ class Plan:
     seed                       makes participants, batches, noise and the network's initial weights
     =================  ======  =====================================================================
 
-    >>> Plan(rounds=10, user_ratio=0.25).participants(users=10)
+    >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)
     2
     """
 
@@ -87,7 +87,7 @@ class Plan:
         """η_l = η₀/(sK)."""
         return self.learning_rate / (self.data_ratio * self.local_steps)
 
-    def participants(self, users: int) -> int:
+    def cohort_size(self, users: int) -> int:
         """m = ⌊lM⌋; refuses an empty round."""
         count = floor_share(self.user_ratio, users)
         if count < 1:
@@ -97,17 +97,17 @@ class Plan:
             )
         return count
 
-    def batches(self, sizes: Tensor) -> Tensor:
+    def batch_sizes(self, sizes: Tensor) -> Tensor:
         """b_i = ⌊sR_i⌋ for every user, (M,); refuses an empty batch."""
-        batches = torch.floor(self.data_ratio * sizes.double() + 1e-9).long()
-        if bool((batches < 1).any()):
-            user = int((batches < 1).nonzero()[0])
+        batch_sizes = torch.floor(self.data_ratio * sizes.double() + 1e-9).long()
+        if bool((batch_sizes < 1).any()):
+            user = int((batch_sizes < 1).nonzero()[0])
             size = int(sizes[user])
             raise BadInput(
                 f"plan.data_ratio is {self.data_ratio}, which leaves user {user} with {size} "
                 f"records an empty batch; use at least {least_ratio(size)} or leave that user out"
             )
-        return batches
+        return batch_sizes
 
     def averages(self, round: int, warm_rounds: int) -> bool:
         """Whether x^round is part of the averaged output."""

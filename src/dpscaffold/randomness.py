@@ -60,9 +60,9 @@ class Randomness:
     out wants a secret one.
 
     >>> a, b = Randomness(7), Randomness(7)
-    >>> bool((a.noise(1, 3).standard_normal(4) == b.noise(1, 3).standard_normal(4)).all())
+    >>> bool((a.normals(1, 3).standard_normal(4) == b.normals(1, 3).standard_normal(4)).all())
     True
-    >>> bool((a.noise(1, 3).standard_normal(4) == a.noise(1, 4).standard_normal(4)).any())
+    >>> bool((a.normals(1, 3).standard_normal(4) == a.normals(1, 4).standard_normal(4)).any())
     False
     """
 
@@ -78,7 +78,7 @@ class Randomness:
         """A stream that touches records or hides them: the cipher's where the run is secret."""
         return CipherStream() if self.secret else self._stream(*address)
 
-    def participants(self, round: int, users: int, count: int) -> np.ndarray:
+    def cohort(self, round: int, users: int, count: int) -> np.ndarray:
         """``count`` of ``users`` users, uniformly without replacement, sorted, (count,) int64."""
         drawn = self._stream(PARTICIPANTS, round).choice(users, count, replace=False, shuffle=False)
         return np.sort(drawn)
@@ -107,7 +107,7 @@ class Randomness:
             stream, records, np.empty((steps, batch), dtype=np.int64) if out is None else out
         )
 
-    def noise(self, round: int, user: int) -> Stream:
+    def normals(self, round: int, user: int) -> Stream:
         """The stream of one user's noise in one round: standard normals, step after step."""
         return self._private(NOISE, round, user)
 
@@ -129,7 +129,7 @@ class OneRound(Randomness):
     Keys are held in memory by this object alone, which goes when the round is done.
 
     >>> held = OneRound(Randomness(7, secret=True))
-    >>> one, again = held.noise(1, 3), held.noise(1, 3)
+    >>> one, again = held.normals(1, 3), held.normals(1, 3)
     >>> bool((one.standard_normal(4) == again.standard_normal(4)).all())
     True
     """

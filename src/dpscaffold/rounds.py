@@ -99,7 +99,7 @@ def plain_draws(setting: Setting, randomness: Randomness) -> Drawing:
     """⌊lM⌋ of the users, from the run's own stream; everybody drawn takes part."""
 
     def draw(round: int) -> Draw:
-        drawn = randomness.participants(round, setting.users, setting.participants)
+        drawn = randomness.cohort(round, setting.users, setting.cohort_size)
         return Draw(drawn, drawn)
 
     return draw

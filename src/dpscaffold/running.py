@@ -118,7 +118,7 @@ def described(setting: Setting) -> str:
     """What will be run, in a sentence."""
     noise = f", noise {setting.privacy.noise:g}" if setting.privacy else ", no privacy"
     return (
-        f"{setting.label}: {setting.plan.rounds} rounds of {setting.participants} of "
+        f"{setting.label}: {setting.plan.rounds} rounds of {setting.cohort_size} of "
         f"{setting.users} users, {setting.plan.local_steps} steps each on "
-        f"{int(setting.batches.min())} to {int(setting.batches.max())} records{noise}"
+        f"{int(setting.batch_sizes.min())} to {int(setting.batch_sizes.max())} records{noise}"
     )

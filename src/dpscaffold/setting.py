@@ -45,7 +45,7 @@ class Setting:
     budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
-        _ = self.participants, self.batches
+        _ = self.cohort_size, self.batch_sizes
         self._check_task()
         self._check_preparation()
         self._check_neighbours()
@@ -158,14 +158,14 @@ class Setting:
         return self.roster.sizes[user] if self.roster.declared else None
 
     @cached_property
-    def participants(self) -> int:
+    def cohort_size(self) -> int:
         """m = ⌊lM⌋."""
-        return self.plan.participants(self.users)
+        return self.plan.cohort_size(self.users)
 
     @cached_property
-    def batches(self) -> Tensor:
+    def batch_sizes(self) -> Tensor:
         """b_i = ⌊sR_i⌋, (M,)."""
-        return self.plan.batches(self.sizes)
+        return self.plan.batch_sizes(self.sizes)
 
     @cached_property
     def warm_rounds(self) -> int:
@@ -213,8 +213,8 @@ class Setting:
         if privacy is not None and privacy.noise > 0:
             spread = None
             if privacy.clip != "median":
-                batches = self.batches[rows].float()[:, None]
-                spread = torch.ones_like(batches) * privacy.scale(privacy.clip, batches)
+                sizes = self.batch_sizes[rows].float()[:, None]
+                spread = torch.ones_like(sizes) * privacy.scale(privacy.clip, sizes)
         return Known(plan.local_steps, plan.step_size, spread, weight)
 
     def randomness(self) -> Randomness:

@@ -340,7 +340,7 @@ class _Training:
             refusal = self.accounts.refuses(round)
             if refusal:
                 return None
-            drawn = self.randomness.participants(round, setting.users, setting.participants)
+            drawn = self.randomness.cohort(round, setting.users, setting.cohort_size)
             return Draw(drawn, self.accounts.admit(round, drawn))
 
         if self.folder is not None:
@@ -390,7 +390,7 @@ class _Training:
             if self.accounts.refuses(round):
                 return
             setting = self.setting
-            drawn = self.randomness.participants(round, setting.users, setting.participants)
+            drawn = self.randomness.cohort(round, setting.users, setting.cohort_size)
             self.accounts.admit(round, drawn)
 
     def _stops(self, row: Mapping[str, Any]) -> bool:

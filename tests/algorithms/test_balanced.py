@@ -134,7 +134,7 @@ def test_the_running_sums_are_those_of_the_controls():
     torch.testing.assert_close(spread.centre.double(), centre, rtol=1e-4, atol=1e-5)
     square = float(weights @ (controls - centre).square().sum(1))
     assert spread.square == pytest.approx(square, rel=1e-4)
-    batches = run.batches.double()
+    batches = run.batch_sizes.double()
     variance = (2 * 0.7 * 0.8 / batches) ** 2 / run.plan.local_steps
     assert spread.noise == pytest.approx(float(weights @ variance) * controls.shape[1], rel=1e-4)
 

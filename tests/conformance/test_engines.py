@@ -240,11 +240,11 @@ class Recorder(Randomness):
         )
         return drawn
 
-    def noise(self, round, user):
+    def normals(self, round, user):
         """The real stream; its first numbers are remembered."""
         assert ("noise", round, user) not in self.given, "a user's noise was drawn twice in a round"
-        self.given["noise", round, user] = super().noise(round, user).standard_normal(8)
-        return super().noise(round, user)
+        self.given["noise", round, user] = super().normals(round, user).standard_normal(8)
+        return super().normals(round, user)
 
 
 @every_algorithm
@@ -258,7 +258,7 @@ def test_every_engine_and_chunk_makes_the_same_draws_once(algorithm, privacy):
     Driven(simulator(run, recorders[1])).drive()
     Driven(simulator(run, recorders[2], chunk=2)).drive()
     first = recorders[0].given
-    assert len(first) == 2 * run.plan.rounds * run.participants
+    assert len(first) == 2 * run.plan.rounds * run.cohort_size
     for other in recorders[1:]:
         assert other.given.keys() == first.keys()
         assert all(np.array_equal(other.given[key], value) for key, value in first.items())

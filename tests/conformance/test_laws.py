@@ -141,7 +141,7 @@ def test_the_server_moves_by_the_mean_upload(algorithm, weighting, engine):
         algorithm, "logistic", "fixed", weighting=weighting, server_rate=0.6, warm_rounds=0
     )
     (sent,) = uploads(engine, run)
-    chosen = run.randomness().participants(1, run.users, run.participants)
+    chosen = run.randomness().cohort(1, run.users, run.cohort_size)
     sizes = run.federation.train.sizes[chosen].float()
     weights = torch.full((3,), 1 / 3) if weighting == "uniform" else sizes / sizes.sum()
     totals = {name: value.sum(0) / run.users for name, value in sent.items() if name in TOTALS}
@@ -218,7 +218,7 @@ def test_the_report_names_the_participants_and_the_largest_drift(algorithm, engi
     run = setting(algorithm, "logistic", "fixed", data=federation(), warm_rounds=0)
     done = ENGINES[engine](run).round_of([0, 3, 5])
     assert done.number == 1 and done.gathered.arrived == (0, 3, 5)
-    drawn = run.randomness().participants(1, run.users, run.participants)
+    drawn = run.randomness().cohort(1, run.users, run.cohort_size)
     (sent,) = uploads(engine, run)
     again = ENGINES[engine](run).round_of(drawn).gathered
     assert again.metrics["largest_drift"] == pytest.approx(

@@ -258,7 +258,7 @@ def test_it_cannot_make_a_site_repeat_its_noise(tmp_path):
     loose = STRICT | {"epsilon": 1e5, "run_epsilon": 1e5}
     world = World(tmp_path, "scaffold", privacy=SECRET, policy=loose, rounds=60, user_ratio=1.0)
     world.enrol()
-    plan, batch = world.setting.plan, int(world.setting.batches[1])
+    plan, batch = world.setting.plan, int(world.setting.batch_sizes[1])
     scale = plan.step_size * (2 * 0.7 * 20.0 / batch) * np.sqrt(plan.local_steps)
     moves = []
     for k in range(40):

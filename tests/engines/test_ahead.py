@@ -25,7 +25,7 @@ def test_draws_made_ahead_are_the_same_even_where_users_decline(sampling):
     )
     runs = [Driven(simulator(setting, ahead=ahead)) for ahead in (False, True)]
     for round in range(1, 7):
-        drawn = setting.randomness().participants(round, 12, 6)
+        drawn = setting.randomness().cohort(round, 12, 6)
         active = drawn[1:] if round == 3 else drawn
         for engine in runs:
             engine.round(Draw(drawn, np.asarray(active)))

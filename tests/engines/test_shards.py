@@ -74,14 +74,14 @@ def test_a_chunk_that_does_not_fit_is_halved_for_good(monkeypatch, caplog, kind)
 
 def test_a_secret_round_is_drawn_again_as_it_was(monkeypatch):
     """Were batches drawn anew, only those that fit would ever be used."""
-    noises, real = {}, OneRound.noise
+    noises, real = {}, OneRound.normals
 
-    def noise(self, round, user):
+    def normals(self, round, user):
         stream, probe = real(self, round, user), real(self, round, user)
         noises.setdefault((round, user), set()).add(float(probe.standard_normal(1)[0]))
         return stream
 
-    monkeypatch.setattr(OneRound, "noise", noise)
+    monkeypatch.setattr(OneRound, "normals", normals)
     tried = short_of_memory(monkeypatch, 3)
     secret = Gaussian(clip=0.7, noise=0.8, secret=True)
     engine = simulator(setting("scaffold", "logistic", secret, user_ratio=1.0, rounds=3), chunk=6)
@@ -103,8 +103,8 @@ def test_held_streams_are_those_of_a_secret_run_alone():
     engine = simulator(setting("fedavg", "logistic", "fixed"))
     assert engine._of_round(1, 0) is engine.randomness[0]
     assert type(OneRound(Randomness(3, secret=True))).__mro__[1] is Randomness
-    assert OneRound(Randomness(3, secret=True)).participants(1, 9, 3).tolist() == (
-        Randomness(3).participants(1, 9, 3).tolist()
+    assert OneRound(Randomness(3, secret=True)).cohort(1, 9, 3).tolist() == (
+        Randomness(3).cohort(1, 9, 3).tolist()
     )
 
 

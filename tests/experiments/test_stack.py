@@ -98,7 +98,7 @@ def test_runs_of_one_seed_draw_once(monkeypatch):
         lambda self, t, user: asked.append((self.seed, t, user)) or draw(self, t, user),
     )
     train_stack(runs)
-    assert len(asked) == len(set(asked)) == 2 * runs[0].plan.rounds * runs[0].participants
+    assert len(asked) == len(set(asked)) == 2 * runs[0].plan.rounds * runs[0].cohort_size
 
 
 def test_secret_runs_share_nothing():
@@ -110,7 +110,9 @@ def test_secret_runs_share_nothing():
 def test_the_same_noise_for_every_user_is_the_first_users():
     same, own = SameForEveryUser(2), Randomness(2)
     for user in (0, 5):
-        assert (same.noise(1, user).standard_normal(5) == own.noise(1, 0).standard_normal(5)).all()
+        assert (
+            same.normals(1, user).standard_normal(5) == own.normals(1, 0).standard_normal(5)
+        ).all()
         drawn = same.batches(1, user, 30, 5, 2, "fixed").index
         assert (drawn == own.batches(1, 0, 30, 5, 2, "fixed").index).all()
 

@@ -28,7 +28,7 @@ def test_the_engines_do_what_the_paper_writes(algorithm, sampling, sizes, engine
         return [drawn.of(k) for k in range(4)]
 
     def noise(t, i):
-        stream = draws.noise(t, i)
+        stream = draws.normals(t, i)
         return lambda: stream.standard_normal(4 * 6, dtype="float32")
 
     x, c, own = dp_scaffold(
@@ -42,7 +42,7 @@ def test_the_engines_do_what_the_paper_writes(algorithm, sampling, sizes, engine
         clip=clip,
         sigma=sigma,
         regularisation=0.02,
-        participants=lambda t: draws.participants(t, 6, 3),
+        participants=lambda t: draws.cohort(t, 6, 3),
         batches=batches,
         noise=noise,
         controls=algorithm != "fedavg",

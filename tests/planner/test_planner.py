@@ -74,9 +74,9 @@ def test_a_rounds_mean_has_the_noise_of_the_real_run(sizes, ratio, share, steps,
     batches = [math.floor(ratio * size + 1e-9) for size in sizes]
     variance = sum((2 * 0.7 * noise / b) ** 2 for b in batches) / len(sizes)
     wanted = variance / (steps * math.floor(share * len(sizes) + 1e-9))
-    batch = int(small.batches[0])
+    batch = int(small.batch_sizes[0])
     got = (2 * 0.7 * small.privacy.noise / batch) ** 2
-    got /= small.plan.local_steps * small.participants
+    got /= small.plan.local_steps * small.cohort_size
     assert got == pytest.approx(wanted, rel=1e-6)
     travelled = 0.9 / ratio
     assert small.plan.step_size * small.plan.local_steps == pytest.approx(travelled)
@@ -88,7 +88,7 @@ def test_a_surrogate_has_the_facts():
     stand_in = surrogate(public(facts, user_ratio=0.2), facts.guess, 0.5)
     shape = Shape.of(public(facts, user_ratio=0.2))
     assert (stand_in.users, stand_in.dimension, stand_in.classes) == (shape.users, 30, 10)
-    assert shape.participants / shape.users == pytest.approx(0.2)
+    assert shape.cohort_size / shape.users == pytest.approx(0.2)
     assert torch.allclose(stand_in.train.features.norm(dim=1), torch.tensor(2.5))
     counts = np.bincount(stand_in.train.labels.numpy(), minlength=10)
     assert counts.min() > 0.6 * counts.mean()
@@ -117,7 +117,7 @@ def test_a_number_has_a_surrogate_of_its_own():
 def test_a_recommendation_keeps_its_promise_and_its_limits():
     found = recommend(FACTS, Goal(2.0, delta=1e-4), Limits(8, 3, 4))
     plan = found.setting.plan
-    assert plan.rounds <= 8 and plan.local_steps <= 3 and found.setting.participants == 4
+    assert plan.rounds <= 8 and plan.local_steps <= 3 and found.setting.cohort_size == 4
     run = found.setting.describe()
     assert run is not None and run.delta == 1e-4
     epsilon = found.setting.budget.bound(run).epsilon(run)

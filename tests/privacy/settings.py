@@ -10,39 +10,39 @@ SYNTHETIC: dict[str, Any] = {
     "rounds": 400,
     "local_steps": 50,
     "users": 100,
-    "participants": 20,
+    "cohort_size": 20,
     "records": 4000,
-    "batches": 800,
+    "batch_sizes": 800,
     "noise": 60.0,
     "delta": "1/records",
 }
 FEMNIST = {
     **SYNTHETIC,
     "users": 40,
-    "participants": 8,
+    "cohort_size": 8,
     "records": 2000,
-    "batches": 400,
+    "batch_sizes": 400,
     "noise": 30.0,
 }
 MNIST = {
     **SYNTHETIC,
     "users": 60,
-    "participants": 12,
+    "cohort_size": 12,
     "records": 800,
-    "batches": 160,
+    "batch_sizes": 160,
     "noise": 30.0,
     "rounds": 100,
 }
-TABLE_1 = {**SYNTHETIC, "rounds": 488, "local_steps": 5, "participants": 5, "noise": 10.0}
+TABLE_1 = {**SYNTHETIC, "rounds": 488, "local_steps": 5, "cohort_size": 5, "noise": 10.0}
 ALL = {"synthetic": SYNTHETIC, "femnist": FEMNIST, "mnist": MNIST, "table 1": TABLE_1}
 
 SMALL: dict[str, Any] = {
     "rounds": 20,
     "local_steps": 3,
     "users": 10,
-    "participants": 2,
+    "cohort_size": 2,
     "records": 100,
-    "batches": 20,
+    "batch_sizes": 20,
     "noise": 2.0,
     "delta": 1e-5,
 }

@@ -31,8 +31,8 @@ runs = st.builds(
     lambda **kw: run_of(SMALL, **kw),
     rounds=st.integers(1, 60),
     local_steps=st.integers(1, 8),
-    participants=st.integers(1, 9),
-    batches=st.integers(1, 90),
+    cohort_size=st.integers(1, 9),
+    batch_sizes=st.integers(1, 90),
     noise=st.floats(0.8, 30.0),
     sampling=st.sampled_from(["fixed", "poisson"]),
 )
@@ -61,13 +61,13 @@ def test_epsilon_is_monotone_in_everything(run):
     more = [
         replace(run, rounds=run.rounds + 1),
         replace(run, local_steps=run.local_steps + 1),
-        replace(run, participants=run.participants + 1),
+        replace(run, cohort_size=run.cohort_size + 1),
         run_of(
             SMALL,
             rounds=run.rounds,
             local_steps=run.local_steps,
-            participants=run.participants,
-            batches=batch + 10,
+            cohort_size=run.cohort_size,
+            batch_sizes=batch + 10,
             noise=run.noise,
             sampling=run.sampling,
         ),
@@ -86,7 +86,7 @@ def test_a_random_draw_never_costs_more_than_every_round(run):
 
 def test_one_full_step_is_the_gaussian_mechanism():
     """s = l = 1 and K = T = 1: the closed form."""
-    run = run_of(SMALL, rounds=1, local_steps=1, participants=10, batches=100, noise=1.3)
+    run = run_of(SMALL, rounds=1, local_steps=1, cohort_size=10, batch_sizes=100, noise=1.3)
     assert RANDOM_PARTICIPATION.epsilon(run) == pytest.approx(
         gaussian_epsilon(1e-5, 1 / 1.3), rel=2e-3
     )
@@ -100,9 +100,9 @@ def test_the_published_numbers_stand():
 
 def test_the_worst_group_is_the_one_with_the_largest_rate():
     records, batches = [100, 100, 200, 50] * 5, [10, 30, 20, 10] * 5
-    mixed = run_of(SMALL, users=20, participants=4, records=records, batches=batches)
+    mixed = run_of(SMALL, users=20, cohort_size=4, records=records, batch_sizes=batches)
     alone = [
-        run_of(SMALL, users=20, participants=4, records=r, batches=b)
+        run_of(SMALL, users=20, cohort_size=4, records=r, batch_sizes=b)
         for r, b in ((100, 10), (100, 30), (50, 10))
     ]
     assert RANDOM_PARTICIPATION.epsilon(mixed) == max(
@@ -112,7 +112,7 @@ def test_the_worst_group_is_the_one_with_the_largest_rate():
 
 
 class TestAggregate:
-    memoryless = run_of(SMALL, memory=False, local_steps=1, participants=4)
+    memoryless = run_of(SMALL, memory=False, local_steps=1, cohort_size=4)
 
     def test_equal_users_gain_the_root_of_m(self):
         assert worst_steps(self.memoryless) == [(0.2, pytest.approx(2.0 * 2.0))]
@@ -127,7 +127,9 @@ class TestAggregate:
         from itertools import combinations
 
         batches = [5, 10, 10, 20, 40]
-        run = run_of(SMALL, users=5, participants=3, batches=batches, memory=False, local_steps=1)
+        run = run_of(
+            SMALL, users=5, cohort_size=3, batch_sizes=batches, memory=False, local_steps=1
+        )
         worst = {}
         for i, b in enumerate(batches):
             sets = [c for c in combinations(range(5), 3) if i in c]
@@ -146,9 +148,9 @@ class TestAggregate:
         run = run_of(
             SMALL,
             users=4,
-            participants=4,
+            cohort_size=4,
             records=[50, 100, 200, 400],
-            batches=[10, 20, 40, 80],
+            batch_sizes=[10, 20, 40, 80],
             memory=False,
             local_steps=1,
             weighting="records",
@@ -170,7 +172,7 @@ class TestAggregate:
 
 class TestUserUnit:
     def test_no_record_sampling_and_k_gaussians(self):
-        run = run_of(SMALL, unit="user", participants=10, rounds=1, local_steps=4, noise=3.0)
+        run = run_of(SMALL, unit="user", cohort_size=10, rounds=1, local_steps=4, noise=3.0)
         assert RANDOM_PARTICIPATION.epsilon(run) == pytest.approx(
             gaussian_epsilon(1e-5, 2 / 3.0), rel=2e-3
         )
@@ -181,7 +183,7 @@ class TestUserUnit:
             unit="user",
             memory=False,
             users=200,
-            participants=4,
+            cohort_size=4,
             noise=3.0,
             hidden_draw=True,
         )
@@ -205,7 +207,7 @@ class TestUserUnit:
             unit="user",
             memory=False,
             users=200,
-            participants=4,
+            cohort_size=4,
             noise=3.0,
             local_steps=2,
             hidden_draw=True,
@@ -244,7 +246,7 @@ def test_a_cap_bounds_what_selection_may_do():
 def test_a_repeated_round_costs_more_than_an_independent_one():
     """Two runs on one draw: 2K steps with probability l, worse than two rounds drawn
     independently."""
-    run = run_of(SMALL, users=100, participants=2, noise=1.0)
+    run = run_of(SMALL, users=100, cohort_size=2, noise=1.0)
     repeated = RANDOM_PARTICIPATION.epsilon(run, 10, repeats=[1] * 10)
     assert repeated == pytest.approx(
         RANDOM_PARTICIPATION.epsilon(replace(run, local_steps=6), 10), rel=1e-3
@@ -259,7 +261,7 @@ def test_a_repeated_round_costs_more_than_an_independent_one():
 
 def test_other_mechanisms_are_composed_exactly():
     """A full Gaussian step and two Gaussian costs are one Gaussian of added squared shifts."""
-    run = run_of(SMALL, rounds=1, local_steps=1, participants=10, batches=100, noise=2.0)
+    run = run_of(SMALL, rounds=1, local_steps=1, cohort_size=10, batch_sizes=100, noise=2.0)
     costs = [Cost("mean", noise=4.0), Cost("variance", noise=5.0)]
     mu = math.sqrt(1 / 4 + 1 / 16 + 1 / 25)
     assert RANDOM_PARTICIPATION.epsilon(run, costs=costs) == pytest.approx(

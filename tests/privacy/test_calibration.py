@@ -105,7 +105,7 @@ def test_no_budget_is_refused(epsilon):
 
 def test_a_budget_below_one_round_is_refused():
     with pytest.raises(PrivacyError, match="cannot be met even at one round"):
-        largest_rounds(run_of(SMALL, participants=10), 0.001)
+        largest_rounds(run_of(SMALL, cohort_size=10), 0.001)
     with pytest.raises(PrivacyError, match="the noise is 0"):
         largest_rounds(run_of(SMALL, noise=0.0), 1.0)
 

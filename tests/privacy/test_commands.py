@@ -264,9 +264,9 @@ def test_a_configuration(tmp_path):
         rounds=30,
         local_steps=4,
         users=10,
-        participants=2,
+        cohort_size=2,
         records=said["run"]["groups"][0]["records"],
-        batches=said["run"]["groups"][0]["batch"],
+        batch_sizes=said["run"]["groups"][0]["batch"],
         noise=5.0,
     )
     assert said["run"]["rounds"] == 30 and said["run"]["participants"] == 2

@@ -35,7 +35,7 @@ def part(name: str, **changes) -> Part:
 def test_two_gaussians_convolve_to_one():
     """Users as the unit, all of them in every round: μ² adds, ε does not."""
     noises = (6.0, 9.0)
-    parts = [part(f"run {z}", unit="user", participants=10, noise=z) for z in noises]
+    parts = [part(f"run {z}", unit="user", cohort_size=10, noise=z) for z in noises]
     mu = math.sqrt(sum(60 / z**2 for z in noises))
     found = together(parts, fixed_in_advance=True)
     truth = gaussian_epsilon(2e-5, mu)
@@ -73,7 +73,7 @@ small_parts = st.builds(
     lambda **kw: part("r", **kw),
     rounds=st.integers(1, 40),
     local_steps=st.integers(1, 6),
-    participants=st.integers(1, 9),
+    cohort_size=st.integers(1, 9),
     noise=st.floats(1.0, 20.0),
 )
 
@@ -109,7 +109,7 @@ def test_unequal_users_fall_back_to_the_servers_bound():
         local_steps=1,
         memory=False,
         records=[100] * 5 + [400] * 5,
-        batches=[20] * 5 + [40] * 5,
+        batch_sizes=[20] * 5 + [40] * 5,
         weighting="records",
     )
     unequal = Part("a", run, run.rounds, {"third_party": AGGREGATE})

@@ -11,7 +11,7 @@ from privacy.settings import SYNTHETIC, run_of
 
 from dpscaffold.privacy import PAPER_THIRD_PARTY, RANDOM_PARTICIPATION
 
-FULL = {"records": 1000, "batches": 1000, "delta": 1e-5, "memory": False}
+FULL = {"records": 1000, "batch_sizes": 1000, "delta": 1e-5, "memory": False}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_sampling_users_does_not_amplify_a_records_epsilon(noise, rounds, printe
     units away from everyone else's, so the third party can tell when user 1 was drawn, and then
     sees a plain Gaussian.
     """
-    run = run_of(SYNTHETIC, **FULL, rounds=rounds, local_steps=1, participants=1, noise=noise)
+    run = run_of(SYNTHETIC, **FULL, rounds=rounds, local_steps=1, cohort_size=1, noise=noise)
     exact = rare_gaussian_epsilon(1e-5, noise, 0.01, rounds)
     assert exact == pytest.approx(true, abs=0.001)
     assert PAPER_THIRD_PARTY.epsilon(run) == pytest.approx(printed, abs=0.001)
@@ -44,7 +44,7 @@ def test_noise_does_not_average_out_over_adaptive_steps():
     gain = 1 + 0.999 * 50
     shift, deviation = gain + 1, math.sqrt(gain**2 + 1 + 2 * 19)
     exact = gaussian_epsilon(1e-5, shift / deviation)
-    run = run_of(SYNTHETIC, **FULL, rounds=1, local_steps=2, users=20, participants=20, noise=1.0)
+    run = run_of(SYNTHETIC, **FULL, rounds=1, local_steps=2, users=20, cohort_size=20, noise=1.0)
     assert exact == pytest.approx(4.44, abs=0.005)
     assert PAPER_THIRD_PARTY.epsilon(run) == pytest.approx(1.567, abs=0.001)
     assert PAPER_THIRD_PARTY.epsilon(run) < exact <= RANDOM_PARTICIPATION.epsilon(run)
@@ -66,7 +66,7 @@ def test_memory_carries_noise_from_round_to_round():
         rounds=2,
         local_steps=1,
         users=20,
-        participants=20,
+        cohort_size=20,
         noise=1.0,
     )
     assert exact == pytest.approx(1.909, abs=0.001)

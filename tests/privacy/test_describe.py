@@ -24,10 +24,10 @@ from dpscaffold.privacy import Mechanism, NoisedQuery, Participation, PrivacyErr
         ({"rounds": 0}, "rounds=0"),
         ({"local_steps": 0}, "local_steps=0"),
         ({"users": 0}, "users=0"),
-        ({"participants": 0}, "participants=0"),
-        ({"participants": 11}, "participants=11 cannot be drawn from 10 users"),
-        ({"batches": 101}, "records=100 is fewer than the batch of 101"),
-        ({"batches": 0}, "a batch of 0"),
+        ({"participants": 0}, "cohort_size=0"),
+        ({"participants": 11}, "cohort_size=11 cannot be drawn from 10 users"),
+        ({"batch_sizes": 101}, "records=100 is fewer than the batch of 101"),
+        ({"batch_sizes": 0}, "a batch of 0"),
         ({"records": [100, 100]}, "records has 2 entries for 10 users"),
         ({"sampling": "cyclic"}, "sampling='cyclic'"),
         ({"weighting": "loss"}, "weighting='loss'"),
@@ -41,7 +41,7 @@ def test_impossible_descriptions_are_refused(changes, words):
 
 
 def test_delta_defaults_to_a_tenth_of_one_over_all_records():
-    plan = {**SMALL, "records": [50] * 5 + [150] * 5, "batches": 5}
+    plan = {**SMALL, "records": [50] * 5 + [150] * 5, "batch_sizes": 5}
     assert run_of({**plan, "delta": None}).delta == 0.1 / 1000
     assert run_of({**plan, "delta": "1/records"}).delta == 1 / 1000
     assert run_of({**plan, "delta": None}, unit="user").delta == 0.1 / 10
@@ -49,7 +49,7 @@ def test_delta_defaults_to_a_tenth_of_one_over_all_records():
 
 
 def test_it_describes_its_parts():
-    run = run_of(SMALL, records=[50, 100] * 5, batches=10)
+    run = run_of(SMALL, records=[50, 100] * 5, batch_sizes=10)
     assert run.step() == NoisedQuery(10, 50, 2.0, 1.0, "fixed", "record")
     assert run.participation(run.group_of(1)) == Participation(NoisedQuery(10, 100, 2.0), 3)
     assert run.round().user_ratio == 0.2

@@ -20,7 +20,7 @@ from dpscaffold.privacy import (
     [
         (SYNTHETIC, {}, 12.906),
         (SYNTHETIC, {"local_steps": 100}, 12.913),
-        (SYNTHETIC, {"participants": 5}, 4.155),
+        (SYNTHETIC, {"cohort_size": 5}, 4.155),
         (FEMNIST, {}, 11.361),
         (FEMNIST, {"local_steps": 100}, 11.432),
         (MNIST, {}, 7.149),
@@ -78,7 +78,7 @@ def test_random_participation_by_renyi(name, value):
     ("name", "value"), [("synthetic", 4.726), ("femnist", 10.046), ("mnist", 4.317)]
 )
 def test_every_round_by_renyi(name, value):
-    run = run_of(ALL[name], participants=ALL[name]["users"])
+    run = run_of(ALL[name], cohort_size=ALL[name]["users"])
     assert RANDOM_PARTICIPATION_RDP.epsilon(run) == pytest.approx(value, rel=0.001)
 
 
@@ -95,7 +95,7 @@ def test_ledger_at_the_expected_number_of_participations(name, value):
 
 
 def round_count(run) -> int:
-    return run.rounds * run.participants // run.users
+    return run.rounds * run.cohort_size // run.users
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from dpscaffold.privacy.page import render
 
 def test_a_user_level_run_is_a_gaussian():
     """Everyone takes part: T·K Gaussian steps of multiplier σ_g, so μ = √(TK)/σ_g."""
-    run = run_of(SMALL, unit="user", participants=10, rounds=20, local_steps=3, noise=10.0)
+    run = run_of(SMALL, unit="user", cohort_size=10, rounds=20, local_steps=3, noise=10.0)
     mu = math.sqrt(60) / 10
     terms = human_terms(RANDOM_PARTICIPATION, run)
     assert terms.protects == "user" and "user's whole dataset" in terms.sentence()
@@ -46,7 +46,7 @@ def test_a_user_level_run_is_a_gaussian():
 
 
 def test_every_figure_of_the_curve_is_rounded_down():
-    terms = human_terms(RANDOM_PARTICIPATION, run_of(SMALL, unit="user", participants=10))
+    terms = human_terms(RANDOM_PARTICIPATION, run_of(SMALL, unit="user", cohort_size=10))
     mu = math.sqrt(60) / 2
     for alpha, beta in terms.curve:
         assert beta <= norm.cdf(norm.isf(alpha) - mu)
@@ -65,7 +65,7 @@ def test_costs_and_repeats_are_in_the_terms():
 
 
 def test_the_ledger_counts_the_worst_user():
-    ledger = Ledger(run_of(SMALL, records=[100] * 5 + [400] * 5, batches=20))
+    ledger = Ledger(run_of(SMALL, records=[100] * 5 + [400] * 5, batch_sizes=20))
     assert ledger_terms(ledger) is None
     for round in range(1, 7):
         ledger.record(round, [0 if round < 3 else 9])
@@ -146,7 +146,7 @@ def test_goals_leave_room_for_preprocessing():
     with pytest.raises(PrivacyError, match="not met by any noise"):
         noise_for(run, goal, costs=(Cost("mean", noise=1.0),))
     with pytest.raises(PrivacyError, match="hides nothing"):
-        noise_for(run_of(SMALL, rounds=1, participants=1, users=1000), Goal("advantage", 0.9))
+        noise_for(run_of(SMALL, rounds=1, cohort_size=1, users=1000), Goal("advantage", 0.9))
 
 
 def test_commands_in_human_terms(tmp_path):

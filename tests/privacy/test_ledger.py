@@ -20,7 +20,7 @@ def filled(run, rounds, seed=0, **options) -> Ledger:
     ledger, rng = Ledger(run, **options), np.random.default_rng(seed)
     for round in range(1, rounds + 1):
         ledger.record(
-            round, ledger.allowed(rng.choice(run.users, run.participants, replace=False).tolist())
+            round, ledger.allowed(rng.choice(run.users, run.cohort_size, replace=False).tolist())
         )
     return ledger
 
@@ -165,7 +165,7 @@ def test_a_budget_too_small_for_one_round_keeps_everyone_away():
 
 def test_unequal_users_pay_by_their_own_rate():
     run = run_of(
-        SMALL, users=4, participants=4, records=[100, 100, 100, 50], batches=[10, 20, 40, 10]
+        SMALL, users=4, cohort_size=4, records=[100, 100, 100, 50], batch_sizes=[10, 20, 40, 10]
     )
     ledger = Ledger(run)
     ledger.record(1, [0, 1, 2, 3])
@@ -183,9 +183,9 @@ def test_thousands_of_sizes_are_affordable_and_rounded_up():
     run = run_of(
         SMALL,
         users=3000,
-        participants=30,
+        cohort_size=30,
         records=records,
-        batches=[max(1, r // 5) for r in records],
+        batch_sizes=[max(1, r // 5) for r in records],
         rounds=300,
     )
     assert len({g.rate for g in run.groups}) > 10 * MOST_RATES
@@ -202,7 +202,7 @@ def test_thousands_of_sizes_are_affordable_and_rounded_up():
 def test_recording_takes_a_fraction_of_a_round():
     """Under one per cent of 80 ms, for 100 users and for 100 000."""
     for users in (100, 100_000):
-        ledger = Ledger(run_of(SMALL, users=users, participants=20, rounds=1000))
+        ledger = Ledger(run_of(SMALL, users=users, cohort_size=20, rounds=1000))
         start = time.perf_counter()
         for round in range(1, 201):
             ledger.record(round, ledger.allowed(list(range(round % 50, round % 50 + 20))))

@@ -69,7 +69,7 @@ class TestNames:
         from dp_accounting import NeighboringRelation, dp_event
         from dp_accounting.pld import PLDAccountant
 
-        run = run_of(SMALL, sampling="poisson", participants=10, rounds=4)
+        run = run_of(SMALL, sampling="poisson", cohort_size=10, rounds=4)
         accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
         step = dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(2 * run.noise))
         accountant.compose(step, run.rounds * run.local_steps)
@@ -128,7 +128,7 @@ class TestDeclaredSizes:
         less = without_one(whole, 2)
         one, other = setting(whole), setting(less)
         assert one.describe().to_dict() == other.describe().to_dict()
-        assert one.batches.tolist() == other.batches.tolist() == [5, 6, 2, 4, 7, 3]
+        assert one.batch_sizes.tolist() == other.batch_sizes.tolist() == [5, 6, 2, 4, 7, 3]
         for weighting in ("uniform", "records"):
             assert setting(whole, weighting=weighting).sizes.tolist() == [10, 12, 5, 8, 14, 7]
         # And read off the data they would tell: that is why it is called zero-out.
@@ -190,7 +190,7 @@ def test_a_user_as_unit_tells_nothing_of_sizes(tmp_path):
 
 class TestDeltas:
     def test_epsilon_at_several_deltas_in_closed_form(self):
-        run = run_of(SMALL, participants=10, batches=100, local_steps=1, noise=6.0)
+        run = run_of(SMALL, cohort_size=10, batch_sizes=100, local_steps=1, noise=6.0)
         said = statement(run)
         rows = said["epsilon_by_delta"]
         assert [row["delta"] for row in rows] == pytest.approx([1e-5, 1e-6, 1e-7, 1e-8])

@@ -84,7 +84,13 @@ def test_random_participation_against_an_explicit_dataset(chance, rounds, sigma)
     """A round shows N(0, σ²) or N(1, σ²) with this chance: the likelihood test's two rates."""
     users = round(1 / chance)
     run = run_of(
-        SMALL, rounds=rounds, users=users, participants=1, local_steps=1, batches=100, noise=sigma
+        SMALL,
+        rounds=rounds,
+        users=users,
+        cohort_size=1,
+        local_steps=1,
+        batch_sizes=100,
+        noise=sigma,
     )
     curve = TradeOff.of(losses(RANDOM_PARTICIPATION, run))
     counts = np.arange(0, 80)
@@ -183,8 +189,8 @@ runs = st.builds(
     lambda **kw: run_of(SMALL, **kw),
     rounds=st.integers(1, 60),
     local_steps=st.integers(1, 8),
-    participants=st.integers(1, 9),
-    batches=st.integers(1, 90),
+    cohort_size=st.integers(1, 9),
+    batch_sizes=st.integers(1, 90),
     noise=st.floats(0.5, 30.0),
     sampling=st.sampled_from(["fixed", "poisson"]),
     unit=st.sampled_from(["record", "user"]),

@@ -30,7 +30,7 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.aggregate import worst_steps
 from dpscaffold.setting import Setting
 
-SUM = run_of(SMALL, memory=False, local_steps=1, participants=4)
+SUM = run_of(SMALL, memory=False, local_steps=1, cohort_size=4)
 
 
 class TestDeclining:
@@ -44,9 +44,9 @@ class TestDeclining:
             rounds=rounds,
             local_steps=1,
             users=10,
-            participants=10,
+            cohort_size=10,
             records=[2] * 9 + [3],
-            batches=1,
+            batch_sizes=1,
             noise=self.noise,
             memory=False,
             delta=self.delta,
@@ -119,7 +119,9 @@ class TestParticipants:
     def test_the_quietest_honest_companions_of_every_set(self, colluders):
         """The reference tries every set of participants and every set of colluders."""
         batches, m = [5, 10, 10, 20, 40, 41], 4
-        run = run_of(SMALL, users=6, participants=m, batches=batches, memory=False, local_steps=1)
+        run = run_of(
+            SMALL, users=6, cohort_size=m, batch_sizes=batches, memory=False, local_steps=1
+        )
         least = {}
         for i, b in enumerate(batches):
             others = [j for j in range(6) if j != i]
@@ -144,8 +146,8 @@ class TestParticipants:
             memory=False,
             local_steps=1,
             users=8,
-            participants=8,
-            batches=100,
+            cohort_size=8,
+            batch_sizes=100,
             noise=6.0,
             delta=1e-5,
         )
@@ -171,7 +173,7 @@ class TestParticipants:
             statement(SUM, colluders=colluders)
 
     def test_a_single_user_has_no_companions(self):
-        alone = run_of(SMALL, users=1, participants=1, memory=False, local_steps=1)
+        alone = run_of(SMALL, users=1, cohort_size=1, memory=False, local_steps=1)
         assert statement(alone)["participant"]["bound"] == "random_participation"
 
     def test_sampling_users_is_no_gain_for_a_participant(self):
@@ -225,9 +227,9 @@ class TestOneBound:
     def test_planned_from_numbers_and_stated_by_the_run(self, view, unit, steps):
         plan = describe(
             users=40,
-            participants=8,
+            cohort_size=8,
             records=50,
-            batches=10,
+            batch_sizes=10,
             rounds=10,
             delta=1e-4,
             noise=1.0,
@@ -264,5 +266,5 @@ SUM_OF_USERS = {
     "memory": False,
     "hidden_draw": True,
     "users": 50,
-    "participants": 5,
+    "cohort_size": 5,
 }

@@ -105,7 +105,7 @@ def play(setting: Trial, randomness: Randomness | None = None) -> tuple[np.ndarr
     driven = Driven(simulator(setting, randomness or Randomness(11)))
     driven.round_of(range(setting.users))
     direction = torch.tensor([-1.0, -1.0, 1.0, 1.0]) / 2
-    scores = (driven.reached.memory @ direction).numpy() * int(setting.batches[0]) / (2 * CLIP)
+    scores = (driven.reached.memory @ direction).numpy() * int(setting.batch_sizes[0]) / (2 * CLIP)
     victim, bystander = scores[::2], scores[1::2]
     statistics = np.stack([victim, victim - bystander])
     return statistics[:, ::2], statistics[:, 1::2]
@@ -139,8 +139,8 @@ def test_halved_noise_is_caught(steps):
 
 def test_noise_shared_between_users_is_caught():
     class SameForAll(Randomness):
-        def noise(self, round: int, user: int) -> np.random.Generator:
-            return super().noise(round, user // 2)
+        def normals(self, round: int, user: int) -> np.random.Generator:
+            return super().normals(round, user // 2)
 
     setting = the_setting(1)
     assert lower_epsilon(*play(setting, SameForAll(11)), DELTA) > claimed(setting)

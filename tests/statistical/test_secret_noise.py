@@ -76,7 +76,7 @@ def test_every_participation_has_its_own_key():
     """The same round of the same user, asked for again: nothing in common with the first time."""
     secret = Randomness(0, secret=True)
     one, two, other = (
-        NoiseStreams([secret.noise(1, user)], 50_000).draw(1).ravel() for user in (3, 3, 4)
+        NoiseStreams([secret.normals(1, user)], 50_000).draw(1).ravel() for user in (3, 3, 4)
     )
     for left, right in ((one, two), (one, other)):
         assert abs(np.corrcoef(left, right)[0, 1]) < norm.isf(ALARM / 2) / np.sqrt(50_000)

@@ -209,7 +209,7 @@ def test_a_whole_round_moves_by_no_more_than_stated(
         made = ENGINES[engine](run, still)
         made.round_of(range(len(sizes)))
         reached.append(made.reached)
-    eta, batch = run.plan.step_size, int(run.batches[user])
+    eta, batch = run.plan.step_size, int(run.batch_sizes[user])
     moved = float((reached[0].params - reached[1].params).norm())
     assert moved <= SLACK * eta * 2 * clip / batch / len(sizes) + 1e-5
     controls = (reached[0].memory - reached[1].memory).norm(dim=1)

@@ -51,9 +51,9 @@ def price(run, rounds=6, seed=4, again=()):
     """The larger of ε over the draw and ε given the seed's draw, reckoned from scratch."""
     ledger, draw = Ledger(run), Randomness(seed)
     for round in range(1, rounds + 1):
-        ledger.record(round, draw.participants(round, run.users, run.participants).tolist())
+        ledger.record(round, draw.cohort(round, run.users, run.cohort_size).tolist())
     for round in again:
-        users = draw.participants(round, run.users, run.participants).tolist()
+        users = draw.cohort(round, run.users, run.cohort_size).tolist()
         ledger.record(round, users, again=True)
     over = RANDOM_PARTICIPATION.epsilon(run, rounds, repeats=ledger.repeats)
     return max(over, ledger.largest())

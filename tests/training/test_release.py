@@ -71,7 +71,7 @@ def test_a_simulation_says_so_before_anything_else(tmp_path):
 
 def test_numbers_alone_are_no_simulation():
     run = describe(
-        rounds=4, local_steps=3, users=9, participants=3, records=50, batches=10, noise=4
+        rounds=4, local_steps=3, users=9, cohort_size=3, records=50, batch_sizes=10, noise=4
     )
     said = statement(run)
     assert said["simulated"] is False and said["quote"].startswith("Each record is protected")
@@ -93,7 +93,7 @@ def test_secret_noise_with_a_given_seed_quotes_the_ledger_first(tmp_path):
 def test_the_best_seed_of_many_is_below_its_own_ledger():
     """Why the ledger comes first: a seed can be chosen so that a user takes part often."""
     run = describe(
-        rounds=8, local_steps=2, users=9, participants=3, records=50, batches=10, noise=4
+        rounds=8, local_steps=2, users=9, cohort_size=3, records=50, batch_sizes=10, noise=4
     )
     ledger = Ledger(run)
     for round in range(1, 9):

@@ -151,7 +151,7 @@ def server_games(
 def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders: int = 0) -> Played:
     """So many games on each dataset as a third party sees them, or ``colluders`` of the
     participants, who subtract what they uploaded themselves."""
-    others: list[bool | None] = [None] * (subject.run.participants - 1)
+    others: list[bool | None] = [None] * (subject.run.cohort_size - 1)
     worlds = [subject.federation([inside, *others]) for inside in (True, False)]
     settings = [subject.setting(world) for world in worlds]
     runs = 2 * games
@@ -161,7 +161,7 @@ def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders:
         [subject.streams(rng) for _ in range(runs)],
         subject.pair.direction,
     )
-    users = np.arange(subject.run.participants)
+    users = np.arange(subject.run.cohort_size)
     everyone, nobody = Draw(users, users), Draw(users, users[:0])
     times, scores = subject.times(runs, rng), np.zeros((2, runs))
     for number in range(1, int(times.max(initial=0)) + 1):
@@ -232,7 +232,7 @@ class _Ledger:
         """The noise along the canary, had it come from the seed in the configuration."""
         subject = self.subject
         seeded = Randomness(subject.seed)
-        streams = [seeded.noise(number, int(user)) for user in users]
+        streams = [seeded.normals(number, int(user)) for user in users]
         direction = subject.pair.direction.numpy()
         drawn = NoiseStreams(streams, len(direction)).draw(self.steps).sum(0) @ direction
         spread = subject.privacy.scale(subject.privacy.clip, subject.pair.batch)

@@ -183,7 +183,7 @@ def _view(
         confidence = 1 - (1 - confidence) / 2
         proofs.append((prove(*probed, claim.delta, confidence, claim.curve), STATISTICS))
     parts: list[Played] = []
-    games, block = 0, _block(subject, 1 if server else subject.run.participants)
+    games, block = 0, _block(subject, 1 if server else subject.run.cohort_size)
     while games < limits.trials and (left() > 0 or not parts):
         size = min(block, limits.trials - games)
         parts.append(

@@ -51,10 +51,10 @@ class Prices:
         ledger = Ledger(run, self._user_epsilon, self._costs)
         randomness = setting.randomness()
         for round in range(1, rounds + 1):
-            drawn = randomness.participants(round, setting.users, setting.participants)
+            drawn = randomness.cohort(round, setting.users, setting.cohort_size)
             ledger.record(round, ledger.allowed(drawn.tolist()))
         for round in repeats:
-            drawn = randomness.participants(round, setting.users, setting.participants)
+            drawn = randomness.cohort(round, setting.users, setting.cohort_size)
             ledger.record(round, drawn.tolist(), again=True)
         over = bound_for(run, "server").epsilon(run, rounds, self._costs, ledger.repeats)
         given = largest_epsilon(ledger.laws(), run.delta, self._costs)

@@ -35,8 +35,9 @@ def plan_command(
     row_norm: Annotated[str | None, typer.Option(help="norm of a row [1], or none")] = None,
     rounds: Annotated[int | None, typer.Option(help="the most rounds [400]")] = None,
     local_steps: Annotated[int | None, typer.Option(help="the most local steps [10]")] = None,
-    participants: Annotated[
-        int | None, typer.Option(help="users in a round at most [a fifth of them]")
+    cohort_size: Annotated[
+        int | None,
+        typer.Option("--participants", help="users in a round at most [a fifth of them]"),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="constraints and [facts] of a TOML; its data stay closed")
@@ -64,7 +65,7 @@ def plan_command(
     tables = read_tables(config) if config else {}
     facts = _facts(tables, users, records, features, classes, similarity, row_norm)
     goal = _goal(tables, epsilon, view, delta, sampling)
-    limits = _limits(tables, facts.users, rounds, local_steps, participants)
+    limits = _limits(tables, facts.users, rounds, local_steps, cohort_size)
     preset = _preset(tables, facts, config)
     console = Console(highlight=False, soft_wrap=True)
     with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
@@ -157,19 +158,19 @@ def _limits(
     users: int,
     rounds: int | None,
     local_steps: int | None,
-    participants: int | None,
+    cohort_size: int | None,
 ) -> Limits:
     from dpscaffold.checks import floor_share
     from dpscaffold.planner.facts import Limits
 
     plan = tables.get("plan", {})
     ratio = plan.get("user_ratio")
-    if participants is None and ratio is not None:
-        participants = floor_share(ratio, users)
+    if cohort_size is None and ratio is not None:
+        cohort_size = floor_share(ratio, users)
     return Limits(
         plan.get("rounds", Limits.rounds) if rounds is None else rounds,
         plan.get("local_steps", Limits.local_steps) if local_steps is None else local_steps,
-        participants,
+        cohort_size,
     )
 
 

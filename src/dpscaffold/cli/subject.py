@@ -64,7 +64,7 @@ def from_numbers(
 
     >>> run = from_numbers({"users": 100, "records": 4000, "rounds": 400, "local_steps": 50,
     ...                     "user_ratio": 0.2, "data_ratio": 0.2, "noise": 60.0}, delta=None)
-    >>> run.participants, run.worst.batch
+    >>> run.cohort_size, run.worst.batch
     (20, 800)
     """
     numbers = {**numbers, **({"noise": noise} if noise is not None else {})}

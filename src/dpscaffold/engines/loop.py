@@ -62,7 +62,7 @@ class Loop:
         features, labels = self.federation.train.of(user)
         features = self.setting.task.prepare(features).to(self.device)
         labels = labels.to(self.device)
-        batch = int(self.setting.batches[user])
+        batch = int(self.setting.batch_sizes[user])
         batches = self.randomness.batches(
             broadcast.round,
             user,
@@ -72,7 +72,9 @@ class Loop:
             self.setting.sampling,
             declared=self.setting.declared(user),
         )
-        noise = NoiseStreams([self.randomness.noise(broadcast.round, user)], len(broadcast.params))
+        noise = NoiseStreams(
+            [self.randomness.normals(broadcast.round, user)], len(broadcast.params)
+        )
         at = Participant(broadcast, memory, self.known(batch, len(labels)))
 
         y = broadcast.params

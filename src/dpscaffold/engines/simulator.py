@@ -64,7 +64,7 @@ class Simulator:
             self.workers.append(Worker(self.settings, self.federations, device, stores.get(device)))
             stores.setdefault(device, self.workers[-1].store)
         self._sizes = [data.train.sizes.numpy() for data in self.federations]
-        self._batches = [setting.batches.numpy() for setting in self.settings]
+        self._batches = [setting.batch_sizes.numpy() for setting in self.settings]
         self._shards = Shards(self.workers, self.hardware.chunk or self._fitting_chunk())
         self._streams: dict[tuple[int, int], Randomness] = {}
         self.all_memories: list[Memories] = [self.fresh_memories(s) for s in self.settings]
@@ -86,7 +86,7 @@ class Simulator:
     def _fitting_chunk(self) -> int:
         """As many rows as fit, and a share for every worker."""
         fitting = min(worker.fitting_chunk() for worker in self.workers)
-        rows = sum(setting.participants for setting in self.settings)
+        rows = sum(setting.cohort_size for setting in self.settings)
         return min(fitting, max(1, -(-rows // len(self.workers))))
 
     def fresh_memories(self, setting: Setting) -> Memories:
@@ -168,8 +168,6 @@ class Simulator:
         rows = [
             self._row(round, run, int(user))
             for run, setting in enumerate(self.settings)
-            for user in self.randomness[run].participants(
-                round, setting.users, setting.participants
-            )
+            for user in self.randomness[run].cohort(round, setting.users, setting.cohort_size)
         ]
         return rows if len(rows) <= self.chunk else None

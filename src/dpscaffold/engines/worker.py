@@ -69,7 +69,7 @@ class Worker:
     def fitting_chunk(self) -> int:
         """How many rows fit the memory that a chunk may take."""
         first, dimension = self.settings[0], self.federations[0].dimension
-        batch = max(int(s.batches.max()) for s in self.settings)
+        batch = max(int(s.batch_sizes.max()) for s in self.settings)
         if first.sampling == "poisson":
             batch += int(6 * batch**0.5) + 6
         floats = batch * (2 * dimension + self.task.width) + 10 * self.task.parameters

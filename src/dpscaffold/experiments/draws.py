@@ -35,7 +35,7 @@ class SameForEveryUser(Randomness):
     another's.
 
     >>> same = SameForEveryUser(0)
-    >>> bool((same.noise(1, 3).standard_normal(4) == same.noise(1, 8).standard_normal(4)).all())
+    >>> bool((same.normals(1, 3).standard_normal(4) == same.normals(1, 8).standard_normal(4)).all())
     True
     """
 
@@ -43,6 +43,6 @@ class SameForEveryUser(Randomness):
         """User 0's batches."""
         return super().batches(round, 0, *arguments, **more)
 
-    def noise(self, round: int, user: int) -> Stream:
+    def normals(self, round: int, user: int) -> Stream:
         """User 0's noise."""
-        return super().noise(round, 0)
+        return super().normals(round, 0)

@@ -104,11 +104,11 @@ def split(
     for k, setting in enumerate(settings):
         key = stack_key(setting)
         place, held = open_stacks.get(key, (-1, limit))
-        if held + setting.participants > limit:
+        if held + setting.cohort_size > limit:
             stacks.append([])
             place, held = len(stacks) - 1, 0
         stacks[place].append(k)
-        open_stacks[key] = (place, held + setting.participants)
+        open_stacks[key] = (place, held + setting.cohort_size)
     return stacks
 
 

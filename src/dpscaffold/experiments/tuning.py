@@ -259,7 +259,7 @@ def tune(
     stacks = split(stacked, device)
     for number, stack in enumerate(stacks, 1):
         first = stacked[stack[0]].plan
-        work = float(sum(stacked[k].participants for k in stack)) * first.rounds * first.local_steps
+        work = float(sum(stacked[k].cohort_size for k in stack)) * first.rounds * first.local_steps
         tell(StackBegun("tuning", number, len(stacks), first.rounds, work))
         held = [folds[runs[k][1]] for k in stack]
         found = train_stack([stacked[k] for k in stack], held, schedule, device, tell)

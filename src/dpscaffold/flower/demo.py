@@ -80,7 +80,7 @@ def simulated(federation: Federation, tables: dict[str, dict[str, Any]]) -> dict
     streams, state = setting.randomness(), State.initial(setting, torch.device("cpu"))
 
     def draw(round: int) -> Draw:
-        drawn = streams.participants(round, setting.users, setting.participants)
+        drawn = streams.cohort(round, setting.users, setting.cohort_size)
         return Draw(drawn, drawn)
 
     for done in rounds(setting, engine, draw, state):

@@ -67,14 +67,14 @@ class Layout:
     def of(cls, rows: Sequence[Row], size: int) -> Layout:
         """The layout of these rows, with ``size`` parameters."""
         first = rows[0]
-        batches, records = [row.batch for row in rows], [row.records for row in rows]
+        batch_sizes, records = [row.batch for row in rows], [row.records for row in rows]
         most = max(records)
-        even = first.sampling == "fixed" and min(batches) == max(batches)
+        even = first.sampling == "fixed" and min(batch_sizes) == max(batch_sizes)
         if min(records) < most:
             most = rounded_up(most)
-        width = max(batches) if even else min(most, rounded_up(max(batches)))
+        width = max(batch_sizes) if even else min(most, rounded_up(max(batch_sizes)))
         if first.sampling == "poisson":
-            pairs = set(zip(records, batches, strict=True))
+            pairs = set(zip(records, batch_sizes, strict=True))
             width = max(poisson_width(*pair) for pair in pairs)
             width = width if len(pairs) == 1 else min(most, rounded_up(width))
         mechanisms = [row.privacy for row in rows if row.privacy is not None]
@@ -255,10 +255,10 @@ def batches_of(
             values.index_select(0, every.flatten()).view(every.shape)
             for values in (records.labels, records.squares)
         )
-    noise: Tensor | None = None
+    normals: Tensor | None = None
     for k in range(layout.steps):
         if layout.private and k % block == 0:
-            noise = draws.normals(k, min(block, layout.steps - k), layout.size)
+            normals = draws.normals(k, min(block, layout.steps - k), layout.size)
         index = every[k] if at_once else _of(drawn.index[k], places, 0) + starts
         flat, shape = index.reshape(-1), index.shape
         yield (
@@ -271,7 +271,7 @@ def batches_of(
                 else records.squares.index_select(0, flat).view(shape),
                 tame=records.tame,
             ),
-            None if noise is None else _of(noise[k % block], places, 0),
+            None if normals is None else _of(normals[k % block], places, 0),
         )
 
 

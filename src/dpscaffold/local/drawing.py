@@ -113,7 +113,7 @@ def normals(
         for _ in range(steps):
             yield None
         return
-    streams = NoiseStreams([row.randomness.noise(round, row.user) for row in rows], size)
+    streams = NoiseStreams([row.randomness.normals(round, row.user) for row in rows], size)
     block = max(1, NOISE_BLOCK // (len(rows) * size))
     for start in range(0, steps, block):
         yield from torch.from_numpy(streams.draw(min(block, steps - start))).to(device)

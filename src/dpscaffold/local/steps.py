@@ -65,7 +65,7 @@ class Scales:
 
 
 def noised_query(
-    task: Task, params: Tensor, batch: Batch, scales: Scales, noise: Tensor | None
+    task: Task, params: Tensor, batch: Batch, scales: Scales, normals: Tensor | None
 ) -> Tensor:
     """H̃ = (1/b)Σ clip(g_j) + (2C/b)σ_g·N(0, I), for each user's own parameters, (U, P) → (U, P).
 
@@ -82,18 +82,18 @@ def noised_query(
         norms = torch.linalg.vector_norm(query, dim=1, keepdim=True, dtype=torch.float64)
         bound = clipped.bound[:, None].double()
         query *= torch.where(norms > bound, bound / norms, 1.0)
-    if noise is None or scales.noise is None:
+    if normals is None or scales.noise is None:
         return query
-    return add_noise(query, scales.spread(clipped.bound), noise)
+    return add_noise(query, scales.spread(clipped.bound), normals)
 
 
-def add_noise(query: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
-    """query + spread·noise, (U, P). Secret noise is in double precision: it is added there, and the
-    sum is rounded to a public grid before it is used, so that no value gives away its origin by
-    being one that only some sums can reach."""
-    if noise.dtype == torch.float64:
-        return on_grid(query.double().addcmul_(spread.double(), noise), spread).to(query.dtype)
-    return query.addcmul_(spread, noise)
+def add_noise(query: Tensor, spread: Tensor, normals: Tensor) -> Tensor:
+    """query + spread·normals, (U, P). Secret noise is in double precision: it is added there, and
+    the sum is rounded to a public grid before it is used, so that no value gives away its origin
+    by being one that only some sums can reach."""
+    if normals.dtype == torch.float64:
+        return on_grid(query.double().addcmul_(spread.double(), normals), spread).to(query.dtype)
+    return query.addcmul_(spread, normals)
 
 
 def local_steps(
@@ -105,12 +105,12 @@ def local_steps(
 ) -> tuple[Upload, Slots]:
     """The inner loop of Algorithm 1 for U users at once; all vectors are (U, P).
 
-    ``batches`` yields the K pairs (batch, standard normal noise or None).
+    ``batches`` yields the K pairs (batch, standard normals or None).
     """
     y = at.broadcast.params.clone()
     total = torch.zeros_like(y)
-    for batch, noise in batches:
-        gradient = noised_query(task, y, batch, scales, noise)
+    for batch, normals in batches:
+        gradient = noised_query(task, y, batch, scales, normals)
         gradient.addcmul_(scales.regularisation, y)
         total += gradient
         y = y - scales.step_size * algorithm.direction(gradient, y, at)

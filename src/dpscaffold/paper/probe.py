@@ -66,7 +66,7 @@ class Probe:
             settings.task.kind,
             settings.privacy and settings.privacy.sampling,
             settings.plan.data_ratio,
-            _participants(case),
+            _cohort_size(case),
             min(STEPS, settings.plan.local_steps),
             _records(case),
             case.schedule.full,
@@ -90,7 +90,7 @@ class Probe:
         for evaluator in evaluators:
             evaluator.prepare(full)
         judged = _timed(lambda: evaluate_all(evaluators, models, full), self.device)
-        steps = runs[0].plan.local_steps * sum(setting.participants for setting in runs)
+        steps = runs[0].plan.local_steps * sum(setting.cohort_size for setting in runs)
         records = len(federation.test.labels) + full * len(federation.train.labels)
         return step / steps, judged / (records * len(runs))
 
@@ -98,10 +98,10 @@ class Probe:
         """As many runs as the stack has, of the same seeds (runs of one seed share their draws), on
         random records of its shape and fewer users."""
         case = stack.cases[0]
-        settings, participants = case.settings, _participants(case)
+        settings, cohort_size = case.settings, _cohort_size(case)
         train, test = _records(case)
         features, _ = SHAPES.get(settings.data.source, (40, 10))
-        users = max(participants, min(_users(case), _HELD // (train * features)))
+        users = max(cohort_size, min(_users(case), _HELD // (train * features)))
         federation = _random_federation(settings.data.source, users, train, test)
         # Whatever the stack runs: FedSGD's one pass and warm starts would not fit the few steps.
         algorithm = ALGORITHMS[DEFAULT]()
@@ -117,7 +117,7 @@ class Probe:
                 Plan(
                     rounds=99,
                     local_steps=min(STEPS, settings.plan.local_steps),
-                    user_ratio=participants / users,
+                    user_ratio=cohort_size / users,
                     data_ratio=settings.plan.data_ratio,
                     seed=seed,
                 ),
@@ -143,7 +143,7 @@ def _users(case: Case) -> int:
     return case.settings.data.users or 100  # type: ignore[union-attr]
 
 
-def _participants(case: Case) -> int:
+def _cohort_size(case: Case) -> int:
     return floor_share(case.settings.plan.user_ratio, _users(case))
 
 

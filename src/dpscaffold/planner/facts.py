@@ -94,17 +94,17 @@ class Limits:
 
     rounds: int = 400
     local_steps: int = 10
-    participants: int | None = None
+    cohort_size: int | None = None
 
     def __post_init__(self) -> None:
         whole("the most rounds", self.rounds, 1)
         whole("the most local steps", self.local_steps, 1)
-        if self.participants is not None:
-            whole("participants", self.participants, 1)
+        if self.cohort_size is not None:
+            whole("participants", self.cohort_size, 1)
 
     def share(self, users: int) -> float:
         """l: all that may take part, by default a fifth of the users and at least one."""
-        count = max(1, users // 5) if self.participants is None else self.participants
+        count = max(1, users // 5) if self.cohort_size is None else self.cohort_size
         if count > users:
             raise BadInput(
                 f"participants is {count}, and there are {users} users; at most {users} can take "

@@ -99,13 +99,13 @@ class Recommendation:
     def traffic(self) -> int:
         """Bytes over all rounds, down and up, float32."""
         down, up = numbers_sent(self.setting)
-        return 4 * (down + up) * self.setting.participants * self.setting.plan.rounds
+        return 4 * (down + up) * self.setting.cohort_size * self.setting.plan.rounds
 
     @property
     def local_steps(self) -> int:
         """T·m·K: batches that are drawn and clipped by all users together."""
         plan = self.setting.plan
-        return plan.rounds * plan.local_steps * self.setting.participants
+        return plan.rounds * plan.local_steps * self.setting.cohort_size
 
     @property
     def smaller(self) -> str:

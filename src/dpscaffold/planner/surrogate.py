@@ -56,7 +56,7 @@ class Shape:
     """M, m, R, b and K of a surrogate."""
 
     users: int
-    participants: int
+    cohort_size: int
     records: int
     batch: int
     steps: int
@@ -64,25 +64,25 @@ class Shape:
     @classmethod
     def of(cls, setting: Setting) -> Shape:
         """That of the setting's surrogate: its own numbers, or the most that is tried."""
-        share = setting.participants / setting.users
+        share = setting.cohort_size / setting.users
         users = min(setting.users, max(2 * PARTICIPANTS, round(PARTICIPANTS / share)), USERS * 4)
-        batch = min(BATCH, max(1, round(float(setting.batches.double().mean()))))
+        batch = min(BATCH, max(1, round(float(setting.batch_sizes.double().mean()))))
         records = max(batch, min(int(setting.sizes.double().mean()), round(batch / 0.2)))
         steps = min(STEPS, setting.plan.local_steps)
         return cls(users, max(1, min(users, round(share * users))), records, batch, steps)
 
     def smaller_than(self, setting: Setting) -> str:
         """What was made smaller, as a sentence; empty where nothing was."""
-        whole = (setting.users, setting.participants, setting.plan.local_steps)
-        if (self.users, self.participants, self.steps) == whole and self.batch >= int(
-            setting.batches.max()
+        whole = (setting.users, setting.cohort_size, setting.plan.local_steps)
+        if (self.users, self.cohort_size, self.steps) == whole and self.batch >= int(
+            setting.batch_sizes.max()
         ):
             return ""
         return (
-            f"The surrogate has {self.users} users of {self.records} records, {self.participants} "
+            f"The surrogate has {self.users} users of {self.records} records, {self.cohort_size} "
             f"in a round, batches of {self.batch} and {self.steps} local steps, instead of "
-            f"{setting.users} users, {setting.participants} in a round, batches of "
-            f"{int(setting.batches.double().mean())} and {setting.plan.local_steps} steps; its "
+            f"{setting.users} users, {setting.cohort_size} in a round, batches of "
+            f"{int(setting.batch_sizes.double().mean())} and {setting.plan.local_steps} steps; its "
             f"noise is scaled so that a round's mean has the noise of the real one."
         )
 
@@ -176,7 +176,7 @@ def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int 
     plan = replace(
         setting.plan,
         local_steps=shape.steps,
-        user_ratio=shape.participants / shape.users,
+        user_ratio=shape.cohort_size / shape.users,
         data_ratio=ratio,
         learning_rate=rate * ratio / setting.plan.data_ratio,
         warm_rounds=setting.warm_rounds if setting.algorithm.warm_up is not None else None,
@@ -195,8 +195,8 @@ def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
             "a surrogate needs a fixed privacy.clip and privacy.unit = 'record', whose noise is "
             "known from public numbers; set them, or choose plan.learning_rate yourself"
         )
-    spreads = np.asarray(privacy.scale(privacy.clip, setting.batches.double().numpy()))
-    steps = setting.plan.local_steps * setting.participants
-    variance = float((spreads**2).mean()) * shape.steps * shape.participants / steps
+    spreads = np.asarray(privacy.scale(privacy.clip, setting.batch_sizes.double().numpy()))
+    steps = setting.plan.local_steps * setting.cohort_size
+    variance = float((spreads**2).mean()) * shape.steps * shape.cohort_size / steps
     noise = math.sqrt(variance) * shape.batch / (2 * privacy.clip)
     return Gaussian(privacy.clip, noise)

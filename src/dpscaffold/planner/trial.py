@@ -144,7 +144,7 @@ class Bench:
         for k, (setting, rate) in enumerate(asked):
             for separation in SEPARATIONS:
                 for seed in self.seeds:
-                    key = (setting.roster, setting.participants, separation, seed)
+                    key = (setting.roster, setting.cohort_size, separation, seed)
                     if key not in stand_ins:
                         stand_ins[key] = surrogate(setting, self.guess, separation, seed)
                     data.append(stand_ins[key])
@@ -160,7 +160,7 @@ class Bench:
         stacks = split(runs, self.device, rows=1024)
         for number, stack in enumerate(stacks, 1):
             first = runs[stack[0]].plan
-            work = float(sum(runs[k].participants for k in stack)) * first.rounds
+            work = float(sum(runs[k].cohort_size for k in stack)) * first.rounds
             self.tell(StackBegun("planning", number, len(stacks), first.rounds, work))
             found = train_stack(
                 [runs[k] for k in stack],

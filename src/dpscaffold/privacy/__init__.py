@@ -2,8 +2,8 @@
 
 This package reads :class:`Mechanism` descriptions and imports nothing from the rest of dpscaffold.
 
->>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-...                records=4000, batches=800, noise=60, delta=2.5e-6)
+>>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
+...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
 >>> round_up(RANDOM_PARTICIPATION.epsilon(run))
 '0.861'
 """

@@ -39,7 +39,7 @@ def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]
         )
         ratio = weight / np.array([g.batch for g in groups], dtype=float)
         rates = np.array([g.rate for g in groups])
-    hiding = max(1, run.participants - colluders)
+    hiding = max(1, run.cohort_size - colluders)
     noise = run.noise * _relative(ratio, np.array([g.users for g in groups]), hiding)
     order = np.lexsort(
         (noise, -rates)

@@ -1,8 +1,8 @@
 """The bounds: each with a name, the adversary it holds against, its assumptions and its theorem.
 
 >>> from dpscaffold.privacy import describe
->>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-...                records=4000, batches=800, noise=60, delta=2.5e-6)
+>>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
+...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
 >>> round(RANDOM_PARTICIPATION.epsilon(run), 2), round(PAPER_THIRD_PARTY.epsilon(run), 1)
 (0.86, 12.9)
 >>> AGGREGATE.applies(run)
@@ -97,7 +97,7 @@ def aggregate_among(colluders: int) -> Bound:
     users. From k = m − 1 on nothing but a user's own noise is left, and the bound does not apply.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=9, local_steps=1, users=8, participants=8, records=50, batches=50,
+    >>> run = describe(rounds=9, local_steps=1, users=8, cohort_size=8, records=50, batch_sizes=50,
     ...                noise=2.0, memory=False)
     >>> AGGREGATE.epsilon(run) < aggregate_among(3).epsilon(run) < RANDOM_PARTICIPATION.epsilon(run)
     True
@@ -241,7 +241,7 @@ def bound_for(run: Mechanism, view: str, repeats: Sequence[int] = (), colluders:
     aggregate above random participation (the sum holds at least a user's own noise).
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=9, local_steps=1, users=8, participants=4, records=50, batches=5,
+    >>> run = describe(rounds=9, local_steps=1, users=8, cohort_size=4, records=50, batch_sizes=5,
     ...                noise=2.0, memory=False)
     >>> [bound_for(run, view).name for view in ("server", "third_party", "participant")]
     ['random_participation', 'aggregate', 'aggregate_participant']

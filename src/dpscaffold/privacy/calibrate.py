@@ -30,8 +30,8 @@ def calibrate_noise(
     of it. ``costs`` are further mechanisms that the budget must cover too.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12,
-    ...                records=800, batches=160, noise=1)
+    >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12,
+    ...                records=800, batch_sizes=160, noise=1)
     >>> noise = calibrate_noise(run, 1.0)
     >>> 0.99 <= RANDOM_PARTICIPATION.epsilon(replace(run, noise=noise)) <= 1.0
     True

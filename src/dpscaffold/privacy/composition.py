@@ -134,8 +134,8 @@ def together(parts: Sequence[Part], fixed_in_advance: bool = False) -> Together:
     seeing an earlier run's outputs.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12, records=800,
-    ...                batches=160, noise=10)
+    >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12, records=800,
+    ...                batch_sizes=160, noise=10)
     >>> parts = [Part(name, run, 100, {"server": RANDOM_PARTICIPATION}) for name in ("a", "b")]
     >>> added, convolved = together(parts), together(parts, fixed_in_advance=True)
     >>> convolved.epsilon["server"] < 0.8 * added.epsilon["server"]

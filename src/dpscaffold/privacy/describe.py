@@ -106,7 +106,7 @@ class Mechanism:
     rounds: int
     local_steps: int
     users: int
-    participants: int
+    cohort_size: int
     groups: tuple[Group, ...]
     membership: tuple[int, ...]
     noise: float
@@ -130,7 +130,7 @@ class Mechanism:
     @property
     def user_ratio(self) -> float:
         """l = m/M."""
-        return self.participants / self.users
+        return self.cohort_size / self.users
 
     @property
     def protected(self) -> int:
@@ -200,14 +200,14 @@ class Mechanism:
 
         What a run leaves at nothing is left out, so that a new field changes no earlier hash.
         """
-        values = asdict(self)
+        values = {STORED_AS.get(name, name): value for name, value in asdict(self).items()}
         return {k: v for k, v in values.items() if k not in LATER or v}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
         """The inverse of :meth:`to_dict`, checked as if it had been described anew."""
         try:
-            fields = dict(values)
+            fields = {_FIELDS.get(name, name): value for name, value in values.items()}
             groups = tuple(Group(**group) for group in fields.pop("groups"))
             membership = tuple(int(i) for i in fields.pop("membership"))
             run = cls(groups=groups, membership=membership, **fields)
@@ -224,9 +224,9 @@ def describe(
     rounds: int,
     local_steps: int,
     users: int,
-    participants: int,
+    cohort_size: int,
     records: Sequence[int] | int,
-    batches: Sequence[int] | int,
+    batch_sizes: Sequence[int] | int,
     noise: float,
     clip: Clip = 1.0,
     sampling: Sampling = "fixed",
@@ -241,18 +241,21 @@ def describe(
 ) -> Mechanism:
     """A :class:`Mechanism` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
 
-    ``records`` and ``batches`` are one number for all users or one per user. δ defaults to
+    ``records`` and ``batch_sizes`` are one number for all users or one per user. δ defaults to
     1/(10·n), n being the number of records ΣR_i or, with a user as unit, of users M;
     ``"1/records"`` is the paper's 1/n. With a user as unit nothing of R_i and b_i is kept.
 
-    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-    ...                records=4000, batches=800, noise=60)
+    >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
+    ...                records=4000, batch_sizes=800, noise=60)
     >>> run.user_ratio, run.worst.rate, run.delta
     (0.2, 0.2, 2.5e-07)
     """
     if users < 1:
         raise PrivacyError(f"users={users} leaves nobody to protect; give at least 1")
-    sizes, draws = _per_user("records", records, users), _per_user("batches", batches, users)
+    sizes, draws = (
+        _per_user("records", records, users),
+        _per_user("batch_sizes", batch_sizes, users),
+    )
     if unit == "user":  # neither may be told, and neither matters
         _check_batches(sizes, draws)
         sizes, draws = [1] * users, [1] * users
@@ -272,7 +275,7 @@ def describe(
         rounds=rounds,
         local_steps=local_steps,
         users=users,
-        participants=participants,
+        cohort_size=cohort_size,
         groups=groups,
         membership=tuple(membership) if len(groups) > 1 else (),
         noise=float(noise),
@@ -291,6 +294,9 @@ def describe(
     return run
 
 
+#: What a field is called where runs are stored, if not by its name: stored runs keep their hashes.
+STORED_AS = {"cohort_size": "participants"}
+_FIELDS = {stored: field for field, stored in STORED_AS.items()}
 #: Fields that came after runs were first stored.
 LATER = ("may_decline", "hidden_draw", "declared_sizes")
 
@@ -352,14 +358,14 @@ def _check_batches(sizes: Sequence[int], draws: Sequence[int]) -> None:
 def _check(run: Mechanism) -> None:
     """Refuse a description that nothing could run, naming the argument, its value and what would
     do."""
-    for name in ("rounds", "local_steps", "users", "participants"):
+    for name in ("rounds", "local_steps", "users", "cohort_size"):
         if getattr(run, name) < 1:
             raise PrivacyError(
                 f"{name}={getattr(run, name)} describes nothing that runs; give at least 1"
             )
-    if run.participants > run.users:
+    if run.cohort_size > run.users:
         raise PrivacyError(
-            f"participants={run.participants} cannot be drawn from {run.users} users; give at "
+            f"cohort_size={run.cohort_size} cannot be drawn from {run.users} users; give at "
             f"most that many"
         )
     if not 0.0 < run.delta < 1.0:

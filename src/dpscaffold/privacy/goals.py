@@ -96,8 +96,8 @@ def noise_for(
     More noise never helps a test, so the answer is found by halving on a logarithmic scale.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=100, local_steps=5, users=60, participants=12,
-    ...                records=800, batches=160, noise=1)
+    >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12,
+    ...                records=800, batch_sizes=160, noise=1)
     >>> noise = noise_for(run, Goal("advantage", 0.1))
     >>> 0.0995 <= Goal("advantage", 0.1).of(replace(run, noise=noise)) <= 0.1
     True

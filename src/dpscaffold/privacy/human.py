@@ -4,8 +4,8 @@ All figures come from the run's own loss distribution through its trade-off func
 bounds on what any test can do, whatever it knows besides, and are rounded towards the adversary.
 
 >>> from dpscaffold.privacy import RANDOM_PARTICIPATION, describe
->>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-...                records=4000, batches=800, noise=60, delta=2.5e-6)
+>>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
+...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
 >>> terms = human_terms(RANDOM_PARTICIPATION, run)
 >>> round_up(terms.accuracy), round_up(terms.true_positives[0].rate), round_up(terms.mu)
 ('0.543', '0.018', '0.218')

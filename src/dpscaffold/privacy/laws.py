@@ -109,10 +109,10 @@ def aggregate_condition(run: Mechanism) -> str | None:
 
 def collusion_condition(run: Mechanism, colluders: int) -> str | None:
     """Why the noise of the other participants hides nobody from k colluding ones, or None."""
-    if colluders >= run.participants - 1:
+    if colluders >= run.cohort_size - 1:
         return (
             f"{colluders} colluding participants may be all the companions of a user in a round "
-            f"of {run.participants}, and then no noise but its own hides it"
+            f"of {run.cohort_size}, and then no noise but its own hides it"
         )
     return aggregate_condition(run)
 
@@ -121,7 +121,7 @@ def user_sampling_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds in which the protected user is itself what is sampled."""
     noise = run.noise / math.sqrt(run.local_steps)
     if run.local_steps == 1:
-        noise *= math.sqrt(run.participants)  # only the sum of the m noises is seen
+        noise *= math.sqrt(run.cohort_size)  # only the sum of the m noises is seen
     return tuple(law.power(rounds) for law in step_losses(run.user_ratio, noise, "fixed"))
 
 
@@ -143,7 +143,7 @@ def user_sampling_condition(run: Mechanism) -> str | None:
 
 def published(run: Mechanism, rounds: int, gaussians: tuple[float, ...]) -> float:
     """ε as the paper computes it."""
-    noise = run.noise * math.sqrt(run.participants)
+    noise = run.noise * math.sqrt(run.cohort_size)
     return renyi.published(
         run.worst.rate, noise, run.local_steps, run.user_ratio, rounds, run.delta, gaussians
     )

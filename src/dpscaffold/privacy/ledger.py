@@ -61,8 +61,8 @@ class Ledger:
     has spent them from the start, so every ε includes them and the caps leave room for them.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50,
-    ...                batches=5, noise=2.0)
+    >>> run = describe(rounds=9, local_steps=2, users=4, cohort_size=2, records=50,
+    ...                batch_sizes=5, noise=2.0)
     >>> ledger = Ledger(run)
     >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(2, [3, 1])
     >>> ledger.participations.tolist(), ledger.rounds, ledger.of(2)
@@ -94,18 +94,18 @@ class Ledger:
         """The last recorded round: so many may have drawn anyone; the next has a larger number."""
         return self._last
 
-    def record(self, round: int, participants: Iterable[int], again: bool = False) -> None:
+    def record(self, round: int, cohort: Iterable[int], again: bool = False) -> None:
         """Enter who took part in a round (counted from 1), before its uploads are used."""
-        users = np.unique(np.fromiter(participants, dtype=np.int64))
+        users = np.unique(np.fromiter(cohort, dtype=np.int64))
         if len(users) and (users[0] < 0 or users[-1] >= self.run.users):
             raise PrivacyError(
                 f"round {round} names user {users[-1]} of {self.run.users}; users are counted "
                 f"from 0"
             )
-        if len(users) > self.run.participants:
+        if len(users) > self.run.cohort_size:
             raise PrivacyError(
                 f"round {round} has {len(users)} participants where the run draws "
-                f"{self.run.participants}; the bounds would not hold"
+                f"{self.run.cohort_size}; the bounds would not hold"
             )
         mark = zlib.crc32(users.tobytes())
         if round > self._last:
@@ -135,8 +135,8 @@ class Ledger:
         """:attr:`rounds` and :attr:`repeats` as they would stand with this round recorded too.
 
         >>> from dpscaffold.privacy import describe
-        >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50,
-        ...                batches=5, noise=2.0)
+        >>> run = describe(rounds=9, local_steps=2, users=4, cohort_size=2, records=50,
+        ...                batch_sizes=5, noise=2.0)
         >>> ledger = Ledger(run)
         >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(1, [0, 3], again=True)
         >>> ledger.with_round(1, again=True), ledger.with_round(3)

@@ -24,8 +24,8 @@ class Spending:
     of its time here.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=40, local_steps=5, users=10, participants=2, records=400,
-    ...                batches=80, noise=10)
+    >>> run = describe(rounds=40, local_steps=5, users=10, cohort_size=2, records=400,
+    ...                batch_sizes=80, noise=10)
     >>> spending = Spending(run)
     >>> spending.after(0), spending.after(40) <= spending.shown(40) <= spending.after(40) * 1.1
     (0.0, True)
@@ -68,8 +68,8 @@ def largest_rounds(
     ``costs`` are further mechanisms that the budget must cover too.
 
     >>> from dpscaffold.privacy import describe, PAPER_THIRD_PARTY
-    >>> run = describe(rounds=1, local_steps=5, users=100, participants=5,
-    ...                records=4000, batches=800, noise=10, delta=2.5e-6)
+    >>> run = describe(rounds=1, local_steps=5, users=100, cohort_size=5,
+    ...                records=4000, batch_sizes=800, noise=10, delta=2.5e-6)
     >>> largest_rounds(run, 3.0, PAPER_THIRD_PARTY)
     488
     """

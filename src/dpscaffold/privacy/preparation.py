@@ -101,7 +101,7 @@ def charged(
     second part of the answer names it as unprotected.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=4, local_steps=5, users=10, participants=2, records=40, batches=8,
+    >>> run = describe(rounds=4, local_steps=5, users=10, cohort_size=2, records=40, batch_sizes=8,
     ...                noise=6, sampling="poisson")
     >>> step = Remark("A noised mean.", "private", Cost("mean", noise=3.0, add_remove=6.0))
     >>> charged([step], run)[0][0].noise

@@ -78,8 +78,8 @@ def statement(
     were chosen on a public surrogate instead of private records.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=400, local_steps=50, users=100, participants=20,
-    ...                records=4000, batches=800, noise=60, delta=2.5e-6)
+    >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
+    ...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
     >>> said = statement(run)
     >>> round(said["server"]["epsilon"], 2), said["server"]["bound"]
     (0.86, 'random_participation')
@@ -184,7 +184,7 @@ def large_delta(run: Mechanism) -> str | None:
     """What to say of a δ from 1/n up, n being how many are protected; None below.
 
     >>> from dpscaffold.privacy import describe
-    >>> plan = dict(rounds=4, local_steps=5, users=10, participants=2, records=40, batches=8)
+    >>> plan = dict(rounds=4, local_steps=5, users=10, cohort_size=2, records=40, batch_sizes=8)
     >>> large_delta(describe(**plan, noise=6)), "1/400" in large_delta(
     ...     describe(**plan, noise=6, delta="1/records"))
     (None, True)
@@ -248,7 +248,7 @@ def _mechanism(run: Mechanism) -> dict[str, Any]:
         "rounds": run.rounds,
         "local_steps": run.local_steps,
         "users": run.users,
-        "participants": run.participants,
+        "participants": run.cohort_size,
         "memory": run.memory,
         "weighting": run.weighting,
         "max_participations": run.max_participations,

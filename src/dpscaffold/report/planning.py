@@ -28,7 +28,7 @@ def plan_lines(found: Recommendation) -> list[str]:
     delta = found.setting.describe()
     lines = [
         f"DP-{setting.algorithm.shown}: T = {plan.rounds} rounds, K = {plan.local_steps} steps, "
-        f"{setting.participants} of {setting.users} users a round (l = {plan.user_ratio:g}), "
+        f"{setting.cohort_size} of {setting.users} users a round (l = {plan.user_ratio:g}), "
         f"batches of s = {plan.data_ratio:g}, C = {setting.privacy.clip:g}, "
         f"η₀ = {found.choice.rate:g}, the average of the last half of the rounds",
         f"σ_g = {setting.privacy.noise:.4g} keeps ε = {goal.epsilon:g} towards the {goal.view} "

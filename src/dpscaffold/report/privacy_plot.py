@@ -17,8 +17,8 @@ def epsilon_curves(
     number beside it where it is stated.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=8, local_steps=1, users=10, participants=2, records=100,
-    ...                batches=10, noise=4)
+    >>> run = describe(rounds=8, local_steps=1, users=10, cohort_size=2, records=100,
+    ...                batch_sizes=10, noise=4)
     >>> curves = epsilon_curves(run, points=3)
     >>> sorted(curves), curves["server"][0]
     (['paper_third_party', 'participant', 'server', 'third_party'], [1, 3, 8])
@@ -56,7 +56,7 @@ def plot_epsilon(
     axes.set_ylabel(f"ε at δ = {run.delta:.2g}")
     axes.set_yscale("log")
     axes.set_title(
-        f"K = {run.local_steps}, m = {run.participants} of {run.users}, σ_g = {run.noise:g}"
+        f"K = {run.local_steps}, m = {run.cohort_size} of {run.users}, σ_g = {run.noise:g}"
     )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

@@ -24,9 +24,9 @@ def _setting(
         rounds=rounds,
         local_steps=steps,
         users=users,
-        participants=drawn,
+        cohort_size=drawn,
         records=records,
-        batches=records // 5,
+        batch_sizes=records // 5,
         noise=noise,
         delta=RECORDS,
     )

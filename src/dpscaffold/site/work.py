@@ -57,7 +57,7 @@ class OfferedWork:
     @cached_property
     def batch(self) -> int:
         """b_i = ⌊sR_i⌋."""
-        return int(self.plan.batches(torch.tensor([self.records]))[0])
+        return int(self.plan.batch_sizes(torch.tensor([self.records]))[0])
 
     @cached_property
     def terms(self) -> Terms:
@@ -72,7 +72,7 @@ class OfferedWork:
     def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
         """Who is drawn, exactly as the server draws."""
         streams = Randomness(self.plan.seed if seed is None else seed)
-        return tuple(streams.participants(round, users, self.plan.participants(users)).tolist())
+        return tuple(streams.cohort(round, users, self.plan.cohort_size(users)).tolist())
 
     def expects(self, round: int) -> Mapping[str, int]:
         """The vectors of a round's task."""
@@ -166,7 +166,7 @@ def opener(
         size, declared = public_size(file, offer, held)
         work = OfferedWork(offer, task, offer.algorithm.build(), held, size, declared, device)
         try:
-            _ = work.batch, work.plan.participants(1_000_000)
+            _ = work.batch, work.plan.cohort_size(1_000_000)
         except BadInput as error:
             raise Refused("data-unfit", str(error)) from error
         return work
