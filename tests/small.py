@@ -317,16 +317,16 @@ def uploads(
 
 
 class Scripted(Randomness):
-    """Streams whose noise the test writes: ``normals(round, user, step)`` gives a vector or a
+    """Streams whose noise the test writes: ``script(round, user, step)`` gives a vector or a
     number."""
 
-    def __init__(self, seed: int, normals: Callable[[int, int, int], object]) -> None:
+    def __init__(self, seed: int, script: Callable[[int, int, int], object]) -> None:
         super().__init__(seed)
-        self.normals = normals
+        self.script = script
 
     def normals(self, round: int, user: int) -> np.random.Generator:
         """A stand-in for the user's generator that knows only ``standard_normal``."""
-        return _Script(lambda step: self.normals(round, user, step))  # type: ignore[return-value]
+        return _Script(lambda step: self.script(round, user, step))  # type: ignore[return-value]
 
 
 class _Script:
