@@ -195,8 +195,8 @@ def test_too_little_noise(config, monkeypatch, factor, games, sampling):
 
 
 def test_noise_shared_by_all_users(config, monkeypatch):
-    proper = Randomness.noise
-    monkeypatch.setattr(Randomness, "noise", lambda self, round, user: proper(self, round, 0))
+    proper = Randomness.normals
+    monkeypatch.setattr(Randomness, "normals", lambda self, round, user: proper(self, round, 0))
     assert audited(config).beaten
 
 

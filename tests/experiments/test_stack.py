@@ -91,10 +91,10 @@ def test_runs_of_one_seed_draw_once(monkeypatch):
     drawn = shared_draws(runs)
     assert drawn[0] is drawn[1] is drawn[2] and drawn[3] is drawn[5] and drawn[0] is not drawn[3]
     asked = []
-    draw = Randomness.noise
+    draw = Randomness.normals
     monkeypatch.setattr(
         Randomness,
-        "noise",
+        "normals",
         lambda self, t, user: asked.append((self.seed, t, user)) or draw(self, t, user),
     )
     train_stack(runs)
