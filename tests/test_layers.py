@@ -21,7 +21,7 @@ LAYERS = (
     "checks machine cipher philox",
     "privacy",
     "notebook federation plan budget randomness devicedraws",
-    "data tasks algorithms scoring",
+    "data tasks algorithms scoring labelscoring",
     "local description identity",
     "setting",
     "engines",

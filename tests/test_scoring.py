@@ -135,7 +135,7 @@ def test_what_is_reported_of_each_target() -> None:
     assert names[TARGETS[2]] == ["rmse", "mae", "r2"]
     assert [shown_metric(target) for target in TARGETS[1:]] == ["test_accuracy", "test_rmse"]
     lower = {metric.name for metric in METRICS.values() if metric.better == "lower"}
-    assert lower == {"log_loss", "rmse", "mae"}
+    assert lower == {"log_loss", "rmse", "mae", "label_log_loss"}
 
 
 TARGETS = [Target.numbered(2), Target.numbered(3), Target("number")]

@@ -40,7 +40,18 @@ from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Mechanism
 from dpscaffold.setting import Setting
-from dpscaffold.tasks import LOSSES, Linear, Logistic, Loss, Mlp, ModuleTask, Task, huber, weighted
+from dpscaffold.tasks import (
+    LOSSES,
+    SOFTMAX,
+    Linear,
+    Logistic,
+    Loss,
+    Mlp,
+    ModuleTask,
+    Task,
+    huber,
+    weighted,
+)
 
 
 class ConfigTable(BaseModel):
@@ -71,9 +82,10 @@ class Rows(Protocol):
 class TaskSettings(ConfigTable):
     """``[task]``: what is learnt, and whether to solve for the central optimum first.
 
-    ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`, by default softmax for classes
-    and squared for numbers; ``delta`` is where the Huber loss turns from a square to a line.
-    ``kind = "logistic"`` is the linear model under softmax.
+    ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`, by default softmax for classes,
+    squared for numbers and labels (one logistic loss each) for several labels; ``delta`` is where
+    the Huber loss turns from a square to a line. ``kind = "logistic"`` is the linear model under
+    softmax, or under one logistic loss a label.
     """
 
     kind: Literal["logistic", "linear", "mlp", "module"] = "logistic"
@@ -122,7 +134,12 @@ class TaskSettings(ConfigTable):
                 "task.kind is 'logistic', which tells classes apart, and the target is a number; "
                 "use task.kind = 'linear' (loss 'squared' or 'huber')"
             )
-        name = self.loss or ("softmax" if target.kind == "class" else "squared")
+        usual = {"class": "softmax", "number": "squared", "labels": "labels"}
+        if self.kind == "logistic" and target.kind == "labels" and self.loss is not None:
+            raise BadInput(
+                f"task.loss is {self.loss!r}, and the target is several labels; leave it out"
+            )
+        name = self.loss or usual[target.kind]
         loss = LOSSES[name] if self.delta is None else huber(self.delta)
         if self.class_weights is not None:
             loss = weighted(loss, self._weights(target))
@@ -146,7 +163,7 @@ class TaskSettings(ConfigTable):
         """The task, in the federation's shape."""
         loss = self.build_loss(federation.target)
         outputs = loss.outputs(federation.classes)
-        if self.kind == "logistic" and not loss.weights:
+        if self.kind == "logistic" and loss == SOFTMAX:
             return Logistic(federation.dimension, outputs)
         if self.kind in ("logistic", "linear"):
             return Linear(federation.dimension, outputs, loss)

@@ -6,7 +6,7 @@ rows are private and the numbers are published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ import pyarrow.compute
 import torch
 from torch import Tensor
 
+from dpscaffold.data.table_coding import held_labels
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.federation.labels import pack, unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.model import Model
-from dpscaffold.scoring import Metric, constant_scores, metrics_for, report
+from dpscaffold.scoring import METRICS, Metric, constant_scores, metrics_for, report
 
 #: What every evaluation says.
 NOT_COVERED = (
@@ -58,8 +60,9 @@ class Evaluation:
 
     ``metrics`` are those of the target, ``baseline`` the same of the best model that looks at no
     feature, ``sites`` one entry a site, ``confusion`` counts (true class, predicted class),
-    ``by_class`` recall, precision and F1 of every class, ``calibration`` the bins of predicted
-    probability (of the second of two classes, else of the class that is predicted).
+    ``by_class`` recall, precision and F1 of every class (of every label accuracy beside its
+    majority baseline and AUC, too), ``calibration`` the bins of predicted probability (of the
+    second of two classes, of every label, else of the class that is predicted).
     """
 
     rows: int
@@ -92,19 +95,18 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
     """Scores and truths of a file's rows."""
     from dpscaffold.data.readers.raw import file_columns
 
-    wanted = label or model.origin.label
-    if wanted is None:
-        raise BadInput(f"which column of {data} holds what is true is not known; give --label")
+    wanted = label_columns(model, data, label)
     if site is None and model.origin.site in file_columns(data):
         site = model.origin.site
     scores, truths, owners, left_out = [], [], [], 0
-    for part in model.parts(data, [wanted, *([site] if site else [])]):
+    for part in model.parts(data, [*wanted, *([site] if site else [])]):
         complete = pa.array(part.complete)
         left_out += int((~part.complete).sum())
         if not part.complete.any():
             continue
         scores.append(model.scores_of(part.features))
-        truths.append(_truths(part.others.column(wanted).filter(complete), model.target, wanted))
+        columns = {name: part.others.column(name).filter(complete) for name in wanted}
+        truths.append(_truths(columns, model.target))
         if site:
             owners.append(part.others.column(site).filter(complete).fill_null("(none)"))
     if not scores:
@@ -117,6 +119,22 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
     return Scored(torch.cat(scores), torch.cat(truths), number, sites, left_out)
 
 
+def label_columns(model: Model, data: Path, label: str | None) -> tuple[str, ...]:
+    """The columns of what is true: of several labels those of their names, else the one that is
+    given or that of the training."""
+    if model.target.kind == "labels":
+        if label is not None:
+            raise BadInput(
+                f"--label is '{label}', and the model has {model.target}, which are found by their "
+                f"names; leave it out"
+            )
+        return model.classes
+    wanted = label or model.origin.label
+    if wanted is None:
+        raise BadInput(f"which column of {data} holds what is true is not known; give --label")
+    return (wanted,)
+
+
 def score_held_out(model: Model, federation: Federation) -> Scored:
     """Scores and truths of the records that a federation holds out."""
     test = federation.test
@@ -125,10 +143,15 @@ def score_held_out(model: Model, federation: Federation) -> Scored:
     return Scored(scores, test.labels, site, federation.names)
 
 
-def _truths(column: pa.Array, target: Target, name: str) -> Tensor:
+def _truths(columns: Mapping[str, pa.Array], target: Target) -> Tensor:
     """Labels as the model's numbers."""
-    if column.null_count:
-        raise BadInput(f"column '{name}' lacks a value; leave such rows out")
+    for name, column in columns.items():
+        if column.null_count:
+            raise BadInput(f"column '{name}' lacks a value; leave such rows out")
+    if target.kind == "labels":
+        held = [held_labels(column.to_pylist(), name) for name, column in columns.items()]
+        return torch.from_numpy(pack(np.stack(held, axis=1)))
+    ((name, column),) = columns.items()
     if target.kind == "number":
         try:
             return torch.from_numpy(column.cast(pa.float32()).to_numpy(zero_copy_only=False).copy())
@@ -159,9 +182,9 @@ def evaluate(model: Model, scored: Scored, metrics: Sequence[Metric] = ()) -> Ev
         report(chosen, scored.scores, *given),
         report(chosen[:1], constant, *given),
         _by_site(chosen, scored) if len(scored.sites) > 1 else (),
-        _by_class(confusion, target),
+        _by_label(scored, target) if target.kind == "labels" else _by_class(confusion, target),
         confusion if len(target.classes) <= MOST_CLASSES else (),
-        calibration(model, scored) if classes else (),
+        calibration(model, scored) if target.classes else (),
     )
 
 
@@ -204,10 +227,37 @@ def _by_class(confusion: tuple[tuple[int, ...], ...], target: Target) -> tuple[d
     )
 
 
+def _by_label(scored: Scored, target: Target) -> tuple[dict[str, Any], ...]:
+    """Each label by itself, accuracy beside that of the commoner answer."""
+    true = unpack(scored.targets, len(target.classes))
+    said = (scored.scores[:, : len(target.classes)] > 0).long()
+    entries = []
+    for j, name in enumerate(target.classes):
+        held, taken = true[:, j], said[:, j]
+        rows, right = int(held.sum()), int((held * taken).sum())
+        share = rows / len(held)
+        entries.append(
+            {
+                "label": name,
+                "rows": rows,
+                "accuracy": float((held == taken).double().mean()),
+                "baseline": max(share, 1 - share),
+                "auc": _number(METRICS["auc"].of(scored.scores[:, j : j + 1], held)),
+                "recall": _ratio(right, rows),
+                "precision": _ratio(right, int(taken.sum())),
+                "f1": _ratio(2 * right, rows + int(taken.sum())),
+            }
+        )
+    return tuple(entries)
+
+
 def calibration(model: Model, scored: Scored, bins: int = BINS) -> tuple[Bin, ...]:
     """Predicted probability against how often it comes true, in bins of equal width."""
     chances = model.chances(scored.scores).double()
-    if len(model.classes) == 2:
+    if model.target.kind == "labels":
+        predicted = chances.flatten()
+        true = unpack(scored.targets, len(model.classes)).double().flatten()
+    elif len(model.classes) == 2:
         predicted, true = chances[:, 1], (scored.targets == 1).double()
     else:
         predicted, said = chances.max(dim=1)
@@ -228,4 +278,8 @@ def _ratio(a: Any, b: Any) -> float | None:
 
 
 def _defined(value: Tensor) -> float | None:
-    return None if bool(torch.isnan(value)) else float(value)
+    return _number(float(value))
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else value

@@ -68,6 +68,7 @@ def described(model: Model) -> dict[str, str]:
     categories = dict(coding.categories) if coding else {}
     values: dict[str, Any] = {
         "columns": list(model.columns),
+        "target": model.target.kind,
         "classes": list(model.classes),
         "categories": {name: list(known) for name, known in categories.items()},
         "privacy": model.privacy.get("quote", "No privacy statement is known."),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
+from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.local.records import prepared
 from dpscaffold.scoring import (
@@ -235,7 +236,8 @@ def baseline(federation: Federation) -> Metrics:
 
 def constant_loss(federation: Federation, task: Task) -> float | None:
     """F of the best model that looks at no feature, without ℓ2 term: the frequencies of the
-    training labels as probabilities, or their mean; None for a task that tells no loss."""
+    training labels as probabilities (label by label where there are several), or their mean; None
+    for a task that tells no loss."""
     loss, train = getattr(task, "loss", None), federation.train
     if not isinstance(loss, Loss):
         return None
@@ -243,6 +245,10 @@ def constant_loss(federation: Federation, task: Task) -> float | None:
     user = torch.repeat_interleave(torch.arange(train.users), train.sizes)
     if loss.kind == "number":
         values = loss.values(labels.double().mean().expand(len(labels), 1), labels.double())
+    elif loss.kind == "labels":
+        held = unpack(labels, federation.classes).double().sum(0)
+        odds = held.clamp_min(0.5) / (len(labels) - held).clamp_min(0.5)
+        values = loss.values(odds.log().expand(len(labels), -1), labels)
     else:
         classes = federation.classes
         counts = torch.bincount(labels, minlength=classes).double().clamp_min(0.5)

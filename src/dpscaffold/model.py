@@ -57,7 +57,8 @@ class Model(Trained):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, by number; none where a number is predicted."""
+        """The names of the classes, by number, or of the labels; none where a number is
+        predicted."""
         return self.target.classes
 
     def scores(self, rows: Raw, prepared: bool = False) -> Tensor:
@@ -108,27 +109,39 @@ class Model(Trained):
             )
 
     def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
-        """The class number (N,) int64, or the number (N,) float32, of each raw row."""
+        """The class number (N,) int64, or the number (N,) float32, of each raw row; of several
+        labels 1 for each that holds, (N, labels) int64."""
         return self.predicted(self.scores(rows, prepared))
 
     def predicted(self, scores: Tensor) -> Tensor:
-        """What scores (N, outputs) stand for: a class number, or the number, (N,)."""
+        """What scores (N, outputs) stand for: a class number, or the number, (N,); of several
+        labels 1 for each that holds, (N, labels)."""
         if self.target.kind == "number":
             return scores[:, 0]
+        if self.target.kind == "labels":
+            return (scores[:, : len(self.classes)] > 0).long()
         return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(dim=1)
 
-    def named(self, rows: Raw, prepared: bool = False) -> list[str]:
-        """The name of the class of each raw row."""
+    def named(self, rows: Raw, prepared: bool = False) -> list[str | tuple[str, ...]]:
+        """The name of the class of each raw row; of several labels the names of those that hold."""
         self._require_classes()
-        return [self.classes[number] for number in self.predict(rows, prepared).tolist()]
+        said = self.predict(rows, prepared).tolist()
+        if self.target.kind == "labels":
+            return [
+                tuple(name for name, holds in zip(self.classes, row, strict=True) if holds)
+                for row in said
+            ]
+        return [self.classes[number] for number in said]
 
     def probabilities(self, rows: Raw, prepared: bool = False) -> Tensor:
-        """The probability of each class, (N, classes), of raw rows."""
+        """The probability of each class or label, (N, classes), of raw rows."""
         self._require_classes()
         return self.chances(self.scores(rows, prepared))
 
     def chances(self, scores: Tensor) -> Tensor:
-        """The probability of each class, (N, classes), from scores (N, outputs)."""
+        """The probability of each class or label, (N, classes), from scores (N, outputs)."""
+        if self.target.kind == "labels":
+            return scores[:, : len(self.classes)].sigmoid()
         if scores.shape[1] == 1:  # one score tells two classes apart: it is the second one's
             return torch.cat([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1)
         return scores[:, : len(self.classes)].softmax(dim=1)

@@ -42,6 +42,7 @@ def predict_file(
     ``out`` is a ``.csv`` or ``.parquet`` file, which appears whole or not at all, or a stream for
     CSV. The columns are those to ``keep``, ``prediction`` (the class's name, or the number) and,
     for classes, ``probability`` of it; with ``probabilities`` one ``probability of NAME`` a class.
+    Of several labels there is one ``prediction of NAME`` each, 1 where it holds and else 0.
     A row that lacks a value has an empty prediction where the training left such records out.
     """
     columns = _columns(model, probabilities)
@@ -72,6 +73,9 @@ def _columns(model: Model, probabilities: bool) -> dict[str, pa.DataType]:
             )
         return {PREDICTION: pa.float32()}
     named = [f"{PROBABILITY} of {name}" for name in model.classes] if probabilities else []
+    if model.target.kind == "labels":
+        said = [f"{PREDICTION} of {name}" for name in model.classes]
+        return dict.fromkeys(said, pa.int8()) | dict.fromkeys(named, pa.float32())
     return {PREDICTION: pa.string()} | dict.fromkeys(named or [PROBABILITY], pa.float32())
 
 
@@ -84,8 +88,15 @@ def _filled(model: Model, part: Part, probabilities: bool) -> list[np.ndarray]:
     said = model.predicted(scores)
     if model.target.kind == "number":
         return [_spread(said.numpy(), part.complete)]
-    names = np.array(model.classes, dtype=object)[said.numpy()]
     chances = model.chances(scores)
+    if model.target.kind == "labels":
+        both = [said.to(torch.int8), *([chances] if probabilities else [])]
+        return [
+            _spread(column.numpy(), part.complete)
+            for table in both
+            for column in table.T.contiguous()
+        ]
+    names = np.array(model.classes, dtype=object)[said.numpy()]
     if not probabilities:
         chances = chances.gather(1, said[:, None])
     return [

@@ -4,7 +4,8 @@ Accuracy and losses are taken within each user and then averaged over users, wha
 as in the paper's appendix "Metrics". Measures that are not means over records (AUC, F1, balanced
 accuracy, RMSE, R²) are given both over all records pooled and averaged over users. A value that is
 not defined (the AUC of a user who has one class, say) is NaN, and the average is over the users
-that have one. Of two classes the second, number 1, is the positive one.
+that have one. Of two classes the second, number 1, is the positive one. Of several labels the
+measures are in :mod:`dpscaffold.labelscoring`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Kind, Target
+from dpscaffold.labelscoring import (
+    label_accuracy,
+    label_log_loss,
+    macro_f1,
+    micro_f1,
+    over_labels,
+    subset_accuracy,
+)
 
 #: Scores (N, outputs), targets (N,), groups (N,) in 0 to G − 1, and G → values (G,) in float64.
 ByGroup = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -57,9 +67,10 @@ class Metric:
         fitting = [metric.name for metric in metrics_for(target)]
         advice = f"use {', '.join(fitting)}"
         if target.kind != self.kind:
-            mine = "classes" if self.kind == "class" else "numbers"
+            mine = {"class": "classes", "number": "numbers", "labels": "several labels"}
             raise BadInput(
-                f"the metric '{self.name}' is for {mine}, and the target is {target}; {advice}"
+                f"the metric '{self.name}' is for {mine[self.kind]}, and the target is {target}; "
+                f"{advice}"
             )
         if self.classes is not None and len(target.classes) != self.classes:
             raise BadInput(
@@ -159,6 +170,11 @@ def r2(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
     return torch.where(variance > 0, 1 - share, torch.nan)
 
 
+def label_auc(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The mean over labels of their AUC."""
+    return over_labels(auc, scores, targets, group, groups).nanmean(1)
+
+
 #: Every metric by name.
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -171,6 +187,12 @@ METRICS: dict[str, Metric] = {
         Metric("rmse", rmse, "lower", "number", title="RMSE"),
         Metric("mae", mae, "lower", "number", taken="per user", title="MAE"),
         Metric("r2", r2, "higher", "number", title="R²"),
+        Metric("label_accuracy", label_accuracy, "higher", "labels", "per user"),
+        Metric("subset_accuracy", subset_accuracy, "higher", "labels", "per user"),
+        Metric("label_log_loss", label_log_loss, "lower", "labels", "per user"),
+        Metric("micro_f1", micro_f1, "higher", "labels", title="micro F1"),
+        Metric("macro_f1", macro_f1, "higher", "labels", title="macro F1"),
+        Metric("label_auc", label_auc, "higher", "labels", title="AUC, mean over labels"),
     )
 }
 
@@ -203,7 +225,8 @@ def titled(name: str) -> str:
     metric = METRICS.get(short.removesuffix("_per_user"))
     if metric is None:
         return short.replace("_", " ")
-    return metric.title + (" per user" if short.endswith("_per_user") else "")
+    plain = metric.title or metric.name.replace("_", " ")
+    return plain + (" per user" if short.endswith("_per_user") else "")
 
 
 def report(
@@ -225,12 +248,15 @@ def report(
 
 def constant_scores(labels: Tensor, target: Target) -> Tensor:
     """The scores (1, outputs) of the best model that looks at no feature: the most frequent class
-    of some labels, or their mean.
+    of some labels, their mean, or of several labels what most records say of each.
 
     >>> constant_scores(torch.tensor([1, 0, 1]), Target.numbered(2)).tolist()
     [[0.0, 1.0]]
     """
     if target.kind == "number":
         return labels.double().mean().float().view(1, 1)
+    if target.kind == "labels":
+        held = unpack(labels, len(target.classes)).double().mean(0)
+        return torch.where(held > 0.5, 1.0, -1.0)[None].float()
     counts = torch.bincount(labels, minlength=len(target.classes))
     return torch.nn.functional.one_hot(counts.argmax(), len(target.classes)).float()[None]

@@ -16,6 +16,7 @@ import torch
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.evaluation import score_file
+from dpscaffold.federation.labels import pack
 from dpscaffold.model import Model, Raw
 from dpscaffold.scoring import metrics_for
 
@@ -26,14 +27,14 @@ class Stopping:
 
     ``rows`` are raw and public: no private record may be among them. They are a CSV or Parquet
     file with a column ``label``, or rows in any form that a model takes, with ``labels`` (names of
-    classes, or numbers).
+    classes, numbers, or of several labels a row of 0 and 1 each).
 
     >>> Stopping([[0.0, 1.0]], labels=["a"], patience=3).patience
     3
     """
 
     rows: Raw
-    labels: Sequence[str | float] | None = None
+    labels: Sequence[str | float | Sequence[int]] | None = None
     label: str | None = None
     patience: int = 5
 
@@ -57,7 +58,9 @@ class Stopping:
     def _targets(self, model: Model) -> torch.Tensor:
         labels = list(self.labels or ())
         if model.target.kind == "number":
-            return torch.tensor([float(label) for label in labels])
+            return torch.tensor([float(label) for label in labels])  # type: ignore[arg-type]
+        if model.target.kind == "labels":
+            return torch.from_numpy(pack(labels, "stopping.labels"))
         places = {name: k for k, name in enumerate(model.classes)}
         for label in labels:
             if str(label) not in places:

@@ -265,7 +265,9 @@ class _Training:
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
         """Claim the run folder, or pick up what it holds."""
         columns = dict((config or {}).get("data", {}))
-        self.origin = replace(self.origin, label=columns.get("label"), site=columns.get("user"))
+        label = columns.get("label")  # several labels are found by their names
+        label = label if isinstance(label, str) else None
+        self.origin = replace(self.origin, label=label, site=columns.get("user"))
         if out is None:
             if resume:
                 raise BadInput("resume is asked for without a run folder; name it with out (--out)")

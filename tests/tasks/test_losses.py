@@ -21,6 +21,7 @@ from toys import explicit_clipped_sum
 from dpscaffold.engines import Loop
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.federation.labels import unpack
 from dpscaffold.optimum import solve
 from dpscaffold.tasks import (
     LOSSES,
@@ -48,7 +49,11 @@ ELSEWHERE = {
     "squared": lambda z, t: functional.mse_loss(z[:, 0], t, reduction="none") / 2,
     "huber": lambda z, t: functional.huber_loss(z[:, 0], t, reduction="none", delta=1.0),
     "narrow huber": lambda z, t: functional.huber_loss(z[:, 0], t, reduction="none", delta=0.3),
-}
+    "labels": lambda z, t: functional.binary_cross_entropy_with_logits(
+        z, torch.tensor([[(s // 2**j) % 2 for j in range(3)] for s in t.tolist()]).to(z.dtype),
+        reduction="none",
+    ).sum(1),
+}  # fmt: skip
 MAKERS = {
     "linear": Linear,
     "mlp": lambda dimension, outputs, loss: Mlp(dimension, outputs, 6, loss),
@@ -67,7 +72,8 @@ def targets(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     """Classes, or numbers of which some are far from every score."""
     if ALL[name].kind == "number":
         return 2 * torch.randn(shape, generator=generator)
-    return torch.randint(0, CLASSES if name == "softmax" else 2, shape, generator=generator)
+    values = {"softmax": CLASSES, "labels": 2**CLASSES}.get(name, 2)
+    return torch.randint(0, values, shape, generator=generator)
 
 
 # --- values and errors ---
@@ -201,11 +207,12 @@ def a_federation(name: str) -> Federation:
     """Users of equal size with targets of the loss's kind."""
     generator = torch.Generator().manual_seed(5)
     kind = ALL[name].kind
-    classes = None if kind == "number" else CLASSES if name == "softmax" else 2
+    classes = {"softmax": CLASSES, "logistic": 2}.get(name)
 
     def part(records: int) -> list[tuple[Tensor, Tensor]]:
         rows = [torch.randn(records, 4, generator=generator) for _ in range(4)]
-        return [(x, targets(name, (records,), generator)) for x in rows]
+        found = [(x, targets(name, (records,), generator)) for x in rows]
+        return [(x, unpack(t, CLASSES)) for x, t in found] if kind == "labels" else found
 
     return Federation.from_arrays(part(12), part(5), classes=classes, target=kind)
 

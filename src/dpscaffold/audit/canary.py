@@ -140,17 +140,20 @@ def federation_of(tables: list[tuple[Tensor, Tensor]], kind: Kind, classes: int)
     train = Records.from_users(features, labels, kind)
     test = Records.from_users([torch.zeros(1, features[0].shape[1])] * len(tables),
                               [torch.zeros(1)] * len(tables), kind)  # fmt: skip
-    target = Target.numbered(classes) if kind == "class" else Target("number")
+    made = {"class": Target.numbered, "labels": Target.labelled}
+    target = made[kind](classes) if kind in made else Target("number")
     return Federation(train, test, target, title="audit")
 
 
 def _labels(kind: Kind, clip: float) -> tuple[float, float]:
     """Two labels whose gradients point away from one another."""
+    if kind == "labels":  # none of the smallest task's two labels, and both
+        return (0.0, 3.0)
     return (0.0, 1.0) if kind == "class" else (-1e3 * clip, 1e3 * clip)
 
 
 def _column(label: float, records: int, kind: Kind) -> Tensor:
-    return torch.full((records,), label, dtype=torch.int64 if kind == "class" else torch.float32)
+    return torch.full((records,), label, dtype=torch.float32 if kind == "number" else torch.int64)
 
 
 def _clipped(task: Task, rows: Tensor, labels: Tensor, clip: float, seed: int) -> Tensor:

@@ -76,7 +76,7 @@ def place(
     """
     if data.target.kind != "class":
         raise BadInput(
-            "--one-run needs a target of classes, and this one is a number; leave it out"
+            f"--one-run needs a target of classes, and this one is {data.target}; leave it out"
         )
     if data.mapped:
         raise BadInput("--one-run needs data that fit in memory; leave it out for mapped data")

@@ -247,6 +247,13 @@ def _settings(
     return load(config, changes).data
 
 
+#: What is counted where the target is no class.
+_TARGETS = {
+    "number": "a number, its tenths counted as labels below",
+    "labels": "several labels; sets of them are counted as classes below, rare ones together",
+}
+
+
 def summary_table(description: Description) -> Table:
     """The federation in a dozen lines."""
     table = Table(title=description.title, title_justify="left", show_header=False)
@@ -260,7 +267,7 @@ def summary_table(description: Description) -> Table:
         *(
             [("classes", f"{description.classes}")]
             if description.target == "class"
-            else [("target", "a number, its tenths counted as labels below")]
+            else [("target", _TARGETS[description.target])]
         ),
         (
             "train records per user",

@@ -22,7 +22,7 @@ from pydantic import (
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
 from dpscaffold.data.readers.files import AUTO, is_many
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.federation.schema import Kind
+from dpscaffold.federation.schema import Kind, Target
 
 Partition = Literal["similarity", "dirichlet", "shards", "quantity", "natural"]
 #: Which options belong to which partition.
@@ -121,9 +121,10 @@ class Pooled(_Data):
             raise ValueError(
                 f"users is missing: partition = '{chosen}' needs to know how many there are to be"
             )
-        if self.minimum_classes > 1 and getattr(self, "target", "class") == "number":
+        target = getattr(self, "target", "class")
+        if self.minimum_classes > 1 and target != "class":
             raise ValueError(
-                f"minimum_classes is {self.minimum_classes}, and target is 'number'; leave it out"
+                f"minimum_classes is {self.minimum_classes}, and target is '{target}'; leave it out"
             )
         check_order(self.preprocess)
         return self
@@ -189,7 +190,7 @@ _Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | f
 
 class TabularFile(Pooled):
     path: str
-    label: str
+    label: str | tuple[str, ...]
     user: str | None = None
     features: tuple[str, ...] = ()
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
@@ -198,6 +199,37 @@ class TabularFile(Pooled):
     target: Kind = "class"
     exclude: tuple[str, ...] = ()
     dates: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        """Several columns as label make a target of labels, said or not."""
+        listed = isinstance(given, dict) and isinstance(given.get("label"), list | tuple)
+        if listed and given.get("target", "class") == "class":
+            return {**given, "target": "labels"}
+        return given
+
+    @model_validator(mode="after")
+    def _labels(self) -> TabularFile:
+        if (self.target == "labels") == isinstance(self.label, str):
+            raise ValueError(
+                f"label is {self.label!r}, and target is '{self.target}'; several labels are a "
+                f"list of columns, as in label = ['fever', 'cough']"
+            )
+        if self.target != "labels":
+            return self
+        if len(self.label) < 2:
+            raise ValueError(
+                f"label is {list(self.label)!r}, a list of {len(self.label)}; name two columns or "
+                f"more, or one without brackets, whose values are then classes"
+            )
+        if self.classes:
+            raise ValueError(
+                "classes are given, and label names several columns, which are the labels; leave "
+                "classes out"
+            )
+        Target("labels", tuple(self.label))
+        return self
 
     @model_validator(mode="after")
     def _numbers(self) -> TabularFile:

@@ -20,6 +20,9 @@ from dpscaffold.data.blocks import blocks
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind
 
+#: Sets of labels that are counted apart, the last for all others together.
+MOST_SETS = 32
+
 
 @dataclass(frozen=True)
 class Description:
@@ -88,18 +91,27 @@ def describe(federation: Federation) -> Description:
 def label_counts(federation: Federation) -> np.ndarray:
     """(M, C): how many training records of each label each user has.
 
-    A number is counted by tenths: of all training records, each part holds as many.
+    A number is counted by tenths: of all training records, each part holds as many. Of several
+    labels the sets of them are counted, the most frequent apart and the others together.
     """
     table, classes, edges = federation.train, federation.classes, np.empty(0)
     if federation.target.kind == "number":
         edges = np.quantile(table.labels.numpy(), np.linspace(0.1, 0.9, 9))
         classes = 10
+    common = np.empty(0, dtype=np.int64)
+    if federation.target.kind == "labels":
+        sets, often = np.unique(table.labels.numpy(), return_counts=True)
+        common = np.sort(sets[np.argsort(-often, kind="stable")[: MOST_SETS - 1]])
+        classes = len(common) + (len(sets) > len(common))
     counts = np.zeros(federation.users * classes, dtype=np.int64)
     bounds = table.offsets.numpy()
     for block in blocks(len(table), 4):
         labels = table.labels[block].numpy()
         if len(edges):
             labels = np.searchsorted(edges, labels, side="right")
+        if len(common):
+            place = np.searchsorted(common, labels).clip(max=len(common) - 1)
+            labels = np.where(common[place] == labels, place, len(common))
         user = np.searchsorted(bounds, np.arange(block.start, block.stop), side="right") - 1
         counts += np.bincount(user * classes + labels, minlength=len(counts))
     return counts.reshape(federation.users, classes)

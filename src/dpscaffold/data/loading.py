@@ -339,6 +339,11 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
 def _checked(federation: Federation, settings: Pooled) -> Federation:
     """Refuse a federation from which nothing can be learnt, or less than the settings ask for."""
     seen = torch.unique(federation.train.labels)
+    if len(seen) < 2 and federation.target.kind == "labels":
+        raise BadInput(
+            f"{federation.title}: all training records have the same labels; there is nothing to "
+            f"learn"
+        )
     if len(seen) < 2:
         classes = "a classifier needs at least 2 classes"
         advice = classes if federation.target.kind == "class" else "there is nothing to learn"

@@ -155,6 +155,28 @@ class Coding:
         )
 
 
+#: How a file says that one of several labels holds, or does not.
+HOLDS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+
+
+def held_labels(cells: Sequence[str], name: str) -> np.ndarray:
+    """Whether a label holds, (N,) bool, from the texts of its column: 0 and 1, or true and false.
+
+    >>> held_labels(["1", "0", "True"], "fever").tolist()
+    [True, False, True]
+    """
+    known: dict[str, bool] = {}
+    for text in dict.fromkeys(cells):
+        found = HOLDS.get(text.lower())
+        if found is None:
+            raise BadInput(
+                f"label column '{name}' holds '{text}'; where there are several labels, each "
+                f"column holds 1 (or true) where its label holds and else 0 (or false)"
+            )
+        known[text] = found
+    return np.array([known[text] for text in cells], dtype=bool)
+
+
 def days(name: str, cells: Sequence[Any], form: str) -> np.ndarray:
     """Dates of a form (strptime's codes) as days since 1970-01-01, (N,) float32, NaN where one is
     missing.

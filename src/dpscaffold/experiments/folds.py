@@ -50,10 +50,8 @@ def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int
         kept.append((features[rest], labels[rest]))
     return replace(
         federation,
-        train=Records.from_users(
-            [x for x, _ in kept], [y for _, y in kept], federation.target.kind
-        ),
-        test=Records.from_users([x for x, _ in held], [y for _, y in held], federation.target.kind),
+        train=Records.from_users([x for x, _ in kept], [y for _, y in kept], federation.train.kind),
+        test=Records.from_users([x for x, _ in held], [y for _, y in held], federation.train.kind),
         title=f"{federation.title}, fold {fold + 1} of {folds}",
         mapped=False,
     )

@@ -14,7 +14,10 @@ if TYPE_CHECKING:  # the accountant takes long to import, and data are made with
     from dpscaffold.privacy import Cost, Protection
 
 
-Kind = Literal["class", "number"]
+Kind = Literal["class", "number", "labels"]
+
+#: The most labels of one target: the bits of an int64 without its sign.
+MOST_LABELS = 63
 
 
 #: More labels than this are taken for a mistake: a measurement or an identifier is not a class.
@@ -23,20 +26,24 @@ MOST_CLASSES = 10_000
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted: one of some ``classes``, by name and in order, or a number.
+    """What is predicted: one of some ``classes``, by name and in order, a number, or several
+    ``labels`` (then ``classes`` are their names), each of which holds or does not.
 
-    Labels are class numbers from 0, int64, or numbers, float32.
+    Labels are class numbers from 0, int64; numbers, float32; or sets of labels, int64, whose bit j
+    says whether label j holds (:mod:`~dpscaffold.federation.labels`).
 
     >>> Target("class", ("ill", "well")).outputs, Target("number").outputs
     (2, 1)
+    >>> str(Target("labels", ("fever", "cough", "rash")))
+    '3 labels'
     """
 
     kind: Kind = "class"
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("class", "number"):
-            raise BadInput(f"target is {self.kind!r}; it must be 'class' or 'number'")
+        if self.kind not in ("class", "number", "labels"):
+            raise BadInput(f"target is {self.kind!r}; it must be 'class', 'number' or 'labels'")
         if self.kind == "number" and self.classes:
             raise BadInput(
                 f"classes are given ({', '.join(self.classes[:5])}), and the target is a number; "
@@ -44,9 +51,14 @@ class Target:
             )
         if self.kind == "class" and len(self.classes) < 2:
             raise BadInput(f"classes is {len(self.classes)}; a classifier needs at least 2")
+        if self.kind == "labels" and not 1 <= len(self.classes) <= MOST_LABELS:
+            raise BadInput(
+                f"the target has {len(self.classes)} labels; give 1 to {MOST_LABELS} of them"
+            )
         if len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
-            raise BadInput(f"two classes are called '{twice}'; give each its own name")
+            what = "labels" if self.kind == "labels" else "classes"
+            raise BadInput(f"two {what} are called '{twice}'; give each its own name")
 
     @classmethod
     def numbered(cls, classes: int) -> Target:
@@ -69,15 +81,25 @@ class Target:
             return given
         return cls.numbered(given) if isinstance(given, int) else cls("class", tuple(given))
 
+    @classmethod
+    def labelled(cls, given: int | Sequence[str]) -> Target:
+        """Several labels, by their names or so many, called by their numbers.
+
+        >>> Target.labelled(2).classes
+        ('0', '1')
+        """
+        names = map(str, range(given)) if isinstance(given, int) else given
+        return cls("labels", tuple(names))
+
     @property
     def outputs(self) -> int:
-        """How many scores a model has for it: one a class, or one."""
+        """How many scores a model has for it: one a class or label, or one."""
         return len(self.classes) or 1
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of its labels."""
-        return np.dtype(np.int64 if self.kind == "class" else np.float32)
+        return np.dtype(np.float32 if self.kind == "number" else np.int64)
 
     def complaint(self, labels: np.ndarray) -> str:
         """What is wrong with labels (N,), or the empty string."""
@@ -87,13 +109,18 @@ class Target:
         if self.kind == "number":
             fine = bool(np.isfinite(low) and np.isfinite(high))
             return "" if fine else "contain NaN or infinity; leave such records out"
+        if self.kind == "labels":
+            fine = low >= 0 and int(high) >> len(self.classes) == 0
+            return "" if fine else f"hold more than the {len(self.classes)} labels of the target"
         if low >= 0 and high < len(self.classes):
             return ""
         worst = high if high >= len(self.classes) else low
         return f"contain {worst}; labels must lie in 0 to {len(self.classes) - 1}"
 
     def __str__(self) -> str:
-        return "a number" if self.kind == "number" else f"{len(self.classes)} classes"
+        if self.kind == "number":
+            return "a number"
+        return f"{len(self.classes)} {'labels' if self.kind == 'labels' else 'classes'}"
 
 
 class Prepared(Protocol):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.labels import pack
 from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Kind, Prepared, Schema, Target, schema_of
 from dpscaffold.notebook import html_table
@@ -33,7 +34,8 @@ WHOLE, SAMPLED_ROWS = 1 << 32, 1 << 14
 class Records:
     """The records of all users, one after the other.
 
-    ``features`` is (N, d) float32, ``labels`` (N,) int64 for classes and float32 for numbers, and
+    ``features`` is (N, d) float32, ``labels`` (N,) int64 for classes and for sets of labels
+    (:mod:`~dpscaffold.federation.labels`) and float32 for numbers, and
     ``offsets`` (M+1,) int64: user ``i`` holds the rows ``offsets[i]`` to ``offsets[i+1]``.
 
     >>> labels = [torch.tensor([0, 1, 0]), torch.tensor([1])]
@@ -75,7 +77,7 @@ class Records:
                     f"user {i} has labels of shape {tuple(y.shape)}; give one number per record"
                 )
             fractions = y.is_floating_point() and not bool((y == y.round()).all())
-            if kind == "class" and fractions:
+            if kind != "number" and fractions:
                 raise BadInput(
                     f"user {i} has labels that are not whole numbers; give class numbers from 0, "
                     f"or say that the target is a number"
@@ -84,13 +86,13 @@ class Records:
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         return cls(
             torch.cat(list(features)).to(torch.float32),
-            torch.cat(list(labels)).to(torch.int64 if kind == "class" else torch.float32),
+            torch.cat(list(labels)).to(torch.float32 if kind == "number" else torch.int64),
             offsets,
         )
 
     @property
     def kind(self) -> Kind:
-        """Whether the labels are class numbers or numbers."""
+        """Whether the labels are numbers, or class numbers (and sets of labels, stored alike)."""
         return "number" if self.labels.is_floating_point() else "class"
 
     @property
@@ -138,7 +140,7 @@ class Records:
             raise BadInput(
                 f"user {int(empty[0])} has no {what} records; every user needs at least one"
             )
-        if self.kind != target.kind:
+        if self.kind != ("number" if target.kind == "number" else "class"):
             raise BadInput(
                 f"{what} labels are of type {self.labels.dtype}, and the target is {target}; "
                 f"give {target.dtype}"
@@ -246,8 +248,11 @@ class Federation:
         """Build and validate a federation from one (features, labels) pair per user.
 
         ``classes`` are how many there are or their names; ``target="number"`` keeps labels as the
-        numbers they are.
+        numbers they are. With ``target="labels"`` each is a row of L zeros and ones, (n, L), and
+        ``classes`` are the names of the labels.
         """
+        if target == "labels":
+            return cls._of_labels(train, test, classes, names, title)
         tables = [
             Records.from_users(
                 [torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part], target
@@ -260,6 +265,39 @@ class Federation:
             most = max(int(table.labels.max()) for table in tables if len(table))
             predicted = Target.of(max(2, 1 + most) if classes is None else classes)
         return cls(tables[0], tables[1], predicted, tuple(names), title).validated()
+
+    @classmethod
+    def _of_labels(
+        cls,
+        train: Sequence[tuple[Tensor | np.ndarray, Tensor | np.ndarray]],
+        test: Sequence[tuple[Tensor | np.ndarray, Tensor | np.ndarray]],
+        labels: int | Sequence[str] | None,
+        names: Sequence[str],
+        title: str,
+    ) -> Federation:
+        """A federation from one (features, (n, L) of 0 and 1) pair per user."""
+        shapes = [tuple(np.shape(y)) for part in (train, test) for _, y in part]
+        flat = next((shape for shape in shapes if len(shape) != 2), None)
+        if flat is not None or not shapes:
+            raise BadInput(
+                f"labels have shape {flat}; where target = 'labels', give (records, labels) of 0 "
+                f"and 1 for every user"
+            )
+        widths = {shape[1] for shape in shapes}
+        target = Target.labelled(max(widths) if labels is None else labels)
+        if widths != {len(target.classes)}:
+            raise BadInput(
+                f"users have {min(widths)} to {max(widths)} columns of labels, and the target has "
+                f"{len(target.classes)} labels; give one column for each"
+            )
+        tables = [
+            Records.from_users(
+                [torch.as_tensor(x) for x, _ in part],
+                [torch.from_numpy(pack(y, f"labels of user {i}")) for i, (_, y) in enumerate(part)],
+            )
+            for part in (train, test)
+        ]
+        return cls(tables[0], tables[1], target, tuple(names), title).validated()
 
     def validated(self) -> Federation:
         """This federation, after every check a training run relies on."""
@@ -310,7 +348,7 @@ class Federation:
 
     @property
     def classes(self) -> int:
-        """C, the number of classes; 0 where the target is a number."""
+        """C, the number of classes, or of labels; 0 where the target is a number."""
         return len(self.target.classes)
 
     @cached_property

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
     """η₀ of this run, chosen on surrogates. The roster's sizes and schema are all that is used of
     the data, with γ and, where ``[facts]`` says it, the norm of a row."""
+    if setting.roster.schema.target.kind == "labels":
+        raise BadInput(
+            "plan.learning_rate is 'plan', which has no surrogate for a target of several labels; "
+            "give a number"
+        )
     similarity = None if facts is None or facts.similarity == "unknown" else facts.similarity
     said = None if facts is None else facts.row_norm
     norm = guaranteed_norm(setting.roster.schema.preparation) if said is None else _norm(said)

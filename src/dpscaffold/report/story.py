@@ -121,7 +121,9 @@ def _learnt(told: Told) -> str:
     classes = target.get("classes") or []
     shown = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
     what = "to predict a number" if target.get("kind") == "number" else "to tell classes apart"
-    if classes:
+    if target.get("kind") == "labels":
+        what = f"which of {len(classes)} labels hold ({shown})"
+    elif classes:
         what = f"to tell {len(classes)} classes apart ({shown})"
     columns = model.get("columns") or []
     listed = ", ".join(columns[:6]) + (", …" if len(columns) > 6 else "")

@@ -1,4 +1,4 @@
-"""What a wrong score costs: softmax, logistic, squared and Huber loss.
+"""What a wrong score costs: softmax, logistic, squared and Huber loss, and that of many labels.
 
 A clipped gradient needs only the error δ = ∂loss/∂scores of each record: the rest is the model's
 own. A loss is therefore two functions, and a task takes any of them.
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy, softplus
 
 from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Kind
 
 #: (scores, targets) → losses or errors.
@@ -29,9 +30,9 @@ class Loss:
     - ``errors``: δ = ∂loss/∂z, from scores (U, outputs, B), which it may overwrite, and targets
       (U, B) → (U, outputs, B).
     - ``convex``: in the scores, so that a linear model has one optimum.
-    - ``kind``: the targets that fit, classes (int64) or numbers (float32).
+    - ``kind``: the targets that fit, classes (int64), numbers (float32) or sets of labels (int64).
     - ``weights``: what a record of each class counts (:func:`weighted`); none: all alike.
-    - ``scores``: how many scores of a record it reads; None for one a class.
+    - ``scores``: how many scores of a record it reads; None for one a class or label.
 
     The name tells losses apart: runs, caches and checkpoints know a loss by it.
 
@@ -59,10 +60,11 @@ class Loss:
         """
         if kind != self.kind:
             others = " or ".join(name for name, loss in LOSSES.items() if loss.kind == kind)
-            mine = "numbers" if self.kind == "number" else "classes"
+            mine = {"number": "numbers", "class": "classes", "labels": "several labels"}
+            theirs = "several labels" if kind == "labels" else f"a {kind}"
             raise BadInput(
-                f"task.loss is {self.name!r}, which is for {mine}; the target is a {kind}: "
-                f"use {others}"
+                f"task.loss is {self.name!r}, which is for {mine[self.kind]}; the target is "
+                f"{theirs}: use {others}"
             )
         if self.kind == "class" and self.scores == 1 and classes not in (0, 2):
             raise BadInput(
@@ -77,7 +79,8 @@ class Loss:
             )
 
     def outputs(self, classes: int) -> int:
-        """How many scores a model needs for a target of so many classes (any, for a number)."""
+        """How many scores a model needs for a target of so many classes or labels (any, for a
+        number)."""
         return classes if self.scores is None else self.scores
 
     def check_outputs(self, outputs: int) -> None:
@@ -89,18 +92,24 @@ class Loss:
             )
 
     def predictions(self, scores: Tensor) -> Tensor:
-        """The class (…,) in int64, or the number, that scores (…, outputs) stand for."""
+        """The class (…,) in int64, or the number, that scores (…, outputs) stand for; of several
+        labels 1 for each that holds, (…, labels) in int64."""
         if self.kind == "number":
             return scores[..., 0]
+        if self.kind == "labels":
+            return (scores > 0).long()
         return (scores[..., 0] > 0).long() if self.scores == 1 else scores.argmax(-1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Each class's probability (…, classes) from scores (…, outputs); none for a number."""
+        """Each class's or label's probability (…, classes) from scores (…, outputs); none for a
+        number."""
         if self.kind == "number":
             raise BadInput(
                 f"the loss {self.name!r} predicts a number, which has no class probabilities; "
                 f"use its predictions"
             )
+        if self.kind == "labels":
+            return scores.sigmoid()
         if self.scores is None:
             return scores.softmax(-1)
         return torch.cat([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=-1)
@@ -132,6 +141,18 @@ def logistic_values(scores: Tensor, targets: Tensor) -> Tensor:
 def logistic_errors(scores: Tensor, targets: Tensor) -> Tensor:
     """δ = −s/(1 + exp(sz)): σ(z) − t without the cancellation where t = 1."""
     away = (1 - 2 * targets).to(scores.dtype)[:, None, :]
+    return scores.mul_(away).sigmoid_().mul_(away)
+
+
+def labels_values(scores: Tensor, targets: Tensor) -> Tensor:
+    """Σ_j log(1 + exp(−s_j z_j)) with s_j = ±1 as label j holds or not: L logistic losses."""
+    held = unpack(targets, scores.shape[-1])
+    return softplus((1 - 2 * held) * scores).sum(-1)
+
+
+def labels_errors(scores: Tensor, targets: Tensor) -> Tensor:
+    """δ_j = −s_j/(1 + exp(s_j z_j)), label by label, in place."""
+    away = (1 - 2 * unpack(targets, scores.shape[1], axis=1)).to(scores.dtype)
     return scores.mul_(away).sigmoid_().mul_(away)
 
 
@@ -212,7 +233,10 @@ def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
     'softmax@1.0,3.0'
     """
     if loss.kind != "class":
-        raise BadInput(f"task.class_weights is given with the loss {loss.name!r} of numbers")
+        what = "numbers" if loss.kind == "number" else "several labels, which are no classes"
+        raise BadInput(
+            f"task.class_weights is given with the loss {loss.name!r} of {what}; leave it out"
+        )
     if loss.weights:
         raise BadInput(f"the loss {loss.name!r} has class weights already")
     numbers = tuple(number("task.class_weights", value) for value in weights)
@@ -237,6 +261,7 @@ LOSSES: dict[str, Loss] = {
         Loss("logistic", logistic_values, logistic_errors, convex=True, kind="class"),
         Loss("squared", squared_values, squared_errors, convex=True, kind="number"),
         huber(),
+        Loss("labels", labels_values, labels_errors, convex=True, kind="labels", scores=None),
     )
 }
 

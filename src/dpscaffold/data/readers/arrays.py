@@ -18,6 +18,7 @@ from dpscaffold.data.preprocessing import StepSettings
 from dpscaffold.data.table_coding import LABELS_READ_OFF, by_value
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import Kind, Target
 from dpscaffold.privacy.preparation import Remark
 
@@ -37,7 +38,8 @@ def from_users(
 
     Each user's records are split into train and test. Features of any shape (n, …) are flattened to
     (n, d). Arrays are NumPy or torch. Labels are class numbers or names, or with
-    ``target="number"`` the numbers to predict.
+    ``target="number"`` the numbers to predict. With ``target="labels"`` they are (n, L) of 0 and 1,
+    and ``classes`` the names of the L labels.
 
     >>> rng = np.random.default_rng(0)
     >>> sites = ("north", "south")
@@ -53,6 +55,10 @@ def from_users(
     if not named:
         raise BadInput("a federation needs at least one user, and none was given")
     pairs = {name: _pair(name, x, y, target) for name, (x, y) in named.items()}
+    counts = {y.shape[1:] for _, y in pairs.values()}
+    if len(counts) > 1:
+        found = sorted(shape[0] for shape in counts)
+        raise BadInput(f"users have {found[0]} to {found[-1]} labels; all must have the same ones")
     widths = {x.shape[1] for x, _ in pairs.values()}
     if len(widths) > 1:
         raise BadInput(
@@ -111,6 +117,15 @@ def _target(
     labels: np.ndarray, classes: int | Sequence[str] | None, target: Kind
 ) -> tuple[np.ndarray, Target, tuple[Remark, ...]]:
     """Labels as numbers, what they stand for, and what was read off them."""
+    if target == "labels":
+        width = labels.shape[1]
+        named = Target.labelled(width if classes is None else classes)
+        if len(named.classes) != width:
+            raise BadInput(
+                f"{len(named.classes)} names of labels are given, and there are {width} columns "
+                f"of them; give one each"
+            )
+        return pack(labels), named, ()
     if target == "number":
         if classes is not None:
             raise BadInput("classes are given, and the target is a number; leave one of them out")
@@ -143,8 +158,8 @@ def npz_arrays(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def read_npz(path: str | Path, target: Kind = "class") -> Pool:
-    """A pool from a ``.npz`` file with ``features``, ``labels`` and, where there are any, ``users``
-    and the names of the ``classes`` in order."""
+    """A pool from a ``.npz`` file with ``features``, ``labels`` ((n, L) of 0 and 1 where the target
+    is labels) and, where there are any, ``users`` and the names of the ``classes`` in order."""
     path, arrays = Path(path), npz_arrays(path)
     for name in ("features", "labels"):
         if name not in arrays:
@@ -201,6 +216,21 @@ def from_huggingface(
     return pool
 
 
+def _labelled(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
+    """(n, d) float32 and (n, L) of 0 and 1, checked."""
+    try:
+        x, y = np.asarray(features, dtype=np.float32), np.asarray(labels)
+    except (ValueError, TypeError):
+        raise BadInput(f"{name}: features and labels must be numbers") from None
+    if x.ndim < 2 or y.ndim != 2 or len(x) != len(y) or not len(y):
+        raise BadInput(
+            f"{name}: features of shape {x.shape} and labels of shape {y.shape}; where target = "
+            f"'labels', (n, d) and (n, L) are expected, n at least 1"
+        )
+    pack(y, f"{name}: labels")  # says what is wrong with them
+    return x.reshape(len(x), -1), y.astype(np.int64)
+
+
 def _class_names(dataset: Any, label: str, target: Kind) -> tuple[str, ...] | None:
     """The names that the dataset itself gives its classes, where it does."""
     features = getattr(dataset, "features", None)
@@ -224,7 +254,10 @@ def _flat_column(dataset: Any, name: str) -> tuple[np.ndarray, float]:
 def _pair(
     name: str, features: Array, labels: Array, target: Kind = "class"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, d) float32 and (n,) int64, float32 for numbers or texts for names of classes, checked."""
+    """(n, d) float32 and (n,) int64, float32 for numbers or texts for names of classes, checked;
+    of several labels (n, L) of 0 and 1."""
+    if target == "labels":
+        return _labelled(name, features, labels)
     try:
         x, y = np.asarray(features), np.asarray(labels)
         if "c" in x.dtype.kind + y.dtype.kind or "M" in x.dtype.kind + y.dtype.kind:
@@ -237,9 +270,10 @@ def _pair(
     except (ValueError, TypeError):
         raise BadInput(f"{name}: features and labels must be numbers") from None
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
+        several = "; for (n, L) of 0 and 1 set target = 'labels'" if y.ndim == 2 else ""
         raise BadInput(
             f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) "
-            f"and (n,), n at least 1"
+            f"and (n,), n at least 1{several}"
         )
     x = x.reshape(len(x), -1)
     if named:

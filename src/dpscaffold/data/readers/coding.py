@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.readers.files import Dialect
-from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, by_value
+from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, by_value, held_labels
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
 
@@ -27,7 +28,8 @@ class TableSource:
     ``"refuse"`` the file,
     ``"drop"`` the record, or put a number there (a missing label or user cannot be filled, and
     missing categories get zeros everywhere). ``classes`` are the labels in order, where they are
-    known beforehand. ``target`` says whether the label is a class or a number. ``exclude`` are
+    known beforehand. ``target`` says whether the label is a class or a number; several columns as
+    ``label`` are labels that each hold (1) or do not (0). ``exclude`` are
     columns to leave out, and ``dates`` those that hold dates, with their form; they become days
     since 1970. ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.readers.gaps`).
     ``path`` may be a folder or a pattern of files with the same columns; without ``user`` each is
@@ -36,7 +38,7 @@ class TableSource:
 
     path: Path
     kind: Literal["csv", "parquet"]
-    label: str
+    label: str | tuple[str, ...]
     user: str | None = None
     features: tuple[str, ...] = ()
     categories: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
@@ -46,6 +48,11 @@ class TableSource:
     target: Kind = "class"
     exclude: tuple[str, ...] = ()
     dates: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of what is predicted."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
 
 class Codes:
@@ -103,6 +110,22 @@ def code_labels(
     return lookup[codes], classes
 
 
+def code_label_sets(
+    table: TableSource, numbers: Mapping[str, Mapping[str, int]], codes: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """(N,) sets of labels from the coded texts of every label column."""
+    held = []
+    for name in table.labels:
+        texts, used = list(numbers[name]), np.unique(codes[name])
+        lookup = np.zeros(len(texts), dtype=bool)
+        try:
+            lookup[used] = held_labels([texts[i] for i in used], name)
+        except BadInput as problem:
+            raise BadInput(f"{table.path}: {problem}") from None
+        held.append(lookup[codes[name]])
+    return pack(np.stack(held, axis=1))
+
+
 def code_users(numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """(N,) users counted from 0 in the order of their names, and the names."""
     texts = list(numbers)
@@ -138,6 +161,8 @@ def notes_on(
 ) -> tuple[str, ...]:
     """What was decided, for whoever reads the file."""
     notes = [f"column '{table.label}' holds the numbers to be predicted"]
+    if target.kind == "labels":
+        notes = [f"each of these columns is a label of its own: {', '.join(target.classes)}"]
     if target.kind == "class":
         names = target.classes
         shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

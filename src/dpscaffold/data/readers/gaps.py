@@ -29,7 +29,7 @@ def rule_of(table: TableSource, name: str) -> Rule:
     if not isinstance(rules, Mapping):
         return rules
     found = rules.get(name, rules.get(OTHERS, "refuse"))
-    if name in (table.label, table.user) and found not in ("refuse", "drop"):
+    if name in (*table.labels, table.user) and found not in ("refuse", "drop"):
         return "refuse"
     return found
 
@@ -49,7 +49,7 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
     """Refuse rules for columns that are not there, or that do not suit them."""
     if not isinstance(table.missing, Mapping):
         return
-    known = (*numbers, *texts, table.label, *([table.user] if table.user else ()), OTHERS)
+    known = (*numbers, *texts, *table.labels, *([table.user] if table.user else ()), OTHERS)
     for name, rule in table.missing.items():
         if name not in known:
             raise BadInput(

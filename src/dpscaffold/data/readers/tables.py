@@ -20,6 +20,7 @@ from dpscaffold.data.readers.coding import (
     Codes,
     TableSource,
     category_values,
+    code_label_sets,
     code_labels,
     code_users,
     notes_on,
@@ -104,7 +105,7 @@ def scan_table(table: TableSource) -> Scan:
     names = common_columns(files)
     numbers, texts = _roles(table, names)
     check_rules(table, numbers, texts)
-    coded = [table.label] if table.target == "class" else []
+    coded = [] if table.target == "number" else list(table.labels)
     wanted = {
         text: Codes()
         for text in dict.fromkeys([*coded, *([table.user] if table.user else []), *texts])
@@ -113,7 +114,7 @@ def scan_table(table: TableSource) -> Scan:
     rules = {name: rule_of(table, name) for name in numbers}
     looked_at = [name for name in numbers if rules[name] in ("drop", *FITTED)]
     if table.target == "number":
-        looked_at.append(table.label)
+        looked_at += table.labels
     seen: dict[str, list[np.ndarray]] = {name: [] for name in looked_at}
     sizes = []
     for file in files:
@@ -128,12 +129,7 @@ def scan_table(table: TableSource) -> Scan:
     found = {name: np.concatenate(parts) if parts else _NONE for name, parts in seen.items()}
     codes = {text: column.codes() for text, column in wanted.items()}
     kept = _kept(table, codes, found, texts, sum(sizes))
-    if table.target == "number":
-        labels, target = found[table.label][kept].astype(np.float32), Target("number")
-    else:
-        known = wanted[table.label].numbers
-        labels, classes = code_labels(table, known, codes[table.label][kept])
-        target = Target("class", classes)
+    labels, target = _labels(table, wanted, codes, found, kept)
     users, user_names = _users(table, files, sizes, wanted, codes, kept)
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
     fitted = {name: str(rules[name]) for name in numbers if rules[name] in FITTED}
@@ -164,6 +160,25 @@ def scan_table(table: TableSource) -> Scan:
 
 
 _NONE = np.empty(0, dtype=np.float32)
+
+
+def _labels(
+    table: TableSource,
+    wanted: Mapping[str, Codes],
+    codes: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    kept: np.ndarray,
+) -> tuple[np.ndarray, Target]:
+    """What is predicted of the records that are kept, and what it stands for."""
+    first = table.labels[0]
+    if table.target == "number":
+        return found[first][kept].astype(np.float32), Target("number")
+    if table.target == "labels":
+        numbers = {name: wanted[name].numbers for name in table.labels}
+        used = {name: codes[name][kept] for name in table.labels}
+        return code_label_sets(table, numbers, used), Target("labels", table.labels)
+    labels, classes = code_labels(table, wanted[first].numbers, codes[first][kept])
+    return labels, Target("class", classes)
 
 
 def _fills(
@@ -242,21 +257,22 @@ def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
 
 def _roles(table: TableSource, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Which columns are numbers and which categories."""
-    require_column(table.path, table.label, names, "label")
+    for name in table.labels:
+        require_column(table.path, name, names, "label")
     if table.user is not None:
         require_column(table.path, table.user, names, "user")
     for name in (*table.features, *table.categories, *table.dates, *table.exclude):
         require_column(table.path, name, names, "feature")
-    if table.label in table.exclude or table.user in table.exclude:
+    if {*table.labels, table.user} & {*table.exclude}:
         raise BadInput(f"{table.path}: exclude names the label or user column; leave it out there")
     chosen = table.features or tuple(
-        name for name in names if name not in (table.label, table.user)
+        name for name in names if name not in (*table.labels, table.user)
     )
     chosen = tuple(name for name in chosen if name not in table.exclude)
     both = sorted({*table.dates} & {*table.categories})
     if both:
         raise BadInput(f"{table.path}: column '{both[0]}' is in dates and in categories; choose")
-    if {table.label, table.user} & {*chosen, *table.categories}:
+    if {*table.labels, table.user} & {*chosen, *table.categories}:
         raise BadInput(
             f"{table.path}: the label or user column is also listed as a feature; leave it out of "
             f"features"
@@ -283,7 +299,7 @@ def _kept(
         if not gone.any():
             continue
         rule = rule_of(table, name)
-        needed = name in (table.label, table.user)
+        needed = name in (*table.labels, table.user)
         if rule == "drop":
             lacking |= gone
         elif rule == "refuse" or needed:

@@ -1,0 +1,363 @@
+"""Targets of several labels: from columns of 0 and 1 to a model that is used."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score, hamming_loss, roc_auc_score
+from typer.testing import CliRunner
+
+from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, scaffold, train
+from dpscaffold.cli import app
+from dpscaffold.config import parse
+from dpscaffold.data import from_users
+from dpscaffold.data.heterogeneity import describe
+from dpscaffold.data.loading import load_federation, prepare
+from dpscaffold.errors import BadInput
+from dpscaffold.evaluation import evaluate_file
+from dpscaffold.exporting import export
+from dpscaffold.federation import Federation
+from dpscaffold.federation.labels import MOST_LABELS, pack, unpack
+from dpscaffold.federation.schema import Target
+from dpscaffold.metrics import baseline, constant_loss
+from dpscaffold.modules import WholeModel
+from dpscaffold.optimum import solve
+from dpscaffold.predicting import predict_file
+from dpscaffold.stopping import Stopping
+from dpscaffold.tasks import LOSSES, ModuleTask
+
+LABELS = ("fever", "cough", "rash")
+PLAN = {"rounds": 15, "local_steps": 4, "user_ratio": 1.0, "data_ratio": 0.5, "learning_rate": 0.5}
+
+
+def rows_of(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, and three labels of which the last is rare; none, some or all of them hold."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 4)).astype(np.float32)
+    w = np.array([[2.0, 0, 0], [0, 2.0, 1.0], [1.0, -1.0, 1.0], [0, 0, 0]])
+    z = x @ w + np.array([0.0, 0.3, -1.5]) + 0.3 * rng.normal(size=(count, 3))
+    return x, (z > 0).astype(int)
+
+
+def write(path: Path, seed: int = 0, count: int = 240, words: tuple[str, str] = ("0", "1")) -> None:
+    x, held = rows_of(seed, count)
+    with path.open("w", newline="") as stream:
+        out = csv.writer(stream)
+        out.writerow(["a", "b", "site", *LABELS, "c", "d"])
+        for i, (row, labels) in enumerate(zip(x.tolist(), held, strict=True)):
+            out.writerow([*row[:2], f"s{i % 4}", *(words[v] for v in labels), *row[2:]])
+
+
+def data(path: Path, **more: Any) -> dict[str, Any]:
+    given = {"source": "csv", "path": str(path), "label": list(LABELS), "user": "site"}
+    return {**given, "preprocess": ["standardise"], **more}
+
+
+# --- sets of labels as numbers ---
+
+
+@given(st.integers(1, MOST_LABELS), st.integers(0, 10**6))
+def test_packed_labels_come_out_as_they_went_in(count: int, seed: int) -> None:
+    held = np.random.default_rng(seed).integers(0, 2, size=(5, count))
+    sets = pack(held)
+    assert sets.dtype == np.int64 and sets.min() >= 0
+    np.testing.assert_array_equal(unpack(torch.from_numpy(sets), count).numpy(), held)
+    across = unpack(torch.from_numpy(sets), count, axis=0)
+    np.testing.assert_array_equal(across.numpy(), held.T)
+
+
+# --- laws ---
+
+
+def one_question(labels: bool) -> Federation:
+    pairs = []
+    for seed in range(3):
+        x, held = rows_of(seed, 40)
+        pairs.append((x, held[:, :1] if labels else held[:, 0]))
+    kind = "labels" if labels else "class"
+    return Federation.from_arrays(pairs, pairs, target=kind)
+
+
+@pytest.mark.parametrize("engine", ["simulator", "loop"])
+@pytest.mark.parametrize("privacy", [None, Gaussian(clip=0.4, noise=2.0)])
+def test_one_label_is_learnt_as_two_classes_are(engine: str, privacy: Gaussian | None) -> None:
+    """With L = 1 the loss is the logistic one: the same batches, noise and steps, to the bit."""
+    plan = Plan(rounds=4, local_steps=3, user_ratio=0.7, data_ratio=0.3, learning_rate=0.3)
+    runs = [
+        train(one_question(labels), Linear(4, 1, LOSSES[loss]), scaffold(), plan, privacy,
+              engine=engine)
+        for labels, loss in ((True, "labels"), (False, "logistic"))
+    ]  # fmt: skip
+    assert torch.equal(runs[0].params, runs[1].params)
+    assert runs[0].final["test_label_accuracy"] == runs[1].final["test_accuracy"]
+    assert runs[0].final["test_macro_f1"] == runs[1].final["test_f1"]
+    assert runs[0].final["test_label_auc"] == runs[1].final["test_auc"]
+    assert runs[0].final["test_label_log_loss"] == pytest.approx(runs[1].final["test_log_loss"])
+
+
+def test_labels_without_a_common_layer_have_the_optima_of_each_alone() -> None:
+    """F is a sum over labels, and a linear model shares nothing: scikit-learn solves each."""
+    x, held = rows_of(3, 200)
+    strength = 1e-2
+    federation = Federation.from_arrays([(x, held)], [(x, held)], LABELS, target="labels")
+    task = Linear(4, 3, LOSSES["labels"])
+    found = solve(federation, task, strength, cache=False)
+    padded = np.concatenate([x.astype(float), np.ones((len(x), 1))], axis=1)
+    for j in range(3):
+        alone = LogisticRegression(C=1 / (strength * len(x)), fit_intercept=False, tol=1e-12)
+        alone.fit(padded, held[:, j])
+        np.testing.assert_allclose(found.params.view(3, 5)[j], alone.coef_[0], atol=2e-4)
+
+
+# --- from a file to a model ---
+
+
+@pytest.mark.parametrize("task", [{}, {"kind": "linear"}, {"kind": "mlp", "hidden": 16}])
+def test_labels_are_learnt_from_a_csv_file_in_both_engines(
+    tmp_path: Path, task: dict[str, Any]
+) -> None:
+    write(tmp_path / "t.csv")
+    tables = {"data": data(tmp_path / "t.csv"), "task": task, "plan": {**PLAN, "rounds": 40}}
+    settings = parse({**tables, "algorithm": {"name": "scaffold"}})
+    federation = load_federation(settings.data)
+    assert federation.target == Target("labels", LABELS)
+    setting = settings.setting(federation)
+    found = [
+        train(federation, setting.task, setting.algorithm, setting.plan, engine=engine)
+        for engine in ("simulator", "loop")
+    ]
+    torch.testing.assert_close(found[0].params, found[1].params, rtol=1e-3, atol=1e-4)
+    final, plain = found[0].final, baseline(federation)
+    assert final["test_label_accuracy"] > plain["test_label_accuracy"] + 0.1
+    assert final["train_loss"] < 0.7 * constant_loss(federation, setting.task)
+    assert describe(federation).counts.sum() == len(federation.train)
+
+
+def test_private_labels_of_a_module_keep_the_promised_clip(tmp_path: Path) -> None:
+    """A network of one's own, in both engines, with noise: nothing is special about labels."""
+    x, held = rows_of(1, 60)
+    federation = from_users([(x[:30], held[:30]), (x[30:], held[30:])], target="labels")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    task = ModuleTask(net, loss=LOSSES["labels"])
+    plan = Plan(rounds=3, local_steps=2, user_ratio=1.0, data_ratio=0.5, learning_rate=0.2)
+    runs = [
+        train(federation, task, fedavg(), plan, Gaussian(clip=0.2, noise=1.0), engine=engine)
+        for engine in ("simulator", "loop")
+    ]
+    torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-4, atol=1e-5)
+    assert runs[0].privacy["server"]["epsilon"] > 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder of three labels, and raw rows that were not there."""
+    folder = tmp_path_factory.mktemp("labels")
+    write(folder / "t.csv")
+    write(folder / "new.csv", seed=9, count=300, words=("false", "True"))
+    text = (
+        f"[data]\nsource = 'csv'\npath = '{folder}/t.csv'\nlabel = {list(LABELS)}\nuser = 'site'\n"
+        "preprocess = ['standardise', 'unit-norm']\n[plan]\n"
+        + "\n".join(f"{key} = {value}" for key, value in PLAN.items())
+        + "\n[task]\noptimum = true\n"
+    )
+    (folder / "c.toml").write_text(text)
+    done = CliRunner().invoke(app, ["train", f"{folder}/c.toml", "--out", f"{folder}/run", "-q"])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_predictions_of_a_file_are_one_column_a_label(run: Path) -> None:
+    model = load_model(run / "run")
+    assert model.classes == LABELS and model.target.kind == "labels"
+    predict_file(model, run / "new.csv", run / "said.csv", ["site"], probabilities=True)
+    with (run / "said.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    said = np.array([[int(row[f"prediction of {name}"]) for name in LABELS] for row in rows])
+    chance = np.array([[float(row[f"probability of {name}"]) for name in LABELS] for row in rows])
+    assert list(rows[0]) == ["site", *(f"prediction of {n}" for n in LABELS),
+                             *(f"probability of {n}" for n in LABELS)]  # fmt: skip
+    np.testing.assert_array_equal(said, model.predict(run / "new.csv").numpy())
+    np.testing.assert_allclose(chance, model.probabilities(run / "new.csv").numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(said, chance > 0.5)
+    assert (said == rows_of(9, 300)[1]).mean() > 0.75
+    named = model.named(run / "new.csv")
+    assert named[0] == tuple(name for name, holds in zip(LABELS, said[0], strict=True) if holds)
+
+
+def test_an_evaluation_agrees_with_scikit_learn(run: Path) -> None:
+    model, (_, true) = load_model(run / "run"), rows_of(9, 300)
+    found = evaluate_file(model, run / "new.csv")
+    said = model.predict(run / "new.csv").numpy()
+    chance = model.probabilities(run / "new.csv").numpy()
+    pooled = evaluate_file(model, run / "new.csv", site="a")  # a site of one's own for every row
+    assert pooled.metrics["test_label_accuracy"] == pytest.approx(1 - hamming_loss(true, said))
+    assert pooled.metrics["test_subset_accuracy"] == pytest.approx(accuracy_score(true, said))
+    assert found.metrics["test_micro_f1"] == pytest.approx(f1_score(true, said, average="micro"))
+    assert found.metrics["test_macro_f1"] == pytest.approx(f1_score(true, said, average="macro"))
+    auc = roc_auc_score(true, chance, average="macro")
+    assert found.metrics["test_label_auc"] == pytest.approx(auc)
+    for j, entry in enumerate(found.by_class):
+        assert entry["label"] == LABELS[j] and entry["rows"] == true[:, j].sum()
+        assert entry["accuracy"] == pytest.approx(accuracy_score(true[:, j], said[:, j]))
+        assert entry["baseline"] == pytest.approx(max(true[:, j].mean(), 1 - true[:, j].mean()))
+        assert entry["f1"] == pytest.approx(f1_score(true[:, j], said[:, j]))
+        assert entry["auc"] == pytest.approx(roc_auc_score(true[:, j], chance[:, j]))
+    majority = np.where(true.mean(0) > 0.5, 1, 0)
+    assert pooled.baseline["test_label_accuracy"] == pytest.approx((true == majority).mean())
+    assert sum(bin.rows for bin in found.calibration) == 900 and found.confusion == ()
+    assert len(found.sites) == 4 and found.sites[0]["macro_f1"] is not None
+
+
+def test_commands_show_labels(run: Path) -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["evaluate", f"{run}/run", f"{run}/new.csv",
+                                "--figure", f"{run}/e.png"])  # fmt: skip
+    assert shown.exit_code == 0 and "macro F1" in shown.output and "rash" in shown.output
+    as_json = runner.invoke(app, ["evaluate", f"{run}/run", f"{run}/new.csv", "--json"])
+    assert [entry["label"] for entry in json.loads(as_json.output)["by_class"]] == [*LABELS]
+    page = runner.invoke(app, ["report", f"{run}/run", "--out", f"{run}/page.html"])
+    assert page.exit_code == 0, page.output
+    text = (run / "page.html").read_text()
+    assert "which of 3 labels hold (fever, cough, rash)" in text
+    assert "label accuracy of the best answer that looks at no feature" in text
+    assert "label accuracy of the best model of this kind, without privacy" in text
+    described = runner.invoke(app, ["data", "describe", f"{run}/c.toml"])
+    assert described.exit_code == 0 and "several labels" in described.output
+    held_out = runner.invoke(app, ["evaluate", f"{run}/run", "--json"])
+    reported = json.loads((run / "run" / "summary.json").read_text())["final"]
+    found = json.loads(held_out.output)["metrics"]
+    assert found["test_label_accuracy"] == reported["test_label_accuracy"]
+    wrong = runner.invoke(app, ["evaluate", f"{run}/run", f"{run}/new.csv", "--label", "rash"])
+    assert "found by their names; leave it out" in str(wrong.exception)
+
+
+def test_a_stored_model_and_its_module_say_the_same(run: Path, tmp_path: Path) -> None:
+    model = load_model(run / "run")
+    again = load_model(model.save(tmp_path / "copy"))
+    assert torch.equal(again.scores(run / "new.csv"), model.scores(run / "new.csv"))
+    module = model.to_module()
+    assert isinstance(module, WholeModel)
+    rows = torch.from_numpy(rows_of(9, 300)[0])
+    torch.testing.assert_close(module(rows), model.scores(rows))
+    path = export(model, "torch", tmp_path / "m.pt2")
+    torch.testing.assert_close(torch.export.load(path).module()(rows), model.scores(rows))
+
+
+def test_labels_come_from_arrays_and_parquet_and_prepared_folders(tmp_path: Path) -> None:
+    x, held = rows_of(2, 40)
+    np.savez(tmp_path / "t.npz", features=x, labels=held, classes=np.array(LABELS))
+    from_npz = load_federation({"source": "npz", "path": f"{tmp_path}/t.npz", "target": "labels",
+                                "users": 2, "similarity": 100})  # fmt: skip
+    assert from_npz.target == Target("labels", LABELS)
+    columns = {f"x{j}": x[:, j] for j in range(4)} | {"u": np.arange(40) % 2}
+    columns |= {name: held[:, j].astype(bool) for j, name in enumerate(LABELS)}
+    pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    given = data(tmp_path / "t.parquet", source="parquet", user="u")
+    stored = prepare(given, tmp_path / "stored")
+    loaded = load_federation({"source": "saved", "path": str(stored)})
+    assert loaded.target == Target("labels", LABELS)
+    every = np.concatenate([loaded.train.labels, loaded.test.labels])
+    np.testing.assert_array_equal(np.sort(every), np.sort(pack(held)))
+    in_memory = load_federation(given)
+    assert torch.equal(in_memory.train.labels, loaded.train.labels)
+
+
+def test_a_run_stops_by_public_rows_with_several_labels() -> None:
+    x, held = rows_of(4, 80)
+    federation = from_users([(x[:40], held[:40]), (x[40:], held[40:])], target="labels")
+    result = train(
+        federation,
+        Linear(4, 3, LOSSES["labels"]),
+        fedavg(),
+        Plan(rounds=30, local_steps=1, user_ratio=1.0, learning_rate=1e-9, evaluate_every=1),
+        stopping=Stopping(x[:5], labels=held[:5].tolist(), patience=2),
+    )
+    assert result.rounds < 30
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"label": ["fever"]}, "a list of 1; name two columns or more, or one without brackets"),
+        ({"label": ["fever", "fever"]}, "two labels are called 'fever'"),
+        ({"label": ["fever", "cuogh"]}, "no label column 'cuogh'|did you mean 'cough'"),
+        ({"label": [*LABELS], "classes": ["a", "b"]}, "leave classes out"),
+        ({"label": [*LABELS], "target": "number"}, "several labels are a list of columns"),
+        ({"label": "fever", "target": "labels"}, "as in label = \\['fever', 'cough'\\]"),
+        ({"label": ["fever", "a"]}, "label column 'a' holds '.*'; where there are several labels"),
+        ({"label": [*LABELS], "features": ["a", "rash"]}, "also listed as a feature"),
+        ({"label": [*LABELS], "minimum_classes": 2}, "target is 'labels'; leave it out"),
+        ({"label": [*LABELS], "exclude": ["rash"]}, "exclude names the label"),
+    ],
+)
+def test_wrong_label_columns_are_refused_in_a_sentence(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    write(tmp_path / "t.csv", count=40)
+    with pytest.raises(BadInput, match=said):
+        load_federation(parse({"data": data(tmp_path / "t.csv", **change)}).data)
+
+
+def test_wrong_arrays_of_labels_are_refused_in_a_sentence() -> None:
+    x, held = rows_of(0, 10)
+    for labels, names, said in (
+        (held * 2, None, "hold 2 \\(record .*a label that holds is 1"),
+        (held[:, 0], None, "\\(n, L\\) are expected"),
+        (held + np.nan, None, "hold nan"),
+        (held, ("a", "b"), "2 names of labels are given, and there are 3 columns"),
+        (held, ("a", "b", "a"), "two labels are called 'a'"),
+        (held[:5], None, "features of shape"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            from_users([(x, labels)], classes=names, target="labels")
+    with pytest.raises(BadInput, match="for \\(n, L\\) of 0 and 1 set target = 'labels'"):
+        from_users([(x, held)])
+    with pytest.raises(BadInput, match="columns of labels, and the target has 3"):
+        Federation.from_arrays([(x, held)], [(x, held[:, :2])], target="labels")
+    with pytest.raises(BadInput, match="1 to 63"):
+        pack(np.zeros((2, 64)))
+    with pytest.raises(BadInput, match="hold more than the 2 labels"):
+        raw = Federation.from_arrays([(x, pack(held))], [(x, pack(held))])
+        Federation(raw.train, raw.test, Target("labels", ("a", "b"))).validated()
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"kind": "linear", "loss": "softmax"}, "the target is several labels: use labels"),
+        ({"kind": "linear", "class_weights": [1, 2, 3]}, "several labels, which are no classes"),
+        ({"kind": "logistic", "loss": "softmax"}, "several labels; leave it out"),
+        ({"kind": "linear", "metrics": ["auc"]}, "'auc' is for classes, and the target is 3 lab"),
+    ],
+)
+def test_settings_that_do_not_fit_labels_are_refused(
+    tmp_path: Path, task: dict[str, Any], said: str
+) -> None:
+    write(tmp_path / "t.csv", count=60)
+    (tmp_path / "c.toml").write_text("")
+    from dpscaffold import run
+
+    with pytest.raises(BadInput, match=said):
+        run({"data": data(tmp_path / "t.csv"), "task": task, "plan": PLAN}, out=tmp_path / "run")
+
+
+def test_a_planned_step_size_has_no_surrogate_for_labels(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv", count=60)
+    settings = parse({"data": data(tmp_path / "t.csv"), "plan": {**PLAN, "learning_rate": "plan"},
+                      "privacy": {"noise": 5.0}})  # fmt: skip
+    with pytest.raises(BadInput, match="no surrogate for a target of several labels"):
+        settings.setting(load_federation(settings.data))
