@@ -37,8 +37,9 @@ docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
 
-torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files (at most 20 minutes)
+torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files, then a crash grid (at most 40 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py --grid 2
 
 fuzz: $(VENV)/.ready-dev  ## 100,000 mutated configurations, tables and command lines: no traceback
 	PYTHONPATH=tests $(BIN)/python tests/fuzz.py 100000

@@ -170,3 +170,19 @@ def test_what_is_said_is_json(allowance):
     said = json.loads(json.dumps(allowance.read().to_json(), allow_nan=False))
     assert said["left"]["epsilon"] == pytest.approx(0.6)
     assert said["runs"][0]["participations"] == 1 and said["runs"][0]["run"] == "a"
+
+
+@pytest.mark.parametrize("left", [b"", b'{"all', b'{"allows": {"delta": 1e-05, "eps'])
+def test_opening_that_was_cut_short_can_be_done_again(tmp_path, left):
+    path = tmp_path / "budget.jsonl"
+    path.write_bytes(left)
+    assert Allowance.open(path, 1.0, 1e-5).read().left == (1.0, 1e-5)
+
+
+@pytest.mark.parametrize("other", [b"x", b"\n", b'{"allows": {}}\n', b"a letter of mine"])
+def test_what_is_something_else_is_never_opened(tmp_path, other):
+    path = tmp_path / "budget.jsonl"
+    path.write_bytes(other)
+    with pytest.raises(BadInput, match="exists"):
+        Allowance.open(path, 1.0, 1e-5)
+    assert path.read_bytes() == other

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from dpscaffold.checks import choice
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
+from dpscaffold.whole import whole_file
 
 #: What a model can be exported to, and how its file or folder is called by default.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model"}
@@ -52,13 +52,8 @@ def export(model: Model, to: str, out: Path, only_protected: bool = False) -> Pa
     if to == "safetensors":
         return model.save(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        with _quietly():
-            _to_torch(model, partial) if to == "torch" else _to_onnx(model, partial)
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(out) as partial, _quietly():
+        _to_torch(model, partial) if to == "torch" else _to_onnx(model, partial)
     return out
 
 

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from dpscaffold.books.journal import sync_folder
 from dpscaffold.books.runfolder import plain, versions
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.page import render
 from dpscaffold.tasks.stored import constants_of, task_entry
 from dpscaffold.trained import Trained
+from dpscaffold.whole import draft_of, put_in_place
 
 #: The layout of model.json; raise it when an older version could misread what is written.
 FORMAT = 1
@@ -48,17 +47,13 @@ def save_model(model: Trained, folder: Path) -> Path:
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).exists():
         raise BadInput(f"{folder} is not empty and holds no model; name a new or an empty folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    draft = draft_of(folder)
     try:
         for name, content in _files(model).items():
             with (draft / name).open("wb") as stream:
                 stream.write(content)
                 os.fsync(stream.fileno())
-        os.chmod(draft, 0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(draft, folder)
-        sync_folder(folder.parent)
+        put_in_place(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from dpscaffold.data.readers.raw import Part, file_kind
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
+from dpscaffold.whole import whole_file
 
 PREDICTION, PROBABILITY = "prediction", "probability"
 
@@ -122,17 +122,13 @@ def _writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
             yield writer
         return
     kind = file_kind(out)
-    partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         make = pa.parquet.ParquetWriter if kind == "parquet" else pa.csv.CSVWriter
-        with make(partial, shape) as writer:
+        with whole_file(out) as partial, make(partial, shape) as writer:
             yield writer
-        os.replace(partial, out)
     except OSError as problem:
         raise BadInput(f"{out} cannot be written: {problem.strerror or problem}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager

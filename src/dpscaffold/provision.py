@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dpscaffold.books.journal import sync_folder
 from dpscaffold.engines.letters import checked_public, new_key, public_of
 from dpscaffold.errors import BadInput, nearest
+from dpscaffold.whole import put_in_place, sync_folder, write_text
 
 PEM = serialization.Encoding.PEM
 _DAY = datetime.timedelta(days=1)
@@ -126,9 +126,10 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
     invitations = []
     for name in federation.sites:
         path = out / f"{name}.invitation"
-        path.write_text(Invitation(name, federation.address, coordinator, authority).to_toml())
+        invitation = Invitation(name, federation.address, coordinator, authority)
+        write_text(path, invitation.to_toml())
         invitations.append(path)
-    os.replace(server, finished)
+    put_in_place(server, finished)
     return invitations
 
 
@@ -280,6 +281,8 @@ def write_secret(path: Path, content: bytes) -> None:
         raise BadInput(f"{path} exists, and keys are never overwritten") from None
     with os.fdopen(handle, "wb") as stream:
         stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -111,7 +111,14 @@ def run_settings(
             config=settings.resolved(setting),
             metrics=settings.task.metrics or (),
             dissimilarity=settings.task.dissimilarity,
+            allowed=_allowed(settings),
         )
+
+
+def _allowed(settings: Configuration) -> tuple[str, ...] | None:
+    """What a release overlooks; None where nothing is released."""
+    privacy = settings.privacy
+    return tuple(privacy.allow or ()) if privacy is not None and privacy.release else None
 
 
 def described(setting: Setting) -> str:

@@ -150,6 +150,8 @@ def train(
     metrics: Sequence[str | OwnMetric] = (),
     dissimilarity: bool = True,
     stopping: Stopping | None = None,
+    release: bool = False,
+    allow: Sequence[str] = (),
 ) -> Result:
     """Train one model and return what happened.
 
@@ -162,6 +164,9 @@ def train(
     with the model and the federation; ``dissimilarity=False`` leaves the users' gradients out of
     the evaluation, which are most of its time for a network.
     ``stopping`` ends the run early by a public validation set; ε is that of all planned rounds.
+    ``release=True`` is the recipe for a model that is handed out (:mod:`~dpscaffold.release`):
+    secret noise, a draw that nobody chose, and a refusal of what the promise would not cover unless
+    ``allow`` names it.
     ``progress=True`` shows a live line, in notebooks too.
     ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
     round, save a checkpoint and return with ``ended="interrupted"``.
@@ -175,6 +180,18 @@ def train(
     """
     data = federation if federation.mapped else federation.validated()
     setting = Setting(data.roster, task, algorithm, plan, privacy, budget or Budget())
+    if allow and not release:
+        raise BadInput(
+            "allow is given, which overrules what a release refuses, and nothing is released; add "
+            "release=True or leave it out"
+        )
+    if release:
+        from dpscaffold.release import released
+
+        setting = released(setting, data, allow, Path(out) if resume and out else None)
+        described = setting.to_dict() if config is None else dict(config)
+        recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
+        config = {**described, "privacy": {**described.get("privacy", {}), **recipe}}
     listeners = (Observing(observer) if observer else silence, listener or silence)
     with Progress(setting.label, plan.rounds, quiet=not progress) as line:
         return run(
@@ -190,6 +207,7 @@ def train(
             metrics=metrics,
             dissimilarity=dissimilarity,
             stopping=stopping,
+            allowed=tuple(allow) if release else None,
         )
 
 
@@ -207,8 +225,13 @@ def run(
     metrics: Sequence[str | OwnMetric] = (),
     dissimilarity: bool = True,
     stopping: Stopping | None = None,
+    allowed: tuple[str, ...] | None = None,
 ) -> Result:
-    """As :func:`train`, for a setting that is made already and the federation that it is of."""
+    """As :func:`train`, for a setting that is made already and the federation that it is of.
+
+    ``allowed`` is what a release, made by :mod:`~dpscaffold.release`, was told to overlook; None
+    where nothing is released.
+    """
     if federation.roster.sizes != setting.roster.sizes:
         raise BadInput(
             f"the setting is of {setting.roster.users} users and their sizes, and the federation "
@@ -221,7 +244,7 @@ def run(
         )
     going = _Training(setting, federation, hardware or Hardware(), engine, listener)
     going.measure(metrics, dissimilarity)
-    going.stopping = stopping
+    going.stopping, going.accounts.allowed = stopping, allowed
     try:
         going.open(Path(out) if out is not None else None, resume, config)
         strength = setting.plan.regularisation

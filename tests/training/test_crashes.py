@@ -247,8 +247,11 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(federation, tmp_path):
+def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(
+    federation, tmp_path, monkeypatch
+):
     """Resumed or begun, from the first round to the last; afterwards the folder is free."""
+    monkeypatch.setattr("dpscaffold.whole.PATIENCE", 0.0)
     heard = []
 
     def intrude(round, row):
@@ -296,3 +299,45 @@ def test_a_torn_line_bricks_no_run(federation, tmp_path, size):
         stream.write(line.replace(b'"round": 8', b'"round": 9')[:-1][:size])
     assert privacy_command(folder)["rounds"] == 8
     check(go(federation, folder))
+
+
+SPAWNING = """
+import sys
+held = []
+
+def hear(event, arguments):
+    if event == "fcntl.flock":
+        held.append(event)
+    if held and event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"):
+        print("started while locked:", arguments, flush=True)
+
+sys.addaudithook(hear)
+from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
+train(synthetic(users=4, records=30), Logistic(40, 10), fedavg(), Plan(rounds=1, user_ratio=0.5),
+      Gaussian(), out=sys.argv[1])
+print("locked", len(held))
+"""
+
+
+def test_no_process_is_started_while_a_folder_is_locked(tmp_path):
+    """Killed while it starts another, a process would leave that one its lock for a moment, and
+    whoever resumes at once would be told that somebody is at work."""
+    answer = subprocess.run(
+        [sys.executable, "-c", SPAWNING, str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert answer.stdout == "locked 1\n", answer.stdout + answer.stderr
+
+
+def test_a_lock_that_outlives_its_process_for_a_moment(federation, tmp_path):
+    """What another library starts may hold it until its program has begun."""
+    import threading
+
+    from dpscaffold.books.runfolder import RunFolder
+
+    crash(federation, tmp_path / "run", 5)
+    other = RunFolder(tmp_path / "run")
+    other.lock()
+    timer = threading.Timer(0.1, other.release)
+    timer.start()
+    check(go(federation, tmp_path / "run"))
+    timer.join()

@@ -193,3 +193,74 @@ def test_a_median_clip_may_be_released_and_promises_nothing(tmp_path):
     )  # fmt: skip
     assert said["guarantee"] is False and "no guarantee" in said["quote"].lower()
     assert "Released all the same (--allow median-clip)." in said["outside"]
+
+
+def from_python(tmp_path, federation=None, privacy=None, plan=None, **options):
+    from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic, train
+
+    federation = federation or synthetic(alpha=2, beta=2, users=12, records=60)
+    plan = plan or Plan(rounds=4, local_steps=3, user_ratio=0.25, checkpoint_every=2)
+    privacy = Gaussian(clip=1.0, noise=4.0) if privacy is None else privacy
+    return train(federation, Logistic(40, 10), fedavg(), plan, privacy or None, **options)
+
+
+OPEN = {"release": True, "allow": ["unprotected-preprocessing"]}
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "memory"])
+def test_a_release_from_python_states_what_the_command_does(tmp_path, folder):
+    result = from_python(tmp_path, out=tmp_path / "run" if folder else None, **OPEN)
+    said = result.privacy
+    assert result.setting.privacy.secret and said["simulated"] is False
+    assert said["quote"].startswith("Each record is protected with epsilon = ")
+    assert "over the random draw of participants" in said["quote"]
+    assert "given seed" not in said["quote"]
+    assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
+    assert "Released all the same (--allow unprotected-preprocessing)." in said["outside"]
+    other = from_python(tmp_path, **OPEN)
+    assert result.setting.plan.seed != other.setting.plan.seed
+    if folder:
+        shown = json.loads(command("privacy", tmp_path / "run", "--json").stdout)
+        assert shown == json.loads((tmp_path / "run" / "privacy.json").read_text())
+        assert shown["quote"] == said["quote"]
+
+
+def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def dies(round, row):
+        if round == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        from_python(tmp_path, out=tmp_path / "run", observer=dies, **OPEN)
+    result = from_python(tmp_path, out=tmp_path / "run", resume=True, **OPEN)
+    assert result.ended == "completed" and "given seed" not in result.privacy["quote"]
+    lines = [json.loads(x) for x in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    taken = [(line["round"], tuple(line["users"])) for line in lines if "round" in line]
+    assert [round for round, _ in taken] == [1, 2, 3, 3, 4] and taken[2] == taken[3]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"release": True}, "--allow unprotected-preprocessing"),
+        ({"release": True, "allow": ["everything"]}, "everything"),
+        ({"allow": ["median-clip"]}, "nothing is released"),
+        ({**OPEN, "privacy": False}, "without privacy"),
+        ({**OPEN, "noise": 0.0}, "protects nobody"),
+        ({**OPEN, "clip": "median"}, "--allow median-clip"),
+        ({**OPEN, "seed": 3}, "plan.seed is 3"),
+    ],
+)
+def test_what_a_release_from_python_refuses(tmp_path, options, words):
+    from dpscaffold import BadInput, Gaussian, Plan
+
+    options = dict(options)
+    mechanism = {"clip": options.pop("clip", 1.0), "noise": options.pop("noise", 4.0)}
+    privacy = options.pop("privacy", Gaussian(**mechanism))
+    plan = Plan(rounds=4, local_steps=3, user_ratio=0.25, seed=options.pop("seed", 0))
+    with pytest.raises(BadInput, match=words):
+        from_python(tmp_path, privacy=privacy, plan=plan, out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()

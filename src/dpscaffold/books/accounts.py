@@ -62,6 +62,7 @@ class Accounts:
         self._journal: Journal | None = None
         self._booking: Booking | None = None
         self._replay_until = 0
+        self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
         self._most_rounds = setting.plan.rounds
         if self.run is None:
             if budget != Budget():
@@ -273,7 +274,8 @@ class Accounts:
             ledger=self.ledger,
             preparation=(*prepared, *self._unprotected),
             seed_public=seeded,
-            draw_given=True,
+            draw_given=self.allowed is None,
+            allowed=self.allowed,
             extra_costs=self.costs,
             colluders=self.budget.colluders,
         )

@@ -38,6 +38,8 @@ from dpscaffold.privacy.showing import round_up
 
 #: The name of a budget file where a site's ledger has the site's.
 NAME = "budget file"
+#: How the first line of one begins.
+FIRST = b'{"allows": {'
 
 
 @dataclass(frozen=True)
@@ -175,14 +177,21 @@ class Allowance:
         if not allowance.path.parent.is_dir():
             raise BadInput(f"{path} cannot be made: its folder does not exist; make it first")
         exists = f"{path} exists; what may be spent in all is never changed, name another file"
-        if allowance.path.exists():
+        if allowance._is_open():
             raise BadInput(exists)
         with allowance._locked(new=True):
-            if allowance.path.exists():  # made by another process since
+            if allowance._is_open():  # made by another process since
                 raise BadInput(exists)
             allows = {"epsilon": epsilon, "delta": delta}
             allowance._append({"event": "site", "site": NAME, "allows": allows})
         return allowance
+
+    def _is_open(self) -> bool:
+        """Whether there is more than the beginning of a first line, which a crash may leave."""
+        if not self.path.exists():
+            return False
+        found = self.path.read_bytes() if self.path.is_file() else b"a folder\n"
+        return b"\n" in found or found[: len(FIRST)] != FIRST[: len(found)]
 
     def read(self) -> Book:
         """The file as it stands, verified."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.errors import BadInput
+from dpscaffold.whole import sync_folder
 
 #: h_0, the chain of an empty journal; it names the format.
 START = hashlib.sha256(b"dpscaffold journal, format 1").hexdigest()
@@ -185,18 +186,6 @@ class Journal:
                 head, end = body.pop("chain"), end + len(raw)
                 del body["process"]
                 yield _Line(body, head, end)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, so that a new or replaced file survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some systems sync no folders
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def digest(value: object) -> str:

@@ -21,7 +21,6 @@ privacy.json / .md   the privacy statement
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -35,8 +34,8 @@ from typing import Any
 
 import torch
 
-from dpscaffold.books.journal import sync_folder
 from dpscaffold.errors import BadInput
+from dpscaffold.whole import hold, sync_file, sync_folder
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2
@@ -87,9 +86,10 @@ class RunFolder:
                 f"empty folder"
             )
         self.path.mkdir(parents=True, exist_ok=True)
+        made_by = json.dumps(versions(), indent=2) + "\n"  # starts a process: before the lock
         self.lock()
         self._refuse_a_run()  # begun by another process since
-        self.write_text("versions.json", json.dumps(versions(), indent=2) + "\n")
+        self.write_text("versions.json", made_by)
         self.write_text("run.json", json.dumps(asdict(identity), indent=2) + "\n")
         self.write_text("setting.json", json.dumps(setting, indent=2) + "\n")
         self.write_text("config.toml", config)
@@ -105,7 +105,7 @@ class RunFolder:
         """Keep other processes out until :meth:`release`, or until this process ends."""
         descriptor = os.open(self.file(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hold(descriptor)
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
@@ -185,7 +185,9 @@ class RunFolder:
         self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def save_checkpoint(self, content: dict[str, Any]) -> None:
-        """Replace the checkpoint whole."""
+        """Replace the checkpoint whole; the metrics that it names are on the disk before it is."""
+        if self.file("metrics.jsonl").exists():
+            sync_file(self.file("metrics.jsonl"))
         numbered = {"format": CHECKPOINT_FORMAT, **content}
         self._replace("checkpoint.pt", lambda path: torch.save(numbered, path))
 
@@ -272,8 +274,7 @@ class RunFolder:
     def _replace(self, name: str, write: Any) -> None:
         partial = self.file(f".{name}.partial")
         write(partial)
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
+        sync_file(partial)
         os.replace(partial, self.file(name))
         sync_folder(self.path)
 

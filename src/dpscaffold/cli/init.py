@@ -36,6 +36,7 @@ def init_command(
     """
     from dpscaffold.data.draft import OUTSIDE, draft, draft_arrays
     from dpscaffold.data.looking import look
+    from dpscaffold.whole import write_text
 
     if not epsilon > 0:
         raise BadInput(f"--epsilon is {epsilon}; give a number above 0")
@@ -51,7 +52,7 @@ def init_command(
         found = look(data, label, user, rows)
         text = draft(found, epsilon)
     _check(text)
-    target.write_text(text, encoding="utf-8")
+    write_text(target, text)
     if as_json:
         columns = [vars(column) for column in found.columns] if found else []
         typer.echo(json.dumps({"configuration": str(target), "columns": columns}, indent=2))

@@ -22,11 +22,12 @@ def report_command(
     from dpscaffold.report.card import as_markdown
     from dpscaffold.report.html import as_html
     from dpscaffold.report.story import page_of
+    from dpscaffold.whole import write_text
 
     page = page_of(runs)
     path = out or Path("MODEL_CARD.md" if markdown else "report.html")
     if path.is_dir():
         raise BadInput(f"--out is {path}, which is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_markdown(page) if markdown else as_html(page), encoding="utf-8")
+    write_text(path, as_markdown(page) if markdown else as_html(page))
     typer.echo(str(path))

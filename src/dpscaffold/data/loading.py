@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +46,7 @@ from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Remark
+from dpscaffold.whole import draft_of
 
 #: Told what a reader decided, one sentence at a time.
 Notify = Callable[[str], None]
@@ -266,7 +266,7 @@ def prepare(
     folder = Path(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        draft = draft_of(folder.with_name(f"{folder.name}.raw"))
     except OSError as problem:
         raise BadInput(f"{folder} cannot be written: {problem.strerror}") from None
     try:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 from dpscaffold.data.stored import ARRAYS, entries
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
+from dpscaffold.whole import draft_of, put_in_place
 
 #: 1 had sentences where preparation now is, and class numbers without names.
 FORMAT = 2
@@ -136,9 +135,7 @@ class FederationWriter:
         self.dimension: int | None = None
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.draft = Path(
-                tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent)
-            )
+            self.draft = draft_of(self.folder)
         except OSError as problem:
             raise BadInput(f"{self.folder} cannot be written: {problem.strerror}") from None
         self.tables = {
@@ -221,10 +218,7 @@ class FederationWriter:
         (self.draft / INDEX).write_text(
             json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8"
         )
-        os.chmod(self.draft, 0o755)
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-        os.replace(self.draft, self.folder)
+        put_in_place(self.draft, self.folder)
         return self.folder
 
     def abandon(self) -> None:

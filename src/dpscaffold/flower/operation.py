@@ -35,6 +35,7 @@ from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.memory import StateFolder
 from dpscaffold.site.reading import check_data_table
 from dpscaffold.site.work import opener
+from dpscaffold.whole import write_text
 
 
 def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
@@ -106,7 +107,7 @@ def _watched(site: Site, state: StateFolder) -> Callable[[Letter], Letter]:
             "answered": counts["answered"],
             "refusals": site.refusals,
         }
-        (state.path / "status.json").write_text(json.dumps(said) + "\n")
+        write_text(state.path / "status.json", json.dumps(said) + "\n")
         return answer
 
     return answer

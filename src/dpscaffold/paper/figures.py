@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.paper.published import caption
 from dpscaffold.paper.results import CaseResult, Results, Summary, average, last
+from dpscaffold.whole import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,9 +37,9 @@ def draw(results: Results, folder: Path, title: str) -> list[str]:
         "\n".join(wrap(title + _published(results), int(11 * figure.get_figwidth()))), fontsize=11
     )
     for name in ("figure.png", "figure.svg"):
-        figure.savefig(
-            folder / name, dpi=130, metadata={"Date": None} if name.endswith("svg") else None
-        )
+        dated = {"Date": None} if name.endswith("svg") else None
+        with whole_file(folder / name) as partial:
+            figure.savefig(partial, dpi=130, metadata=dated)
     plt.close(figure)
     return ["figure.png", "figure.svg"]
 

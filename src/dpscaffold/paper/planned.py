@@ -21,6 +21,7 @@ from dpscaffold.paper.widening import at_rate
 from dpscaffold.planner.facts import Facts
 from dpscaffold.planner.trial import choose_rates
 from dpscaffold.setting import Setting
+from dpscaffold.whole import write_text
 
 #: The file of chosen step sizes, in the folder of the experiment that chose them.
 FILE = "planned.json"
@@ -97,7 +98,7 @@ def _write(found: Rates, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     keys = ("row", "column", "line", "learning_rate")
     rows = [dict(zip(keys, (*place, rate), strict=True)) for place, rate in found.items()]
-    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 from dpscaffold.paper.widening import at_end
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import duration
+from dpscaffold.whole import write_text
 
 
 def write_result(results: Results, folder: Path, made: Provenance) -> str:
@@ -43,7 +44,7 @@ def write_result(results: Results, folder: Path, made: Provenance) -> str:
     parts += _PARTS[experiment.kind](results, made)
     parts += _privacy(results)
     parts += _settings(results, made)
-    (folder / "RESULT.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    write_text(folder / "RESULT.md", "\n\n".join(parts) + "\n")
     return "RESULT.md"
 
 

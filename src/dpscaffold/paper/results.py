@@ -14,6 +14,7 @@ from typing import Any
 from dpscaffold.paper.archive import Archive, Finished
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
+from dpscaffold.whole import whole_file
 
 Place = tuple[str, str, str]
 
@@ -246,7 +247,10 @@ def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     """``results.csv`` and, where pyarrow is installed, ``results.parquet``; the names that were
     written."""
     written = ["results.csv"]
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as stream:
+    with (
+        whole_file(folder / "results.csv") as partial,
+        partial.open("w", newline="", encoding="utf-8") as stream,
+    ):
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
@@ -257,7 +261,8 @@ def write_tidy(rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
         return written
     columns = {key: [_typed(row[key]) for row in rows] for key in rows[0]}
     columns["clip"] = [None if v is None else str(v) for v in columns["clip"]]
-    parquet.write_table(pa.table(columns), folder / "results.parquet")
+    with whole_file(folder / "results.parquet") as partial:
+        parquet.write_table(pa.table(columns), partial)
     return [*written, "results.parquet"]
 
 

@@ -10,6 +10,7 @@ from dpscaffold.audit.play import Report
 from dpscaffold.audit.subject import Case
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.whole import whole_file
 
 
 def plot_audit(report: Report, case: Case, path: Path | str) -> None:
@@ -40,7 +41,8 @@ def plot_audit(report: Report, case: Case, path: Path | str) -> None:
     right.set(xlabel="false-positive rate", ylabel="true-positive rate")
     right.legend(frameon=False, fontsize="small")
     try:
-        figure.savefig(path)
+        with whole_file(path) as partial:
+            figure.savefig(partial)
     except (OSError, ValueError) as error:
         raise BadInput(
             f"the figure cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from dpscaffold.data.heterogeneity import Description, shown_users
 from dpscaffold.errors import BadInput
+from dpscaffold.whole import whole_file
 
 #: More rows than this cannot be told apart on paper.
 MOST_USERS = 400
@@ -87,6 +88,7 @@ def _short(name: str, most: int = 12) -> str:
 def save_description(description: Description, path: str | Path) -> None:
     """Write the figure; the ending of the name chooses PNG, SVG or PDF."""
     try:
-        description_figure(description).savefig(path, dpi=150)
+        with whole_file(path) as partial:
+            description_figure(description).savefig(partial, dpi=150)
     except (OSError, ValueError) as problem:
         raise BadInput(f"the figure cannot be written to {path}: {problem}") from None

@@ -13,6 +13,7 @@ from rich.table import Table
 from dpscaffold.errors import BadInput
 from dpscaffold.evaluation import Evaluation
 from dpscaffold.scoring import titled
+from dpscaffold.whole import whole_file
 
 #: How many sites and classes a terminal is shown.
 SHOWN = 20
@@ -89,7 +90,8 @@ def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> No
         axis.set(ylabel=titled(name))
         axis.tick_params(axis="x", rotation=90)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=150)
     plt.close(figure)
 
 

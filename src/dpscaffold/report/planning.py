@@ -12,6 +12,7 @@ from dpscaffold.config import to_toml
 from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice
+from dpscaffold.whole import whole_file, write_text
 
 
 def score_name(found: Recommendation) -> str:
@@ -98,9 +99,9 @@ def write_plan(
         if name in (given or {}).get("privacy", {}):
             whole["privacy"][name] = (given or {})["privacy"][name]
     note = "\n".join(f"# {line}" for line in plan_lines(found))
-    (folder / "plan.toml").write_text(f"{note}\n\n{to_toml(whole)}", encoding="utf-8")
+    write_text(folder / "plan.toml", f"{note}\n\n{to_toml(whole)}")
     text = json.dumps(plain(as_json(found)), indent=2, ensure_ascii=False)
-    (folder / "plan.json").write_text(text + "\n", encoding="utf-8")
+    write_text(folder / "plan.json", text + "\n")
     try:
         _draw(found, folder / "plan.png")
     except ImportError:
@@ -132,5 +133,6 @@ def _draw(found: Recommendation, path: Path) -> None:
     for axis in (left, right):
         axis.grid(alpha=0.3)
     figure.suptitle("Planned on public surrogates; no private record was read", fontsize=10)
-    figure.savefig(path, dpi=130)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=130)
     plt.close(figure)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.privacy import PAPER_THIRD_PARTY, VIEWS, Cost, Mechanism, PrivacyError, bound_for
+from dpscaffold.whole import whole_file
 
 
 def epsilon_curves(
@@ -61,7 +62,8 @@ def plot_epsilon(
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     try:
-        figure.savefig(path)
+        with whole_file(path) as partial:
+            figure.savefig(partial)
     except (OSError, ValueError) as error:
         raise PrivacyError(
             f"the plot cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"

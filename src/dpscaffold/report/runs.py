@@ -15,6 +15,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import duration
 from dpscaffold.scoring import titled
+from dpscaffold.whole import whole_file
 
 if TYPE_CHECKING:
     from dpscaffold.training import Result
@@ -211,7 +212,8 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
         handles, labels, loc="outside lower center", ncol=min(5, len(labels)), frameon=False
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=150)
     plt.close(figure)
 
 

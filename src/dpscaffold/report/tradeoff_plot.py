@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.privacy import PrivacyError, TradeOff
+from dpscaffold.whole import whole_file
 
 
 def plot_tradeoff(curves: Mapping[str, TradeOff], path: Path | str, group: int = 5) -> None:
@@ -39,7 +40,8 @@ def plot_tradeoff(curves: Mapping[str, TradeOff], path: Path | str, group: int =
         axes.grid(alpha=0.3)
     left.legend(frameon=False)
     try:
-        figure.savefig(path)
+        with whole_file(path) as partial:
+            figure.savefig(partial)
     except (OSError, ValueError) as error:
         raise PrivacyError(
             f"the plot cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dpscaffold.config import to_toml
 from dpscaffold.experiments.tuning import Score, Tuned
+from dpscaffold.whole import whole_file, write_text
 
 
 def tuning_table(tuned: Tuned) -> Table:
@@ -44,8 +45,8 @@ def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:
         _draw(tuned, folder / "tuning.png")
         drawn = ["tuning.png"]
     note = "\n".join(f"# {line}" for line in (_sentence(tuned), tuned.privacy_note))
-    (folder / "best.toml").write_text(f"{note}\n\n{to_toml(tuned.best_tables())}", encoding="utf-8")
-    (folder / "TUNING.md").write_text(_markdown(tuned, command), encoding="utf-8")
+    write_text(folder / "best.toml", f"{note}\n\n{to_toml(tuned.best_tables())}")
+    write_text(folder / "TUNING.md", _markdown(tuned, command))
     return ["tuning.csv", *drawn, "best.toml", "TUNING.md"]
 
 
@@ -59,7 +60,7 @@ def _sentence(tuned: Tuned) -> str:
 
 
 def _write_csv(tuned: Tuned, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
+    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow([*tuned.tune.grid, "mean", "deviation", "diverged_folds", "folds"])
         for score in tuned.scores:
@@ -131,5 +132,6 @@ def _draw(tuned: Tuned, path: Path) -> None:
     axis.grid(alpha=0.3)
     if others:
         axis.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=130)
     plt.close(figure)

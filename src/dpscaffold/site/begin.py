@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpscaffold.errors import BadInput
-from dpscaffold.provision import Invitation, Member, make_node_key, make_signing_key, write_secret
+from dpscaffold.provision import Invitation, Member, make_node_key, make_signing_key, write_whole
+from dpscaffold.whole import write_text
+
+#: Stands in a site's folder from its first key until its ``site.toml`` is there.
+BEGUN = ".begun"
+KEYS = ("site.key", "node.key")
 
 _TEMPLATE = """# This site's file. No message changes it: read the policy, and set it.
 name = "{name}"
@@ -57,15 +62,22 @@ def make_site(
     ``data`` is the text of the ``[data]`` table, ``policy`` replaces single values.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "site.toml"
+    path, begun = folder / "site.toml", folder / BEGUN
     if path.exists():
         raise BadInput(f"{path} exists; a site is made once, so name another folder")
+    if begun.exists():  # keys that nobody was told of: making this site was cut short
+        for name in KEYS:
+            (folder / name).unlink(missing_ok=True)
+    for name in KEYS:
+        if (folder / name).exists():
+            raise BadInput(f"{folder / name} exists, and keys are never overwritten")
+    begun.touch()
     member = Member(
         invitation.name,
         make_signing_key(folder / "site.key"),
         make_node_key(folder / "node.key"),
     )
-    (folder / "ca.crt").write_text(invitation.ca)
+    write_text(folder / "ca.crt", invitation.ca)
     values = {key: value for key, (value, _) in _POLICY.items()} | (policy or {})
     lines = [f"{key} = {value:<40} # {_POLICY[key][1]}" for key, value in values.items()]
     text = _TEMPLATE.format(
@@ -75,6 +87,7 @@ def make_site(
         data=data,
         policy="\n".join(lines),
     )
-    write_secret(path, text.encode())
-    (folder / f"{member.name}.site").write_text(member.to_toml())
+    write_text(folder / f"{member.name}.site", member.to_toml())
+    write_whole(path, text.encode())
+    begun.unlink()
     return member

@@ -14,7 +14,6 @@ again gets the same answer and costs nothing. Every file is replaced whole and f
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.books.journal import Anchor, sync_folder
+from dpscaffold.books.journal import Anchor
 from dpscaffold.engines.letters import Header, Json, Letter, Refused, Vectors, pack, unpack
 from dpscaffold.errors import BadInput
 from dpscaffold.provision import write_whole
+from dpscaffold.whole import hold, sync_folder
 
 #: Of a state folder.
 FORMAT = 1
@@ -234,7 +234,7 @@ class StateFolder:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hold(self._lock)
         except OSError:
             os.close(self._lock)
             raise BadInput(

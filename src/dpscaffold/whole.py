@@ -1,0 +1,119 @@
+"""Files and folders that appear whole or not at all, whatever kills the process that writes them.
+
+What is written lies beside its name (``.NAME.partial``) until it is complete and on the disk, and
+takes its name in one step. A process that dies leaves what was there before; what it had begun is
+written over by the next.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Seconds to wait for a lock before another process is taken to be at work.
+PATIENCE = 0.5
+
+
+@contextmanager
+def whole_file(path: Path | str) -> Iterator[Path]:
+    """Where to write the file ``path``: it takes that name when the block ends without an error.
+
+    The ending of the name is kept, for writers that choose the format by it. What is no plain file
+    (``/dev/stdout``) is written as it is; a link stays one.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp())
+    >>> with whole_file(place / "page.html") as partial:
+    ...     _ = partial.write_text("all of it"); (place / "page.html").exists()
+    False
+    >>> [path.name for path in place.iterdir()]
+    ['page.html']
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = path.resolve() if path.is_symlink() else path
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        yield partial
+        sync_file(partial)
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.filename == str(partial):  # people know the file by its own name
+            error.filename = str(path)
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Replace a text file whole."""
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def draft_of(folder: Path) -> Path:
+    """A new empty folder beside ``folder``, to be filled and handed to :func:`put_in_place`; what
+    an earlier process left half-written there is removed."""
+    draft = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    return draft
+
+
+def put_in_place(draft: Path, folder: Path) -> None:
+    """Give a finished draft its name. A folder that has the name is first put aside whole: at no
+    moment is there a part of it under that name."""
+    old = folder.with_name(f".{folder.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    for path in draft.rglob("*"):
+        sync_folder(path) if path.is_dir() else sync_file(path)
+    sync_folder(draft)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(draft, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def hold(descriptor: int) -> None:
+    """Lock a file for this process, alone; BlockingIOError where another keeps it.
+
+    A process that is killed while it starts another one lives on in it, with its locks, until that
+    one has begun its own program: a moment's wait tells this from a process at work.
+    """
+    last = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= last:
+                raise
+        time.sleep(0.02)
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to a file durable."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, so that a new or replaced file survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,319 @@
+"""The commands that write, each with how to run it again and how to tell that nothing was lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forked import Lost, expect, run, said
+
+from dpscaffold.books.runledger import read_account
+
+CONFIG = """
+[data]
+source = "synthetic"
+alpha = 2.0
+beta = 2.0
+users = 12
+records = 60
+[plan]
+rounds = 8
+local_steps = 3
+user_ratio = 0.25
+evaluate_every = 1
+checkpoint_every = 3
+[privacy]
+clip = 1.0
+noise = 4.0
+delta = 1e-5
+"""
+TUNE = '\n[tune]\nfolds = 2\ngrid = {"plan.learning_rate" = [0.1, 0.5]}\n'
+FEDERATION = """
+address = "127.0.0.1:9470"
+sites = ["one", "two"]
+"""
+ROWS = ["site,age,dose,ill"] + [
+    f"{user},{(user * 7 + k) % 5 + 20},{k % 3}.5,{k % 2}" for user in range(6) for k in range(25)
+]
+#: What may differ between two runs of one configuration: times, and the ε shown beside a round that
+#: is run again, which counts the rounds after it that were released before the fault.
+TIMES = ("seconds", "epsilon_server")
+
+Result = Callable[[Path], object]
+
+
+def as_it_is(folder: Path) -> None:
+    """Nothing is needed."""
+
+
+@dataclass
+class Work:
+    """A command that writes, how to run it again after a fault, and how to tell that all is well.
+
+    ``prepare`` makes what it needs in an empty folder, once; ``result`` reads what it left, in a
+    form that is equal whenever nothing was lost; ``outputs`` are the files that it writes: under
+    those names there is never a part of one.
+    """
+
+    name: str
+    arguments: list[str]
+    result: Result
+    again: list[str] = field(default_factory=list)
+    prepare: Callable[[Path], None] = as_it_is
+    outputs: tuple[str, ...] = ()
+    seconds: float = 0.0
+    reference: object = None
+    base: Path | None = None
+
+    def fresh(self, home: Path) -> Path:
+        """A new folder with what the command needs."""
+        folder = Path(tempfile.mkdtemp(dir=home, prefix=self.name.replace(" ", "-") + "-"))
+        folder.chmod(0o755)
+        if self.base is not None:
+            shutil.copytree(self.base, folder, dirs_exist_ok=True)
+            return folder
+        (folder / "run.toml").write_text(CONFIG)
+        (folder / "tune.toml").write_text(CONFIG + TUNE)
+        (folder / "sites.toml").write_text(FEDERATION)
+        (folder / "rows.csv").write_text("\n".join(ROWS) + "\n")
+        self.prepare(folder)
+        return folder
+
+    def measure(self, home: Path) -> None:
+        """Run it without a fault, twice: once what it computes is cached here, children inherit
+        it, and the moments of a kill fall into the writing."""
+        self.base = self.fresh(home)
+        for _ in range(2):
+            folder = self.fresh(home)
+            started = time.monotonic()
+            status = run(folder, self.arguments)
+            self.seconds = time.monotonic() - started
+            expect(status == 0, f"{self.name} fails without any fault", folder)
+            self.check_outputs(folder)
+            self.reference = self.result(folder)
+            if not (folder / "run").exists():
+                break
+            read_account(folder / "run").statement()
+
+    def check_outputs(self, folder: Path) -> None:
+        """Whatever stands under its final name is whole."""
+        for name in self.outputs:
+            path = folder / name
+            if path.exists() and not is_whole(path):
+                raise Lost(f"{self.name} left a part of {name}")
+
+    def recover(self, folder: Path) -> None:
+        """Run it again after a fault, until it is done; then compare."""
+        self.check_outputs(folder)
+        status = run(folder, self.again or self.arguments)
+        answer = said(folder)
+        expect(status in (0, 2), f"{self.name} does not recover (status {status})", folder)
+        try:  # status 2 is a refusal in a sentence: it must have its result already
+            found = self.result(folder)
+        except OSError as error:
+            raise Lost(
+                f"{self.name} has no result ({error}), status {status}:\n{answer}"
+            ) from error
+        if found != self.reference:
+            raise Lost(f"{self.name} is not as without the fault, status {status}:\n{answer}")
+        self.check_outputs(folder)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file ends as its kind does."""
+    if path.is_dir():
+        return any(path.iterdir())
+    content = path.read_bytes()
+    endings = {".png": b"IEND\xaeB`\x82", ".html": b"</html>\n", ".parquet": b"PAR1"}
+    if path.suffix in endings:
+        return content.endswith(endings[path.suffix])
+    if path.suffix == ".toml":
+        return bool(tomllib.loads(content.decode()))
+    if path.suffix == ".json":
+        return bool(json.loads(content))
+    return content.endswith(b"\n")
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    """The metrics of a run, without times."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def journalled(run_folder: Path) -> Counter[int]:
+    """How often each round was released, read with nothing but json."""
+    lines = [json.loads(line) for line in (run_folder / "ledger.jsonl").read_text().splitlines()]
+    return Counter(line["round"] for line in lines if "round" in line)
+
+
+def model_kept(place: Path) -> None:
+    """A finished run has its model, whole."""
+    from dpscaffold.modelfolder import load_model
+
+    load_model(place)
+    if json.loads((place / "summary.json").read_text())["model"] != "model":
+        raise Lost("the summary does not name the model")
+
+
+def trained(folder: Path) -> object:
+    """A completed seeded run: its metrics and statement; checks that it states what it holds."""
+    place = folder / "run"
+    stated = json.loads((place / "privacy.json").read_text())
+    check_statement(folder, stated)
+    model_kept(place)
+    if max(journalled(place).values()) > 1:
+        raise Lost("a seeded run has counted a round twice")
+    kept = {k: v for k, v in stated.items() if k != "journal"}
+    last = json.loads((place / "metrics.jsonl").read_text().splitlines()[-1])
+    return rows(place / "metrics.jsonl"), last["epsilon_server"], kept
+
+
+def trained_secretly(folder: Path) -> object:
+    """A completed secret run: every release is in its statement, never below the plan's."""
+    place = folder / "run"
+    stated = json.loads((place / "privacy.json").read_text())
+    check_statement(folder, stated)
+    model_kept(place)
+    released = journalled(place)
+    if set(released) != set(range(1, 9)) or stated["rounds"] != 8:
+        raise Lost(f"rounds are missing: {released}")
+    if stated["server"]["epsilon"] < stated["planned"]["epsilon"] - 1e-12:
+        raise Lost("the statement is below the plan's epsilon")
+    if sum(released.values()) > 8 and stated["server"]["epsilon"] <= stated["planned"]["epsilon"]:
+        raise Lost("rounds were released twice and not counted")
+    return [row["round"] for row in rows(place / "metrics.jsonl")]
+
+
+def booked(folder: Path) -> object:
+    """A secret run on a budget file: as above, and what it booked covers what it states."""
+    run(folder, ["budget", "budget.jsonl", "--json"])
+    book = json.loads(said(folder))
+    stated = json.loads((folder / "run" / "privacy.json").read_text())
+    if json.dumps(book).count("Infinity") or book["epsilon"] != 40.0:
+        raise Lost(f"the budget file is not the one that was opened: {book}")
+    lines = [json.loads(line) for line in (folder / "budget.jsonl").read_text().splitlines()]
+    granted = sum(line.get("grant", {}).get("epsilon", 0.0) for line in lines)
+    if granted < stated["server"]["epsilon"] - 1e-9:
+        raise Lost(f"{granted} is booked, {stated['server']['epsilon']} is stated")
+    return trained_secretly(folder)
+
+
+def check_statement(folder: Path, stated: dict[str, object]) -> None:
+    """The written statement is the answer of the command."""
+    status = run(folder, ["privacy", "run", "--json"])
+    expect(status == 0, "the statement of a finished run cannot be made", folder)
+    if json.loads(said(folder)) != stated:
+        raise Lost("privacy.json is not what dpscaffold privacy says")
+
+
+def prepared(folder: Path) -> object:
+    """The digest of stored data; whatever is there must load whole."""
+    from dpscaffold.data.storage import load
+
+    return load(folder / "stored").digest().value
+
+
+def done(folder: Path, *commands: list[str]) -> None:
+    """Commands that must succeed."""
+    for arguments in commands:
+        expect(run(folder, arguments) == 0, f"{' '.join(arguments)} fails", folder)
+
+
+def open_budget(folder: Path) -> None:
+    """A budget that is never exhausted here."""
+    done(folder, ["budget", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"])
+
+
+def two_runs(folder: Path) -> None:
+    """Something to compare."""
+    for name in ("one", "two"):
+        done(folder, ["train", "run.toml", "--out", name, "--set", "plan.rounds=2"])
+
+
+def a_run_on_rows(folder: Path) -> None:
+    """A model of a table's rows."""
+    drafted = ["init", "rows.csv", "--label", "ill", "--user", "site", "--out", "rows.toml"]
+    done(folder, drafted, ["train", "rows.toml", "--out", "rowed", "--set", "plan.rounds=2"])
+
+
+def an_old_report(folder: Path) -> None:
+    """A page that is to be replaced."""
+    two_runs(folder)
+    done(folder, ["report", "one", "--out", "report.html"])
+
+
+def a_federation(folder: Path) -> None:
+    """A provisioned server and a site that asks to be admitted."""
+    done(folder, ["provision", "sites.toml", "--out", "keys"])
+    done(folder, ["site", "init", "keys/one.invitation", "--out", "one"])
+
+
+def exists(*names: str) -> Result:
+    """That all of these are there (what they hold is checked as outputs)."""
+
+    def result(folder: Path) -> object:
+        for name in names:
+            (folder / name).stat()
+        return True
+
+    return result
+
+
+def same_text(*names: str) -> Result:
+    """What these files say."""
+
+    def result(folder: Path) -> object:
+        return [(folder / name).read_text() for name in names]
+
+    return result
+
+
+def same_bytes(*names: str) -> Result:
+    """The bytes of these files."""
+
+    def result(folder: Path) -> object:
+        return [(folder / name).read_bytes() for name in names]
+
+    return result
+
+
+def files_under(name: str) -> Result:
+    """Which files there are; keys are new every time, and what begins with a dot is left over."""
+
+    def result(folder: Path) -> object:
+        found = (path.relative_to(folder) for path in (folder / name).rglob("*"))
+        return sorted(str(path) for path in found if not path.name.startswith("."))
+
+    return result
+
+
+def budget_opened(folder: Path) -> object:
+    """A budget that can be read."""
+    status = run(folder, ["budget", "budget.jsonl", "--json"])
+    expect(status == 0, "the budget file cannot be read", folder)
+    return json.loads(said(folder))["epsilon"]
+
+
+def site_made(folder: Path) -> object:
+    """A site whose keys belong to what it asks to be admitted with."""
+    from dpscaffold.provision import public_of, read_member, read_node_key, read_signing_key
+    from dpscaffold.site.file import read_site_file
+
+    file = read_site_file(folder / "one" / "site.toml")
+    member = read_member(folder / "one" / "one.site")
+    read_node_key(file.node_key)
+    return public_of(read_signing_key(file.signing_key)) == member.signing_key
+
+
+def roster(folder: Path) -> object:
+    """Who is on the server's roster."""
+    from dpscaffold.provision import roster as members
+
+    return [member.name for member in members(folder / "keys" / "server")]
