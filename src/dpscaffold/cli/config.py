@@ -41,11 +41,11 @@ def show_command(
     are read."""
     from dpscaffold.config import to_toml
 
-    tables = _spelled_out(config, set_ or [], unset or [])
+    tables = spelled_out(config, set_ or [], unset or [])
     typer.echo(json.dumps(tables, indent=2) if as_json else to_toml(tables).rstrip("\n"))
 
 
-def _spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[str, Any]:
+def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[str, Any]:
     """The tables of a file with their defaults; what it is, is told by what it holds."""
     from dpscaffold.config import load, read_tables
 
