@@ -368,6 +368,18 @@ class PrivacySettings(ConfigTable):
         )
 
 
+class StoppingSettings(ConfigTable):
+    """``[stopping]``: end a run early by public rows (:class:`~dpscaffold.stopping.Stopping`).
+
+    ``path`` is a CSV or Parquet file of raw rows that are public, ``label`` its column of what is
+    true, by default that of the data. ε is that of all planned rounds, whenever the run ends.
+    """
+
+    path: str
+    label: str | None = None
+    patience: int = Field(default=5, ge=1)
+
+
 class Configuration(ConfigTable):
     """A whole configuration.
 
@@ -382,6 +394,7 @@ class Configuration(ConfigTable):
     plan: PlanSettings = PlanSettings()
     privacy: PrivacySettings | None = None
     facts: FactsSettings | None = None
+    stopping: StoppingSettings | None = None
 
     def setting(self, federation: Federation) -> Setting:
         """The run this configuration describes on that federation; solves for the noise where ε is

@@ -43,6 +43,7 @@ class Scored:
     site: Tensor
     sites: tuple[str, ...]
     left_out: int = 0
+    gap: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ class Evaluation:
     """What is known of a model on some rows.
 
     ``metrics`` are those of the target, ``baseline`` the same of the best model that looks at no
-    feature, ``sites`` one entry a site, ``confusion`` counts (true class, predicted class),
-    ``by_class`` recall, precision and F1 of every class (of every label accuracy beside its
-    majority baseline and AUC, too), ``calibration`` the bins of predicted probability (of the
-    second of two classes, of every label, else of the class that is predicted).
+    feature, ``gap`` why the first row that was left out was, ``sites`` one entry a site,
+    ``confusion`` counts (true class, predicted class), ``by_class`` recall, precision and
+    F1 of every class (of every label accuracy beside its majority baseline and AUC, too),
+    ``calibration`` the bins of predicted probability (of the second of two classes, of every label,
+    else of the class that is predicted).
     """
 
     rows: int
@@ -74,6 +76,7 @@ class Evaluation:
     confusion: tuple[tuple[int, ...], ...]
     calibration: tuple[Bin, ...]
     note: str = NOT_COVERED
+    gap: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -98,10 +101,11 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
     wanted = label_columns(model, data, label)
     if site is None and model.origin.site in file_columns(data):
         site = model.origin.site
-    scores, truths, owners, left_out = [], [], [], 0
+    scores, truths, owners, left_out, gap = [], [], [], 0, ""
     for part in model.parts(data, [*wanted, *([site] if site else [])]):
         complete = pa.array(part.complete)
         left_out += int((~part.complete).sum())
+        gap = gap or part.gap
         if not part.complete.any():
             continue
         scores.append(model.scores_of(part.features))
@@ -110,13 +114,13 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
         if site:
             owners.append(part.others.column(site).filter(complete).fill_null("(none)"))
     if not scores:
-        raise BadInput(f"{data} holds no complete row; give at least one")
+        raise BadInput(f"{data} holds no row that has a prediction{f' ({gap})' if gap else ''}")
     number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), ("all",)
     if site:
         coded = pa.chunked_array(owners).combine_chunks().dictionary_encode()
         sites = tuple(coded.dictionary.to_pylist())
         number = torch.from_numpy(np.array(coded.indices)).long()
-    return Scored(torch.cat(scores), torch.cat(truths), number, sites, left_out)
+    return Scored(torch.cat(scores), torch.cat(truths), number, sites, left_out, gap)
 
 
 def label_columns(model: Model, data: Path, label: str | None) -> tuple[str, ...]:
@@ -185,6 +189,7 @@ def evaluate(model: Model, scored: Scored, metrics: Sequence[Metric] = ()) -> Ev
         _by_label(scored, target) if target.kind == "labels" else _by_class(confusion, target),
         confusion if len(target.classes) <= MOST_CLASSES else (),
         calibration(model, scored) if target.classes else (),
+        gap=scored.gap,
     )
 
 

@@ -73,10 +73,9 @@ class Model(Trained):
         parts = []
         for part in self.parts(path):
             if not part.complete.all():
-                row = part.first + int(np.flatnonzero(~part.complete)[0])
                 raise BadInput(
-                    f"{path} lacks a value in row {row}, and the model was trained without such "
-                    f"records; leave them out, or use 'dpscaffold predict', which marks them"
+                    f"{path}: {part.gap}, and the model was trained without such records; leave "
+                    f"them out, or use 'dpscaffold predict', which marks them"
                 )
             parts.append(self.scores_of(part.features))
         if not parts:

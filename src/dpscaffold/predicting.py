@@ -24,10 +24,11 @@ PREDICTION, PROBABILITY = "prediction", "probability"
 
 @dataclass(frozen=True)
 class Predicted:
-    """How many rows were read, and how many of them lack a value and so have no prediction."""
+    """How many rows were read, how many of them have no prediction, and why the first has none."""
 
     rows: int
     incomplete: int
+    gap: str = ""
 
 
 def predict_file(
@@ -43,14 +44,15 @@ def predict_file(
     CSV. The columns are those to ``keep``, ``prediction`` (the class's name, or the number) and,
     for classes, ``probability`` of it; with ``probabilities`` one ``probability of NAME`` a class.
     Of several labels there is one ``prediction of NAME`` each, 1 where it holds and else 0.
-    A row that lacks a value has an empty prediction where the training left such records out.
+    A row that the training would have left out or refused (a missing value, a category that it
+    never saw) has an empty prediction.
     """
     columns = _columns(model, probabilities)
     for name in keep:
         if name in columns:
             raise BadInput(f"--keep names '{name}', which is a column of the predictions")
     shape = pa.schema([(name, pa.string()) for name in keep] + list(columns.items()))
-    rows, incomplete = 0, 0
+    rows, incomplete, gap = 0, 0, ""
     with _writer(out, shape) as writer, _one_thread():
         for part in model.parts(data, keep):
             filled = _filled(model, part, probabilities)
@@ -62,7 +64,8 @@ def predict_file(
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))
             rows += len(part.complete)
             incomplete += int((~part.complete).sum())
-    return Predicted(rows, incomplete)
+            gap = gap or part.gap
+    return Predicted(rows, incomplete, gap)
 
 
 def _columns(model: Model, probabilities: bool) -> dict[str, pa.DataType]:

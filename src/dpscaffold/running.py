@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.config import Configuration, load
+from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware
 from dpscaffold.events import Listener, Several, silence
@@ -15,6 +16,7 @@ from dpscaffold.machine import pick_devices
 from dpscaffold.progress import Progress
 from dpscaffold.release import for_release
 from dpscaffold.setting import Setting
+from dpscaffold.stopping import Stopping
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
 
@@ -111,6 +113,7 @@ def run_settings(
             config=settings.resolved(setting),
             metrics=settings.task.metrics or (),
             dissimilarity=settings.task.dissimilarity,
+            stopping=stopping_of(settings),
             allowed=_allowed(settings),
         )
 
@@ -119,6 +122,20 @@ def _allowed(settings: Configuration) -> tuple[str, ...] | None:
     """What a release overlooks; None where nothing is released."""
     privacy = settings.privacy
     return tuple(privacy.allow or ()) if privacy is not None and privacy.release else None
+
+
+def stopping_of(settings: Configuration) -> Stopping | None:
+    """What ends the run early, where the configuration asks for it."""
+    given = settings.stopping
+    if given is None:
+        return None
+    own = getattr(settings.data, "label", None)
+    label = given.label or (own if isinstance(own, str) else None)
+    return Stopping(
+        located(given.path, getattr(settings.data, "data_dir", None)),
+        label=label,
+        patience=given.patience,
+    )
 
 
 def described(setting: Setting) -> str:

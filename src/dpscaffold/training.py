@@ -244,6 +244,8 @@ def run(
         )
     going = _Training(setting, federation, hardware or Hardware(), engine, listener)
     going.measure(metrics, dissimilarity)
+    if stopping is not None:  # rows that do not fit are refused before anything is released
+        stopping.value(Model.of(federation, setting.task, setting.task.initial(setting.plan.seed)))
     going.stopping, going.accounts.allowed = stopping, allowed
     try:
         going.open(Path(out) if out is not None else None, resume, config)
@@ -370,6 +372,7 @@ class _Training:
 
         if self.folder is not None:
             self._book_all()
+        counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds
         with stop_signals() as stop:
             for done in rounds(setting, engine, draw, state):
@@ -380,7 +383,7 @@ class _Training:
                 row: dict[str, Any] = {
                     "round": round,
                     **done.gathered.metrics,
-                    **self.accounts.live(round),
+                    **self.accounts.live(max(round, counted)),
                 }
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
                     row = self._evaluate(evaluate, state, engine.memories, row)

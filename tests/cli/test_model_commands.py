@@ -127,11 +127,11 @@ def test_tables_and_figure(run: Path) -> None:
     ("change", "said"),
     [
         (lambda text: text.replace("ward", "wing", 1), "no feature column 'ward'"),
-        (lambda text: text.replace(",a,", ",z,", 1), "column 'ward' holds 'z'.*never saw"),
-        (lambda text: text.replace(",a,", ",,", 1), "column 'ward' lacks a value in row"),
+        (lambda text: text.replace(",a,", ",z,", 1), "row .* 'z' in column 'ward'.*never saw"),
+        (lambda text: text.replace(",a,", ",,", 1), "row .* lacks a value of column 'ward'"),
         (lambda text: text.replace("pressure", "pressure,x", 1), "row has 5 values.*6 columns"),
         (lambda text: "pressure,rate,ward\nhigh,1,a\n", "column 'pressure' holds 'high'"),
-        (lambda text: "pressure,rate,ward\ninf,1,a\n", "infinite"),
+        (lambda text: "pressure,rate,ward\ninf,1,a\n", "row 0 has no finite number in column"),
         (lambda text: "", "is empty"),
     ],
 )
@@ -145,7 +145,7 @@ def test_bad_rows_are_one_sentence(run: Path, tmp_path: Path, change: Any, said:
 
 def test_a_failed_prediction_leaves_no_file(run: Path, tmp_path: Path) -> None:
     text = (run / "clinic.csv").read_text().splitlines()
-    (tmp_path / "rows.csv").write_text("\n".join([*text, text[1].replace(",", ",zz", 1)]) + "\n")
+    (tmp_path / "rows.csv").write_text("\n".join([*text, text[1] + ",more"]) + "\n")
     out = tmp_path / "out.csv"
     done = command("predict", run / "run", tmp_path / "rows.csv", "--out", out, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: ")
@@ -159,10 +159,69 @@ def test_incomplete_rows_are_marked_where_the_training_left_them_out(tmp_path: P
     data = load_federation({**options, "missing": "drop"})
     model = Model.of(data, Logistic(data.dimension, 2), torch.ones(2 * (data.dimension + 1)))
     out = tmp_path / "out.csv"
-    assert predict_file(model, tmp_path / "clinic.csv", out) == Predicted(240, 3)
+    found = predict_file(model, tmp_path / "clinic.csv", out)
+    first = [row["ward"] for row in csv.DictReader(text.splitlines())].index("")
+    assert found == Predicted(240, 3, f"row {first} lacks a value of column 'ward'")
     rows = list(csv.DictReader(out.read_text().splitlines()))
     gone = [row["ward"] == "" for row in csv.DictReader(text.splitlines())]
     assert [row["prediction"] == "" for row in rows] == gone and sum(gone) == 3
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_rows_that_training_would_refuse_are_marked_and_the_first_is_named(
+    run: Path, tmp_path: Path, kind: str
+) -> None:
+    """One strange row of many costs its own prediction, and no other."""
+    model = load_model(run / "run")
+    rows = list(csv.DictReader((run / "clinic.csv").read_text().splitlines()))
+    said = model.predict(run / "clinic.csv").tolist()
+    for row, column, value in ((7, "ward", "z"), (9, "pressure", ""), (30, "rate", "-inf")):
+        rows[row] = {**rows[row], column: value}
+    path = tmp_path / f"rows.{kind}"
+    if kind == "csv":
+        lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        number = {"pressure", "rate"}
+        columns = {
+            name: [float(r[name]) if name in number and r[name] else r[name] or None for r in rows]
+            for name in rows[0]
+        }
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    done = command("predict", run / "run", path, "--out", tmp_path / "out.csv")
+    assert "3 of 240 rows have no prediction" in done.stderr
+    assert "(row 7 holds 'z' in column 'ward', which the training never saw" in done.stderr
+    found = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    names = [model.classes[k] for k in said]
+    marked = ["" if k in (7, 9, 30) else name for k, name in enumerate(names)]
+    assert [row["prediction"] for row in found] == marked
+    judged = json.loads(command("evaluate", run / "run", path, "--json").stdout)
+    assert (judged["rows"], judged["left_out"]) == (237, 3) and "row 7" in judged["gap"]
+
+
+def test_unseen_categories_are_none_of_the_known_where_the_training_took_them_so(
+    tmp_path: Path,
+) -> None:
+    """data.unseen = "zero": training, files, rows and exports code such a value alike."""
+    options, _ = clinic(tmp_path / "clinic.csv")
+    options = {**options, "categories": {"ward": ["a", "b"]}}  # the file holds others, too
+    with pytest.raises(BadInput, match=r"column 'ward' holds 'c'.*unseen = 'zero'"):
+        load_federation(options)
+    data = load_federation({**options, "unseen": "zero", "missing": {"ward": "category"}})
+    coded = next(step for step in data.preparation if hasattr(step, "unseen"))
+    assert coded.unseen == "zero" and coded.features == 5  # two numbers, a, b and absence
+    params = torch.linspace(-1, 1, 2 * (data.dimension + 1))
+    model = Model.of(data, Logistic(data.dimension, 2), params)
+    model = load_model(model.save(tmp_path / "model"))
+    held = torch.cat([data.train.features, data.test.features])
+    raw = model.scores(tmp_path / "clinic.csv")  # as the training coded the very same rows
+    trained = model.scores(held, prepared=True)
+    torch.testing.assert_close(raw.sort(0).values, trained.sort(0).values)
+    rows = [{"pressure": 1.0, "rate": 2.0, "ward": ward} for ward in ("a", "new", None)]
+    path = tmp_path / "new.csv"
+    path.write_text("pressure,rate,ward\n1,2,a\n1,2,new\n1,2,\n")
+    torch.testing.assert_close(model.scores(path), model.scores(rows))
+    assert len({tuple(row) for row in model.scores(rows).tolist()}) == 3
 
 
 def test_unprotected_statistics_are_named_and_refused_on_request(run: Path, tmp_path: Path) -> None:

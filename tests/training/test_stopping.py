@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Gaussian, Logistic, Plan, Stopping, scaffold, synthetic, train
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, Stopping, run, scaffold, synthetic, train
 from dpscaffold.books.runledger import read_account
+from dpscaffold.cli import app
 
 PLAN = Plan(rounds=40, local_steps=3, user_ratio=0.5, evaluate_every=1)
 NOISY = Gaussian(clip=1.0, noise=8.0)
@@ -35,8 +39,8 @@ def test_a_stopped_run_states_its_planned_rounds(tmp_path: Path, kept: bool) -> 
     # The model is the one of the round where it stopped, as a run without stopping had it.
     again = train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, listener=(seen := Seen()))
     assert again.rounds == 40 and torch.equal(short.params, seen.params[short.rounds - 1])
+    assert all(r["epsilon_server"] == whole.final["epsilon_server"] for r in short.history)
     if kept:
-        assert all(r["epsilon_server"] == whole.final["epsilon_server"] for r in short.history)
         assert read_account(tmp_path / "run").statement()["rounds"] == 40
 
 
@@ -91,3 +95,76 @@ def test_bad_public_rows() -> None:
     strange = Stopping(torch.zeros(1, 4), labels=["seven"])
     with pytest.raises(BadInput, match="labels holds 'seven'"):
         train(data, Logistic(4, 3), scaffold(), PLAN, NOISY, stopping=strange)
+
+
+TABLES = """
+[data]
+users = 8
+records = 60
+dimension = 4
+classes = 3
+[plan]
+rounds = 40
+local_steps = 3
+user_ratio = 0.5
+evaluate_every = 1
+[privacy]
+clip = 1.0
+noise = 8.0
+"""
+
+
+def public(path: Path) -> Path:
+    """Public rows with a column of what is true."""
+    rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).tolist()
+    lines = ["true,0,1,2,3", *(f"{k % 3}," + ",".join(map(str, r)) for k, r in enumerate(rows))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> None:
+    """[stopping] and --stop-on: the same round, and ε of the planned T in every file."""
+    rows = public(tmp_path / "public.csv")
+    config = tmp_path / "c.toml"
+    config.write_text(TABLES + f"[stopping]\npath = '{rows}'\nlabel = 'true'\npatience = 3\n")
+    whole = run(config, {"stopping": False}, out=tmp_path / "whole")
+    short = run(config, out=tmp_path / "short")
+    assert whole.rounds == 40 and short.rounds < 40
+    assert short.message == f"stopped early after round {short.rounds} of 40"
+    plain = tmp_path / "plain.toml"
+    plain.write_text(TABLES)
+    asked = ["--set", "stopping.patience=3", "--set", "stopping.label='true'", "--json"]
+    typed = CliRunner().invoke(
+        app, ["train", str(plain), "--stop-on", str(rows), "--out", f"{tmp_path}/typed", *asked]
+    )
+    assert typed.exit_code == 0, typed.output
+    assert json.loads(typed.output)["final"]["round"] == short.rounds
+    for name in ("short", "typed"):
+        said = json.loads((tmp_path / name / "privacy.json").read_text())
+        assert said["rounds"] == 40 and said["server"] == whole.privacy["server"]
+        kept = tomllib.loads((tmp_path / name / "config.toml").read_text())
+        assert kept["stopping"] == {"path": str(rows), "label": "true", "patience": 3}
+    # A stopped run that is read back, from its own configuration, promises the same.
+    assert read_account(tmp_path / "short").statement()["server"] == whole.privacy["server"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"path": "nowhere.csv"}, "nowhere.csv"),
+        ({"path": "public.txt.gz"}, "neither a .csv nor a .parquet"),
+        ({"label": "outcome"}, "no asked-for column 'outcome'"),
+        ({"patience": 0}, "stopping.patience is 0"),
+        ({"patiense": 3}, "stopping.patiense.*did you mean 'patience'"),
+    ],
+)
+def test_wrong_stopping_is_refused_before_anything_is_released(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    public(tmp_path / "public.csv")
+    change = {k: f"{tmp_path}/{v}" if k == "path" else v for k, v in change.items()}
+    tables = tomllib.loads(TABLES)
+    tables["stopping"] = {"path": f"{tmp_path}/public.csv", "label": "true", **change}
+    with pytest.raises(BadInput, match=said):
+        run(tables, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -34,8 +34,5 @@ def predict_command(
     if out is not None:
         typer.echo(f"{done.rows} rows: {out}", err=True)
     if done.incomplete:
-        typer.echo(
-            f"{done.incomplete} rows lack a value and have no prediction: the model was trained "
-            f"without such records",
-            err=True,
-        )
+        many = f"{done.incomplete} of {done.rows} rows have no prediction"
+        typer.echo(f"{many}: the model was trained without such records ({done.gap})", err=True)

@@ -66,6 +66,13 @@ def train_command(
             "--allow", help="overrule --release: unprotected-preprocessing or median-clip"
         ),
     ] = None,
+    stop_on: Annotated[
+        Path | None,
+        typer.Option(
+            "--stop-on",
+            help="public rows (.csv, .parquet) by which to stop early; ε stays that of all rounds",
+        ),
+    ] = None,
     track: Annotated[
         str | None, typer.Option(help="follow the run in tensorboard or mlflow (extra [track])")
     ] = None,
@@ -89,6 +96,7 @@ def train_command(
     base = DEMO if request.config is None and not _names_a_source(set_ or []) else {}
     changes = [*(set_ or []), *(["privacy.release=true"] if release else [])]
     changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
+    changes += [f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else []
     settings = load(request.config, changes, base, unset or [])
     engine = engine or engine_of(request)
     silent = as_json or quiet

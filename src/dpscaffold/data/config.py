@@ -195,6 +195,7 @@ class TabularFile(Pooled):
     features: tuple[str, ...] = ()
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     missing: Literal["refuse", "drop"] | float | dict[str, _Rule] = "refuse"
+    unseen: Literal["refuse", "zero"] = "refuse"
     classes: tuple[str, ...] = ()
     target: Kind = "class"
     exclude: tuple[str, ...] = ()

@@ -156,6 +156,7 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.target,
         settings.exclude,
         settings.dates,
+        settings.unseen,
     )
 
 

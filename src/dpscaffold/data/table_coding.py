@@ -141,7 +141,8 @@ class Coding:
                 continue
             elif text not in index:
                 raise BadInput(
-                    f"column '{name}' holds '{text}'{nearest(text, values)}; its categories are "
+                    f"column '{name}' holds '{text}'{nearest(text, values)} in row {row}, which "
+                    f"the training never saw; its categories are "
                     f"{', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
                 )
             else:

@@ -15,6 +15,7 @@ from dpscaffold.config import (
     FactsSettings,
     PlanSettings,
     PrivacySettings,
+    StoppingSettings,
     TaskSettings,
 )
 from dpscaffold.data.config import SOURCES
@@ -53,6 +54,7 @@ def keys() -> list[Key]:
     found += [*model_keys("plan", "", PlanSettings, said)]
     found += [*model_keys("privacy", "", PrivacySettings, said)]
     found += [*model_keys("facts", "", FactsSettings, said)]
+    found += [*model_keys("stopping", "", StoppingSettings, said)]
     found += [*model_keys("tune", "", TuneSettings, said)]
     choice, entry = " or ".join(repr(step) for step in STEPS), said["step.step"]
     found.append(Key("step.step", "", choice, NEEDED, entry["about"], entry["example"]))

@@ -18,6 +18,7 @@ TITLES = {
     "plan": "`[plan]`: what the parties agree on",
     "privacy": "`[privacy]`: what is hidden, and how well",
     "facts": "`[facts]`: what is public about the data (`dpscaffold plan`)",
+    "stopping": "`[stopping]`: end a run early by public rows (`dpscaffold train`)",
     "tune": "`[tune]`: which values are tried (`dpscaffold tune`)",
     "schema": "`[schema]`: what a row looks like at every site (`dpscaffold server run`)",
     "prepare": "Steps of `schema.prepare`",
@@ -36,8 +37,9 @@ Every key of every table, generated from the code by `python -m dpscaffold.refer
 with `--unset table.key`.
 
 A configuration (`train`, `plan`, `tune`, `audit`, …) has `[data]`, `[task]`, `[algorithm]`,
-`[plan]` and `[privacy]`, and may have `[facts]` or `[tune]`. A server's plan (`server run`,
-`site check --offer`) has `[schema]`, `[deploy]` and perhaps `[evaluate]` in place of `[data]`.
+`[plan]` and `[privacy]`, and may have `[facts]`, `[stopping]` or `[tune]`. A server's plan
+(`server run`, `site check --offer`) has `[schema]`, `[deploy]` and perhaps `[evaluate]` in place of
+`[data]`.
 `federation.toml` (`provision`) has keys and no tables, `site.toml` (`site`) keys of its own,
 `[data]` and `[policy]`.
 
@@ -143,7 +145,7 @@ _GIVEN: dict[str, Any] = {
     "schema.class_names": ["no", "yes"],
 }
 #: Tables that an annotated example only mentions.
-_OPTIONAL = ("facts", "evaluate")
+_OPTIONAL = ("facts", "stopping", "evaluate")
 
 
 def annotated(found: Sequence[Key]) -> str:
@@ -153,7 +155,7 @@ def annotated(found: Sequence[Key]) -> str:
         "# dpscaffold train annotated.toml; written by python -m dpscaffold.reference.",
         "",
     ]
-    tables = ("data", "task", "algorithm", "plan", "privacy", "facts")
+    tables = ("data", "task", "algorithm", "plan", "privacy", "facts", "stopping")
     return "\n".join([*head, *_tables(found, tables, ("", "synthetic"))])
 
 

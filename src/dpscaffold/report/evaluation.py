@@ -27,7 +27,7 @@ def evaluation_tables(found: Evaluation, classes: Sequence[str]) -> Iterator[Any
     yield table
     yield "baseline: the best answer that looks at no feature (the most frequent class, the mean)"
     if found.left_out:
-        yield f"{found.left_out} rows lack a value and were left out, as in the training"
+        yield f"{found.left_out} rows were left out, as in the training ({found.gap})"
     if found.by_class:
         yield _rows("classes", found.by_class)
     if found.confusion and len(classes) <= SHOWN:

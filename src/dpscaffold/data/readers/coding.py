@@ -31,9 +31,10 @@ class TableSource:
     known beforehand. ``target`` says whether the label is a class or a number; several columns as
     ``label`` are labels that each hold (1) or do not (0). ``exclude`` are
     columns to leave out, and ``dates`` those that hold dates, with their form; they become days
-    since 1970. ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.readers.gaps`).
-    ``path`` may be a folder or a pattern of files with the same columns; without ``user`` each is
-    a user then.
+    since 1970. ``unseen`` says what a category is that is not among those given: refused, or zero
+    everywhere; the same holds for raw rows of a model. ``missing`` may be a table of rules by
+    column (:mod:`dpscaffold.data.readers.gaps`). ``path`` may be a folder or a pattern of files
+    with the same columns; without ``user`` each is a user then.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class TableSource:
     target: Kind = "class"
     exclude: tuple[str, ...] = ()
     dates: Mapping[str, str] = field(default_factory=dict)
+    unseen: Literal["refuse", "zero"] = "refuse"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -140,10 +142,10 @@ def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> t
     if not given:
         return tuple(sorted(numbers, key=by_value))
     strange = next((text for text in numbers if text not in given), None)
-    if strange is not None:
+    if strange is not None and table.unseen == "refuse":
         raise BadInput(
             f"{table.path}: column '{name}' holds '{strange}'{nearest(strange, given)}; its "
-            f"categories are {', '.join(given)}"
+            f"categories are {', '.join(given)} (unseen = 'zero' takes others for none of them)"
         )
     return tuple(given)
 

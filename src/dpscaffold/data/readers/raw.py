@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,14 @@ KINDS: dict[str, Format] = {
 @dataclass(frozen=True)
 class Part:
     """Some rows of a file: the number of the first, features (N, d) float32 of those that are
-    complete, which ones are (N,), and other columns as text."""
+    complete, which ones are (N,), other columns as text, and why the first of those that are not
+    complete has no features (empty where all are)."""
 
     first: int
     features: np.ndarray
     complete: np.ndarray
     others: pa.RecordBatch
+    gap: str = ""
 
 
 def file_kind(path: Path) -> Format:
@@ -85,32 +88,52 @@ def raw_parts(
     texts += [name for name in coding.numbers if name in others and name not in texts]
     first = 0
     for batch in read_batches(file, numbers, texts, names):
-        rows, complete = code_batch(coding, batch, path, first)
-        rows = rows[complete]
+        rows, gaps = code_batch(coding, batch, path, first)
+        rows, complete = rows[gaps.complete], gaps.complete
         for step in rest:
             rows = step(rows)
-        yield Part(first, rows.astype(np.float32, copy=False), complete, batch.select(list(others)))
+        features = rows.astype(np.float32, copy=False)
+        yield Part(first, features, complete, batch.select(list(others)), gaps.said)
         first += batch.num_rows
+
+
+class Gaps:
+    """Which rows of a batch cannot be coded, and in words why the first of them cannot."""
+
+    def __init__(self, rows: int, first: int) -> None:
+        self.complete = np.ones(rows, dtype=bool)
+        self.first, self.said = first, ""
+        self._earliest = rows
+
+    def add(self, wrong: np.ndarray, why: Callable[[int], str]) -> None:
+        """Leave rows out; ``why`` ends the sentence "row N …" for the first, by its place."""
+        if not wrong.any():
+            return
+        self.complete &= ~wrong
+        row = int(np.flatnonzero(wrong)[0])
+        if row < self._earliest:
+            self._earliest, self.said = row, f"row {self.first + row} {why(row)}"
 
 
 def code_batch(
     coding: Coding, batch: pa.RecordBatch, path: Path, first: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """A batch as coded rows (N, d) float32, and which rows lack nothing, (N,).
+) -> tuple[np.ndarray, Gaps]:
+    """A batch as coded rows (N, d) float32, and which rows cannot be coded.
 
-    Where the training left incomplete records out, they are left out here too; where it refused
-    them, they are refused.
+    Records that the training left out or refused (a missing value, a category that it never saw,
+    infinity) have no features here: whoever predicts leaves them without an answer.
     """
     count = batch.num_rows
     rows = np.zeros((count, coding.features), dtype=np.float32)
-    complete = np.ones(count, dtype=bool)
+    gaps = Gaps(count, first)
     fills, forms, at = dict(coding.fills), dict(coding.dates), len(coding.numbers)
     for j, name in enumerate(coding.numbers):
         values = _numbers(batch.column(name), name, path, forms.get(name))
+        gaps.add(np.isinf(values), _says(f"has no finite number in column '{name}'"))
         gone = np.isnan(values)
         if gone.any():
-            if name not in fills:
-                complete &= _missing(coding, name, gone, path, first)
+            if name not in fills and isinstance(coding.missing, str):
+                gaps.add(gone, _says(f"lacks a value of column '{name}'"))
             values = np.where(gone, np.float32(fills.get(name, _fill(coding))), values)
         rows[:, j] = values
         if name in coding.indicators:
@@ -121,17 +144,16 @@ def code_batch(
         index = pa.compute.index_in(column, pa.array(known, pa.string()))
         found = index.fill_null(-1).to_numpy(zero_copy_only=False)
         gone = column.is_null().to_numpy(zero_copy_only=False)
-        unknown = np.flatnonzero((found < 0) & ~gone)
-        if len(unknown) and coding.unseen == "refuse":
-            _refuse_category(path, name, known, column[int(unknown[0])].as_py(), first, unknown)
+        if coding.unseen == "refuse":
+            gaps.add((found < 0) & ~gone, partial(_never_seen, column, name, known))
         rows[:, at : at + len(known)] = found[:, None] == np.arange(len(known))
         at += len(known)
         if name in coding.own:
             rows[:, at] = gone
             at += 1
-        elif gone.any():
-            complete &= _missing(coding, name, gone, path, first)
-    return rows, complete
+        elif isinstance(coding.missing, str):
+            gaps.add(gone, _says(f"lacks a value of column '{name}'"))
+    return rows, gaps
 
 
 def _numbers(column: pa.Array, name: str, path: Path, form: str | None = None) -> np.ndarray:
@@ -147,9 +169,6 @@ def _numbers(column: pa.Array, name: str, path: Path, form: str | None = None) -
             what = str(problem).splitlines()[0]
             raise BadInput(f"{path}: column '{name}' should hold numbers ({what})") from None
     values: np.ndarray = column.to_numpy(zero_copy_only=False)
-    wild = np.flatnonzero(np.isinf(values))
-    if len(wild):
-        raise BadInput(f"{path}: column '{name}' holds an infinite number (row {wild[0]})")
     return values
 
 
@@ -157,21 +176,13 @@ def _fill(coding: Coding) -> float:
     return float(0 if isinstance(coding.missing, str) else coding.missing)
 
 
-def _missing(coding: Coding, name: str, gone: np.ndarray, path: Path, first: int) -> np.ndarray:
-    """Which rows stay when some lack a value of this column."""
-    if coding.missing == "refuse":
-        raise BadInput(
-            f"{path}: column '{name}' lacks a value in row {first + int(np.flatnonzero(gone)[0])}, "
-            f"and the model was trained with missing = 'refuse'; leave such rows out or fill them"
-        )
-    return ~gone if coding.missing == "drop" else np.ones(len(gone), dtype=bool)
+def _says(text: str) -> Callable[[int], str]:
+    return lambda _: text
 
 
-def _refuse_category(
-    path: Path, name: str, values: tuple[str, ...], text: str, first: int, rows: np.ndarray
-) -> None:
-    raise BadInput(
-        f"{path}: column '{name}' holds '{text}'{nearest(text, values)} in row "
-        f"{first + int(rows[0])}, which the training never saw; its categories are "
-        f"{', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
+def _never_seen(column: pa.Array, name: str, values: tuple[str, ...], row: int) -> str:
+    text = column[row].as_py()
+    return (
+        f"holds '{text}'{nearest(text, values)} in column '{name}', which the training never saw; "
+        f"its categories are {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
     )

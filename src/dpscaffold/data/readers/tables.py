@@ -138,6 +138,7 @@ def scan_table(table: TableSource) -> Scan:
         tuple(categories.items()),
         for_the_rest(table),
         tuple(name for name in categories if not table.categories[name]),
+        table.unseen,
         dates=tuple((name, form) for name, form in table.dates.items() if name in numbers),
         fills=_fills(table, rules, found, kept),
         indicators=tuple(name for name in numbers if rules[name] == "indicator"),
@@ -336,11 +337,11 @@ def _number_column(
 
 
 def _one_hot(column: pa.Array, values: tuple[str, ...], out: np.ndarray) -> None:
-    """A feature per value; one more than values is for the records that lack one."""
-    missing = len(values) if out.shape[1] > len(values) else -1
-    index = (
-        pa.compute.index_in(column, pa.array(values, pa.string()))
-        .fill_null(missing)
-        .to_numpy(zero_copy_only=False)
-    )
+    """A feature per value; one more than values is for the records that lack one. A value that is
+    not among them is zero everywhere."""
+    known = pa.compute.index_in(column, pa.array(values, pa.string())).fill_null(-1)
+    index = known.to_numpy(zero_copy_only=False)
+    if out.shape[1] > len(values):
+        gone = column.is_null().to_numpy(zero_copy_only=False)
+        index = np.where(gone, len(values), index)
     out[:] = index[:, None] == np.arange(out.shape[1])
