@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-all check lint types doctest docs torture bench fuzz release-check clean
+.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs torture bench fuzz release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,6 +17,11 @@ deploy-demo: $(VENV)/.ready-flower  ## train across three sites as processes, be
 
 test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+GPU_TESTS = tests/test_devicedraws.py tests/engines tests/conformance tests/statistical tests/tasks
+
+test-gpu: $(VENV)/.ready-dev  ## conformance, statistics, draws and clipping on a CUDA device
+	TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 -m "not slow" $(GPU_TESTS)
 
 test-all: $(VENV)/.ready-dev  ## run the longer checks too
 	$(BIN)/python -m pytest -n 2
@@ -31,7 +36,7 @@ types: $(VENV)/.ready-dev  ## mypy
 	$(BIN)/mypy
 
 doctest: $(VENV)/.ready-dev  ## the examples in the docstrings
-	$(BIN)/python -m pytest --doctest-modules src/dpscaffold
+	$(BIN)/python -m pytest --doctest-modules src/dpscaffold --ignore=src/dpscaffold/kernels/programs.py
 
 docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,10 @@ from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task
 
 CPU = torch.device("cpu")
+
+#: Where the simulator computes: ``TEST_DEVICE=cuda`` puts the conformance and statistical tests,
+#: and every other that drives the simulator through this file, on a GPU (``make test-gpu``).
+WHERE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 UNEQUAL = (9, 12, 4, 7, 15, 6)
 EQUAL = (9, 9, 9, 9, 9, 9)
 
@@ -154,7 +159,7 @@ def simulator(
     """The fast engine on the runs' own data."""
     runs = [runs] if isinstance(runs, Setting) else runs
     streams = [randomness] if isinstance(randomness, Randomness) else randomness
-    hardware = Hardware(chunk=chunk)
+    hardware = Hardware((WHERE,), chunk=chunk)
     return Simulator(runs, [run.federation for run in runs], hardware, streams, ahead)
 
 
@@ -167,7 +172,7 @@ class Driven:
             self.settings, self.randomness = engine.settings, engine.randomness
         else:
             self.settings, self.randomness = [engine.setting], [engine.randomness]
-        self.states = [State.initial(run, CPU) for run in self.settings]
+        self.states = [State.initial(run, engine.device) for run in self.settings]
 
     def rounds(self, *draws: Draw) -> list[Round]:
         """The next round of every run, with these participants."""
@@ -209,9 +214,18 @@ class Driven:
         if isinstance(self.engine, Simulator):
             memories = self.engine.all_memories
         return [
-            Reached(state, kept.recall(range(run.users)))
+            Reached(_on_cpu(state), _all_on_cpu(kept.recall(range(run.users))))
             for state, kept, run in zip(self.states, memories, self.settings, strict=True)
         ]
+
+
+def _all_on_cpu(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in slots.items()}
+
+
+def _on_cpu(state: State) -> State:
+    server = replace(state.server, params=state.params.cpu(), slots=_all_on_cpu(state.server.slots))
+    return replace(state, server=server, average=state.average.cpu())
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
+from dpscaffold.kernels import drawing as kernels
 from dpscaffold.machine import sent
 from dpscaffold.philox import Words, philox, standard_normals, whole_numbers
 from dpscaffold.randomness import BATCHES, NOISE
@@ -92,13 +94,17 @@ class DeviceDraws:
         return made
 
     def _take(self, where: Tensor) -> None:
-        self.device, self._count = where.device, len(where)
+        self.device, self._count, self._where = where.device, len(where), where
         user, round, *keys = where.split(1, dim=1)
         self._user, self._round = user, round
         self._keys = {BATCHES: (keys[0], keys[1]), NOISE: (keys[2], keys[3])}
 
     def normals(self, first: int, steps: int, size: int) -> Tensor:
         """Standard normals of so many steps from step ``first`` on, (steps, U, size) float32."""
+        _within_words("step", [first, first + steps - 1])
+        fused = kernels.standard_normals(self._where, first, steps, size)
+        if fused is not None:
+            return fused
         out = torch.empty(steps, self._count, size, device=self.device)
         blocks = -(-size // 4)
         for start, stop in _pieces(steps, self._count * blocks):
@@ -127,8 +133,13 @@ class DeviceDraws:
         than any number of records, ``width`` than any batch, and ``even`` says that all batches
         have that width. Wider ones draw the same."""
         sizes, wide, low, _ = counts.split(1, dim=1)
+        _within_words("step", [first, first + steps - 1])
         number = torch.arange(most, device=self.device)
         wanted = torch.arange(width, device=self.device) < wide
+        padded = None if even else wanted.float().expand(steps, -1, -1)
+        fused = kernels.fixed_batches(self._with(counts), first, steps, most, width)
+        if fused is not None:
+            return DeviceBatches(fused, padded)
         index = torch.empty(steps, self._count, width, dtype=torch.int64, device=self.device)
         for start, stop in _pieces(steps, self._count * most):
             keys = self._whole(first + start, stop - start, most)
@@ -140,9 +151,7 @@ class DeviceDraws:
             # Of a participant with smaller batches, its smallest keys.
             taken = torch.where(wanted, taken.sort(dim=-1).values & low, _LARGEST)
             index[start:stop] = torch.where(wanted, taken.sort(dim=-1).values, 0)
-        if even:
-            return DeviceBatches(index, None)
-        return DeviceBatches(index, wanted.float().expand(steps, -1, -1))
+        return DeviceBatches(index, padded)
 
     def poisson(
         self,
@@ -168,12 +177,22 @@ class DeviceDraws:
     ) -> DeviceBatches:
         """The same of sizes (U, 4) that are on the device: see :meth:`fixed_of`."""
         sizes, _, _, below = counts.split(1, dim=1)
+        _within_words("step", [first, first + steps - 1])
+        places = torch.arange(width, device=self.device)
+
+        def again() -> DeviceBatches:
+            return self.poisson_of(first, steps, counts, most, most)
+
+        fused = kernels.poisson_batches(self._with(counts), first, steps, most, width)
+        if fused is not None:
+            index, drawn = fused
+            weight = (places < drawn[..., None]).float()
+            return DeviceBatches(index, weight, (drawn > width).any(), again)
         number = torch.arange(most, device=self.device)
         shape = (steps, self._count, width)
         index = torch.zeros(shape, dtype=torch.int64, device=self.device)
         weight = torch.zeros(shape, device=self.device)
         overflowed = torch.zeros((), dtype=torch.bool, device=self.device)
-        places = torch.arange(width, device=self.device)
         for start, stop in _pieces(steps, self._count * most):
             keys = self._whole(first + start, stop - start, most)
             chosen = (keys < below) & (number < sizes)
@@ -186,11 +205,11 @@ class DeviceDraws:
             index[start:stop] = torch.where(real, room[..., :width], 0)
             weight[start:stop] = real
             overflowed |= (count[..., -1] > width).any()
-
-        def again() -> DeviceBatches:
-            return self.poisson_of(first, steps, counts, most, most)
-
         return DeviceBatches(index, weight, overflowed, again)
+
+    def _with(self, counts: Tensor) -> Tensor:
+        """Addresses and sizes side by side, (U, 10), as programs of a GPU read them."""
+        return torch.cat([self._where, counts], dim=1)
 
     def _whole(self, first: int, steps: int, count: int) -> Tensor:
         """``count`` numbers in [0, 2⁶³) for every step and participant, (steps, U, count)."""
@@ -252,20 +271,22 @@ def _pieces(steps: int, numbers: int) -> list[tuple[int, int]]:
 
 def addresses(seeds: Sequence[int], rounds: Sequence[int], users: Sequence[int]) -> Tensor:
     """User, round and the four words of both purposes' keys, one row a participation, (U, 6)."""
-    keys = {seed: _both_keys(seed) for seed in set(seeds)}
-    rows = zip(users, rounds, (keys[seed] for seed in seeds), strict=True)
-    return torch.tensor([[user, round, *key] for user, round, key in rows], dtype=torch.int64)
+    made = np.empty((len(users), 6), dtype=np.int64)
+    made[:, 0], made[:, 1] = users, rounds
+    made[:, 2:] = np.array([_both_keys(seed) for seed in seeds], dtype=np.int64).reshape(-1, 4)
+    return torch.from_numpy(made)
 
 
 def sizes_of(records: Sequence[int], batch_sizes: Sequence[int]) -> Tensor:
     """R_u, b_u, the bits that number R_u records, and ⌊(b_u/R_u)·2⁶³⌋, (U, 4)."""
-    return torch.tensor(
-        [
-            [r, b, (1 << (r - 1).bit_length()) - 1, min(_LARGEST, (b << 63) // r)]
-            for r, b in zip(records, batch_sizes, strict=True)
-        ],
-        dtype=torch.int64,
-    )
+    rows = [_sizes(r, b) for r, b in zip(records, batch_sizes, strict=True)]
+    return torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, 4))
+
+
+@lru_cache(maxsize=1 << 16)
+def _sizes(records: int, batch: int) -> tuple[int, int, int, int]:
+    below = min(_LARGEST, (batch << 63) // records)
+    return records, batch, (1 << (records - 1).bit_length()) - 1, below
 
 
 @cache

@@ -17,6 +17,7 @@ from small import (
     PRIVACIES,
     TASKS,
     UNEQUAL,
+    WHERE,
     Driven,
     assert_agree,
     assert_identical,
@@ -100,7 +101,7 @@ def test_chunks_change_nothing_but_rounding(algorithm, task, privacy, chunk):
 def test_devices_that_share_a_round_change_nothing(algorithm, privacy):
     """Chunks dealt to two workers give the very run of one worker with those chunks."""
     run = setting(algorithm, "mlp", privacy)
-    hardware = Hardware((torch.device("cpu"), torch.device("cpu")), chunk=2)
+    hardware = Hardware((WHERE, WHERE), chunk=2)
     shared = Driven(Simulator([run], [run.federation], hardware))
     assert_identical(shared.drive().reached, Driven(simulator(run, chunk=2)).drive().reached)
 

@@ -57,8 +57,9 @@ class Participant:
 class Cohort:
     """What ``announce`` may use of a round's participants: nothing that is private.
 
-    ``weights`` (m,) are those of the mean of Δy, ``seen`` (m,) says who took part before, and
-    ``memories`` holds their slots, (m, P) or (m, 1), where the algorithm is ``mirrored``.
+    ``weights`` (m,) are those of the mean of Δy, ``seen`` (m,) says who took part before (both are
+    on the CPU), and ``memories`` holds their slots, (m, P) or (m, 1), where the algorithm is
+    ``mirrored``.
     """
 
     users: tuple[int, ...]

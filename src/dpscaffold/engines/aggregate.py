@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Upload
-from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.engines.state import Draw, Gathered, Measured
 from dpscaffold.machine import sent
 from dpscaffold.setting import Setting
 
@@ -48,9 +48,10 @@ class Aggregate:
     def gathered(self) -> Gathered:
         """The mean, once all that will come has come."""
         totals = {name: value / self.users for name, value in self.totals.items()}
-        # One look at the device, at the end of the round.
-        drift = float(torch.stack(self.drifts).max()) if self.drifts else 0.0
-        return Gathered(Upload(self.mean, totals), tuple(self.arrived), {"largest_drift": drift})
+        drift = torch.stack(self.drifts).max() if self.drifts else torch.zeros(())
+        return Gathered(
+            Upload(self.mean, totals), tuple(self.arrived), Measured({"largest_drift": drift})
+        )
 
 
 def aggregate(

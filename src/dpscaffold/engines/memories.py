@@ -85,9 +85,16 @@ class Memories:
 
     def recall(self, users: Sequence[int]) -> dict[str, Tensor]:
         """The slots of these users, (U, P) or (U, 1)."""
-        rows = torch.tensor([self._places.get(int(user), 0) for user in users], dtype=torch.long)
-        rows = sent(rows, self.device)
-        return {name: room.table[rows] for name, room in self._rooms.items()}
+        return self.recall_at(sent(torch.tensor(self.places(users)), self.device))
+
+    def places(self, users: Sequence[int]) -> list[int]:
+        """Where the slots of these users are, for :meth:`recall_at`."""
+        return [self._places.get(int(user), 0) for user in users]
+
+    def recall_at(self, places: Tensor) -> dict[str, Tensor]:
+        """The slots at :meth:`places` (U,) that are on the device already."""
+        places = places.long()  # a list of nobody has no type
+        return {name: room.table[places] for name, room in self._rooms.items()}
 
     def keep(self, users: Sequence[int], slots: Slots) -> None:
         """Store the slots of these users, who count as seen from now on."""
@@ -99,8 +106,8 @@ class Memories:
             room.table[rows] = slots[name]
 
     def seen(self, users: Sequence[int]) -> Tensor:
-        """Which of these users took part before, (U,)."""
-        return sent(torch.tensor([int(user) in self._places for user in users]), self.device)
+        """Which of these users took part before, (U,) on the CPU."""
+        return torch.tensor([int(user) in self._places for user in users], dtype=torch.bool)
 
     def largest(self) -> dict[str, float]:
         """The largest norm of each slot over all users."""

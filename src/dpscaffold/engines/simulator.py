@@ -30,6 +30,7 @@ from dpscaffold.engines.store import Store
 from dpscaffold.engines.worker import Worker
 from dpscaffold.federation import Federation
 from dpscaffold.local.drawing import Row
+from dpscaffold.machine import sent
 from dpscaffold.randomness import OneRound, Randomness
 from dpscaffold.setting import Setting
 
@@ -131,7 +132,7 @@ class Simulator:
         self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
     ) -> tuple[Upload, Slots]:
         """K local steps of these rows on a worker's device; the answer is on the first."""
-        memory = joined([self.all_memories[run].recall(users) for run, _, users in by_run(rows)])
+        memory = self._recalled(rows)
         drawn = self.ahead.indices(told.round, rows) if self.ahead else None
         upload, kept = worker.participate(phase, rows, told.to(rows, worker.device), memory, drawn)
         if worker.device == self.device:
@@ -140,6 +141,13 @@ class Simulator:
         return Upload(upload.params.to(self.device), home), {
             name: value.to(self.device) for name, value in kept.items()
         }
+
+    def _recalled(self, rows: Sequence[Row]) -> Slots:
+        """The slots of all rows; where they are is sent to the device once."""
+        runs = [(self.all_memories[run], where, users) for run, where, users in by_run(rows)]
+        places = [place for memories, _, users in runs for place in memories.places(users)]
+        there = sent(torch.tensor(places), self.device)
+        return joined([memories.recall_at(there[where]) for memories, where, _ in runs])
 
     def _row(self, round: int, run: int, user: int) -> Row:
         setting = self.settings[run]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -78,6 +78,26 @@ class Draw:
 
     drawn: np.ndarray
     active: np.ndarray
+
+
+class Measured(Mapping[str, float]):
+    """Numbers that stay on their device until one is read: a round need not wait for them.
+
+    >>> dict(Measured({"largest_drift": torch.tensor(0.5)}))
+    {'largest_drift': 0.5}
+    """
+
+    def __init__(self, numbers: Mapping[str, Tensor]) -> None:
+        self._numbers = dict(numbers)
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._numbers[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
 from dpscaffold.devicedraws import DeviceBatches, DeviceDraws, addresses, poisson_width, sizes_of
 from dpscaffold.local.drawing import Row, distinct
+from dpscaffold.local.fused import fused_steps
 from dpscaffold.local.gaussian import Unit
 from dpscaffold.local.graphs import Graphs, Tensors
 from dpscaffold.local.records import LocalRecords
@@ -64,8 +66,9 @@ class Layout:
     median: bool
 
     @classmethod
-    def of(cls, rows: Sequence[Row], size: int) -> Layout:
-        """The layout of these rows, with ``size`` parameters."""
+    def of(cls, rows: Sequence[Row], size: int, shared: bool) -> Layout:
+        """The layout of these rows, with ``size`` parameters; some of them draw alike if they are
+        ``shared``."""
         first = rows[0]
         batch_sizes, records = [row.batch for row in rows], [row.records for row in rows]
         most = max(records)
@@ -80,7 +83,7 @@ class Layout:
         mechanisms = [row.privacy for row in rows if row.privacy is not None]
         return cls(
             rows=len(rows),
-            shared=distinct(rows)[1] is not None,
+            shared=shared,
             steps=first.plan.local_steps,
             size=size,
             most=most,
@@ -104,9 +107,11 @@ def rounded_up(count: int) -> int:
     return -(-count // step) * step
 
 
-def integers(round: int, rows: Sequence[Row], starts: Sequence[int]) -> dict[str, Tensor]:
-    """What is drawn for these rows and where their records begin, on the CPU."""
-    firsts, places = distinct(rows)
+def integers(
+    round: int, firsts: Sequence[Row], places: Sequence[int] | None, starts: Sequence[int]
+) -> dict[str, Tensor]:
+    """What is drawn for the distinct rows, which of it each row gets, and where the records of each
+    begin, on the CPU."""
     count = len(firsts)
     seeds = [row.randomness.seed for row in firsts]
     where = addresses(seeds, [round] * count, [row.user for row in firsts])
@@ -126,7 +131,7 @@ def scale_numbers(rows: Sequence[Row]) -> Tensor:
         numbers.append(
             [plan.step_size, plan.regularisation, float(row.batch), row.weight, clip, noise]
         )
-    return torch.tensor(numbers, dtype=torch.float32)
+    return torch.from_numpy(np.array(numbers, dtype=np.float32))
 
 
 def scales_from(layout: Layout, numbers: Tensor) -> Scales:
@@ -169,8 +174,9 @@ def on_device(
     graphs: Graphs | None = None,
 ) -> tuple[Upload, Slots]:
     """K local steps of these rows with draws of the device; recorded where there are graphs."""
-    layout = Layout.of(rows, task.parameters)
-    numbers = integers(broadcast.round, rows, records.starts)
+    firsts, places = distinct(rows)
+    layout = Layout.of(rows, task.parameters, places is not None)
+    numbers = integers(broadcast.round, firsts, places, records.starts)
     given: Tensors = {name: sent(value, records.device) for name, value in numbers.items()}
     given["scales"] = sent(scale_numbers(rows), records.device)
     given["params"] = broadcast.params
@@ -186,8 +192,12 @@ def on_device(
         drawn = _drawn(layout, inputs["draws"], whole)
         scales = scales_from(layout, inputs["scales"])
         at = Participant(told, _under("memory.", inputs), scales.known)
-        steps = batches_of(layout, drawn, inputs, records)
-        upload, kept = local_steps(task, phase, at, steps, scales)
+        local = fused_steps(task, phase, at, drawn, inputs, records, scales)
+        if local is not None:
+            upload, kept = phase.finish(local, at)
+        else:
+            steps = batches_of(layout, drawn, inputs, records)
+            upload, kept = local_steps(task, phase, at, steps, scales)
         made = {"params": upload.params}
         made |= {f"totals.{name}": value for name, value in upload.totals.items()}
         made |= {f"kept.{name}": value for name, value in kept.items()}

@@ -65,14 +65,12 @@ def distinct(rows: Sequence[Row]) -> tuple[list[Row], list[int] | None]:
     seed in a sweep) draw alike for a user who holds as many records in both. The places are None
     where all rows differ.
     """
-    kinds: dict[Kind, int] = {}
-    firsts, places = [], []
-    for row in rows:
-        if row.kind not in kinds:
-            kinds[row.kind] = len(kinds)
-            firsts.append(row)
-        places.append(kinds[row.kind])
-    return firsts, None if len(firsts) == len(rows) else places
+    kinds = [row.kind for row in rows]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    if len(numbers) == len(rows):
+        return list(rows), None
+    firsts = dict(zip(reversed(kinds), reversed(rows), strict=True))
+    return [firsts[kind] for kind in numbers], [numbers[kind] for kind in kinds]
 
 
 def indices(round: int, rows: Sequence[Row]) -> Indices:

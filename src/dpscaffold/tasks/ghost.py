@@ -41,8 +41,9 @@ from dpscaffold.tasks.wiring import (
 #: Scores (N, C) and labels (N,) to losses (N,).
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
-#: How many numbers are held at a time (2^25 floats are 128 MB).
-_HELD = 1 << 25
+#: How many numbers are held at a time (2^25 floats are 128 MB), and how many times that on a GPU,
+#: where a part costs its launches whatever its size.
+_HELD, _ON_GPU = 1 << 25, 8
 
 #: Up to so many outputs of layers, users with convolutions are stacked on a CPU (measured).
 _STACKED = 1 << 21
@@ -130,7 +131,8 @@ class Ghost:
     ) -> tuple[Tensor, Tensor]:
         """A part of the records at a time, so that memory stays bounded."""
         users, records = rows.labels.shape
-        step = max(1, _HELD // (users * numbers))
+        held = _HELD * (_ON_GPU if params.is_cuda else 1)
+        step = max(1, held // (users * numbers))
         parts = [rows.part(start, start + step) for start in range(0, records, step)]
         if isinstance(clip, str) and len(parts) != 1:
             # The median needs every norm before the first gradient can be clipped.

@@ -1,0 +1,99 @@
+"""Local steps of linear models by a GPU's own program, where it says the same as
+:func:`~dpscaffold.local.steps.local_steps`."""
+
+from __future__ import annotations
+
+import torch
+
+from dpscaffold.algorithms import Algorithm, Local, Participant
+from dpscaffold.algorithms.affine import affine
+from dpscaffold.devicedraws import DeviceBatches, DeviceDraws
+from dpscaffold.kernels.linear import Model, Steps, fits, run_steps
+from dpscaffold.local.graphs import Tensors
+from dpscaffold.local.records import LocalRecords
+from dpscaffold.local.steps import Scales
+from dpscaffold.tasks import Task
+from dpscaffold.tasks.base import BOUNDS
+from dpscaffold.tasks.linear import Linear
+from dpscaffold.tasks.logistic import Logistic
+from dpscaffold.tasks.losses import (
+    HuberErrors,
+    OfScores,
+    logistic_errors,
+    softmax_errors,
+    squared_errors,
+)
+
+#: How many numbers of noise are held for all steps at once.
+_NOISE = 1 << 28
+
+_LOSSES: dict[OfScores, str] = {
+    softmax_errors: "softmax",
+    logistic_errors: "logistic",
+    squared_errors: "squared",
+}
+
+
+def fused_steps(
+    task: Task,
+    phase: Algorithm,
+    at: Participant,
+    drawn: DeviceBatches,
+    given: Tensors,
+    records: LocalRecords,
+    scales: Scales,
+) -> Local | None:
+    """What K steps leave behind, (U, P) each; None where they have to be taken one by one.
+
+    That is so for models, losses and directions without a program, clips read off the batch, means
+    rescaled towards whole users, and records that are not all tame.
+    """
+    model = model_of(task)
+    if model is None or not fits(model, records.device) or not records.tame:
+        return None
+    way = affine(phase.direction, at)
+    params = at.broadcast.params
+    places, draws = given.get("places"), given["draws"]
+    too_much = len(draws) * scales.steps * task.parameters > _NOISE
+    rescaled = scales.unit == "user" and scales.sampling == "poisson"
+    if way is None or isinstance(scales.clip, str) or rescaled or too_much:
+        return None
+    noise, spread, bound = None, torch.zeros_like(scales.divisor), None
+    if isinstance(scales.clip, torch.Tensor):
+        bound = torch.threshold(scales.clip.double(), BOUNDS[0], 0.0).clamp_max_(BOUNDS[1])
+        if scales.noise is not None:
+            noise = DeviceDraws.at(draws[:, :6]).normals(0, scales.steps, task.parameters)
+            spread = scales.spread(scales.clip)
+    numbers = [scales.step_size, scales.regularisation, scales.divisor, scales.weight, spread]
+    found = run_steps(
+        model,
+        Steps(
+            features=records.features,
+            labels=records.labels,
+            squares=records.squares,
+            index=drawn.index,
+            weight=None if drawn.weight is None else drawn.weight.contiguous(),
+            places=places,
+            starts=given["starts"],
+            noise=noise,
+            numbers=torch.cat(numbers, dim=1),
+            bound=bound,
+            params=params.contiguous(),
+            shift=None if way.shift is None else way.shift.contiguous(),
+            pull=way.pull,
+            moves=way.moves,
+        ),
+    )
+    return None if found is None else Local(found[0], found[1] / scales.steps)
+
+
+def model_of(task: Task) -> Model | None:
+    """The linear model that a task is, with a loss that the programs know: by its very functions,
+    as a loss of one's own may have any name."""
+    if type(task) not in (Linear, Logistic):
+        return None
+    assert isinstance(task, Linear)
+    errors = task.loss.errors
+    delta = errors.delta if isinstance(errors, HuberErrors) else 0.0
+    name = "huber" if delta else _LOSSES.get(errors)
+    return None if name is None else Model(task.features + 1, task.outputs, name, delta)
