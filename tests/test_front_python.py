@@ -4,6 +4,7 @@ themselves."""
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,35 @@ def test_a_run_is_followed_in_tensorboard(tmp_path: Path) -> None:
     assert len(found) == len(wanted) and dict(found) == pytest.approx(wanted)
     with pytest.raises(BadInput, match="--track is 'wandb'; choose one of tensorboard, mlflow"):
         tracker("wandb", tmp_path / "run", settings)
+
+
+def test_a_run_is_followed_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package, against a store of its own: numbers, settings and how it ended."""
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (extra [track])")
+    from dpscaffold.tracking import tracker
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    tracker("mlflow", tmp_path / "refused", load(None, [], TABLES))  # nothing comes of this one
+    listener = tracker("mlflow", tmp_path / "run", load(None, [], TABLES))
+    result = run(TABLES, out=tmp_path / "run", listener=listener)
+    client = mlflow.MlflowClient()
+    (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert found.info.run_name == "run" and found.info.status == "FINISHED"
+    assert found.data.tags["ended"] == "completed"
+    assert found.data.params["plan.rounds"] == str(result.rounds)
+    kept = client.get_metric_history(found.info.run_id, "test_accuracy")
+    wanted = {row["round"]: row["test_accuracy"] for row in result.history}
+    assert {entry.step: entry.value for entry in kept} == pytest.approx(wanted)
+
+
+def test_a_tracker_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpscaffold.tracking import tracker
+
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for name in ("mlflow", "tensorboard"):
+        with pytest.raises(BadInput, match=f"--track {name} needs more packages; .*track"):
+            tracker(name, tmp_path / "run", load(None, [], TABLES))

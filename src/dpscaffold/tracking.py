@@ -56,7 +56,7 @@ def tracker(name: str | None, folder: Path, settings: Configuration) -> Listener
     except ImportError:
         raise BadInput(
             f"--track {name} needs more packages; install them with: "
-            f"pip install 'dpscaffold[track]'{'' if name == 'tensorboard' else ' mlflow'}"
+            f"pip install 'dpscaffold[track]'"
         ) from None
 
 
@@ -79,20 +79,29 @@ class _TensorBoard:
 
 
 class _Mlflow:
-    """One MLflow run, named after the folder."""
+    """One MLflow run, named after the folder; it begins with the first number, so that a run that
+    is refused leaves none behind. Where it goes is MLflow's to say (``MLFLOW_TRACKING_URI``)."""
 
     def __init__(self, folder: Path, tables: Mapping[str, Any]) -> None:
         import mlflow
 
         self.mlflow: Any = mlflow
-        mlflow.start_run(run_name=folder.name)
-        for table, values in tables.items():
+        self.name, self.tables, self.begun = folder.name, tables, False
+
+    def _begin(self) -> None:
+        self.begun = True
+        self.mlflow.start_run(run_name=self.name)
+        for table, values in self.tables.items():
             if isinstance(values, Mapping):
-                mlflow.log_params({f"{table}.{k}": str(v)[:500] for k, v in values.items()})
+                given = {f"{table}.{key}": str(value)[:500] for key, value in values.items()}
+                self.mlflow.log_params(given)
 
     def number(self, name: str, value: float, round: int) -> None:
+        if not self.begun:
+            self._begin()
         self.mlflow.log_metric(name, value, step=round)
 
     def close(self, how: str) -> None:
-        self.mlflow.set_tag("ended", how)
-        self.mlflow.end_run()
+        if self.begun:
+            self.mlflow.set_tag("ended", how)
+            self.mlflow.end_run("KILLED" if how == "interrupted" else "FINISHED")
