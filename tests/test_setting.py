@@ -223,3 +223,18 @@ def test_a_roster_that_means_nothing_is_refused():
     for sizes, names in (((), ()), ((3, 0), ()), ((3, 4), ("one",))):
         with pytest.raises(BadInput, match="a roster has"):
             Roster(sizes, names, schema)
+
+
+@pytest.mark.parametrize("given", ["epsilon", "calibrated"])
+def test_what_is_accounted_has_the_noise_that_was_solved_for(given):
+    """A description that was made before the noise was known would state a smaller ε."""
+    if given == "epsilon":
+        solved = setting("scaffold", privacy=Gaussian(clip=1.0, epsilon=3.0))
+    else:
+        base = setting("scaffold", privacy=Gaussian(clip=1.0, noise=50.0))
+        _ = base.mechanism
+        solved = base.calibrated(3.0)
+    assert solved.privacy.noise != 1.0 and solved.privacy.epsilon is None
+    assert solved.mechanism.noise == solved.privacy.noise
+    assert solved.mechanism == solved.describe() == replace(solved).describe()
+    assert replace(solved, privacy=Gaussian(clip=1.0, noise=7.0)).mechanism.noise == 7.0

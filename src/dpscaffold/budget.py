@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dpscaffold.checks import number, whole
@@ -44,6 +44,8 @@ class Budget:
     file: str | None = None
     colluders: int = 1
     absent: str | None = None
+    #: Why a drawn user may decline, beside having reached a count: part of what a run does.
+    declines: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         named = self.delta is None or self.delta == RECORDS
@@ -51,19 +53,17 @@ class Budget:
             raise BadInput(f"privacy.delta is {self.delta}; it must lie in (0, 1)")
         if self.max_participations is not None:
             whole("privacy.max_participations", self.max_participations, 1)
-        whole("privacy.colluders", self.colluders, 1)
+        if type(self.colluders) is not int or self.colluders != 1:
+            whole("privacy.colluders", self.colluders, 1)
         for name in ("user_epsilon", "target_epsilon"):
             value = getattr(self, name)
             if value is not None and not number(f"privacy.{name}", value) > 0:
                 raise BadInput(f"privacy.{name} is {value}; it must be positive")
         if self.file is not None and (not isinstance(self.file, str) or not self.file):
             raise BadInput(f"privacy.budget_file is {self.file!r}; give the path of a budget file")
-
-    @property
-    def declines(self) -> str | None:
-        """Why a drawn user may decline, beside having reached a count: part of what a run does."""
         capped = USER_BUDGET if self.user_epsilon is not None else None
-        return ", ".join(reason for reason in (capped, self.absent) if reason) or None
+        reasons = ", ".join([reason for reason in (capped, self.absent) if reason])
+        object.__setattr__(self, "declines", reasons or None)
 
     def bound(self, run: Mechanism, repeats: Sequence[int] = ()) -> Bound:
         """The bound against the adversary that the budget names."""

@@ -14,7 +14,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -32,7 +31,7 @@ from dpscaffold.algorithms.naming import build, numbers_of, own_function
 from dpscaffold.budget import Budget
 from dpscaffold.checks import choice
 from dpscaffold.data.config import DataSettings, Synthetic
-from dpscaffold.description import describe_run
+from dpscaffold.description import describe_run, shares
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
@@ -430,8 +429,7 @@ class Configuration(ConfigTable):
             self.algorithm.build(),
             rounds=self.plan.rounds,
             local_steps=self.plan.local_steps,
-            user_ratio=self.plan.user_ratio,
-            data_ratio=self.plan.data_ratio,
+            **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),
             noise=1.0 if given.noise is None else given.noise,
             clip=given.clip,
             sampling=given.sampling,
@@ -621,19 +619,6 @@ def _members(annotation: Any) -> list[type[BaseModel]]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
         return [model for part in typing.get_args(annotation) for model in _members(part)]
     return []
-
-
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Tables as TOML text."""
-    return tomli_w.dumps(_without_none(tables))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_without_none(item) for item in value]
-    return value
 
 
 assert {f.name for f in fields(Plan)} == set(PlanSettings.model_fields), (

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
-from dpscaffold.books.runfolder import Identity, RunFolder, plain
+from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
 from dpscaffold.budget import Budget
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.engines import Draw, State
@@ -107,8 +107,6 @@ class Deployment:
     # --- enrolment
 
     def _begun(self, names: tuple[str, ...]) -> Enrolled:
-        from dpscaffold.config import to_toml
-
         enrolled = Enrolled.fresh(self.offer.to_dict(), names)
         identity = Identity(enrolled.plan, "the plan; the records are the sites' own", "sites")
         self.folder.begin(to_toml(self.config), identity, self.offer.to_dict())

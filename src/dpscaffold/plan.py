@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -82,7 +83,7 @@ class Plan:
         choice("plan.weighting", self.weighting, ("uniform", "records"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
 
-    @property
+    @cached_property
     def step_size(self) -> float:
         """η_l = η₀/(sK)."""
         return self.learning_rate / (self.data_ratio * self.local_steps)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm, Broadcast, Cohort
+from dpscaffold.algorithms import Algorithm, Broadcast, Cohort, Known, Slots
 from dpscaffold.engines import (
     Draw,
     Engine,
     Gathered,
     Memories,
+    Simulator,
     StackedEngine,
     State,
     mean_weights,
@@ -49,7 +52,8 @@ def rounds(setting: Setting, engine: Engine, drawing: Drawing, state: State) -> 
     >>> [done.state.round for done in rounds(setting, loop, drawing, start)]
     [1, 2]
     """
-    for done in stacked_rounds([setting], _Single(engine), [drawing], [state]):
+    stack = engine if isinstance(engine, Simulator) else _Single(engine)
+    for done in stacked_rounds([setting], stack, [drawing], [state]):
         yield done[0]
 
 
@@ -84,15 +88,41 @@ def announced(
     setting: Setting, state: State, draw: Draw, memories: Memories, phase: Algorithm
 ) -> Broadcast:
     """What the server sends to the participants of the next round: x and what is announced."""
-    users = draw.active.tolist()
-    cohort = Cohort(
-        users=tuple(users),
-        weights=torch.as_tensor(mean_weights(setting, draw), dtype=torch.float32),
-        known=setting.known(users),
-        memories=memories.recall(users) if phase.mirrored else {},
-        seen=memories.seen(users),
-    )
-    return Broadcast(state.round + 1, state.params, phase.announce(state.server, cohort))
+    cohort = DrawnCohort(setting, draw, memories, phase.mirrored)
+    return Broadcast(state.round + 1, state.server.params, phase.announce(state.server, cohort))
+
+
+class DrawnCohort(Cohort):
+    """The participants of a round: what an algorithm asks about them is looked up then."""
+
+    def __init__(self, setting: Setting, draw: Draw, memories: Memories, mirrored: bool) -> None:
+        users = tuple(draw.active.tolist())
+        held = {"users": users, "_of": (setting, draw, memories), "_mirrored": mirrored}
+        self.__dict__.update(held)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Those of the mean of Δy, (m,)."""
+        setting, draw, _ = self._of
+        return torch.as_tensor(mean_weights(setting, draw), dtype=torch.float32)
+
+    @cached_property
+    def known(self) -> Known:
+        """The public numbers of their participation."""
+        return self._of[0].known(self.users)
+
+    @cached_property
+    def memories(self) -> Slots:
+        """Their slots, where the algorithm is mirrored."""
+        return self._of[2].recall(self.users) if self._mirrored else {}
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """Who took part before, (m,)."""
+        return self._of[2].seen(self.users)
+
+    _of: tuple[Setting, Draw, Memories]
+    _mirrored: bool
 
 
 def plain_draws(setting: Setting, randomness: Randomness) -> Drawing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from dpscaffold.federation.roster import Roster
 from dpscaffold.identity import describe_algorithm, describe_task
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import Mechanism, calibrate_noise, charged
+from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.randomness import Randomness, Sampling
 from dpscaffold.tasks import ModuleTask, Task
@@ -45,7 +45,7 @@ class Setting:
     budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
-        _ = self.cohort_size, self.batch_sizes
+        _ = self.cohort_size, self.batch_sizes, self.plan.step_size
         self._check_task()
         self._check_preparation()
         self._check_neighbours()
@@ -73,6 +73,7 @@ class Setting:
         if self.privacy is not None and self.privacy.epsilon is not None:
             solved = self.calibrated(self.privacy.epsilon, self.privacy.view)
             object.__setattr__(self, "privacy", solved.privacy)
+            object.__setattr__(self, "mechanism", solved.mechanism)
 
     def _check_task(self) -> None:
         """An empty record through the task: its input and output must fit the schema."""
@@ -134,15 +135,15 @@ class Setting:
     def _check_neighbours(self) -> None:
         """The neighbours that are asked for must be those of the sampling and the data."""
         privacy, declared = self.privacy, self.roster.declared
-        if privacy is not None:
+        if privacy is not None and privacy.neighbours is not None:
             choose_relation(privacy.neighbours, privacy.sampling, privacy.unit, declared)
-        if declared and self.sampling != "poisson":
+        if self.sampling != "poisson" and declared:
             raise BadInput(
                 "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
                 "privacy.sampling = 'poisson' or leave the sizes out"
             )
 
-    @property
+    @cached_property
     def users(self) -> int:
         """M."""
         return len(self.roster.sizes)
@@ -176,12 +177,12 @@ class Setting:
         planned = self.plan.warm_rounds
         return round(4 / self.plan.user_ratio) if planned is None else planned
 
-    @property
+    @cached_property
     def sampling(self) -> Sampling:
         """How batches are drawn; without privacy they have a fixed size."""
         return self.privacy.sampling if self.privacy else "fixed"
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The algorithm's title in figures and tables, e.g. ``DP-SCAFFOLD-warm``."""
         return f"DP-{self.algorithm.shown}" if self.privacy else self.algorithm.shown
@@ -221,6 +222,11 @@ class Setting:
         """The run's streams."""
         return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
 
+    @cached_property
+    def mechanism(self) -> Mechanism | None:
+        """What this run does under its budget, as :meth:`describe` says it."""
+        return self.describe()
+
     def describe(self, delta: Delta | None = None) -> Mechanism | None:
         """What this run does under its budget, as data for the accountant; None without privacy.
 
@@ -235,8 +241,8 @@ class Setting:
             self.algorithm,
             rounds=plan.rounds,
             local_steps=plan.local_steps,
-            user_ratio=plan.user_ratio,
-            data_ratio=plan.data_ratio,
+            cohort_size=self.cohort_size,
+            batch_sizes=self.batch_sizes.tolist(),
             noise=privacy.noise,
             clip=privacy.clip,
             sampling=privacy.sampling,
@@ -254,12 +260,15 @@ class Setting:
         run = self.describe()
         if run is None or self.privacy is None:
             raise BadInput("epsilon is asked of a run without privacy; give it a mechanism")
-        budget = self.budget if view is None else replace(self.budget, view=view)
+        bound = bound_for(run, view or self.budget.view, (), self.budget.colluders)
         costs, _ = charged(self.roster.schema.preparation, run)
-        noise = calibrate_noise(run, epsilon, budget.bound(run), costs)
-        solved = copy.copy(self)  # all else was checked, and nothing of it depends on the noise
-        found = replace(self.privacy, noise=1.0, epsilon=None, view=None)
-        object.__setattr__(solved, "privacy", replace(found, noise=noise))
+        noise = calibrate_noise(run, epsilon, bound, costs)
+        # All else was checked, and nothing of it depends on the noise.
+        privacy, solved = copy.copy(self.privacy), copy.copy(self)
+        for name, value in (("noise", noise), ("epsilon", None), ("view", None)):
+            object.__setattr__(privacy, name, value)
+        object.__setattr__(solved, "privacy", privacy)
+        object.__setattr__(solved, "mechanism", replace(run, noise=noise))
         return solved
 
     def to_dict(self) -> dict[str, Any]:
@@ -269,12 +278,17 @@ class Setting:
             "data": {"source": "python", "title": self.roster.title},
             "task": describe_task(self.task),
             "algorithm": describe_algorithm(self.algorithm),
-            "plan": {**_given(self.plan.to_dict()), "warm_rounds": self.warm_rounds},
+            "plan": {**_given(_fields(self.plan)), "warm_rounds": self.warm_rounds},
         }
         if self.privacy:
-            described["privacy"] = dict(vars(self.privacy))
-            described["budget"] = _given(vars(self.budget))
+            described["privacy"] = _fields(self.privacy)
+            described["budget"] = _given(_fields(self.budget))
         return described
+
+
+def _fields(value: Plan | Gaussian | Budget) -> dict[str, Any]:
+    """The fields that were given, by name."""
+    return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
-from dpscaffold.books.runfolder import Identity, RunFolder, plain
+from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
 from dpscaffold.budget import Budget
-from dpscaffold.checks import choice
-from dpscaffold.engines import ENGINES, Draw, Hardware, Memories, Simulator, State
-from dpscaffold.errors import BadInput, Diverged
+from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
+from dpscaffold.errors import BadInput, Diverged, nearest
 from dpscaffold.events import (
     Checkpointed,
     Ended,
@@ -242,8 +242,9 @@ def run(
         raise BadInput(
             f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
         )
-    going = _Training(setting, federation, hardware or Hardware(), engine, listener)
-    going.measure(metrics, dissimilarity)
+    going = _Training(
+        setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity
+    )
     if stopping is not None:  # rows that do not fit are refused before anything is released
         stopping.value(Model.of(federation, setting.task, setting.task.initial(setting.plan.seed)))
     going.stopping, going.accounts.allowed = stopping, allowed
@@ -266,26 +267,30 @@ class _Training:
         hardware: Hardware,
         engine: str,
         listener: Listener,
+        metrics: Sequence[str | OwnMetric] = (),
+        dissimilarity: bool = True,
     ) -> None:
-        choice("engine", engine, tuple(ENGINES))
+        if engine not in ENGINES:
+            raise BadInput(
+                f"engine is {engine!r}{nearest(engine, ENGINES)}; choose one of "
+                f"{', '.join(ENGINES)}"
+            )
         self.setting, self.federation, self.hardware = setting, federation, hardware
-        self.device, self.engine_name, self.tell = hardware.device, engine, listener
+        self.device, self.engine_name, self.tell = hardware.devices[0], engine, listener
         self.accounts = Accounts(setting, lambda: federation.digest().value)
+        named = tuple([metric for metric in metrics if isinstance(metric, str)])
+        strength, measures = setting.plan.regularisation, Measures(named, dissimilarity)
+        self.evaluate = Evaluator(
+            federation, setting.task, strength, self.device, measures=measures
+        )
+        self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
         self.randomness = setting.randomness()
         self.folder: RunFolder | None = None
         self.history: list[dict[str, Any]] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
-        self.measures, self.own = Measures(), dict[str, OwnMetric]()
         self.stopping: Stopping | None = None
         self.origin = Origin(setting.label, federation.title)
-
-    def measure(self, metrics: Sequence[str | OwnMetric], dissimilarity: bool) -> None:
-        """Say what is measured, beyond what people expect of the target."""
-        named = tuple(metric for metric in metrics if isinstance(metric, str))
-        self.measures = Measures(named, dissimilarity)
-        self.measures.chosen(self.federation.target)  # refuses here, not at the first evaluation
-        self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
 
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
         """Claim the run folder, or pick up what it holds."""
@@ -299,8 +304,6 @@ class _Training:
             self.accounts.check_room()
             self.accounts.book()
             return
-        from dpscaffold.config import to_toml
-
         described = self.setting.to_dict() if config is None else config
         digest = self.federation.digest()
         identity = Identity(digest.value, digest.covers, self.engine_name)
@@ -351,26 +354,10 @@ class _Training:
         if self.saved is not None:
             state = State.from_dict(self.saved["state"], self.device)
             engine.memories.restore(self.saved["memories"])
-        evaluate = Evaluator(
-            self.federation,
-            setting.task,
-            plan.regularisation,
-            self.device,
-            optimum.loss if optimum else None,
-            self.measures,
-        )
+        self.evaluate.optimum_loss = optimum.loss if optimum else None
         ended, message = "completed", ""
-        refusal = ""
-
-        def draw(round: int) -> Draw | None:
-            nonlocal refusal
-            refusal = self.accounts.refuses(round)
-            if refusal:
-                return None
-            drawn = self.randomness.cohort(round, setting.users, setting.cohort_size)
-            return Draw(drawn, self.accounts.admit(round, drawn))
-
-        if self.folder is not None:
+        draw = partial(self.accounts.draw, self.randomness)
+        if self.folder is not None and self.stopping is not None:
             self._book_all()
         counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds
@@ -386,7 +373,7 @@ class _Training:
                     **self.accounts.live(max(round, counted)),
                 }
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
-                    row = self._evaluate(evaluate, state, engine.memories, row)
+                    row = self._evaluate(state, engine.memories, row)
                 self.tell(RoundDone(round, plan.rounds, (state.params,), (row,)))
                 self.seconds = time.perf_counter() - started
                 if round % plan.checkpoint_every == 0 or round == plan.rounds or stop:
@@ -398,28 +385,25 @@ class _Training:
                 if stop and round < plan.rounds:
                     ended, message = "interrupted", f"stopped by {stop[0]} after round {round}"
                     break
-        if refusal:
-            ended, message = "budget", refusal
+        if self.accounts.refusal:
+            ended, message = "budget", self.accounts.refusal
         if (
             ended == "budget"
             and state.round
             and (not self.history or self.history[-1]["round"] < state.round)
         ):
             row = {"round": state.round, **self.accounts.live(state.round)}
-            self._evaluate(evaluate, state, engine.memories, row)
+            self._evaluate(state, engine.memories, row)
             self._checkpoint(state, engine.memories)
         return self._finish(state, ended, message, optimum)
 
     def _book_all(self) -> None:
         """Put all planned rounds into the ledger where outputs decide how many are run."""
-        if self.stopping is None or self.accounts.run is None:
+        if self.accounts.run is None:
             return
         for round in range(self.accounts.ledger.rounds + 1, self.setting.plan.rounds + 1):
-            if self.accounts.refuses(round):
+            if self.accounts.draw(self.randomness, round) is None:
                 return
-            setting = self.setting
-            drawn = self.randomness.cohort(round, setting.users, setting.cohort_size)
-            self.accounts.admit(round, drawn)
 
     def _stops(self, row: Mapping[str, Any]) -> bool:
         """Whether the public rows say that it is enough."""
@@ -427,13 +411,11 @@ class _Training:
             return False
         return self.stopping.is_over([float(old["validation"]) for old in self.history])
 
-    def _evaluate(
-        self, evaluate: Evaluator, state: State, memories: Memories, row: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _evaluate(self, state: State, memories: Memories, row: dict[str, Any]) -> dict[str, Any]:
         """Judge the output; where it is an average, the last iterate too."""
-        row = row | evaluate(state.output)
+        row = row | self.evaluate(state.output)
         if state.averaged:
-            row |= {f"last_{key}": value for key, value in evaluate(state.params).items()}
+            row |= {f"last_{key}": value for key, value in self.evaluate(state.params).items()}
         if self.own:
             model = Model.of(self.federation, self.setting.task, state.output.cpu())
             row |= {name: float(of(model, self.federation)) for name, of in self.own.items()}

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config import load, override, parse, to_toml
+from dpscaffold.books.runfolder import to_toml
+from dpscaffold.config import load, override, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.reference.keys import keys
 

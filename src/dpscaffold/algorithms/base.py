@@ -160,16 +160,14 @@ class Algorithm:
     shows: Shows = slot_norms
     warm_up: Algorithm | None = None
     full_pass: bool = False  # FedSGD: K·s must be 1
+    #: Whether a round depends on what a user did in earlier ones, as the accountant asks.
+    memory: bool = field(init=False, repr=False, compare=False)
+    #: The title, or the name where there is none.
+    shown: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def memory(self) -> bool:
-        """Whether a round depends on what a user did in earlier ones, as the accountant asks."""
-        return bool(self.remembers) or self.mirrored
-
-    @property
-    def shown(self) -> str:
-        """The title, or the name where there is none."""
-        return self.title or self.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", bool(self.remembers) or self.mirrored)
+        object.__setattr__(self, "shown", self.title or self.name)
 
     def replace(self, **changes: object) -> Algorithm:
         """This algorithm with some parts replaced."""

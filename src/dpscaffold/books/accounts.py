@@ -32,6 +32,7 @@ from dpscaffold.books.runledger import (
     summary_text,
 )
 from dpscaffold.budget import Budget
+from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     Ledger,
@@ -45,6 +46,7 @@ from dpscaffold.privacy import (
 )
 from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import told
+from dpscaffold.randomness import Randomness
 from dpscaffold.setting import Setting
 
 
@@ -57,7 +59,8 @@ class Accounts:
     def __init__(self, setting: Setting, data: Callable[[], str]) -> None:
         self.setting = setting
         budget = self.budget = setting.budget
-        self.run = setting.describe()
+        self.run = setting.mechanism
+        self.refusal = ""
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
         self._booking: Booking | None = None
@@ -170,6 +173,15 @@ class Accounts:
     def anchor(self) -> Anchor | None:
         """The journal as it stands, for a checkpoint."""
         return self._journal.anchor if self._journal else None
+
+    def draw(self, randomness: Randomness, round: int) -> Draw | None:
+        """Who takes part in a round, in the ledger by then; None where it must not run, and then
+        ``refusal`` says why."""
+        self.refusal = self.refuses(round)
+        if self.refusal:
+            return None
+        drawn = randomness.cohort(round, self.setting.users, self.setting.cohort_size)
+        return Draw(drawn, self.admit(round, drawn))
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""

@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 from dpscaffold.errors import BadInput
@@ -325,3 +326,16 @@ def _first_difference(
         elif old != new:
             return f"{prefix}{key}", old, new
     return None
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Tables as TOML text."""
+    return tomli_w.dumps(_without_none(tables))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value

@@ -10,7 +10,7 @@ from dpscaffold.algorithms import DEFAULT
 from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.books.runledger import Account, read_account
 from dpscaffold.checks import floor_share
-from dpscaffold.description import describe_run
+from dpscaffold.description import describe_run, shares
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
 from dpscaffold.privacy.describe import choose_relation
@@ -100,13 +100,13 @@ def from_numbers(
     unit: Any = numbers.get("unit") or "record"
     # Numbers on a command line are declared: nothing is read off data.
     chosen = choose_relation(numbers.get("neighbours"), sampling, unit, declared=True)
+    sizes = [numbers["records"]] * numbers["users"]
     return describe_run(
-        [numbers["records"]] * numbers["users"],
+        sizes,
         algorithm,
         rounds=numbers["rounds"],
         local_steps=numbers["local_steps"],
-        user_ratio=numbers["user_ratio"],
-        data_ratio=numbers["data_ratio"],
+        **shares(sizes, numbers["user_ratio"], numbers["data_ratio"]),
         noise=numbers["noise"],
         sampling=sampling,
         unit=unit,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Upload
+from dpscaffold.engines.hardware import placed
 from dpscaffold.engines.state import Draw, Gathered, Measured
-from dpscaffold.machine import sent
 from dpscaffold.setting import Setting
 
 
@@ -38,7 +38,7 @@ class Aggregate:
 
     def add(self, users: Sequence[int], uploads: Upload) -> None:
         """The uploads of some users, (U, P)."""
-        weights = sent(torch.tensor([self.weights[user] for user in users]), self.mean.device)
+        weights = placed(torch.tensor([self.weights[user] for user in users]), self.mean.device)
         self.mean += weights @ uploads.params
         for name, value in uploads.totals.items():
             self.totals[name] = self.totals.get(name, torch.zeros_like(value[0])) + value.sum(0)

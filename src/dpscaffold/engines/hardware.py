@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dpscaffold.machine import sent
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -29,3 +31,8 @@ class Hardware:
     def on(cls, device: torch.device | str, chunk: int | None = None) -> Hardware:
         """One device."""
         return cls((torch.device(device),), chunk)
+
+
+def placed(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the CPU where it is used."""
+    return values if device.type == "cpu" else sent(values, device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Size, Slots
-from dpscaffold.machine import sent
+from dpscaffold.engines.hardware import placed
 
 #: Tables of more bytes than this are mapped from a file, on a CPU.
 MAPPED = 1 << 31
@@ -85,7 +85,7 @@ class Memories:
 
     def recall(self, users: Sequence[int]) -> dict[str, Tensor]:
         """The slots of these users, (U, P) or (U, 1)."""
-        return self.recall_at(sent(torch.tensor(self.places(users)), self.device))
+        return self.recall_at(placed(torch.tensor(self.places(users)), self.device))
 
     def places(self, users: Sequence[int]) -> list[int]:
         """Where the slots of these users are, for :meth:`recall_at`."""
@@ -100,7 +100,7 @@ class Memories:
         """Store the slots of these users, who count as seen from now on."""
         for user in users:
             self._places.setdefault(int(user), len(self._places) + 1)
-        rows = sent(torch.tensor([self._places[int(user)] for user in users]), self.device)
+        rows = placed(torch.tensor([self._places[int(user)] for user in users]), self.device)
         for name, room in self._rooms.items():
             room.hold(len(self._places) + 1)
             room.table[rows] = slots[name]

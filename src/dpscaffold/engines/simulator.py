@@ -64,7 +64,7 @@ class Simulator:
         for device in self.hardware.devices:
             self.workers.append(Worker(self.settings, self.federations, device, stores.get(device)))
             stores.setdefault(device, self.workers[-1].store)
-        self._sizes = [data.train.sizes.numpy() for data in self.federations]
+        self._sizes = [data.train.offsets.diff().numpy() for data in self.federations]
         self._batches = [setting.batch_sizes.numpy() for setting in self.settings]
         self._shards = Shards(self.workers, self.hardware.chunk or self._fitting_chunk())
         self._streams: dict[tuple[int, int], Randomness] = {}

@@ -43,7 +43,7 @@ class Store:
         parts, base = [], 0
         for federation in self.federations:
             self._base[id(federation)] = base
-            base += len(federation.train)
+            base += len(federation.train.labels)
             features, squares = prepared(self.task, federation.train.features, self.device)
             parts.append((features, squares, federation.train.labels.to(self.device)))
         if len(parts) == 1:

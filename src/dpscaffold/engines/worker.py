@@ -68,7 +68,8 @@ class Worker:
 
     def fitting_chunk(self) -> int:
         """How many rows fit the memory that a chunk may take."""
-        first, dimension = self.settings[0], self.federations[0].dimension
+        first = self.settings[0]
+        dimension = first.roster.schema.dimension
         batch = max(int(s.batch_sizes.max()) for s in self.settings)
         if first.sampling == "poisson":
             batch += int(6 * batch**0.5) + 6

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import plain
-from dpscaffold.config import to_toml
+from dpscaffold.books.runfolder import plain, to_toml
 from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice

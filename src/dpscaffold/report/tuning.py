@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dpscaffold.config import to_toml
+from dpscaffold.books.runfolder import to_toml
 from dpscaffold.experiments.tuning import Score, Tuned
 from dpscaffold.whole import whole_file, write_text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,9 +37,15 @@ class Linear:
     features: int
     outputs: int
     loss: Loss = SOFTMAX
+    #: outputs·(features + 1).
+    parameters: int = field(init=False, repr=False, compare=False)
+    #: Numbers held per record: scores, errors and their squares.
+    width: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.loss.check_outputs(self.outputs)
+        object.__setattr__(self, "parameters", self.outputs * (self.features + 1))
+        object.__setattr__(self, "width", 4 * self.outputs)
 
     @property
     def name(self) -> str:
@@ -47,19 +53,9 @@ class Linear:
         return f"linear-{self.loss.name}"
 
     @property
-    def parameters(self) -> int:
-        """outputs·(features + 1)."""
-        return self.outputs * (self.features + 1)
-
-    @property
     def convex(self) -> bool:
         """Whether the loss is."""
         return self.loss.convex
-
-    @property
-    def width(self) -> int:
-        """Numbers held per record: scores, errors and their squares."""
-        return 4 * self.outputs
 
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""
