@@ -30,9 +30,9 @@ LAYERS = (
     "evaluation stopping",
     "config",
     "training offer release",
-    "running tracking",
+    "tracking",
     "deployed provision audit experiments planner",
-    "site",
+    "running site",
     "serving",
     "flower",
     "report reference",
@@ -44,10 +44,6 @@ HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms.
 
 #: A part → the parts outside itself that may import it, where the layers alone allow more.
 ONLY_BY = {"paper": {"cli.reproduce"}, "cli": {"__main__"}}
-
-#: Knots that are left to undo: a configuration that is made a setting may plan its own step size,
-#: for which it trains.
-KNOTS = {("config", "planner.asked")}
 
 Graph = Mapping[str, Iterable[str]]
 
@@ -89,10 +85,7 @@ def outside(source: str) -> set[str]:
 def graph() -> dict[str, set[str]]:
     """Module → the modules that it imports, lazily or for its types too."""
     files = modules()
-    found = {name: set(imported(path.read_text(), files)) for name, path in files.items()}
-    for module, target in KNOTS:
-        found[module].remove(target)  # fails where the knot is undone: then strike it out
-    return found
+    return {name: set(imported(path.read_text(), files)) for name, path in files.items()}
 
 
 def room_of(module: str) -> str:

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import (
     BaseModel,
@@ -58,6 +58,10 @@ class ConfigTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
 
+    def changed(self, **values: Any) -> Self:
+        """The table with some keys set, checked again: what was built of it is built anew."""
+        return type(self).model_validate({**self.model_dump(exclude_unset=True), **values})
+
 
 class Rows(Protocol):
     """What a task must fit: a federation, or the public facts of one."""
@@ -65,11 +69,6 @@ class Rows(Protocol):
     @property
     def dimension(self) -> int:
         """d."""
-        ...
-
-    @property
-    def classes(self) -> int:
-        """Classes; 0 where a number is predicted."""
         ...
 
     @property
@@ -161,7 +160,7 @@ class TaskSettings(ConfigTable):
     def build(self, federation: Rows) -> Task:
         """The task, in the federation's shape."""
         loss = self.build_loss(federation.target)
-        outputs = loss.outputs(federation.classes)
+        outputs = loss.outputs(len(federation.target.classes))
         if self.kind == "logistic" and loss == SOFTMAX:
             return Logistic(federation.dimension, outputs)
         if self.kind in ("logistic", "linear"):
@@ -186,6 +185,7 @@ class AlgorithmSettings(ConfigTable):
     name: str = DEFAULT
     server: str | None = None
     _folder: Path | None = PrivateAttr(default=None)
+    _built: Algorithm = PrivateAttr()
 
     @model_validator(mode="before")
     @classmethod
@@ -202,7 +202,7 @@ class AlgorithmSettings(ConfigTable):
     @model_validator(mode="after")
     def _checked(self, info: ValidationInfo) -> AlgorithmSettings:
         self._folder = _folder_of(info)
-        self.build()
+        self._built = build(self.name, self.server, self.model_extra or {}, self._folder)
         return self
 
     @property
@@ -211,8 +211,8 @@ class AlgorithmSettings(ConfigTable):
         return self._folder
 
     def build(self) -> Algorithm:
-        """The algorithm."""
-        return build(self.name, self.server, self.model_extra or {}, self._folder)
+        """The algorithm, which was built when the table was checked."""
+        return self._built
 
 
 def own_module(name: str, folder: Path | None) -> nn.Module:
@@ -260,10 +260,14 @@ class PlanSettings(ConfigTable):
     evaluate_every: int = Plan.evaluate_every
     checkpoint_every: int = Plan.checkpoint_every
     seed: int = Plan.seed
+    _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")
     def _checked(self) -> PlanSettings:
-        self.build(Plan.learning_rate)
+        values = self.model_dump()
+        if self.learning_rate == "plan":
+            values["learning_rate"] = Plan.learning_rate
+        self._built = Plan(**values)
         return self
 
     @property
@@ -273,15 +277,14 @@ class PlanSettings(ConfigTable):
 
     def build(self, planned: float | None = None) -> Plan:
         """The plan; ``planned`` is what ``learning_rate = "plan"`` came to, or stands for it."""
-        values = self.model_dump()
-        if self.learning_rate == "plan":
-            if planned is None:
-                raise BadInput(
-                    "plan.learning_rate is 'plan', which 'train' chooses from the roster; give a "
-                    "number here, for example the one that 'dpscaffold plan' recommends"
-                )
-            values["learning_rate"] = planned
-        return Plan(**values)
+        if self.learning_rate != "plan":
+            return self._built
+        if planned is None:
+            raise BadInput(
+                "plan.learning_rate is 'plan', which 'train' chooses from the roster; give a "
+                "number here, for example the one that 'dpscaffold plan' recommends"
+            )
+        return replace(self._built, learning_rate=planned)
 
 
 class FactsSettings(ConfigTable):
@@ -326,6 +329,8 @@ class PrivacySettings(ConfigTable):
     budget_file: str | None = None
     release: bool | None = None
     allow: list[Literal["unprotected-preprocessing", "median-clip"]] | None = None
+    _gaussian: Gaussian = PrivateAttr()
+    _budget: Budget = PrivateAttr()
 
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySettings:
@@ -340,13 +345,30 @@ class PrivacySettings(ConfigTable):
                 f"privacy needs either noise or epsilon, and {given}; set exactly one of "
                 f"privacy.noise, privacy.epsilon"
             )
-        self.mechanism(self.noise if self.noise is not None else 1.0)
-        _ = self.budget
+        secret = self.secret or bool(self.release)
+        self._gaussian = Gaussian(
+            self.clip,
+            1.0 if self.noise is None else self.noise,
+            self.sampling,
+            self.unit,
+            secret,
+            self.neighbours,
+        )
+        self._budget = Budget(
+            self.delta,
+            self.max_participations,
+            self.user_epsilon,
+            self.target_epsilon,
+            self.view,
+            self.budget_file,
+            1 if self.colluders is None else self.colluders,
+        )
         return self
 
-    def mechanism(self, noise: float) -> Gaussian:
-        """The mechanism at this noise."""
-        return Gaussian(self.clip, noise, self.sampling, self.unit, self.hidden, self.neighbours)
+    @property
+    def mechanism(self) -> Gaussian:
+        """The mechanism; at noise 1 where the noise is to be solved for."""
+        return self._gaussian
 
     @property
     def hidden(self) -> bool:
@@ -356,15 +378,7 @@ class PrivacySettings(ConfigTable):
     @property
     def budget(self) -> Budget:
         """The limits."""
-        return Budget(
-            self.delta,
-            self.max_participations,
-            self.user_epsilon,
-            self.target_epsilon,
-            self.view,
-            self.budget_file,
-            1 if self.colluders is None else self.colluders,
-        )
+        return self._budget
 
 
 class StoppingSettings(ConfigTable):
@@ -395,27 +409,17 @@ class Configuration(ConfigTable):
     facts: FactsSettings | None = None
     stopping: StoppingSettings | None = None
 
-    def setting(self, federation: Federation) -> Setting:
+    def setting(self, federation: Federation, planned: float | None = None) -> Setting:
         """The run this configuration describes on that federation; solves for the noise where ε is
-        given, then plans η₀ where that is asked, from the roster's public facts alone."""
-        setting = self._as_given(federation)
-        if self.plan.learning_rate != "plan":
-            return setting
-        from dpscaffold.planner.asked import planned_rate  # it trains, and most runs need none
-
-        return replace(setting, plan=self.plan.build(planned_rate(setting, self.facts)))
-
-    def _as_given(self, federation: Federation) -> Setting:
-        task, algorithm, plan = (
-            self.task.build(federation),
-            self.algorithm.build(),
-            self.plan.build(Plan.learning_rate),
-        )
-        if self.privacy is None:
-            return Setting(federation.roster, task, algorithm, plan)
-        given = self.privacy
-        mechanism = given.mechanism(given.noise if given.noise is not None else 1.0)
-        setting = Setting(federation.roster, task, algorithm, plan, mechanism, given.budget)
+        given. ``planned`` is η₀ where ``learning_rate = "plan"``
+        (:func:`~dpscaffold.planner.asked.planned_setting`)."""
+        roster, given = federation.roster, self.privacy
+        plan, algorithm = self.plan.build(planned), self.algorithm.build()
+        if given is None:
+            return Setting(roster, self.task.build(roster.schema), algorithm, plan)
+        mechanism, budget = given.mechanism, given.budget
+        task = self.task.build(roster.schema)
+        setting = Setting(roster, task, algorithm, plan, mechanism, budget)
         return setting if given.epsilon is None else setting.calibrated(given.epsilon)
 
     def describe(self, sizes: Sequence[int]) -> Mechanism | None:

@@ -34,12 +34,11 @@ def for_release(
     privacy = settings.privacy
     if privacy is None or not privacy.release:
         return settings
-    _refuse_open_doors(settings.setting(federation), federation, privacy.allow or ())
+    setting = settings.setting(federation, Plan.learning_rate)  # no step size costs privacy
+    _refuse_open_doors(setting, federation, privacy.allow or ())
     given = settings.plan.seed if "seed" in settings.plan.model_fields_set else None
-    plan = settings.plan.model_copy(update={"seed": _drawn(given, begun)})
-    return settings.model_copy(
-        update={"plan": plan, "privacy": privacy.model_copy(update={"secret": True})}
-    )
+    plan = settings.plan.changed(seed=_drawn(given, begun))
+    return settings.model_copy(update={"plan": plan, "privacy": privacy.changed(secret=True)})
 
 
 def released(

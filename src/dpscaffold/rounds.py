@@ -18,7 +18,6 @@ from dpscaffold.engines import (
     Engine,
     Gathered,
     Memories,
-    Simulator,
     StackedEngine,
     State,
     mean_weights,
@@ -52,8 +51,7 @@ def rounds(setting: Setting, engine: Engine, drawing: Drawing, state: State) -> 
     >>> [done.state.round for done in rounds(setting, loop, drawing, start)]
     [1, 2]
     """
-    stack = engine if isinstance(engine, Simulator) else _Single(engine)
-    for done in stacked_rounds([setting], stack, [drawing], [state]):
+    for done in stacked_rounds([setting], _Single(engine), [drawing], [state]):
         yield done[0]
 
 
@@ -67,9 +65,12 @@ def stacked_rounds(
     may change it."""
     first = settings[0]
     for number in range(states[0].round + 1, first.plan.rounds + 1):
-        draws = [made for made in (drawing(number) for drawing in drawings) if made is not None]
-        if len(draws) < len(drawings):
-            return
+        draws: list[Draw] = []
+        for drawing in drawings:
+            made = drawing(number)
+            if made is None:
+                return
+            draws.append(made)
         phase = first.algorithm.phase(number, first.warm_rounds)
         broadcasts = [
             announced(*one, phase)
@@ -139,11 +140,7 @@ class _Single:
     """An engine of one run as a stack of one."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    @property
-    def all_memories(self) -> list[Memories]:
-        return [self.engine.memories]
+        self.engine, self.all_memories = engine, [engine.memories]
 
     def gather_all(
         self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]

@@ -92,9 +92,16 @@ def run_settings(
             teller(note)
 
     if federation is None:
-        federation = load_federation(settings.data, notify)
-    settings = for_release(settings, federation, folder if resume else None)
-    setting = settings.setting(federation)
+        federation = load_federation(settings.data, notify if say or warn else None)
+    if settings.privacy is not None and settings.privacy.release:
+        settings = for_release(settings, federation, folder if resume else None)
+    if settings.plan.learning_rate == "plan":
+        from dpscaffold.planner.asked import planned_setting  # it trains, and most runs need none
+
+        setting = planned_setting(settings, federation)
+    else:
+        setting = settings.setting(federation)
+    resolved = settings.resolved(setting)
     if say is not None:
         say(str(federation))
         say(described(setting))
@@ -110,7 +117,7 @@ def run_settings(
             out=folder,
             resume=resume,
             listener=Several((progress, listener)),
-            config=settings.resolved(setting),
+            config=resolved,
             metrics=settings.task.metrics or (),
             dissimilarity=settings.task.dissimilarity,
             stopping=stopping_of(settings),

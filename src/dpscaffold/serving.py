@@ -77,7 +77,7 @@ class ServedSettings(ConfigTable):
                     "privacy.epsilon is given, but a server does not know its sites' sizes before "
                     "they answer; give privacy.noise (dpscaffold calibrate finds it for sizes)"
                 )
-            gaussian = self.privacy.mechanism(self.privacy.noise)
+            gaussian = self.privacy.mechanism
             mechanism = replace(gaussian, secret=not self.deploy.rehearsal)
         offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.

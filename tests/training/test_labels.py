@@ -33,6 +33,7 @@ from dpscaffold.federation.schema import Target
 from dpscaffold.metrics import baseline, constant_loss
 from dpscaffold.modules import WholeModel
 from dpscaffold.optimum import solve
+from dpscaffold.planner.asked import planned_setting
 from dpscaffold.predicting import predict_file
 from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import LOSSES, ModuleTask
@@ -360,4 +361,4 @@ def test_a_planned_step_size_has_no_surrogate_for_labels(tmp_path: Path) -> None
     settings = parse({"data": data(tmp_path / "t.csv"), "plan": {**PLAN, "learning_rate": "plan"},
                       "privacy": {"noise": 5.0}})  # fmt: skip
     with pytest.raises(BadInput, match="no surrogate for a target of several labels"):
-        settings.setting(load_federation(settings.data))
+        planned_setting(settings, load_federation(settings.data))

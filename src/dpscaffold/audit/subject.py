@@ -15,6 +15,7 @@ from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.planner.asked import planned_setting
 from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no_guarantee
 from dpscaffold.privacy.bounds import USER_SAMPLING
 from dpscaffold.privacy.human import losses
@@ -56,7 +57,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> Case:
         raise BadInput(f"{source} {what}; give a configuration (TOML) or a run folder")
     settings = load(config, overrides or [])
     federation = load_federation(settings.data)
-    setting = settings.setting(federation)
+    setting = planned_setting(settings, federation)
     run, participations = _described(setting), None
     if folder:
         if overrides:

@@ -147,6 +147,7 @@ def from_config(path: Path) -> Subject:
     """A configuration: the run it would make on its data."""
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
+    from dpscaffold.plan import Plan
 
     if not path.exists():
         raise PrivacyError(
@@ -155,7 +156,7 @@ def from_config(path: Path) -> Subject:
     settings = load(path)
     federation = load_federation(settings.data)
     limits = settings.privacy
-    setting = settings.setting(federation)
+    setting = settings.setting(federation, Plan.learning_rate)  # no step size costs privacy
     run = setting.describe()
     if run is None or limits is None:
         return Subject(None, federation.preparation)

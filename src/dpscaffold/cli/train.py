@@ -87,6 +87,7 @@ def train_command(
 
     from dpscaffold.books.runfolder import plain
     from dpscaffold.config import load
+    from dpscaffold.events import silence
     from dpscaffold.report.runs import summary_lines
     from dpscaffold.running import run_settings
     from dpscaffold.tracking import tracker
@@ -98,7 +99,7 @@ def train_command(
     changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
     changes += [f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else []
     settings = load(request.config, changes, base, unset or [])
-    engine = engine or engine_of(request)
+    engine = engine or (engine_of(request) if request.resume else "simulator")
     silent = as_json or quiet
     result = run_settings(
         settings,
@@ -109,7 +110,7 @@ def train_command(
         silent,
         say=_say if verbose else None,
         warn=None if silent else _say,
-        listener=tracker(track, request.folder, settings),
+        listener=tracker(track, request.folder, settings) if track else silence,
     )
     if as_json:
         answer = summarise(result) | {"folder": str(request.folder), "privacy": result.privacy}

@@ -34,6 +34,7 @@ def tune_command(
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
     from dpscaffold.machine import pick_device, stop_signals
+    from dpscaffold.planner.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
 
@@ -44,7 +45,7 @@ def tune_command(
     console = Console(highlight=False, soft_wrap=True)
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
         try:
-            tuned = tune(settings, table, pick_device(device), watcher)
+            tuned = tune(settings, table, pick_device(device), watcher, planned_setting)
         except Stopped as stopped:
             console.print(f"stopped by {stopped} before the grid was finished; nothing was written")
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None

@@ -14,7 +14,7 @@ import torch
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.aggregate import Aggregate
 from dpscaffold.engines.ahead import Ahead
-from dpscaffold.engines.hardware import Hardware
+from dpscaffold.engines.hardware import Hardware, placed
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.shards import Shards
 from dpscaffold.engines.stacking import (
@@ -30,7 +30,6 @@ from dpscaffold.engines.store import Store
 from dpscaffold.engines.worker import Worker
 from dpscaffold.federation import Federation
 from dpscaffold.local.drawing import Row
-from dpscaffold.machine import sent
 from dpscaffold.randomness import OneRound, Randomness
 from dpscaffold.setting import Setting
 
@@ -146,7 +145,7 @@ class Simulator:
         """The slots of all rows; where they are is sent to the device once."""
         runs = [(self.all_memories[run], where, users) for run, where, users in by_run(rows)]
         places = [place for memories, _, users in runs for place in memories.places(users)]
-        there = sent(torch.tensor(places), self.device)
+        there = placed(torch.tensor(places), self.device)
         return joined([memories.recall_at(there[where]) for memories, where, _ in runs])
 
     def _row(self, round: int, run: int, user: int) -> Row:

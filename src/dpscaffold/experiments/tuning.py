@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -33,6 +33,10 @@ from dpscaffold.setting import Setting
 
 #: Ten values of η₀, evenly spaced on a logarithmic scale.
 DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+#: The run of a configuration on a federation.
+SettingOf = Callable[[Configuration, Federation], Setting]
 
 
 class TuneSettings(ConfigTable):
@@ -239,9 +243,14 @@ def with_values(settings: Configuration, values: Mapping[str, Any]) -> Configura
 
 
 def tune(
-    settings: Configuration, table: TuneSettings, device: torch.device, tell: Listener = silence
+    settings: Configuration,
+    table: TuneSettings,
+    device: torch.device,
+    tell: Listener = silence,
+    setting_of: SettingOf = Configuration.setting,
 ) -> Tuned:
-    """Run every point of the grid on every fold, stacked where shapes agree, and compare."""
+    """Run every point of the grid on every fold, stacked where shapes agree, and compare.
+    ``setting_of`` makes the run of a configuration on a federation."""
     data = table.public if table.public is not None else settings.data
     whole = load_federation(data)
     metric = METRICS[table.metric] if table.metric else metrics_for(whole.target)[0]
@@ -251,7 +260,7 @@ def tune(
         dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
     ]
     runs = [(p, f) for f in range(len(folds)) for p in range(len(points))]
-    built = [_setting(with_values(settings, point), folds) for point in points]
+    built = [_setting(with_values(settings, point), folds, setting_of) for point in points]
     stacked = [built[p][f] for p, f in runs]
     shown = f"test_{metric.name}"
     schedule = Schedule(late=10, full=shown != shown_metric(whole.target))
@@ -272,13 +281,15 @@ def tune(
     return Tuned(settings, table, tuple(scores), whole.title, metric)
 
 
-def _setting(settings: Configuration, folds: Sequence[Federation]) -> list[Setting]:
+def _setting(
+    settings: Configuration, folds: Sequence[Federation], setting_of: SettingOf
+) -> list[Setting]:
     """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to
     one."""
     tables = settings.model_dump(mode="json", exclude_none=True)
     tables["plan"]["averaging"] = "tail"
     averaged = parse(tables, settings.algorithm.folder)
-    first = averaged.setting(folds[0])
+    first = setting_of(averaged, folds[0])
     return [replace(first, roster=fold.roster) for fold in folds]
 
 

@@ -90,7 +90,7 @@ def _public(case: Case) -> Setting:
         settings.task.build(facts),
         settings.algorithm.build(),
         settings.plan.build(),
-        settings.privacy.mechanism(settings.privacy.noise),
+        settings.privacy.mechanism,
     )
 
 

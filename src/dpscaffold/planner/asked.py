@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
+from dpscaffold.config import Configuration, FactsSettings
 from dpscaffold.errors import BadInput
+from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
+from dpscaffold.plan import Plan
 from dpscaffold.planner.facts import Facts
 from dpscaffold.planner.surrogate import Guess
 from dpscaffold.planner.trial import choose_rate
 from dpscaffold.setting import Setting
 
-if TYPE_CHECKING:
-    from dpscaffold.config import FactsSettings
+
+def planned_setting(settings: Configuration, federation: Federation) -> Setting:
+    """The run that a configuration describes on a federation, with η₀ planned where that is asked,
+    from the roster's public facts alone."""
+    if settings.plan.learning_rate != "plan":
+        return settings.setting(federation)
+    # The noise is solved first: it depends on no step size, and the planning on it.
+    setting = settings.setting(federation, Plan.learning_rate)
+    return replace(setting, plan=settings.plan.build(planned_rate(setting, settings.facts)))
 
 
 def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
