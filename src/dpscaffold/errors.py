@@ -19,6 +19,11 @@ class Diverged(RuntimeError):
     3)."""
 
 
+class DeviceLost(RuntimeError):
+    """A device that gave up in the middle of a run; the last checkpoint is kept, and the run can go
+    on from it (exit status 5)."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint ``" (did you mean 'x'?)"`` when a choice looks like ``word``, else the empty string.
 

@@ -46,6 +46,24 @@ def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return values.to(device)
 
 
+#: How PyTorch and the libraries under it say that a device gave up.
+_GAVE_UP = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_", "NCCL error")
+
+
+def device_failed(error: BaseException) -> bool:
+    """Whether a device gave up, rather than the program or the room in its memory.
+
+    >>> device_failed(RuntimeError("CUDA error: unspecified launch failure"))
+    True
+    >>> device_failed(RuntimeError("sizes differ")), device_failed(MemoryError("CUDA error"))
+    (False, False)
+    """
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.cuda.OutOfMemoryError):
+        return False
+    said = isinstance(error, getattr(torch, "AcceleratorError", ()))
+    return said or any(sign in str(error) for sign in _GAVE_UP)
+
+
 def full_precision() -> None:
     """Products and convolutions of a GPU in float32 throughout, not in TF32's 10 bits."""
     torch.backends.cuda.matmul.allow_tf32 = False

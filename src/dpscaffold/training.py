@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
 from dpscaffold.budget import Budget
-from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
-from dpscaffold.errors import BadInput, Diverged, nearest
+from dpscaffold.engines import ENGINES, Draw, Hardware, Memories, Simulator, State
+from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import (
     Checkpointed,
     Ended,
@@ -34,7 +33,7 @@ from dpscaffold.events import (
 )
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
-from dpscaffold.machine import pick_devices, stop_signals
+from dpscaffold.machine import device_failed, pick_devices, stop_signals
 from dpscaffold.metrics import Evaluator, Measures, baseline, constant_loss, late
 from dpscaffold.model import Model, Raw
 from dpscaffold.modelwriter import WITHIN
@@ -289,6 +288,7 @@ class _Training:
         self.history: list[dict[str, Any]] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
+        self.begun, self.stored = 0, 0  # the rounds that were begun last, and stored last
         self.stopping: Stopping | None = None
         self.origin = Origin(setting.label, federation.title)
 
@@ -336,7 +336,7 @@ class _Training:
         anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
         folder.check_metrics(state.round, saved.get("metrics"))
         self.accounts.attach(folder, data, state.round, anchor)
-        self.saved = saved
+        self.saved, self.stored = saved, state.round
         self.hardware = replace(self.hardware, chunk=saved["chunk"], threads=saved["threads"])
         if self.device.type == "cpu":
             torch.set_num_threads(saved["threads"])
@@ -344,6 +344,25 @@ class _Training:
         self.history = folder.rewind_metrics(state.round)
 
     def go(self, optimum: Optimum | None) -> Result:
+        """Run the rounds that are left; a device that gives up ends the run where it was stored."""
+        try:
+            return self._go(optimum)
+        except RuntimeError as error:
+            if not device_failed(error):
+                raise
+            raise DeviceLost(self._lost(error)) from error
+
+    def _lost(self, error: RuntimeError) -> str:
+        """What happened, and how to go on; the device itself cannot be asked any more."""
+        names = ",".join(str(device) for device in self.hardware.devices)
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        what = f"device is {names}, and it gave up in round {self.begun} ({said})"
+        if self.folder is None:
+            return f"{what}; nothing of the run is stored: name a folder (out), then it can go on"
+        where = f"checkpoint of round {self.stored}" if self.stored else "beginning"
+        return f"{what}; once it is back, the run goes on from its {where} with --resume"
+
+    def _go(self, optimum: Optimum | None) -> Result:
         """Run the rounds that are left."""
         setting, plan = self.setting, self.setting.plan
         make = ENGINES[self.engine_name]
@@ -356,7 +375,11 @@ class _Training:
             engine.memories.restore(self.saved["memories"])
         self.evaluate.optimum_loss = optimum.loss if optimum else None
         ended, message = "completed", ""
-        draw = partial(self.accounts.draw, self.randomness)
+
+        def draw(round: int) -> Draw | None:
+            self.begun = round
+            return self.accounts.draw(self.randomness, round)
+
         if self.folder is not None and self.stopping is not None:
             self._book_all()
         counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
@@ -459,6 +482,7 @@ class _Training:
                 "seconds": self.seconds,
             }
         )
+        self.stored = state.round
         self.tell(Checkpointed(state.round))
 
     def _finish(self, state: State, ended: str, message: str, optimum: Optimum | None) -> Result:

@@ -11,7 +11,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from dpscaffold.errors import Diverged
+from dpscaffold.errors import DeviceLost, Diverged
 
 #: Each command's file and the function or sub-application in it. A file is imported when its
 #: command is used, and imports PyTorch only where it computes, so that help, completion and
@@ -153,6 +153,9 @@ def main() -> None:
     except Diverged as error:
         _say(f"error: {error}")
         sys.exit(3)
+    except DeviceLost as error:
+        _say(f"error: {error}")
+        sys.exit(5)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         sentence = _sentence(error)
         if sentence is None:

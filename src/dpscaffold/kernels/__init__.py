@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from dpscaffold.machine import device_failed
+
 Made = TypeVar("Made")
 
 _log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ def tried(name: str, run: Callable[[], Made]) -> Made | None:
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # compilers, drivers and limits of a chip fail in many ways
-        if _lost(error):
+        if device_failed(error):  # nothing else can be tried on it
             raise
         _refused.add(name)
         _log.warning(
@@ -71,8 +73,3 @@ def tried(name: str, run: Callable[[], Made]) -> Made | None:
             (str(error).splitlines() or [type(error).__name__])[0],
         )
         return None
-
-
-def _lost(error: Exception) -> bool:
-    """Whether the device itself failed: nothing else can be tried on it."""
-    return isinstance(error, getattr(torch, "AcceleratorError", ()))

@@ -1,0 +1,100 @@
+"""A device that gives up in a run: one sentence, a whole checkpoint, and a way to go on."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from dpscaffold import Gaussian, Logistic, Plan, cli, scaffold, synthetic, train
+from dpscaffold.engines.worker import Worker
+from dpscaffold.errors import DeviceLost
+
+CONFIG = """
+[data]
+source = "synthetic"
+users = 6
+records = 40
+[algorithm]
+name = "scaffold"
+[plan]
+rounds = 5
+local_steps = 2
+user_ratio = 0.5
+checkpoint_every = 1
+[privacy]
+clip = 0.5
+noise = 2.0
+"""
+
+
+def giving_up(monkeypatch, after: int, kind: type[Exception] = RuntimeError):
+    """Workers whose device gives up at call ``after``, as CUDA says it: in several lines."""
+    calls, real = [], Worker.participate
+
+    def participate(self, *given):
+        calls.append(1)
+        if len(calls) == after:
+            raise kind("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA")
+        return real(self, *given)
+
+    monkeypatch.setattr(Worker, "participate", participate)
+
+
+def command(monkeypatch, capsys, *words: str) -> tuple[int, str]:
+    """A command's exit status and what it said on the way."""
+    monkeypatch.setattr(sys, "argv", ["dpscaffold", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_run_ends_in_a_sentence_and_goes_on_where_it_was_stored(
+    tmp_path, monkeypatch, capsys, after
+):
+    config, out = tmp_path / "run.toml", tmp_path / "run"
+    config.write_text(CONFIG)
+    words = ("train", str(config), "--out", str(out), "--device", "cpu")
+    with monkeypatch.context() as faulty:
+        giving_up(faulty, after)
+        status, said = command(faulty, capsys, *words)
+    where = "checkpoint of round 3" if after == 4 else "beginning"
+    assert status == 5 and "Traceback" not in said
+    assert said.strip().splitlines()[-1] == (
+        f"error: device is cpu, and it gave up in round {after} (CUDA error: unspecified launch "
+        f"failure); once it is back, the run goes on from its {where} with --resume"
+    )
+    assert command(monkeypatch, capsys, *words, "--resume")[0] == 0
+    whole = tmp_path / "whole"
+    assert command(monkeypatch, capsys, *words[:3], str(whole), *words[4:])[0] == 0
+    ends = [torch.load(folder / "checkpoint.pt", weights_only=False) for folder in (out, whole)]
+    assert torch.equal(*(end["state"]["params"] for end in ends))
+    assert ends[0]["state"]["round"] == 5
+
+
+def test_a_run_without_a_folder_says_that_nothing_is_stored(monkeypatch):
+    class Accelerator(RuntimeError):
+        pass
+
+    monkeypatch.setattr(torch, "AcceleratorError", Accelerator, raising=False)
+
+    def broken(self, *_):
+        raise Accelerator("the link is down")
+
+    monkeypatch.setattr(Worker, "participate", broken)
+    data, plan = synthetic(users=4, records=20), Plan(rounds=2, local_steps=2, user_ratio=0.5)
+    with pytest.raises(DeviceLost, match=r"round 1 \(the link is down\); nothing of the run"):
+        train(data, Logistic(40, 10), scaffold(), plan, Gaussian(clip=0.5, noise=1.0))
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    def broken(self, *_):
+        raise RuntimeError("sizes differ")
+
+    monkeypatch.setattr(Worker, "participate", broken)
+    data, plan = synthetic(users=4, records=20), Plan(rounds=2, local_steps=2, user_ratio=0.5)
+    with pytest.raises(RuntimeError, match="sizes differ") as found:
+        train(data, Logistic(40, 10), scaffold(), plan)
+    assert not isinstance(found.value, DeviceLost)
