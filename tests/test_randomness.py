@@ -10,12 +10,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
 from dpscaffold import randomness as module
-from dpscaffold.randomness import NoiseStreams, Randomness, in_threads
+from dpscaffold.randomness import NoiseStreams, Randomness, _smallest, in_threads
 
 ALARM = 1e-6
 
@@ -236,3 +236,16 @@ def test_a_full_batch_is_every_record():
     """b = R leaves nothing to draw."""
     assert (np.sort(Randomness(0).batches(1, 0, 7, 7, 3, "fixed").index) == np.arange(7)).all()
     assert (Randomness(0).batches(1, 0, 7, 7, 3, "poisson").count == 7).all()
+
+
+@given(
+    numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=60, unique=True),
+    share=st.floats(0, 1),
+)
+@example(numbers=[0.99 + k / 10_000 for k in range(40)], share=0.1)  # all beyond any bound
+@example(numbers=[k / 40 for k in range(40)], share=0.5)
+def test_the_smallest_keys_are_told_exactly(numbers, share):
+    batch = max(1, round(share * len(numbers)))
+    keys = np.array(numbers) + 0.0  # no minus zero, whose pattern is the largest
+    found = _smallest(keys.view(np.uint64), batch).view(np.float64)
+    assert sorted(found) == sorted(numbers)[:batch]

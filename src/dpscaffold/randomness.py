@@ -166,9 +166,29 @@ def _draw_fixed(stream: Stream, records: int, index: np.ndarray) -> Batches:
             keys = stream.random(out=_scratch(min(block, steps - start), records)).view(np.uint64)
             np.bitwise_and(keys, ~low, out=keys)
             np.bitwise_or(keys, number, out=keys)
-            keys.partition(batch - 1, axis=1)
-            np.bitwise_and(keys[:, :batch], low, out=index[start : start + block], casting="unsafe")
+            for k, row in enumerate(keys, start):
+                smallest = _smallest(row, batch)
+                np.bitwise_and(smallest, low, out=index[k], casting="unsafe")
     return Batches(index, np.full(steps, batch))
+
+
+def _smallest(keys: np.ndarray, batch: int) -> np.ndarray:
+    """The ``batch`` smallest of these keys (R,), which are uniform doubles as bit patterns.
+
+    Most keys are left out by one comparison, with a bound that is too low for fewer than one batch
+    in 10⁸ (six standard deviations); then, as ever, the smallest are told exactly.
+
+    >>> keys = np.array([0.9, 0.1, 0.5, 0.3]).view(np.uint64)
+    >>> sorted(_smallest(keys, 2).view(np.float64).tolist())
+    [0.1, 0.3]
+    """
+    records = len(keys)
+    bound = (batch + 6 * (batch * (1 - batch / records)) ** 0.5) / records
+    few = keys.compress(keys.view(np.float64) < bound) if bound < 1 else keys
+    if len(few) < batch:
+        few = keys
+    few.partition(batch - 1)
+    return few[:batch]
 
 
 def _scratch(rows: int, columns: int) -> np.ndarray:
