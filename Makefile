@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs torture bench fuzz release-check clean
+.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs notebooks torture bench fuzz release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ doctest: $(VENV)/.ready-dev  ## the examples in the docstrings
 docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
+
+notebooks: $(VENV)/.ready-docs  ## run the notebooks of the documentation and keep what they show
+	$(BIN)/python tests/notebooks.py
 
 torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files, then a crash grid (at most 40 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
@@ -79,7 +82,7 @@ $(VENV)/.ready-bench: $(VENV)/.ready-dev
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready-dev
-	$(PIP) -e '.[dev,docs]'
+	$(PIP) -e '.[dev,docs,notebooks]'
 	@touch $@
 
 clean:  ## remove the environment and caches

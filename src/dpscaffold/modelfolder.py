@@ -16,6 +16,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target, schema_of
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import FORMAT, INDEX, PRIVACY, WEIGHTS, WITHIN, as_json, digest_of
+from dpscaffold.notebook import Shown
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
 from dpscaffold.trained import Origin
@@ -38,7 +39,7 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
     folder = find_model(Path(folder))
     index = _read_index(folder)
     tensors = _read_weights(folder, index)
-    privacy = json.loads(_checked(folder, PRIVACY, index))
+    privacy = Shown(json.loads(_checked(folder, PRIVACY, index)))
     try:
         arrays = {
             name.removeprefix("preparation."): value.numpy()

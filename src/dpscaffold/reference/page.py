@@ -28,6 +28,9 @@ TITLES = {
     "site": "`site.toml`: a site, its data and its policy (`dpscaffold site`)",
 }
 
+#: Tables whose keys depend on the source of the records.
+SOURCED = ("data", "evaluate", "site")
+
 HEAD = """# Configuration
 
 Every key of every table, generated from the code by `python -m dpscaffold.reference`.
@@ -91,21 +94,20 @@ def page(found: Sequence[Key]) -> str:
     for table, title in TITLES.items():
         entries = tables[table]
         every = list(dict.fromkeys(place for one in entries for place in one.everywhere))
-        of = {"step": "steps", "algorithm": "of"}.get(table, "sources")
-        named = every if of == "sources" else []  # a step without keys would be missed
-        head = ["key", "what it is", *([of] if every else []), "value", "default", "example"]
+        named = every if table in SOURCED else []  # a step without keys would be missed
+        head = ["key", "what it is", "value", "default", "example"]
         lines += [f"## {title}", "", _row(head), _row(["---"] * len(head))]
-        lines += [_row(_cells(entry, every, named)) for entry in entries]
+        lines += [_row(_cells(entry, named)) for entry in entries]
         lines.append("")
     return "\n".join(lines)
 
 
-def _cells(entry: Entry, every: Sequence[str], named: Sequence[str]) -> list[str]:
+def _cells(entry: Entry, every: Sequence[str]) -> list[str]:
     key = entry.key
+    which = _which(entry.everywhere, every)
     return [
         f"`{key.name.partition('.')[2]}`",
-        key.about,
-        *([_which(entry.everywhere, named)] if every else []),
+        key.about if which == "all" else f"{key.about} *({which})*",
         key.kind,
         entry.default,
         f"`{toml(key.example)}`",
