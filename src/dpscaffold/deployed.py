@@ -32,12 +32,12 @@ from dpscaffold.engines.enrolment import (
     offer_to,
     tell_draw,
 )
+from dpscaffold.engines.exchange import Stopped
 from dpscaffold.engines.letters import Json
 from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Schema as RowSchema
-from dpscaffold.machine import stop_signals
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.offer import Offer, Schema
@@ -74,8 +74,8 @@ class Served:
 class Deployment:
     """One deployed run: what is offered, to whom, and where it is kept.
 
-    ``config`` is what ``config.toml`` will say; ``totals`` the largest count of participations that
-    each site has ever told this server.
+    ``config`` is what ``config.toml`` will say; ``stop`` fills with the names of signals that told
+    this process to stop (:func:`~dpscaffold.machine.stop_signals`).
     """
 
     offer: Offer
@@ -88,6 +88,7 @@ class Deployment:
     say: Say = lambda sentence: None
     observer: Observer | None = None
     bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    stop: list[str] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -146,7 +147,7 @@ class Deployment:
     # --- rounds
 
     def _train(self, setting: Setting, enrolled: Enrolled) -> Served:
-        engine = Sites(setting, enrolled, self.post, self.patience)
+        engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
         accounts = Accounts(setting, lambda: enrolled.plan)
         state = self._pick_up(setting, engine, accounts)
         secret = setting.privacy is not None and setting.privacy.secret
@@ -164,20 +165,28 @@ class Deployment:
         ended, message = "completed", ""
         started = time.perf_counter() - self.seconds
         self._status(engine, state, "running")
-        with stop_signals() as stop:
-            try:
-                for done in rounds(setting, engine, draw, state):
-                    state = done.state
-                    self.seconds = time.perf_counter() - started
-                    self._after(done, engine, accounts, setting)
-                    if stop and state.round < setting.plan.rounds:
-                        ended, message = "interrupted", f"stopped by {stop[0]}"
-                        break
-            except Stalled as void:
-                ended, message = "stalled", str(void)
+        try:
+            for done in rounds(setting, engine, draw, state):
+                state = done.state
+                self.seconds = time.perf_counter() - started
+                self._after(done, engine, accounts, setting)
+                if self.stop and state.round < setting.plan.rounds:
+                    raise Stopped(f"after round {state.round}")
+        except Stalled as void:
+            ended, message = "stalled", str(void)
+        except Stopped as where:
+            ended, message = "interrupted", f"stopped by {self.stop[0]} ({where})"
         if refusal:
             ended, message = "budget", refusal
         return self._finish(engine, accounts, state, ended, message)
+
+    def _pause(self, seconds: float) -> None:
+        """The pause before a void round is asked again, which a signal ends."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stop:
+            time.sleep(min(0.1, seconds))
+        if self.stop:
+            raise Stopped("before a void round was asked again")
 
     def _pick_up(self, setting: Setting, engine: Sites, accounts: Accounts) -> State:
         plan = engine.enrolled.plan
@@ -283,7 +292,11 @@ class Deployment:
     ) -> float | None:
         """Give the model to the sites; M·c − Σc_i where all of them share their slots."""
         told: dict[str, Json] = json.loads(json.dumps(plain({"server": said.get("server")})))
-        answers, reasons = engine.settle(over, told, state.output)
+        try:
+            answers, reasons = engine.settle(over, told, state.output)
+        except Stopped:
+            self.say("the sites were not all told that the run is over; --resume tells them")
+            return None
         for name, reason in reasons.items():
             self.say(f"{name} did not take the model: {reason}")
         gaps = []

@@ -26,6 +26,11 @@ class Exchange(Protocol):
         ...
 
 
+class Stopped(Exception):
+    """The asker was told to stop while it waited. Nothing is lost: who has answered repeats its
+    stored answer when the run goes on."""
+
+
 class Crash(BaseException):
     """A process that dies on the spot. Not an :class:`Exception`, so nothing on the way can
     swallow it."""

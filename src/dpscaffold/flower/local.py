@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,14 +25,18 @@ from dpscaffold.flower import QUIET
 from dpscaffold.provision import FederationFile, admit, provision, read_invitation
 from dpscaffold.site.begin import make_site
 
-#: Seconds until a process that was started is up, on a machine that has other work too.
-PATIENCE = 90.0
+#: Seconds until a process that was started is up, or has done what it was told, on a machine with
+#: much other work. Nothing waits so long unless something is wrong: waiting ends with the event.
+PATIENCE = 900.0
+#: How a command of this package is called.
+PROGRAM = (sys.executable, "-m", "dpscaffold")
 
 
 class LocalFederation:
     """The folder ``folder`` holds the server's keys, one folder per site, and all logs.
 
-    ``data`` maps names to (features, labels); ``policy`` replaces values of the sites' policies.
+    ``data`` maps names to (features, labels); ``policy`` replaces values of the sites' policies;
+    ``program`` is what runs the commands, for tests and benchmarks that watch them.
     """
 
     def __init__(
@@ -41,8 +45,9 @@ class LocalFederation:
         data: Mapping[str, tuple[np.ndarray, np.ndarray]],
         policy: Mapping[str, str],
         share_slots: bool = True,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
-        self.folder, self.names = folder, tuple(data)
+        self.folder, self.names, self.program = folder, tuple(data), tuple(program)
         self.public, self.inner = free_port(), free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         address = f"127.0.0.1:{self.public}"
@@ -79,6 +84,7 @@ class LocalFederation:
 
     def start_link(self) -> None:
         """The SuperLink; returns when both its sides listen."""
+        said = len(self.log("link"))
         self._start(
             "link",
             "server",
@@ -86,7 +92,7 @@ class LocalFederation:
             *("--server", str(self.folder / "server")),
             *("--public", f"127.0.0.1:{self.public}", "--inner", f"127.0.0.1:{self.inner}"),
         )
-        self._await("link", "sites connect to")
+        self._await("link", "sites connect to", said)
 
     def start_site(self, name: str) -> None:
         """One site's process."""
@@ -116,7 +122,7 @@ class LocalFederation:
         arguments = [str(config), "--out", str(out), "--server", server, *more]
         self._start("server", "server", "run", *arguments)
 
-    def run(self, config: Path, out: Path, resume: bool = False, seconds: float = 300) -> int:
+    def run(self, config: Path, out: Path, resume: bool = False, seconds: float = PATIENCE) -> int:
         """A whole run; returns its exit status."""
         self.start_server(config, out, resume)
         return self.processes["server"].wait(seconds)
@@ -127,7 +133,7 @@ class LocalFederation:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    def stop(self, name: str, seconds: float = 30) -> int:
+    def stop(self, name: str, seconds: float = PATIENCE) -> int:
         """SIGTERM; returns the exit status."""
         process = self.processes[name]
         process.terminate()
@@ -156,7 +162,7 @@ class LocalFederation:
         environment["FLWR_HOME"] = str(self.folder / ".flwr")
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "dpscaffold", *arguments],
+                [*self.program, *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -164,10 +170,11 @@ class LocalFederation:
                 preexec_fn=_die_with_parent,
             )
 
-    def _await(self, name: str, word: str, seconds: float = PATIENCE) -> None:
-        until = time.monotonic() + seconds
+    def _await(self, name: str, word: str, after: int = 0) -> None:
+        """Until a process says ``word`` in its log, beyond the first ``after`` characters."""
+        until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            if word in self.log(name):
+            if word in self.log(name)[after:]:
                 return
             if self.processes[name].poll() is not None:
                 break

@@ -36,7 +36,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from dpscaffold.engines.exchange import Accept
+from dpscaffold.engines.exchange import Accept, Stopped
 from dpscaffold.engines.letters import Letter, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.flower.wire import from_records, to_records
@@ -45,6 +45,8 @@ from dpscaffold.provision import Member
 TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError)
 _LAST_PAUSE = 3.0
 _TASK_BEAT = 8.0
+#: Seconds that sites still have for their answers once the server was told to stop.
+_GRACE = 5.0
 
 #: A Flower run needs a bundle. This one holds nothing; no site of ours would fetch it anyway.
 _BUNDLE = {
@@ -191,7 +193,9 @@ def register(office: Office, members: Iterable[Member]) -> None:
 @dataclass
 class Post:
     """Letters over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
-    the last time the SuperLink was reached anew, so its own absence costs no site its round."""
+    the last time the SuperLink was reached anew, so its own absence costs no site its round.
+    ``stop`` says whether this process was told to: then sites that are asked have a few seconds
+    left, and a SuperLink that is away is waited for no longer."""
 
     office: Office
     members: tuple[Member, ...]
@@ -199,6 +203,7 @@ class Post:
     resend: float = 6.0
     poll: float = 0.1
     say: Callable[[str], None] = lambda sentence: None
+    stop: Callable[[], bool] = lambda: False
     traffic: Traffic = field(default_factory=Traffic)
     _grid: Grid | None = None
 
@@ -219,8 +224,16 @@ class Post:
                 if not told:
                     self.say(f"the SuperLink is away ({type(error).__name__}); trying again")
                 told, self._grid = True, None
-                time.sleep(pause)
+                self._pause(pause)
                 pause = min(2 * pause, _LAST_PAUSE)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the SuperLink is tried again."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self.stop():
+                raise Stopped("told to stop while the SuperLink was away")
+            time.sleep(self.poll)
 
     def _ask_over(
         self,
@@ -233,9 +246,13 @@ class Post:
         waiting: dict[str, str] = {}
         due = dict.fromkeys((name for name in letters if name not in found), 0.0)
         contents = {name: to_records(letters[name]) for name in due}
-        first = True
+        first, told_at = True, None
         while due and time.monotonic() < until:
             now = time.monotonic()
+            if self.stop():
+                told_at = told_at or now
+                if now - told_at > _GRACE:
+                    raise Stopped(f"told to stop while {', '.join(due)} had not answered")
             sending = [name for name, when in due.items() if when <= now]
             if sending:
                 self.traffic.again += 0 if first else len(sending)

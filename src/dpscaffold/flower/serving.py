@@ -10,9 +10,11 @@ from typing import Any
 from dpscaffold.books.runfolder import RunFolder, plain
 from dpscaffold.deployed import Deployment, Served, read_totals
 from dpscaffold.engines.enrolment import Correspondence
+from dpscaffold.engines.exchange import Stopped
 from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
 from dpscaffold.flower.run import Office, Post
+from dpscaffold.machine import stop_signals
 from dpscaffold.provision import (
     Member,
     host_and_port,
@@ -95,15 +97,20 @@ def run_deployed(
         observer=after,
         bytes_crossed=lambda: (exchange.traffic.bytes_out, exchange.traffic.bytes_in),
     )
+    exchange.stop = lambda: bool(deployment.stop)
     completed = False
-    try:
-        served = deployment.run(tuple(member.name for member in members), resume)
-        completed = served.ended == "completed"
-        _report(served, out, as_json, echo)
-        return served.ended
-    finally:
-        keep_totals()
-        exchange.close(completed)
+    with stop_signals() as deployment.stop:
+        try:
+            served = deployment.run(tuple(member.name for member in members), resume)
+            completed = served.ended == "completed"
+        except Stopped as where:
+            echo(f"stopped by {deployment.stop[0]} before the first round ({where})", as_json)
+            return "interrupted"
+        finally:
+            keep_totals()
+            exchange.close(completed)
+    _report(served, out, as_json, echo)
+    return served.ended
 
 
 def _report(served: Served, out: Path, as_json: bool, echo: Callable[[str, bool], None]) -> None:
