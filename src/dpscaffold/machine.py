@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -68,6 +69,19 @@ def full_precision() -> None:
     """Products and convolutions of a GPU in float32 throughout, not in TF32's 10 bits."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+
+
+def give_memory_back(largest: int = 1 << 20) -> None:
+    """Have buffers of more than ``largest`` bytes returned to the system when they are freed, for
+    processes that live long and now and then hold much.
+
+    The C library would else keep freed buffers of up to 32 MB for later, and a process that moves a
+    few of them a minute stays as large as it ever was. Where there is no such switch (it is
+    glibc's), nothing happens.
+    """
+    threshold = -3  # M_MMAP_THRESHOLD
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(threshold, largest)
 
 
 @contextmanager

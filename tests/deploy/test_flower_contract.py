@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from dpscaffold import flower
-from dpscaffold.engines.letters import Letter, new_key, pack, public_of, sign
+from dpscaffold.algorithms import ALGORITHMS
+from dpscaffold.engines.letters import Letter, ask, new_key, pack, public_of, reply, sign
+from dpscaffold.engines.shapes import broadcast_lengths, upload_lengths
 from dpscaffold.errors import BadInput
 
 flower.require()
@@ -30,9 +32,11 @@ def test_an_unknown_version_is_refused_by_name(version):
 
 def test_flower_is_quiet():
     assert {key: os.environ[key] for key in flower.QUIET} == flower.QUIET
+    from flwr.common import constant
     from flwr.supercore import telemetry
 
     assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
+    assert constant.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE == 64 << 20
 
 
 def test_importing_dpscaffold_imports_no_flwr():
@@ -46,6 +50,7 @@ def test_importing_dpscaffold_imports_no_flwr():
 @pytest.mark.parametrize("size", [3, 200_000])
 def test_a_letter_crosses_as_records(size):
     vectors = {name: np.random.default_rng(1).standard_normal(size) for name in ("params", "b.c")}
+    vectors["b.number"] = np.array([0.5])
     letter = sign({"kind": "task", "round": 3}, vectors, KEY)
     content = wire.to_records(letter)
     assert len(content) == 2  # the header, and all vectors
@@ -62,8 +67,50 @@ def test_the_vectors_of_a_round_are_one_object_for_all_sites():
     assert own["shared"].object_id == contents[0]["shared"].object_id
 
 
+@pytest.fixture
+def one_task(monkeypatch):
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(node.TaskIdentity, name, 1)
+
+
+def carried(letter):
+    """The bytes that Flower counts of a message, and how many objects it has."""
+    message = node.Message(
+        content=wire.to_records(letter), dst_node_id=1 << 62, message_type="query"
+    )
+    message.metadata.__dict__["_message_id"] = message.object_id
+    parts = node.get_all_nested_objects(message)
+    head = node.message_to_proto(node.remove_content_from_message(message)).ByteSize()
+    tree = node.get_object_tree(message).ByteSize()
+    return head + tree + sum(len(part.deflate()) for part in parts.values()), len(parts)
+
+
+@pytest.mark.parametrize(
+    ("size", "objects", "most"), [(1_000, 4, 3_200), (40_000, 4, 3_200), (400_000, 6, 4_000)]
+)
+@pytest.mark.parametrize(
+    ("algorithm", "vectors"),
+    [("fedavg", 2), ("scaffold", 4), ("scaffold-balanced", 5)],
+)
+def test_a_participation_is_its_vectors_and_little_else(
+    one_task, size, objects, most, algorithm, vectors
+):
+    phase = ALGORITHMS[algorithm]()
+    down, up = broadcast_lengths(phase, size), upload_lengths(phase, size)
+    fields = {"plan": "0" * 64, "round": 100, "acknowledged": "0" * 32, "seen": 9, "seen_total": 9}
+    said = {"status": "yes", "upload": "0" * 32, "fresh": True, "participations": 9, "total": 9}
+    told, sent = ({name: np.ones(n) for name, n in lengths.items()} for lengths in (down, up))
+    asked = ask("task", "0" * 32, "north", fields, told, KEY)
+    whole = 0
+    for letter in (asked, reply(asked, "north", said, sent, KEY)):
+        counted, parts = carried(letter)
+        assert parts <= objects  # every object costs the SuperLink requests
+        whole += counted
+    assert 4 * size * vectors < whole <= 4 * size * vectors + most
+
+
 def test_whatever_else_arrives_is_an_empty_letter():
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     strange = [
         RecordDict(),
@@ -80,6 +127,12 @@ def test_whatever_else_arrives_is_an_empty_letter():
             {
                 "letter": ConfigRecord({"header": b"{}", "signature": b""}),
                 "shared": ArrayRecord([np.ones((2, 2))]),
+            }
+        ),
+        RecordDict(
+            {
+                "letter": ConfigRecord({"header": b"{}", "signature": b""}),
+                "shared": ArrayRecord({"params:3": Array(np.ones(2, "<f4"))}),
             }
         ),
     ]
@@ -109,7 +162,7 @@ def test_the_names_that_are_used_are_there():
             "ConfirmMessageReceived SendNodeHeartbeat from_server_address close"
         ),
         run.HttpGrid: "push_messages pull_messages get_nodes set_run close _runtime_client",
-        run.ControlHttpClient: "RegisterNode StartRun close",
+        run.ControlHttpClient: "RegisterNode StartRun ListRuns close",
         run.RuntimeHttpClient: "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat",
     }
     for owner, names in used.items():

@@ -144,8 +144,8 @@ def no_value_limit(monkeypatch):
 def no_settling(monkeypatch):
     """Any acknowledgement is taken as the one in memory."""
 
-    def settle(self, acknowledged, restore=None):
-        pending, memory = self.pending(), self.acknowledged()
+    def settle(self, acknowledged, restore, pending):
+        memory = self.acknowledged()
         slots = pending.slots if pending and pending.upload == acknowledged else memory.slots
         self._write("memory.box", {"upload": acknowledged}, slots)
         return Acknowledged(acknowledged, slots)

@@ -144,23 +144,27 @@ def pending(upload, round=1, value=1.0, anchor=None):
     )
 
 
+def settle(memory, acknowledged, restore=None):
+    return memory.settle(acknowledged, restore, memory.pending())
+
+
 def test_settle_follows_the_acknowledgement(tmp_path):
     memory = RunMemory(tmp_path)
-    assert memory.settle("").slots == {}
+    assert settle(memory, "").slots == {}
     memory.write_pending(pending("u1"))
-    assert memory.settle("").slots == {}  # not acknowledged: memory unchanged, upload kept
+    assert settle(memory, "").slots == {}  # not acknowledged: memory unchanged, upload kept
     assert memory.pending() is not None
-    assert memory.settle("u1").slots["control"].tolist() == [3.0]
+    assert settle(memory, "u1").slots["control"].tolist() == [3.0]
     assert memory.pending() is None
     memory.write_pending(pending("u2", 2, 5.0))
-    assert memory.settle("u1").slots["control"].tolist() == [3.0]
+    assert settle(memory, "u1").slots["control"].tolist() == [3.0]
     memory.write_pending(pending("u3", 3, 7.0))  # u2 was never applied, and is gone
     with pytest.raises(Refused, match="state-mismatch"):
-        memory.settle("u2")
-    assert memory.settle("u3").slots["control"].tolist() == [21.0]
+        settle(memory, "u2")
+    assert settle(memory, "u3").slots["control"].tolist() == [21.0]
     with pytest.raises(Refused, match="state-mismatch"):
-        memory.settle("")
-    restored = memory.settle("u9", {"control": vector(9.0)})
+        settle(memory, "")
+    restored = settle(memory, "u9", {"control": vector(9.0)})
     assert restored.slots["control"].tolist() == [9.0]
     assert RunMemory(tmp_path).acknowledged().upload == "u9"
 
@@ -177,13 +181,13 @@ def test_the_pending_upload_is_read_back_whole(tmp_path):
 def test_a_damaged_box_is_noticed(tmp_path, name):
     memory = RunMemory(tmp_path)
     memory.write_pending(pending("u1"))
-    memory.settle("u1")
+    settle(memory, "u1")
     memory.write_pending(pending("u2"))
     raw = bytearray((tmp_path / name).read_bytes())
     for change in (lambda r: r[:-5], lambda r: r[:3] + b"x" + r[4:], lambda r: b""):
         (tmp_path / name).write_bytes(change(bytes(raw)))
         with pytest.raises(Refused, match="state-damaged"):
-            memory.settle("u2")
+            settle(memory, "u2")
 
 
 def test_a_damaged_enrolment_is_noticed(tmp_path):

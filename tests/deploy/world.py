@@ -272,7 +272,8 @@ class World:
         for slot, c in self.state.server.slots.items():
             total = np.zeros(len(c))
             for name in self.names:
-                held = self.memory(name).settle(self.engine.acknowledged.get(name, "")).slots
+                memory, last = self.memory(name), self.engine.acknowledged.get(name, "")
+                held = memory.settle(last, None, memory.pending()).slots
                 if slot in held:
                     total += held[slot]
             worst = max(worst, float(np.abs(len(self.names) * c.numpy() - total).max()))

@@ -21,6 +21,7 @@ import secrets
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -103,10 +104,16 @@ class Letter:
     vectors: Vectors = field(default_factory=dict)
     signature: bytes = b""
 
+    @cached_property
+    def digests(self) -> Mapping[str, bytes]:
+        """SHA-256 of every vector; they are hashed once, however often they are looked at."""
+        return vector_digests(self.vectors)
+
     def signed_by(self, public: str) -> bool:
         """Whether the holder of ``public`` ("ed25519:…") signed this very letter."""
         try:
-            _public_key(public).verify(self.signature, _to_sign(self.header, self.vectors))
+            content = _to_sign(self.header, self.vectors, self.digests)
+            _public_key(public).verify(self.signature, content)
         except (InvalidSignature, ValueError, TypeError):
             return False
         return True
@@ -234,38 +241,44 @@ def read_header(raw: bytes) -> dict[str, Json] | None:
 
 def read_vector(raw: object) -> np.ndarray | None:
     """The float32 vector in these bytes, or None."""
-    if not isinstance(raw, bytes) or len(raw) % 4:
+    if not isinstance(raw, bytes | memoryview) or len(raw) % 4:
         return None
     return np.frombuffer(raw, dtype="<f4").copy()
 
 
 def pack(letter: Letter) -> bytes:
     """A letter as bytes; :func:`unpack` reads them back."""
+    return b"".join(packed(letter))
+
+
+def packed(letter: Letter) -> list[bytes | memoryview]:
+    """The pieces of :func:`pack`; those of the vectors are not copied."""
     header = canonical(letter.header)
-    parts = [_MAGIC, struct.pack("<IH", len(header), len(letter.signature)), header]
+    parts: list[bytes | memoryview] = [_MAGIC]
+    parts += [struct.pack("<IH", len(header), len(letter.signature)), header]
     parts += [letter.signature, struct.pack("<H", len(letter.vectors))]
     for name in sorted(letter.vectors):
         raw = _raw(letter.vectors[name])
-        parts += [struct.pack("<HQ", len(name.encode()), len(raw)), name.encode(), bytes(raw)]
-    return b"".join(parts)
+        parts += [struct.pack("<HQ", len(name.encode()), len(raw)), name.encode(), raw]
+    return parts
 
 
-def unpack(raw: bytes) -> Letter | None:
+def unpack(raw: bytes | memoryview) -> Letter | None:
     """The letter in these bytes, or None; never an exception, and nothing is left over."""
     try:
-        return _unpack(raw)
+        return _unpack(memoryview(raw))
     except (struct.error, ValueError, IndexError):
         return None
 
 
-def _unpack(raw: bytes) -> Letter | None:
-    if not raw.startswith(_MAGIC):
+def _unpack(raw: memoryview) -> Letter | None:
+    if raw[: len(_MAGIC)] != _MAGIC:
         return None
     at = len(_MAGIC)
     long, sealed = struct.unpack_from("<IH", raw, at)
     at += 6
-    header = read_header(raw[at : at + long])
-    signature = raw[at + long : at + long + sealed]
+    header = read_header(bytes(raw[at : at + long]))
+    signature = bytes(raw[at + long : at + long + sealed])
     at += long + sealed
     (count,) = struct.unpack_from("<H", raw, at)
     at += 2
@@ -275,7 +288,8 @@ def _unpack(raw: bytes) -> Letter | None:
     for _ in range(count):
         named, size = struct.unpack_from("<HQ", raw, at)
         at += 10
-        name, body = raw[at : at + named].decode(), raw[at + named : at + named + size]
+        name = bytes(raw[at : at + named]).decode()
+        body = raw[at + named : at + named + size]
         at += named + size
         vector = read_vector(body)
         if vector is None or len(body) != size or name in vectors:

@@ -17,12 +17,14 @@ from dpscaffold.provision import host_and_port, is_loopback
 #: The releases this room was written for and tried with.
 TESTED = ("1.41", "1.42")
 
-#: Flower phones home, looks for updates and installs what a bundle asks for unless told not to;
-#: it reads these when it is imported.
+#: Flower phones home, looks for updates and installs what a bundle asks for unless told not to, and
+#: cuts arrays into pieces of 5 MiB, each of which costs several requests; it reads these when it is
+#: imported.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(64 << 20),
 }
 
 

@@ -22,6 +22,7 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_a
 from flwr.superlink.main import create_app
 
 from dpscaffold.errors import BadInput
+from dpscaffold.machine import give_memory_back
 from dpscaffold.provision import check_certificate, is_loopback, read_secret
 
 _Scope = MutableMapping[str, Any]
@@ -114,6 +115,7 @@ def serve_link(listeners: Listeners, ready: Callable[[], None] = lambda: None) -
             f"--insecure with the address {listeners.public[0]!r}; plain text is for loopback only"
         )
     config = superlink_config(listeners)
+    give_memory_back()
     lifespan = importlib.import_module("flwr.superlink.cli.flower_superlink").SuperLinkLifespan
     app = create_app(config, lifespan)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -19,7 +19,7 @@ from dpscaffold.engines.letters import Letter, Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
 from dpscaffold.flower.node import Address, Fleet, clock_of, serve
-from dpscaffold.machine import pick_device
+from dpscaffold.machine import give_memory_back, pick_device
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.provision import (
     check_certificate,
@@ -50,6 +50,7 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
     key, node_key = read_signing_key(file.signing_key), read_node_key(file.node_key)
     check_data_table(file.data, path.resolve().parent)
     os.umask(0o077)
+    give_memory_back()
     state = StateFolder(file.state, file.name)
     say = logger_of(file, echo)
     SiteLedger(state.ledger, file.name)  # a damaged ledger is said now, not at the first letter

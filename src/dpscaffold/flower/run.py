@@ -20,7 +20,7 @@ import httpx
 from flwr.app import Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -188,6 +188,15 @@ def register(office: Office, members: Iterable[Member]) -> None:
             if "in use" not in error.response.text and error.response.status_code != 409:
                 raise
     control.close()
+
+
+def flower_bytes(office: Office) -> int:
+    """All bytes that Flower has counted between its nodes and the SuperLink, both ways, since the
+    SuperLink was started: requests and answers that carry messages, and their objects."""
+    control = control_client(office)
+    runs = control.ListRuns(ListRunsRequest()).run_dict.values()
+    control.close()
+    return sum(run.bytes_sent + run.bytes_recv for run in runs)
 
 
 @dataclass

@@ -3,7 +3,8 @@
 Every object of a message costs the SuperLink a request of 7 to 10 ms, so a letter has few: its
 header in one record, and all vectors in one other record, which is the same object for all sites of
 a round and therefore reaches the SuperLink once. Vectors that are for one site only (``restore.*``)
-have a record of their own. Up to 1 MiB travels as bytes, more as one stacked array.
+have a record of their own. Up to 1 MiB travels as bytes, which is one object less; more as one
+array, end to end, which Flower handles at a tenth of the CPU of bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +31,22 @@ def to_records(letter: Letter) -> RecordDict:
 
 
 def _vectors(vectors: dict[str, np.ndarray]) -> ConfigRecord | ArrayRecord:
-    sizes = {len(vector) for vector in vectors.values()}
-    if sum(vector.nbytes for vector in vectors.values()) <= SMALL or len(sizes) > 1:
-        return ConfigRecord(
-            {name: np.ascontiguousarray(v, "<f4").tobytes() for name, v in vectors.items()}
-        )
-    stacked = np.stack([np.ascontiguousarray(v, "<f4") for v in vectors.values()])
-    return ArrayRecord({",".join(vectors): Array(stacked)})
+    plain = {name: np.ascontiguousarray(vector, "<f4") for name, vector in vectors.items()}
+    if sum(vector.nbytes for vector in plain.values()) <= SMALL:
+        return ConfigRecord({name: vector.tobytes() for name, vector in plain.items()})
+    names = ",".join(f"{name}:{len(vector)}" for name, vector in plain.items())
+    return ArrayRecord({names: Array(np.concatenate(list(plain.values())))})
+
+
+def _cut(names: str, whole: np.ndarray) -> dict[str, np.ndarray] | None:
+    """The vectors of one array by its label, ``name:length,name:length``."""
+    said = [part.rpartition(":") for part in names.split(",")]
+    lengths = [int(length) for _, _, length in said]
+    fits = min(lengths) >= 0 and sum(lengths) == len(whole)
+    if whole.dtype != np.dtype("<f4") or whole.ndim != 1 or not fits:
+        return None
+    ends = np.cumsum(lengths)[:-1]
+    return {name: row for (name, _, _), row in zip(said, np.split(whole, ends), strict=True)}
 
 
 def from_records(content: RecordDict) -> Letter:
@@ -64,8 +74,8 @@ def _from_records(content: RecordDict) -> Letter | None:
                 vectors[name] = vector
         elif part in content.array_records:
             for names, array in content.array_records[part].items():
-                rows = array.numpy()
-                if rows.dtype != np.dtype("<f4") or rows.ndim != 2:
+                cut = _cut(names, array.numpy())
+                if cut is None:
                     return None
-                vectors.update(zip(names.split(","), rows, strict=True))
+                vectors.update(cut)
     return Letter(header, vectors, signature)

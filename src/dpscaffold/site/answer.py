@@ -34,7 +34,6 @@ from dpscaffold.engines.letters import (
     reply,
     text_of,
     texts_of,
-    vector_digests,
     whole_of,
 )
 from dpscaffold.site.file import Grant, Policy, Terms, check_terms, grant, most_within
@@ -281,7 +280,8 @@ class Site:
         self._check_seen(header, run, ledger)
         known = self._enrolment(memory)
         booking = self._booking(run, ledger)
-        self._check_anchors(known, memory, ledger)
+        pending = memory.pending()
+        self._check_anchors(known, pending, ledger)
         if header.get("plan") != known.plan:
             raise Refused("plan-changed")
         policy = self.policy()
@@ -291,11 +291,10 @@ class Site:
         restore = _check_vectors(letter.vectors, work, round, policy.largest_value)
         self.step("checked")
         acknowledged = text_of(header, "acknowledged", "state-mismatch")
-        slots = memory.settle(acknowledged, restore).slots
+        slots = memory.settle(acknowledged, restore, pending).slots
         self.step("settled")
-        question = question_of(run, round, acknowledged, letter.vectors)
-        pending = memory.pending()
-        if pending is not None and pending.question == question:
+        question = question_of(run, round, acknowledged, letter.digests)
+        if pending is not None and memory.has_pending and pending.question == question:
             return self._upload(pending, booking, ledger, fresh=False)
         if booking.participations >= self._cap(booking, policy, work, ledger):
             raise Refused("budget-spent")
@@ -344,9 +343,8 @@ class Site:
         if restore is not None:
             _check_shapes(restore, work.remembers())
         check_values(letter.vectors, policy.largest_value)
-        slots = memory.settle(
-            text_of(letter.header, "acknowledged", "state-mismatch"), restore
-        ).slots
+        acknowledged = text_of(letter.header, "acknowledged", "state-mismatch")
+        slots = memory.settle(acknowledged, restore, memory.pending()).slots
         if letter.header.get("over") is True:
             memory.write_model(dict(letter.header), _named(letter.vectors, "model."))
             memory.amend(known, over=True)
@@ -382,9 +380,8 @@ class Site:
         if behind:
             raise Refused("ledger-behind", f"the server has seen more: {behind}")
 
-    def _check_anchors(self, known: Enrolment, memory: RunMemory, ledger: SiteLedger) -> None:
+    def _check_anchors(self, known: Enrolment, pending: Pending | None, ledger: SiteLedger) -> None:
         """The ledger must still begin with what it held when these files were written."""
-        pending = memory.pending()
         anchors = [Anchor.read(known.anchor, "enrolment.json")]
         if pending is not None:
             anchors.append(pending.anchor)
@@ -425,12 +422,13 @@ class Site:
         return most_within(run, left.epsilon, cap)
 
 
-def question_of(run: str, round: int, acknowledged: str, vectors: Vectors) -> str:
-    """What makes two tasks the same question: run, round, x and what is shared, and the memory
-    that the answer starts from."""
-    asked = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
-    digests: dict[str, Json] = {k: v.hex() for k, v in vector_digests(asked).items()}
-    return digest("question", run, round, acknowledged, digests)
+def question_of(run: str, round: int, acknowledged: str, digests: Mapping[str, bytes]) -> str:
+    """What makes two tasks the same question: run, round, x and what is shared (by their vectors'
+    digests), and the memory that the answer starts from."""
+    asked: dict[str, Json] = {
+        k: v.hex() for k, v in digests.items() if not k.startswith("restore.")
+    }
+    return digest("question", run, round, acknowledged, asked)
 
 
 def _counts(booking: Booking, ledger: SiteLedger) -> dict[str, Json]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.books.journal import Anchor
-from dpscaffold.engines.letters import Header, Json, Letter, Refused, Vectors, pack, unpack
+from dpscaffold.engines.letters import Header, Json, Letter, Refused, Vectors, packed, unpack
 from dpscaffold.errors import BadInput
 from dpscaffold.provision import write_whole
 from dpscaffold.whole import hold, sync_folder
@@ -162,17 +162,29 @@ class RunMemory:
         vectors |= {f"slot.{name}": value for name, value in pending.slots.items()}
         self._write("pending.box", head, vectors)
 
-    def settle(self, acknowledged: str, restore: Vectors | None = None) -> Acknowledged:
-        """Bring memory to where the server says it is.
+    @property
+    def has_pending(self) -> bool:
+        """Whether an upload waits for its acknowledgement."""
+        return self._pending.exists()
+
+    @property
+    def _pending(self) -> Path:
+        return self.folder / "pending.box"
+
+    def settle(
+        self, acknowledged: str, restore: Vectors | None, pending: Pending | None
+    ) -> Acknowledged:
+        """Bring memory to where the server says it is; ``pending`` is what :meth:`pending` gave.
 
         An acknowledged pending upload becomes the memory; the acknowledgement already in memory
         leaves it; anything else is ``state-mismatch``, unless the server sends the slots along.
         """
-        memory, pending = self.acknowledged(), self.pending()
+        memory = self.acknowledged()
         if pending is not None and pending.upload == acknowledged:
             memory = Acknowledged(acknowledged, pending.slots)
             self._write("memory.box", {"upload": acknowledged}, memory.slots)
-            self.drop_pending()
+            # Not synced: if it comes back after a crash, it is settled again to the same slots.
+            self._pending.unlink()
         elif memory.upload != acknowledged:
             if restore is None:
                 raise Refused("state-mismatch", f"{acknowledged!r:.50} is not known here")
@@ -183,7 +195,7 @@ class RunMemory:
 
     def drop_pending(self) -> None:
         """Forget the pending upload: it is in memory now, or nobody will have it."""
-        (self.folder / "pending.box").unlink(missing_ok=True)
+        self._pending.unlink(missing_ok=True)
         sync_folder(self.folder)
 
     def forget(self) -> None:
@@ -202,13 +214,15 @@ class RunMemory:
 
     def _write(self, name: str, header: Header, vectors: Vectors) -> None:
         plain = {key: np.ascontiguousarray(value, "<f4") for key, value in vectors.items()}
-        raw = pack(Letter(header, plain))
-        write_whole(self.folder / name, raw + hashlib.sha256(raw).digest())
+        parts, check = packed(Letter(header, plain)), hashlib.sha256()
+        for part in parts:
+            check.update(part)
+        write_whole(self.folder / name, b"".join([*parts, check.digest()]))
 
     def _read(self, name: str) -> Letter | None:
         path = self.folder / name
         try:
-            raw = path.read_bytes()
+            raw = memoryview(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -1,0 +1,148 @@
+"""The command line, timed: ``python benchmarks/deploy_timed.py server run …`` (see ``deploy.py``).
+
+Seconds are charged to one label at a time, the innermost, so they add up. A server and a site
+write one line of JSON for each round to ``timed.jsonl`` in the run's, or the site's, folder. After
+the first and the last round the server also notes how many bytes Flower has counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpscaffold import flower
+
+flower.require()
+
+PROGRAM = (sys.executable, str(Path(__file__).resolve()))
+#: The labels that are not this package's own work: Flower's, and the local steps.
+OTHERS = ("Flower", "local steps")
+
+
+class Clock:
+    """Seconds by label; nested calls are charged to the inner label alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._stack: list[str] = []
+        self._since = time.perf_counter()
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        if self._stack:
+            self.seconds[self._stack[-1]] += now - self._since
+        self._since = now
+
+    def wrap(self, owner: Any, name: str, label: str) -> None:
+        """Charge every call of ``owner.name`` to ``label``."""
+        real: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            self._charge()
+            self._stack.append(label)
+            try:
+                return real(*given, **named)
+            finally:
+                self._charge()
+                self._stack.pop()
+
+        setattr(owner, name, timed)
+
+    def take(self) -> dict[str, float]:
+        """What was charged since the last time."""
+        self._charge()
+        taken, self.seconds = dict(self.seconds), defaultdict(float)
+        return taken
+
+
+def note(path: Path, line: dict[str, Any]) -> None:
+    """Append a line."""
+    with path.open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+
+
+def time_site(folder: Path) -> None:
+    """A site: verifying, ledger, memory, local steps, signing."""
+    from dpscaffold.engines.letters import Letter
+    from dpscaffold.site import answer
+    from dpscaffold.site.ledger import SiteLedger
+    from dpscaffold.site.memory import RunMemory
+    from dpscaffold.site.work import OfferedWork
+
+    clock = Clock()
+    clock.wrap(Letter, "signed_by", "signatures")
+    clock.wrap(answer, "reply", "signatures")
+    for name in ("__init__", "participate"):
+        clock.wrap(SiteLedger, name, "ledger")
+    for name in ("enrolment", "pending", "settle", "write_pending"):
+        clock.wrap(RunMemory, name, "memory")
+    clock.wrap(OfferedWork, "participate", "local steps")
+    real = answer.Site.answer
+
+    def answered(self: Any, letter: Any) -> Any:
+        clock.take()
+        reply = real(self, letter)
+        if reply.header.get("kind") == "task":
+            note(folder / "timed.jsonl", {"round": reply.header.get("round"), **clock.take()})
+        return reply
+
+    answer.Site.answer = answered  # type: ignore[method-assign]
+    clock.wrap(answer.Site, "answer", "the rest")
+
+
+def time_server(folder: Path) -> None:
+    """A server: letters and waiting (Flower), signatures, aggregation, ledger, checkpoint."""
+    from dpscaffold.books.accounts import Accounts
+    from dpscaffold.deployed import Deployment
+    from dpscaffold.engines import sites
+    from dpscaffold.engines.enrolment import Correspondence
+    from dpscaffold.engines.letters import Letter
+    from dpscaffold.flower.run import Grid, Post, flower_bytes
+
+    clock, offices = Clock(), []
+    clock.wrap(Post, "ask", "Flower")
+    clock.wrap(Letter, "answers", "signatures")
+    clock.wrap(Correspondence, "letter", "signatures")
+    clock.wrap(sites, "vector_digests", "signatures")
+    clock.wrap(sites.Sites, "_apply", "aggregation")
+    clock.wrap(Accounts, "admit", "ledger")
+    clock.wrap(Deployment, "_count", "ledger")
+    clock.wrap(Deployment, "_checkpoint", "checkpoint")
+    opened, after = Grid.__init__, Deployment._after
+
+    def open_grid(self: Any, office: Any, members: Any) -> None:
+        offices.append(office)
+        opened(self, office, members)
+
+    def after_round(self: Any, done: Any, engine: Any, accounts: Any, setting: Any) -> None:
+        after(self, done, engine, accounts, setting)
+        line: dict[str, Any] = {"round": done.number, **clock.take()}
+        if done.number in (1, setting.plan.rounds):
+            line["flower_bytes"] = flower_bytes(offices[-1])
+        note(folder / "timed.jsonl", line)
+        clock.take()
+
+    Grid.__init__ = open_grid  # type: ignore[method-assign]
+    Deployment._after = after_round  # type: ignore[method-assign]
+    clock.wrap(Deployment, "_train", "the rest")
+
+
+def read_timed(folder: Path) -> list[dict[str, float]]:
+    """The lines that a timed process wrote."""
+    lines = (folder / "timed.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+if __name__ == "__main__":
+    from dpscaffold.cli import main
+
+    if sys.argv[1:3] == ["site", "start"]:
+        time_site(Path(sys.argv[3]).resolve().parent)
+    elif sys.argv[1:3] == ["server", "run"]:
+        time_server(Path(sys.argv[sys.argv.index("--out") + 1]))
+    main()
