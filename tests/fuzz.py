@@ -22,9 +22,8 @@ from fuzzing.watching import Overdue, sentence_of, watched
 
 #: What a case mutates, by its number modulo 10.
 KINDS: tuple[Callable[[random.Random, Path], str], ...] = (
-    *(configurations.attempt for _ in range(5)),
+    *(configurations.attempt for _ in range(6)),
     *(tables.attempt for _ in range(3)),
-    arguments.attempt,
     arguments.attempt,
 )
 #: Cases that one child runs; its folder is fresh.

@@ -260,6 +260,7 @@ class PlanSettings(ConfigTable):
     evaluate_every: int = Plan.evaluate_every
     checkpoint_every: int = Plan.checkpoint_every
     seed: int = Plan.seed
+    max_rounds: int | None = None
     _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")
@@ -431,7 +432,7 @@ class Configuration(ConfigTable):
         return describe_run(
             sizes,
             self.algorithm.build(),
-            rounds=self.plan.rounds,
+            rounds=self.plan.max_rounds or self.plan.rounds,
             local_steps=self.plan.local_steps,
             **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),
             noise=1.0 if given.noise is None else given.noise,

@@ -94,6 +94,10 @@ class Deployment:
 
     def run(self, names: tuple[str, ...], resume: bool) -> Served:
         """Enrol and train, or go on where the folder stands."""
+        if self.offer.plan.max_rounds is not None:
+            raise BadInput(
+                "plan.max_rounds is given, and sites agree to the rounds of one offer; leave it out"
+            )
         try:
             if resume and self.folder.holds_run:
                 enrolled = self._known(names)

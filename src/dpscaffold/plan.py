@@ -26,6 +26,8 @@ class Plan:
     field              paper   meaning
     =================  ======  =====================================================================
     rounds             T       communication rounds, warm-start rounds included
+    max_rounds                 the largest T that the run may be given later; what is calibrated
+                               and stated is ε of so many rounds. None: that of ``rounds``
     local_steps        K       steps of each participant in a round
     user_ratio         l       ⌊lM⌋ users take part in a round, drawn without replacement
     data_ratio         s       a step uses a batch of b_i = ⌊sR_i⌋ of the user's R_i records
@@ -61,11 +63,19 @@ class Plan:
     evaluate_every: int = 10
     checkpoint_every: int = 10
     seed: int = 0
+    max_rounds: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):
             whole(f"plan.{name}", getattr(self, name), least=1)
         whole("plan.seed", self.seed, least=0)
+        if self.max_rounds is not None:
+            whole("plan.max_rounds", self.max_rounds, least=1)
+            if self.max_rounds < self.rounds:
+                raise BadInput(
+                    f"plan.max_rounds is {self.max_rounds}, and plan.rounds is {self.rounds}; give "
+                    f"at least as many, or leave plan.max_rounds out"
+                )
         if self.warm_rounds is not None:
             whole("plan.warm_rounds", self.warm_rounds, least=0)
         for name in ("user_ratio", "data_ratio", "tail"):
@@ -82,6 +92,11 @@ class Plan:
             )
         choice("plan.weighting", self.weighting, ("uniform", "records"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
+
+    @property
+    def planned(self) -> int:
+        """The T that is accounted for: the largest that was fixed in advance."""
+        return self.rounds if self.max_rounds is None else self.max_rounds
 
     @cached_property
     def step_size(self) -> float:

@@ -239,7 +239,7 @@ class Setting:
         return describe_run(
             self.roster.sizes,
             self.algorithm,
-            rounds=plan.rounds,
+            rounds=plan.planned,
             local_steps=plan.local_steps,
             cohort_size=self.cohort_size,
             batch_sizes=self.batch_sizes.tolist(),

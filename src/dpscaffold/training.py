@@ -310,10 +310,14 @@ class _Training:
         self.folder = RunFolder(out)
         if resume and self.folder.holds_run:
             self.folder.lock()
-            self.folder.check_same(described)
-            self.folder.check_setting(self.setting.to_dict())
+            longer = self.folder.is_outgrown(self.setting.plan)
+            self.folder.check_same(described, longer)
+            self.folder.check_setting(self.setting.to_dict(), longer)
             self.folder.check_identity(identity)
             self._pick_up(self.folder, digest.value)
+            self.accounts.extend(self.folder)
+            if longer:
+                self.folder.replan(to_toml(described), self.setting.to_dict())
         else:
             self.accounts.check_room()
             self.folder.begin(to_toml(described), identity, self.setting.to_dict())
@@ -371,7 +375,7 @@ class _Training:
             self.hardware = replace(self.hardware, chunk=engine.chunk)
         state = State.initial(setting, self.device)
         if self.saved is not None:
-            state = State.from_dict(self.saved["state"], self.device)
+            state = State.from_dict(self.saved["state"], self.device).under(setting)
             engine.memories.restore(self.saved["memories"])
         self.evaluate.optimum_loss = optimum.loss if optimum else None
         ended, message = "completed", ""
@@ -380,7 +384,7 @@ class _Training:
             self.begun = round
             return self.accounts.draw(self.randomness, round)
 
-        if self.folder is not None and self.stopping is not None:
+        if self.folder is not None:
             self._book_all()
         counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds
@@ -421,11 +425,12 @@ class _Training:
         return self._finish(state, ended, message, optimum)
 
     def _book_all(self) -> None:
-        """Put all planned rounds into the ledger where outputs decide how many are run."""
-        if self.accounts.run is None:
+        """Put all planned rounds into the ledger where outputs may decide how many are run."""
+        decided = self.stopping is not None or self.setting.plan.max_rounds is not None
+        if not decided or self.accounts.run is None:
             return
-        for round in range(self.accounts.ledger.rounds + 1, self.setting.plan.rounds + 1):
-            if self.accounts.draw(self.randomness, round) is None:
+        for round in range(self.accounts.ledger.rounds + 1, self.setting.plan.planned + 1):
+            if self.accounts.draw(self.randomness, round, ahead=True) is None:
                 return
 
     def _stops(self, row: Mapping[str, Any]) -> bool:

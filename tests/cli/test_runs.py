@@ -330,8 +330,8 @@ def test_files_that_cannot_be_read(config, tmp_path, finished):
         (["train", "broken.toml"], "not valid TOML"),
         (["train", config, "--out", run], "already holds a run"),
         (
-            ["train", config, "--out", run, "--resume", "--set", "plan.rounds=13"],
-            "plan.rounds = 12, not 13",
+            ["train", config, "--out", run, "--resume", "--set", "plan.rounds=11"],
+            "plan.rounds = 12, not 11",
         ),
         (["compare", tmp_path], "holds no run"),
         (["compare", run, "--out", "figure.doc"], ".png, .svg or .pdf"),

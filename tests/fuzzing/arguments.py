@@ -94,7 +94,7 @@ LINES: tuple[str, ...] = (
     "plan --users 5 --records 40 --features 3 --classes 2 --epsilon 1 --rounds 2 --local-steps 1"
     " --participants 2 --config p.toml --json",
     "tune tune.toml --out tuned --json",
-    "reproduce --list",
+    "reproduce --list nothing",
     "reproduce nothing --scale 0.001 --seeds 1 --out results",
     "provision f.toml --out kit --with-keys",
     "server status run --json",

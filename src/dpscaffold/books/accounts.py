@@ -10,16 +10,19 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from dpscaffold.books.booking import Booking
 from dpscaffold.books.journal import Anchor, Journal
+from dpscaffold.books.parts import Parts, priced
 from dpscaffold.books.runfolder import RunFolder, plain
 from dpscaffold.books.runledger import (
+    EXTENDS,
     JOURNAL,
     PREPARATION,
     SUMMARY,
@@ -29,6 +32,7 @@ from dpscaffold.books.runledger import (
     read_entries,
     read_ledger,
     read_opening,
+    read_parts,
     summary_text,
 )
 from dpscaffold.budget import Budget
@@ -66,7 +70,10 @@ class Accounts:
         self._booking: Booking | None = None
         self._replay_until = 0
         self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
-        self._most_rounds = setting.plan.rounds
+        self._released = 0
+        self._most_rounds = setting.plan.planned
+        self._parts = Parts((setting.plan.planned,))
+        self._later: Spending | None = None
         if self.run is None:
             if budget != Budget():
                 raise BadInput(
@@ -93,7 +100,7 @@ class Accounts:
                 self.run,
                 budget.target_epsilon,
                 bound,
-                at_most=setting.plan.rounds,
+                at_most=setting.plan.planned,
                 costs=self.costs,
             )
         if budget.file is not None:
@@ -102,7 +109,7 @@ class Accounts:
                 raise BadInput(
                     f"privacy.budget_file is set for a run that nothing can be counted of: {reason}"
                 )
-            rounds = min(setting.plan.rounds, self._most_rounds)
+            rounds = min(setting.plan.planned, self._most_rounds)
             self._booking = Booking(
                 budget.file, setting, self.run, self.costs, budget.user_epsilon, rounds, data
             )
@@ -117,7 +124,8 @@ class Accounts:
         if self._booking:
             entries = list(read_entries(self._journal)) if self._journal else []
             again = [entry.round for entry in entries if entry.again]
-            self._booking.begin(folder, len(entries), again)
+            counted = len({entry.round for entry in entries}) + len(again)
+            self._booking.begin(folder, counted, again, self._parts)
 
     def attach(
         self,
@@ -140,6 +148,7 @@ class Accounts:
         journal = Journal(folder.file(JOURNAL))
         if folder.file(SUMMARY).exists():
             self.ledger = read_ledger(folder.path)
+            self._as_planned(journal)
         elif completed or len(journal) > 1:
             raise BadInput(
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or "
@@ -161,7 +170,9 @@ class Accounts:
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
         # outputs, which costs nothing; a secret one draws fresh noise, which does.
         secret = self.setting.privacy is not None and self.setting.privacy.secret
-        self._replay_until = self.ledger.rounds if secret and not stored else 0
+        entries = read_entries(journal) if len(journal) else ()
+        self._released = max((entry.round for entry in entries if not entry.ahead), default=0)
+        self._replay_until = self._released if secret and not stored else 0
         self._write_preprocessing()
         self._journal = journal
         if not len(journal):
@@ -169,19 +180,50 @@ class Accounts:
         folder.write_text(SUMMARY, summary_text(self.ledger, journal))
         self.book(folder)
 
+    def _as_planned(self, journal: Journal) -> None:
+        """See this run as it was planned: T at first, and the parts that were added to it."""
+        assert self.run is not None
+        first = self.ledger.run.rounds
+        self._parts = read_parts(journal, first) if len(journal) else Parts((first,))
+        self.run = replace(self.run, rounds=first)
+        self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
+        self._later = Spending(self.run, bound_for(self.run, "server"))
+        self._most_rounds = min(self._most_rounds, first)
+
+    def extend(self, folder: RunFolder) -> None:
+        """Give the run the rounds of its setting's plan beyond those that it was planned with: a
+        part of its own, whose ε and δ add. Nothing is written where there is none."""
+        rounds = self.setting.plan.planned
+        if self.run is None or rounds <= self._parts.ends[-1]:
+            return
+        assert self._journal is not None
+        if self.budget.user_epsilon is not None:
+            raise BadInput(
+                f"plan.rounds is raised to {rounds}, and privacy.user_epsilon caps what each user "
+                f"spends in the {self._parts.ends[-1]} rounds that were planned; fix "
+                f"plan.max_rounds before a run, or start another"
+            )
+        parts = self._parts.extended(rounds)
+        if self._booking:
+            self._booking.extend(parts)
+        self._withdraw_statement()
+        self._journal.append({EXTENDS: rounds})
+        self._parts = parts
+        folder.write_text(SUMMARY, summary_text(self.ledger, self._journal))
+
     @property
     def anchor(self) -> Anchor | None:
         """The journal as it stands, for a checkpoint."""
         return self._journal.anchor if self._journal else None
 
-    def draw(self, randomness: Randomness, round: int) -> Draw | None:
+    def draw(self, randomness: Randomness, round: int, ahead: bool = False) -> Draw | None:
         """Who takes part in a round, in the ledger by then; None where it must not run, and then
         ``refusal`` says why."""
         self.refusal = self.refuses(round)
         if self.refusal:
             return None
         drawn = randomness.cohort(round, self.setting.users, self.setting.cohort_size)
-        return Draw(drawn, self.admit(round, drawn))
+        return Draw(drawn, self.admit(round, drawn, ahead))
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""
@@ -209,22 +251,48 @@ class Accounts:
         """Whether ε stays within the target after this round, with all that was released."""
         assert self.run is not None and self.budget.target_epsilon is not None
         rounds, repeats = self.ledger.with_round(round, again=round <= self._replay_until)
+        if self._parts.several:
+            return self._spent_with(round) <= self.budget.target_epsilon
         if not repeats:
             return rounds <= self._most_rounds
         bound = self.budget.bound(self.run, repeats)
         return bound.epsilon(self.run, rounds, self.costs, repeats) <= self.budget.target_epsilon
 
-    def admit(self, round: int, drawn: np.ndarray) -> np.ndarray:
-        """Those of the drawn users who take part; they are in the ledger when this returns."""
+    def _spent_with(self, round: int) -> float:
+        """ε of all parts towards the budget's view once this round is over."""
+        assert self.run is not None
+        again = round if round <= self._replay_until else 0
+        rounds, total = max(round, self.ledger.rounds), []
+        for k, (first, last) in enumerate(self._parts.spans):
+            _, repeats = self.ledger.within(first, last, again)
+            done = max(0, min(rounds, last) - first + 1)
+            if done:
+                bound = self.budget.bound(self.run, repeats)
+                total.append(bound.epsilon(self.run, done, priced(self.costs, k), repeats))
+        return math.fsum(total)
+
+    def admit(self, round: int, drawn: np.ndarray, ahead: bool = False) -> np.ndarray:
+        """Those of the drawn users who take part; they are in the ledger when this returns.
+
+        ``ahead`` counts a round before it runs, where what comes out may decide whether it does;
+        the journal is told once more when it is released.
+        """
         if self.run is None:
             return drawn
         again = round <= self._replay_until
         if round <= self.ledger.rounds and not again:
-            return np.array(self._recorded(round), dtype=np.int64)
+            users = self._recorded(round)
+            if round > self._released and self._journal:
+                self._withdraw_statement()
+                self._journal.append({"round": round, "users": list(users), "again": False})
+                self._released = round
+            return np.array(users, dtype=np.int64)
         active = self.ledger.allowed(drawn.tolist())
         if self._journal:
             self._withdraw_statement()
-            self._journal.append({"round": round, "users": active, "again": again})
+            line = {"round": round, "users": active, "again": again}
+            self._journal.append({**line, "ahead": True} if ahead else line)
+        self._released = self._released if ahead else max(self._released, round)
         self.ledger.record(round, active, again=again)
         if self._booking:
             self._booking.participate(round, again)
@@ -263,8 +331,23 @@ class Accounts:
             return {}
         if not self.promises:
             return {"epsilon_server": None}
+        if self._parts.several:
+            return {"epsilon_server": self._live_of_parts(round)}
         released = max(round, self.ledger.rounds)
+        if self.setting.plan.max_rounds is not None:  # all of them are counted from the start
+            released = max(released, self._most_rounds)
         return {"epsilon_server": self.spending.shown(released, self.ledger.repeats)}
+
+    def _live_of_parts(self, round: int) -> float:
+        released = max(round, self.ledger.rounds)
+        total = []
+        for k, (first, last) in enumerate(self._parts.spans):
+            done = max(0, min(released, last) - first + 1)
+            _, repeats = self.ledger.within(first, last)
+            if done:
+                assert self._later is not None  # parts come with a folder
+                total.append((self._later if k else self.spending).shown(done, repeats))
+        return math.fsum(total)
 
     def statement(self) -> dict[str, Any]:
         """The privacy statement of what was released so far; with a folder, what the folder says

@@ -240,7 +240,8 @@ class Allowance:
                     f"{self.path} is spent on {other.neighbours}, and this run protects "
                     f"{grant.neighbours}; give it a budget file of its own"
                 )
-            if None is not other.noise_seed == grant.noise_seed:
+            own = other.run.partition("+")[0] == grant.run.partition("+")[0]  # of other rounds
+            if not own and None is not other.noise_seed == grant.noise_seed:
                 raise BadInput(
                     f"{self.path} holds a run with the seed {grant.noise_seed}, whose noise this "
                     f"one would repeat: nothing is promised about both; give another plan.seed, or "

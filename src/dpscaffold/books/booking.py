@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dpscaffold.books.allowance import Allowance, Book, Grant, Participation
 from dpscaffold.books.journal import Anchor, digest
+from dpscaffold.books.parts import Parts
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, bound_for
@@ -45,20 +46,23 @@ class Prices:
         self._setting, self._run, self._costs = setting, run, tuple(costs)
         self._user_epsilon = user_epsilon
 
-    def of(self, rounds: int, repeats: Sequence[int] = ()) -> Price:
-        """``repeats`` are the rounds that were, or would be, run again, each as often as it was."""
+    def of(self, rounds: int, repeats: Sequence[int] = (), first: int = 1) -> Price:
+        """The rounds from ``first`` on, up to ``rounds``; ``repeats`` are those that were, or would
+        be, run again, each as often as it was. What preparing the data cost is spent in round 1."""
         run, setting = self._run, self._setting
-        ledger = Ledger(run, self._user_epsilon, self._costs)
+        costs = self._costs if first == 1 else ()
+        ledger = Ledger(run, self._user_epsilon, costs)
         randomness = setting.randomness()
-        for round in range(1, rounds + 1):
+        for round in range(first, rounds + 1):
             drawn = randomness.cohort(round, setting.users, setting.cohort_size)
-            ledger.record(round, ledger.allowed(drawn.tolist()))
+            ledger.record(round - first + 1, ledger.allowed(drawn.tolist()))
         for round in repeats:
             drawn = randomness.cohort(round, setting.users, setting.cohort_size)
-            ledger.record(round, drawn.tolist(), again=True)
-        over = bound_for(run, "server").epsilon(run, rounds, self._costs, ledger.repeats)
-        given = largest_epsilon(ledger.laws(), run.delta, self._costs)
-        return Price(max(over, given), run.delta, rounds)
+            ledger.record(round - first + 1, drawn.tolist(), again=True)
+        count = rounds - first + 1
+        over = bound_for(run, "server").epsilon(run, count, costs, ledger.repeats)
+        given = largest_epsilon(ledger.laws(), run.delta, costs)
+        return Price(max(over, given), run.delta, count)
 
     def most_rounds(self, book: Book, grant: Grant) -> int:
         """The largest number of rounds that the book has room for; 0 where not even one."""
@@ -90,6 +94,7 @@ class Booking:
         self._allowance = Allowance(path)
         self._prices = Prices(setting, run, costs, user_epsilon)
         self._setting, self._run, self._rounds = setting, run, rounds
+        self._parts = Parts((rounds,))
         self._name = secrets.token_hex(8)
         self._grants: list[Grant] = []
         self._again: list[int] = []
@@ -108,12 +113,16 @@ class Booking:
             fit = f"{most} would fit" if most else "not even one would fit"
             raise BadInput(f"{error} ({fit})") from None
 
-    def begin(self, folder: RunFolder | None, released: int, again: Sequence[int]) -> None:
+    def begin(
+        self, folder: RunFolder | None, released: int, again: Sequence[int], parts: Parts
+    ) -> None:
         """Book the run's grant, or find the one it has.
 
-        ``released`` counts the rounds in its ledger, repeats included; ``again`` are the repeats.
+        ``released`` counts the rounds in its ledger, repeats included; ``again`` are the repeats;
+        ``parts`` is how its rounds were planned.
         """
-        self._again = list(again)
+        self._again, self._parts = list(again), parts
+        self._rounds = min(self._rounds, parts.ends[0])
         saved = folder.read_json(GRANT) if folder else None
         if saved is not None:
             self._name = str(saved.get("run"))
@@ -131,13 +140,13 @@ class Booking:
         """Why a round may not run, or the empty string; a repeat may need a larger grant."""
         if not again:
             return ""
-        price = self._prices.of(self._rounds, [*self._again, round])
+        price = self._price_of_all([*self._again, round])
         granted = math.fsum(grant.epsilon for grant in self._grants)
-        if price.epsilon > granted:
+        if price > granted:
             more = replace(
                 self._grants[0],
                 run=f"{self._name}+{len(self._grants)}",
-                epsilon=math.nextafter(price.epsilon - granted, math.inf),
+                epsilon=math.nextafter(price - granted, math.inf),
                 delta=0.0,
                 rounds=1,
             )
@@ -147,6 +156,31 @@ class Booking:
                 return f"round {round} would be run again with fresh noise, and {error}"
             self._grants.append(more)
         return ""
+
+    def _price_of_all(self, repeats: Sequence[int]) -> float:
+        """ε of all parts, with these rounds run again."""
+        spans = [(1, self._rounds), *self._parts.spans[1:]]
+        return math.fsum(
+            self._prices.of(last, [r for r in repeats if first <= r <= last], first).epsilon
+            for first, last in spans
+        )
+
+    def extend(self, parts: Parts) -> None:
+        """Book what the last part would spend, ε and δ, or refuse."""
+        first, last = parts.spans[-1]
+        granted = sum(grant.rounds for grant in self._grants if grant.delta > 0)
+        if granted < last:  # else it was booked by a process that did not get further
+            price = self._prices.of(last, first=first)
+            more = replace(
+                self._grants[0],
+                run=f"{self._name}+{len(self._grants)}",
+                epsilon=price.epsilon,
+                delta=price.delta,
+                rounds=price.rounds,
+            )
+            self._allowance.book(more)
+            self._grants.append(more)
+        self._parts = parts
 
     def participate(self, round: int, again: bool) -> None:
         """Enter a round, before its uploads are used."""

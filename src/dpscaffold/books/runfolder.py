@@ -36,6 +36,7 @@ import tomli_w
 import torch
 
 from dpscaffold.errors import BadInput
+from dpscaffold.plan import Plan
 from dpscaffold.whole import hold, sync_file, sync_folder
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
@@ -130,8 +131,9 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def check_same(self, config: Mapping[str, Any]) -> None:
-        """Refuse to resume under another configuration, naming the first difference."""
+    def check_same(self, config: Mapping[str, Any], longer: bool = False) -> None:
+        """Refuse to resume under another configuration, naming the first difference; a ``longer``
+        plan may have more rounds, and is then no plan of a public surrogate any more."""
         import tomllib
 
         try:
@@ -140,9 +142,32 @@ class RunFolder:
             raise BadInput(
                 f"{self.file('config.toml')} is damaged ({error}); restore it or start the run anew"
             ) from error
+        if longer:
+            saved, config = _without_rounds(saved), _without_rounds(config)
         self._refuse_difference(saved, config)
 
-    def check_setting(self, setting: Mapping[str, Any]) -> None:
+    def is_outgrown(self, plan: Plan) -> bool:
+        """Whether the plan gives the run in this folder more rounds than it was planned with;
+        fewer are refused."""
+        saved = (self.read_json("setting.json") or {}).get("plan")
+        try:
+            rounds = int((saved or {})["rounds"])
+            planned = int((saved or {}).get("max_rounds", rounds))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return False  # check_setting says what is wrong
+        if (plan.rounds, plan.planned) == (rounds, planned):
+            return False
+        if plan.rounds < rounds or plan.planned < planned:
+            key, old, new = ("max_rounds", planned, plan.planned)
+            if plan.rounds < rounds:
+                key, old, new = ("rounds", rounds, plan.rounds)
+            raise BadInput(
+                f"{self.path} holds a run with plan.{key} = {old}, not {new}; a run can be given "
+                f"more rounds, not fewer"
+            )
+        return True
+
+    def check_setting(self, setting: Mapping[str, Any], longer: bool = False) -> None:
         """Refuse to resume under another setting: an algorithm, a plan or a budget that the
         configuration names alike and that is not the same."""
         saved = self.read_json("setting.json")
@@ -151,7 +176,16 @@ class RunFolder:
                 f"{self.path} holds a run of an earlier version, which did not write down its "
                 f"setting (setting.json), so it cannot be resumed; start it anew elsewhere"
             )
-        self._refuse_difference(saved, json.loads(json.dumps(setting)))
+        now = json.loads(json.dumps(setting))
+        if longer:
+            saved, now = _without_rounds(saved), _without_rounds(now)
+        self._refuse_difference(saved, now)
+
+    def replan(self, config: str, setting: Mapping[str, Any]) -> None:
+        """Keep the plan of a run that was given more rounds. The setting comes last: until it is
+        there, the next to resume finds the run outgrown once more."""
+        self.write_text("config.toml", config)
+        self.write_text("setting.json", json.dumps(setting, indent=2) + "\n")
 
     def _refuse_difference(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         difference = _first_difference(saved, now)
@@ -278,6 +312,13 @@ class RunFolder:
         sync_file(partial)
         os.replace(partial, self.file(name))
         sync_folder(self.path)
+
+
+def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables without what a longer plan changes."""
+    plan = dict(tables.get("plan", {}))
+    plan = {key: value for key, value in plan.items() if key not in ("rounds", "max_rounds")}
+    return {**{key: tables[key] for key in tables if key != "facts"}, "plan": plan}
 
 
 def _lines(rows: list[dict[str, Any]]) -> str:

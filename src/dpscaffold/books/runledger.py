@@ -21,22 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.journal import Anchor, Journal, digest
-from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark, statement
+from dpscaffold.books.parts import Entry, Parts
+from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
+from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.preparation import from_sentence
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
 AGAIN = "restore it or start the run anew"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of the journal: who took part in a round; ``again`` where fresh noise was drawn for
-    a round that had already been recorded."""
-
-    round: int
-    users: tuple[int, ...]
-    again: bool
+#: The key of a line that says up to which round the run was extended.
+EXTENDS = "extends"
 
 
 @dataclass(frozen=True)
@@ -62,6 +56,7 @@ class Account:
     from before journals were chained. ``colluders`` is how many participants the run's
     configuration takes to pool what they know, ``draw_given`` says that the seed of the draw was
     given with the plan, and ``allowed`` is what a release was told to overlook (None: no release).
+    ``parts`` are the ledgers of the parts in which its rounds were planned, if there are several.
     """
 
     ledger: Ledger
@@ -73,20 +68,20 @@ class Account:
     draw_given: bool = True
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
+    parts: tuple[Ledger, ...] = ()
 
     def at_delta(self, delta: float) -> Account:
-        """The same account at another δ."""
-        ledger = Ledger.from_dict(self.ledger.to_dict()).charged(self.costs)
-        ledger.run = Mechanism.from_dict({**ledger.run.to_dict(), "delta": delta})
-        return replace(self, ledger=ledger)
+        """The same account at another δ, shared out evenly where the run was planned in parts."""
+        each = delta / len(self.parts or (self.ledger,))
+        parts = tuple(_at_delta(part, each) for part in self.parts)
+        return replace(self, ledger=_at_delta(self.ledger.charged(self.costs), each), parts=parts)
 
     def statement(
         self, groups: Sequence[int] = GROUPS, colluders: int | None = None
     ) -> dict[str, Any]:
         """The privacy statement: every round that was journalled counts, kept or lost."""
-        said = statement(
-            self.ledger.run,
-            ledger=self.ledger,
+        said = statement_of_parts(
+            self.parts or (self.ledger,),
             preparation=self.preparation,
             seed_public=self.seeded,
             draw_given=self.draw_given,
@@ -121,7 +116,11 @@ def read_account(folder: Path) -> Account:
     colluders = limits.get("colluders", 1)
     given = config.exists() and not release
     planned = tuple(tables.get("facts", {}).get("planned", ()))
-    return Account(ledger, steps, costs, seeded, anchor, colluders, given, allowed, planned)
+    parts: tuple[Ledger, ...] = ()
+    if journal is not None:
+        planning = read_parts(journal, ledger.run.rounds)
+        parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
+    return Account(ledger, steps, costs, seeded, anchor, colluders, given, allowed, planned, parts)
 
 
 def read_ledger(folder: Path) -> Ledger:
@@ -134,8 +133,20 @@ def read_ledger(folder: Path) -> Ledger:
 def read_entries(journal: Journal) -> Iterator[Entry]:
     """The rounds of a journal, after its opening."""
     for place, line in enumerate(journal.lines(), start=1):
-        if place > 1:
+        if place > 1 and EXTENDS not in line:
             yield _entry(line, f"{journal.path} at line {place}")
+
+
+def read_parts(journal: Journal, planned: int) -> Parts:
+    """T as it was planned, and each larger T that the run was given later."""
+    ends = [planned]
+    for place, line in enumerate(journal.lines(), start=1):
+        if EXTENDS in line:
+            end = line[EXTENDS]
+            if not isinstance(end, int) or end <= ends[-1]:
+                raise PrivacyError(f"{journal.path} is damaged at line {place}; {AGAIN}")
+            ends.append(end)
+    return Parts(tuple(ends))
 
 
 def read_opening(journal: Journal) -> Opening:
@@ -264,9 +275,16 @@ def _read_unchained(path: Path) -> Iterator[Entry]:
 
 def _entry(line: Mapping[str, Any], where: str) -> Entry:
     try:
-        return Entry(int(line["round"]), tuple(line["users"]), bool(line["again"]))
+        ahead = bool(line.get("ahead", False))
+        return Entry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
     except (KeyError, TypeError, ValueError) as error:
         raise PrivacyError(f"{where} is not a round of a ledger ({error}); {AGAIN}") from error
+
+
+def _at_delta(ledger: Ledger, delta: float) -> Ledger:
+    other = Ledger.from_dict(ledger.to_dict()).charged(ledger.costs)
+    other.run = Mechanism.from_dict({**other.run.to_dict(), "delta": delta})
+    return other
 
 
 def _run_digest(summary: Mapping[str, Any]) -> str:

@@ -216,6 +216,7 @@ def _subject(source: Any, numbers: dict[str, Any], delta: float | None, solve: s
         about = from_source(source, numbers, delta)
         if about.run is None:
             raise PrivacyError(f"{source} describes a run without privacy; add a [privacy] table")
+        about.whole("calibrate")
         return about
     if solve in ("noise", "table") and numbers["noise"] is None:
         numbers = {**numbers, "noise": 1.0}

@@ -147,8 +147,10 @@ def privacy(
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
     said = about.statement(tuple(group) if group else GROUPS, colluders)
     if tradeoff is not None:
+        about.whole("--tradeoff")
         draw_tradeoff(about, said, tradeoff)
     if plot is not None:
+        about.whole("--plot")
         from dpscaffold.report.privacy_plot import plot_epsilon
 
         if about.run is None or not said["guarantee"]:

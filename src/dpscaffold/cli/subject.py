@@ -35,6 +35,22 @@ class Subject:
         """Who took part, where there is a run folder."""
         return self.account.ledger if self.account else None
 
+    @property
+    def parts(self) -> tuple[Ledger, ...]:
+        """The parts of a run that was given more rounds after it was planned."""
+        return self.account.parts if self.account else ()
+
+    def whole(self, what: str) -> Mechanism:
+        """The run as one mechanism, which several parts are not."""
+        if self.run is None:
+            raise PrivacyError(f"{what} is asked of a run without privacy; name a private one")
+        if self.parts:
+            raise PrivacyError(
+                f"{what} is asked of a run that was given more rounds after it was planned; its "
+                f"parts only add up, and have no curve of their own together"
+            )
+        return self.run
+
     def statement(
         self, groups: tuple[int, ...] = GROUPS, colluders: int | None = None
     ) -> dict[str, Any]:

@@ -33,33 +33,46 @@ def compose(
         if source.resolve() in seen:
             raise PrivacyError(f"{source} is given twice; a run is counted once")
         seen.add(source.resolve())
-        part = part_of(source, each)
-        parts.append(replace(part, data=None) if same_records else part)
+        found = parts_of(source, each)
+        if len(found) > 1 and fixed_in_advance:
+            raise PrivacyError(
+                f"--fixed-in-advance is given, and {source} was given more rounds after it was "
+                f"planned; leave the option out, and its parts add"
+            )
+        parts += [replace(p, data=None) if same_records else p for p in found]
     return together(parts, fixed_in_advance)
 
 
-def part_of(source: Path, delta: float | None) -> Part:
-    """One run folder or configuration, with the bounds it quotes."""
+def parts_of(source: Path, delta: float | None) -> list[Part]:
+    """One run folder or configuration, with the bounds it quotes; a run that was given more rounds
+    comes in the parts that were planned one after another."""
     about = from_source(source, {}, delta)
     if about.run is None:
         raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
     said = about.statement()
     if not said["guarantee"]:
         raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
-    repeats = about.ledger.repeats if about.ledger else ()
     tables = _tables(source)
     seed = tables.get("plan", {}).get("seed")
-    return Part(
-        name=str(source),
-        run=about.run,
-        rounds=said["rounds"],
-        bounds={view: bound_for(about.run, view, repeats) for view in VIEWS},
-        ledger=about.ledger,
-        costs=tuple(about.extra_costs),
-        noise_seed=None if _says(tables, "secret") or _says(tables, "release") else seed,
-        draw_seed=None if _says(tables, "release") else seed,
-        data=_digest(source, tables),
-    )
+    ledgers = [part for part in about.parts if part.rounds] or [about.ledger]
+    found = []
+    for k, ledger in enumerate(ledgers):
+        run = ledger.run if ledger and about.parts else about.run
+        repeats = ledger.repeats if ledger else ()
+        part = Part(
+            name=str(source) if len(ledgers) == 1 else f"{source} (part {k + 1})",
+            run=run,
+            rounds=ledger.rounds if about.parts and ledger else said["rounds"],
+            bounds={view: bound_for(run, view, repeats) for view in VIEWS},
+            ledger=ledger,
+            costs=tuple(about.extra_costs) if k == 0 else (),
+            noise_seed=None if _says(tables, "secret") or _says(tables, "release") else seed,
+            draw_seed=None if _says(tables, "release") else seed,
+            data=_digest(source, tables),
+            source=str(source),
+        )
+        found.append(part)
+    return found
 
 
 def _says(tables: dict[str, Any], key: str) -> bool:

@@ -53,6 +53,16 @@ class State:
         average = self.average + (server.params - self.average) / count
         return replace(moved, averaged=count, average=average)
 
+    def under(self, setting: Setting) -> State:
+        """This state in a plan that may have been given more rounds since: where the average now
+        begins later than the rounds that are done, it begins anew.
+
+        Where it began earlier it goes on, as rounds cannot be taken out of it.
+        """
+        if self.averaged and not setting.plan.averages(self.round, setting.warm_rounds):
+            return replace(self, average=torch.zeros_like(self.average), averaged=0)
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return {

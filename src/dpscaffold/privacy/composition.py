@@ -55,6 +55,8 @@ class Part:
     noise_seed: int | None = None
     draw_seed: int | None = None
     data: str | None = None
+    #: Parts of one source are rounds of one run: their noise and draws differ.
+    source: str | None = None
 
     @property
     def repeats(self) -> tuple[int, ...]:
@@ -173,9 +175,15 @@ def together(parts: Sequence[Part], fixed_in_advance: bool = False) -> Together:
     )
 
 
+def _strangers(parts: Sequence[Part]) -> list[tuple[Part, Part]]:
+    """Pairs of parts that are not of one run."""
+    pairs = itertools.combinations(parts, 2)
+    return [(a, b) for a, b in pairs if a.source is None or a.source != b.source]
+
+
 def shared_noise(parts: Sequence[Part]) -> str | None:
     """Why nothing is promised about runs of which two share the seed of their noise, or None."""
-    for one, other in itertools.combinations(parts, 2):
+    for one, other in _strangers(parts):
         if one.noise_seed is not None and one.noise_seed == other.noise_seed:
             return (
                 f"{one.name} and {other.name} share the seed {one.noise_seed}, and with it their "
@@ -186,7 +194,7 @@ def shared_noise(parts: Sequence[Part]) -> str | None:
 
 def shared_draw(parts: Sequence[Part]) -> str | None:
     """Why only the ledgers add up, or None where each run's participants were drawn anew."""
-    for one, other in itertools.combinations(parts, 2):
+    for one, other in _strangers(parts):
         if one.draw_seed is not None and one.draw_seed == other.draw_seed:
             return (
                 f"{one.name} and {other.name} drew their participants from the seed "

@@ -147,6 +147,23 @@ class Ledger:
         more = {**self._repeats, round: self._repeats.get(round, 0) + 1}
         return self._last, tuple(sorted(more.values()))
 
+    def within(self, first: int, last: int, again: int = 0) -> tuple[int, tuple[int, ...]]:
+        """How many of the rounds from ``first`` to ``last`` are recorded, and :attr:`repeats`
+        among them, for a run whose rounds were planned in parts; as they would stand with the round
+        ``again`` run once more.
+
+        >>> from dpscaffold.privacy import describe
+        >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50,
+        ...                batches=5, noise=2.0)
+        >>> ledger = Ledger(run)
+        >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(2, [0, 3], again=True)
+        >>> ledger.within(1, 1), ledger.within(2, 9), ledger.within(2, 9, again=2)
+        ((1, ()), (1, (1,)), (1, (2,)))
+        """
+        more = {**self._repeats, again: self._repeats.get(again, 0) + 1}
+        inside = tuple(sorted(n for round, n in more.items() if first <= round <= last))
+        return max(0, min(self._last, last) - first + 1), inside
+
     def charged(self, costs: Sequence[Cost]) -> Ledger:
         """The same record, with further mechanisms that read the same records."""
         other = copy(self)

@@ -1,0 +1,80 @@
+"""A run that was given more rounds: how its rounds were planned, part by part.
+
+T is fixed before a run begins. Where a larger T is chosen later, perhaps after looking at what came
+out, the rounds beyond the first T are a mechanism of their own, chosen adaptively: the ε and the δ
+of the parts add (Rogers, Roth, Ullman, Vadhan 2016), as those of two runs do. Where the larger T
+was fixed in advance (``plan.max_rounds``) there is one part, of all rounds.
+
+What preparing the data has cost is spent once, by the first part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dpscaffold.privacy import Cost, Ledger
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the journal: who took part in a round; ``again`` where fresh noise was drawn for
+    a round that had already been recorded, ``ahead`` where the round is counted before it runs,
+    because what comes out may decide whether it does."""
+
+    round: int
+    users: tuple[int, ...]
+    again: bool
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The last round of every part, rising: T, and each larger T that was chosen later.
+
+    >>> parts = Parts((100, 150))
+    >>> parts.spans, parts.of(100), parts.of(101)
+    (((1, 100), (101, 150)), 0, 1)
+    """
+
+    ends: tuple[int, ...]
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The first and last round of every part."""
+        starts = (0, *self.ends[:-1])
+        return tuple((start + 1, end) for start, end in zip(starts, self.ends, strict=True))
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anything to add."""
+        return len(self.ends) > 1
+
+    def of(self, round: int) -> int:
+        """Which part a round belongs to."""
+        return next((k for k, end in enumerate(self.ends) if round <= end), len(self.ends) - 1)
+
+    def extended(self, rounds: int) -> Parts:
+        """With one part more, up to ``rounds``; the same where that is no further."""
+        return Parts((*self.ends, rounds)) if rounds > self.ends[-1] else self
+
+    def ledgers(self, whole: Ledger, entries: Iterable[Entry]) -> tuple[Ledger, ...]:
+        """Who took part in each part, its rounds counted from 1."""
+        found = [
+            Ledger(replace(whole.run, rounds=last - first + 1), whole.user_budget)
+            for first, last in self.spans
+        ]
+        for entry in entries:
+            place = self.of(entry.round)
+            first = self.spans[place][0]
+            found[place].record(entry.round - first + 1, entry.users, again=entry.again)
+        return tuple(found)
+
+    def released(self, whole: Ledger) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """How many rounds of each part are recorded, and those of them that were run again."""
+        return tuple(whole.within(first, last) for first, last in self.spans)
+
+
+def priced(costs: Sequence[Cost], part: int) -> tuple[Cost, ...]:
+    """What a part has spent besides its rounds."""
+    return tuple(costs) if part == 0 else ()
