@@ -277,7 +277,7 @@ def test_without_privacy_there_is_nothing_to_add(tmp_path: Path) -> None:
 def test_nothing_is_stated_below_the_exact_composition(lengths, noise, sampling, unit, cost, seed):
     """Of every view, the ledger and every bound, with what the preparation cost counted once."""
     run = describe(
-        rounds=lengths[0], local_steps=2, users=6, participants=3, records=50, batches=5,
+        rounds=lengths[0], local_steps=2, users=6, cohort_size=3, records=50, batch_sizes=5,
         noise=noise, sampling=sampling, unit=unit,
     )  # fmt: skip
     costs = (Cost("mean", noise=5.0),) if cost and unit == "record" else ()

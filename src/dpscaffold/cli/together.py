@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpscaffold.cli.subject import from_source
-from dpscaffold.privacy import VIEWS, PrivacyError, bound_for
+from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
 from dpscaffold.privacy.showing import round_up
 
@@ -54,7 +54,8 @@ def parts_of(source: Path, delta: float | None) -> list[Part]:
         raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
     tables = _tables(source)
     seed = tables.get("plan", {}).get("seed")
-    ledgers = [part for part in about.parts if part.rounds] or [about.ledger]
+    begun = [part for part in about.parts if part.rounds]
+    ledgers: list[Ledger | None] = [*begun] if begun else [about.ledger]
     found = []
     for k, ledger in enumerate(ledgers):
         run = ledger.run if ledger and about.parts else about.run

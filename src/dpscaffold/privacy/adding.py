@@ -47,7 +47,7 @@ def statement_of_parts(
     the first part.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=4, local_steps=2, users=4, participants=2, records=50, batches=5,
+    >>> run = describe(rounds=4, local_steps=2, users=4, cohort_size=2, records=50, batch_sizes=5,
     ...                noise=4.0)
     >>> first, second = Ledger(run), Ledger(run)
     >>> first.record(1, [0, 1]); second.record(1, [0, 2])

@@ -153,8 +153,8 @@ class Ledger:
         ``again`` run once more.
 
         >>> from dpscaffold.privacy import describe
-        >>> run = describe(rounds=9, local_steps=2, users=4, participants=2, records=50,
-        ...                batches=5, noise=2.0)
+        >>> run = describe(rounds=9, local_steps=2, users=4, cohort_size=2, records=50,
+        ...                batch_sizes=5, noise=2.0)
         >>> ledger = Ledger(run)
         >>> ledger.record(1, [0, 3]); ledger.record(2, [3, 1]); ledger.record(2, [0, 3], again=True)
         >>> ledger.within(1, 1), ledger.within(2, 9), ledger.within(2, 9, again=2)
