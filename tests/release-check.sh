@@ -1,13 +1,18 @@
 #!/bin/sh
 # Build the wheel and the sdist, install each into a fresh environment away from the checkout, and
-# run the demo and the sdist's own tests there. Usage: sh tests/release-check.sh PYTHON
+# run the demo and the sdist's own tests there, with nothing of the checkout in reach.
+# Usage: sh tests/release-check.sh PYTHON [ARGUMENTS OF PYTEST; all tests but the slow ones without]
 set -eu
 python=$1
+shift
 home=$(pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$python" -m pip --disable-pip-version-check install --quiet build
-"$python" -m build --outdir "$work/dist" "$home"
+unset PYTHONPATH
+"$python" -m venv "$work/builder"
+"$work/builder/bin/python" -m pip --disable-pip-version-check install --quiet build twine
+"$work/builder/bin/python" -m build --quiet --outdir "$work/dist" "$home"
+"$work/builder/bin/python" -m twine check --strict "$work"/dist/*
 mkdir "$work/source"
 tar -xzf "$work"/dist/*.tar.gz -C "$work/source" --strip-components=1
 rm -rf "$work/source/src"  # what is tested is what was installed
@@ -19,6 +24,6 @@ for built in "$work"/dist/*.whl "$work"/dist/*.tar.gz; do
     -c "$home/constraints.txt" "$built[dev]"
   (cd "$work" && fresh/bin/dpscaffold --version && fresh/bin/dpscaffold demo --rounds 5 \
     --out "$work/demo-$(basename "$built")")
-  (cd "$work/source" && "$work/fresh/bin/python" -m pytest -m "not slow" -x)
+  (cd "$work/source" && "$work/fresh/bin/python" -m pytest -n 2 -m "not slow" "$@")
 done
 echo "both are fit to be released"
