@@ -14,7 +14,7 @@ import pytest
 from dpscaffold import Budget, Gaussian, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.report.blocks import Bars, Curves, Grid, Line, Page, Section, Text
 from dpscaffold.report.card import as_markdown
-from dpscaffold.report.html import as_html
+from dpscaffold.report.html import as_html, style
 from dpscaffold.report.story import page_of
 from dpscaffold.report.svg import curves, ticks
 
@@ -69,7 +69,7 @@ def test_the_page_says_everything_of_the_statement(runs: list[Path]) -> None:
         assert _escaped(text)[1:] in plain
     summary = json.loads((runs[0] / "summary.json").read_text())
     assert f"{summary['final']['test_accuracy']:.4f}" in page
-    assert f"{summary['baseline_test_accuracy']:.4f}" in page
+    assert f'<td class="short">{summary["baseline_test_accuracy"]:.4f}</td>' in page
     capped = said["ledger"]["participations"].get("10", 0)
     assert f"at most 10 times; {capped} users reached that" in page
     assert "[plan]" in page and "rounds = 30" in page
@@ -128,6 +128,77 @@ def test_the_model_card_says_the_same(runs: list[Path]) -> None:
         for block in part.blocks:
             if isinstance(block, Text):
                 assert block.text in card
+
+
+def test_a_secret_run_shows_no_seed_and_promises_no_repetition(tmp_path: Path) -> None:
+    """The seed of the draw tells who took part, and the noise cannot be drawn again."""
+    data = synthetic(users=6, records=40, dimension=4, classes=3)
+    plan = Plan(rounds=3, local_steps=2, user_ratio=0.5, seed=987654321)
+    for secret in (True, False):
+        mechanism = Gaussian(clip=1.0, noise=4.0, secret=secret)
+        out = tmp_path / f"secret {secret}"
+        train(data, Logistic(4, 3), scaffold(), plan, mechanism, out=out)
+        (out / "config.toml").write_text("[plan]\nseed = 987654321\nrounds = 3\n")
+        for text in (as_html(page_of([out])), as_markdown(page_of([out]))):
+            assert ("987654321" in text) is not secret and "rounds = 3" in text
+            assert ("every number is repeated" in text) is not secret
+            assert ("kept nowhere" in text) is secret
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb (WCAG 2.2)."""
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    light, dark = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_colours_can_be_told_apart_in_light_and_dark() -> None:
+    """Text 4.5 to 1, lines of figures 3 to 1 against what they stand on (WCAG 2.2, AA)."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    screen = style().partition("@media print")[0]
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", part))
+        for part in screen.split("@media (prefers-color-scheme: dark)")
+    )
+    for colours in (light, dark):
+        for text in ("ink", "soft", "accent"):
+            assert contrast(colours[text], colours["paper"]) >= 4.5, text
+        assert contrast(colours["ink"], colours["tint"]) >= 4.5
+        assert contrast(colours["accent"], colours["tint"]) >= 4.5
+        assert contrast(colours["warn"], colours["warn-tint"]) >= 4.5
+        for k in range(6):
+            assert contrast(colours[f"c{k}"], colours["paper"]) >= 3, k
+
+
+def test_the_page_has_landmarks_and_headings_in_order(runs: list[Path]) -> None:
+    reader = Reader(as_html(page_of(runs)))
+    count = [tag for tag, _ in reader.tags].count
+    for landmark in ("header", "nav", "main", "footer"):
+        assert count(landmark) == 1, landmark
+    (nav,) = [a for t, a in reader.tags if t == "nav"]
+    assert nav["aria-label"]
+    levels = [int(tag[1]) for tag, _ in reader.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and set(levels[1:]) == {2}
+    ids = {a["id"] for _, a in reader.tags if "id" in a}
+    sections = [a for t, a in reader.tags if t == "section"]
+    assert sections and all(a["aria-labelledby"] in ids for a in sections)
+    assert ("a", {"class": "skip", "href": "#content"}) in reader.tags
+    assert len([1 for t, a in reader.tags if t == "th" and a["scope"] == "row"]) > 10
+
+
+def test_figures_keep_their_words_inside(runs: list[Path]) -> None:
+    """No number stands out of a figure, and the name of the upright axis stands above it."""
+    wide = Curves("c", "round", "what", (Line("a", ((0, 0.00341), (400, 0.00329))),))
+    drawn = curves(wide)
+    for x, anchor in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)"', drawn):
+        assert anchor != "middle" or float(x) <= 620
+        assert anchor != "end" or float(x) <= 640
+    assert '<text x="0" y="16">what</text>' in drawn and "rotate" not in drawn
 
 
 def test_ticks_are_round_and_inside() -> None:

@@ -10,6 +10,9 @@ from importlib.resources import files
 from dpscaffold.report.blocks import Bars, Block, Bullets, Code, Curves, Grid, Page, Section, Text
 from dpscaffold.report.svg import bars, curves
 
+#: Cells of a table up to this length stay on one line.
+SHORT = 10
+
 
 @cache
 def style() -> str:
@@ -93,7 +96,7 @@ def _table(grid: Grid) -> str:
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in grid.head)
     rows = "".join(
         f'<tr><th scope="row">{prose(row[0])}</th>'
-        + "".join(f"<td>{prose(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td{_kept(cell)}>{prose(cell)}</td>" for cell in row[1:])
         + "</tr>"
         for row in grid.rows
     )
@@ -101,6 +104,11 @@ def _table(grid: Grid) -> str:
         f'<div class="wide"><table><caption>{escape(grid.caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _kept(cell: str) -> str:
+    """A number is never broken over two lines, as 2.3e-05 would be at its sign."""
+    return ' class="short"' if len(cell) <= SHORT else ""
 
 
 def prose(text: str) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.progress import duration
 from dpscaffold.report.blocks import (
     Bars,
     Block,
@@ -23,8 +20,8 @@ from dpscaffold.report.blocks import (
     Text,
     section,
 )
+from dpscaffold.report.outcome import Told, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
-from dpscaffold.report.runs import RunRecord, read_run
 from dpscaffold.scoring import titled
 
 #: The curves that are drawn where a run has them, and what they are called.
@@ -32,36 +29,6 @@ COURSES = (
     ("train_loss", "training loss F(x)"),
     ("gradient_dissimilarity", "gradient dissimilarity"),
 )
-
-
-@dataclass(frozen=True)
-class Told:
-    """A run and what else its folder says: configuration, versions, identity and model."""
-
-    run: RunRecord
-    config: str
-    versions: dict[str, Any]
-    identity: dict[str, Any]
-    model: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """How the run is called in the report."""
-        return self.run.label
-
-    @property
-    def final(self) -> dict[str, Any]:
-        """The last evaluated round."""
-        return dict(self.run.summary.get("final") or self.run.history[-1])
-
-
-def tell(path: Path) -> Told:
-    """Read a run folder for a report."""
-    folder, run = RunFolder(path), read_run(path)
-    index = folder.read_json("model/model.json") or {}
-    text = folder.file("config.toml").read_text(encoding="utf-8")
-    versions = folder.read_json("versions.json") or {}
-    return Told(run, text, versions, folder.read_json("run.json") or {}, index)
 
 
 def page_of(paths: Sequence[Path]) -> Page:
@@ -72,7 +39,7 @@ def page_of(paths: Sequence[Path]) -> Page:
     title = f"{first.name} on {next(iter(data))}"
     if len(runs) > 1:
         title = f"{len(runs)} runs on {' and '.join(data)}"
-    parts = [_results(runs), _course(runs)]
+    parts = [results(runs), _course(runs)]
     for told in runs:
         suffix, of = (f": {told.name}", told.name) if len(runs) > 1 else ("", "")
         found = (
@@ -86,68 +53,6 @@ def page_of(paths: Sequence[Path]) -> Page:
         parts += [Section(part.title + suffix, part.blocks, of) for part in found if part.blocks]
     subtitle = "A report on a model learnt from many parties, and on its privacy"
     return Page(title, subtitle, tuple(parts))
-
-
-def _results(runs: Sequence[Told]) -> Section:
-    """What was learnt and how well, beside the baseline."""
-    blocks: list[Block | None] = []
-    for told in runs:
-        blocks += [Text(_learnt(told)), *_warnings(told)]
-    names = [name for told in runs for name in told.final if name.startswith("test_")]
-    rows = []
-    for name in dict.fromkeys(names):
-        rows.append((titled(name), *(_number(told.final.get(name)) for told in runs)))
-        baselines = [told.run.summary.get(f"baseline_{name}") for told in runs]
-        if any(value is not None for value in baselines):
-            what = f"{titled(name)} of the best answer that looks at no feature"
-            rows.append((what, *map(_number, baselines)))
-        optima = [told.run.summary.get(f"optimum_{name}") for told in runs]
-        if any(value is not None for value in optima):
-            what = f"{titled(name)} of the best model of this kind, without privacy"
-            rows.append((what, *map(_number, optima)))
-    rows.append(("training loss", *(_number(told.final.get("train_loss")) for told in runs)))
-    rows.append(("ε towards the server", *(_epsilon(told) for told in runs)))
-    rows.append(("rounds", *(str(told.final.get("round")) for told in runs)))
-    rows.append(("time", *(_time(told) for told in runs)))
-    caption = "On the records that were held out; averaged over users where a metric is a mean"
-    head = ("", *(told.name for told in runs))
-    blocks.append(Grid(caption, head, tuple(rows)))
-    return section("What was learnt, and how well", blocks)
-
-
-def _learnt(told: Told) -> str:
-    model, summary = told.model, told.run.summary
-    target = model.get("target") or {}
-    classes = target.get("classes") or []
-    shown = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
-    what = "to predict a number" if target.get("kind") == "number" else "to tell classes apart"
-    if target.get("kind") == "labels":
-        what = f"which of {len(classes)} labels hold ({shown})"
-    elif classes:
-        what = f"to tell {len(classes)} classes apart ({shown})"
-    columns = model.get("columns") or []
-    listed = ", ".join(columns[:6]) + (", …" if len(columns) > 6 else "")
-    of = f" from {len(columns)} columns ({listed})" if columns else ""
-    ended = summary.get("ended", "unfinished")
-    return (
-        f"{told.name} learnt {what}{of} on {summary.get('data', 'its data')}. "
-        f"The run is {ended}, with {told.final.get('round')} rounds evaluated."
-    )
-
-
-def _warnings(told: Told) -> list[Block]:
-    summary, found = told.run.summary, []
-    ended = summary.get("ended")
-    if ended == "interrupted" or not summary:
-        found.append("This run is not finished: its numbers are those of the last evaluated round.")
-    elif ended == "budget":
-        found.append(f"This run was ended by its privacy budget: {summary.get('message', '')}.")
-    if told.run.privacy.get("guarantee") is False or not told.run.privacy:
-        reason = str(told.run.privacy.get("reason") or "no privacy statement was found")
-        found.append(f"{reason[0].upper()}{reason[1:]}. Nothing here protects a record.")
-    if summary.get("warning"):
-        found.append(str(summary["warning"]))
-    return [Text(text, warning=True) for text in found]
 
 
 def _course(runs: Sequence[Told]) -> Section:
@@ -258,34 +163,36 @@ def _again(told: Told) -> Section:
     rows = [(key, str(value)) for key, value in told.versions.items()]
     rows += [(f"{key} (identity)", str(value)) for key, value in told.identity.items()]
     command = "dpscaffold train config.toml --out runs/again"
-    seed = (
-        "With the same seed, machine and versions every number is repeated. A seed also gives the "
-        "noise away: publish results of a simulation, not its seed."
-    )
+    seed = "With the same seed, machine and versions every number is repeated."
+    config, said = told.config, told.run.privacy
+    if said.get("simulated"):
+        seed += " A seed also gives the noise away: publish results of a simulation, not its seed."
+    elif said.get("mechanism"):
+        config = without_seed(config)
+        seed = (
+            "Its noise came from the operating system and is kept nowhere, so another run has "
+            "other noise of the same law. The seed of the draw is left out here: it would tell who "
+            "took part."
+        )
     return section(
         "How to reproduce it",
         [
             Text(f"Save the configuration as `config.toml` and run `{command}`. {seed}"),
-            Code("The configuration, as resolved", told.config),
+            Code("The configuration, as resolved", config),
             Grid("What made it", ("", "value"), tuple(rows)) if rows else None,
         ],
     )
 
 
-def _epsilon(told: Told) -> str:
-    said = told.run.privacy
-    value = (said.get("server") or {}).get("epsilon")
-    if value is None:
-        return "no guarantee"
-    given = (said.get("ledger") or {}).get("epsilon")
-    beside = "" if given is None else f" over the draw, {round_up(given)} given who took part"
-    return f"{round_up(value)}{beside} (δ = {said['delta']:.2g})"
+def without_seed(config: str) -> str:
+    """A configuration's text without ``plan.seed``.
 
-
-def _number(value: Any) -> str:
-    return "–" if value is None else f"{float(value):.4f}"
-
-
-def _time(told: Told) -> str:
-    seconds = told.run.summary.get("seconds")
-    return "–" if seconds is None else duration(seconds)
+    >>> without_seed("[data]\\nseed = 1\\n[plan]\\nseed = 2\\nrounds = 3\\n")
+    '[data]\\nseed = 1\\n[plan]\\nrounds = 3\\n'
+    """
+    table, kept = "", []
+    for line in config.splitlines(keepends=True):
+        table = line.strip() if line.startswith("[") else table
+        if table != "[plan]" or line.partition("=")[0].strip() != "seed":
+            kept.append(line)
+    return "".join(kept)

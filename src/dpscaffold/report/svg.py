@@ -8,7 +8,7 @@ from html import escape
 from dpscaffold.report.blocks import Bars, Curves
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 76, 14, 34, 48
 #: A line has a colour and a pattern, so that colour is never the only sign.
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4")
 #: More points than this are thinned out.
@@ -54,13 +54,14 @@ class _Frame:
             parts.append(f'text-anchor="end">{value:g}</text>')
         for value in ticks(*self.x) if numbers else []:
             x = self.across(value)
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" ')
-            parts.append(f'text-anchor="middle">{value:g}</text>')
-        middle = (TOP + HEIGHT - BOTTOM) / 2
+            edge = x > WIDTH - RIGHT - 16  # a middle there would stand out of the figure
+            place = f'x="{WIDTH - 2 if edge else x:.1f}" y="{HEIGHT - BOTTOM + 18}"'
+            parts.append(f'<text {place} text-anchor="{"end" if edge else "middle"}">')
+            parts.append(f"{value:g}</text>")
         parts.append(f'<text x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 6}" ')
         parts.append(f'text-anchor="middle">{escape(across)}</text>')
-        parts.append(f'<text transform="translate(14 {middle:.0f}) rotate(-90)" ')
-        parts.append(f'text-anchor="middle">{escape(up)}</text>')
+        # Along the top, not along the axis: there long numbers would run into it.
+        parts.append(f'<text x="0" y="16">{escape(up)}</text>')
         return parts
 
 

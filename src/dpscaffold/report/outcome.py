@@ -1,0 +1,157 @@
+"""What was learnt and how well, beside the best answer that looks at no feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.books.runfolder import RunFolder
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.progress import duration
+from dpscaffold.report.blocks import Block, Grid, Section, Text, section
+from dpscaffold.report.runs import RunRecord, read_run
+from dpscaffold.scoring import titled
+
+#: What a model stands beside: the key in a summary, and words for a column and for a row.
+BESIDE = (
+    ("baseline", "no features", "of the best answer that looks at no feature"),
+    ("optimum", "best without privacy", "of the best model of this kind, without privacy"),
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A run and what else its folder says: configuration, versions, identity and model."""
+
+    run: RunRecord
+    config: str
+    versions: dict[str, Any]
+    identity: dict[str, Any]
+    model: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """How the run is called in the report."""
+        return self.run.label
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last evaluated round."""
+        return dict(self.run.summary.get("final") or self.run.history[-1])
+
+
+def tell(path: Path) -> Told:
+    """Read a run folder for a report."""
+    folder, run = RunFolder(path), read_run(path)
+    index = folder.read_json("model/model.json") or {}
+    text = folder.file("config.toml").read_text(encoding="utf-8")
+    versions = folder.read_json("versions.json") or {}
+    return Told(run, text, versions, folder.read_json("run.json") or {}, index)
+
+
+def results(runs: Sequence[Told]) -> Section:
+    """What was learnt and how well, beside the baseline."""
+    blocks: list[Block | None] = []
+    for told in runs:
+        blocks += [Text(_learnt(told)), *_warnings(told)]
+    names = dict.fromkeys(n for told in runs for n in told.final if n.startswith("test_"))
+    shown = _one_beside(runs[0], [*names]) if len(runs) == 1 else _several(runs, [*names])
+    blocks += [shown, _circumstances(runs)]
+    return section("What was learnt, and how well", blocks)
+
+
+CAPTION = "On the records that were held out; averaged over users where a metric is a mean"
+
+
+def _one_beside(told: Told, names: Sequence[str]) -> Grid:
+    """The metrics of one run, with what they stand beside in columns of their own."""
+    found = [
+        (words, [told.run.summary.get(f"{key}_{name}") for name in names])
+        for key, words, _ in BESIDE
+    ]
+    columns = [(words, values) for words, values in found if any(v is not None for v in values)]
+    rows = tuple(
+        (titled(name), _number(told.final.get(name)), *(_number(v[k]) for _, v in columns))
+        for k, name in enumerate(names)
+    )
+    return Grid(CAPTION, ("", "this model", *(words for words, _ in columns)), rows)
+
+
+def _several(runs: Sequence[Told], names: Sequence[str]) -> Grid:
+    """The metrics of several runs; what they stand beside for the metric that is shown alone."""
+    rows = []
+    for name in names:
+        rows.append((titled(name), *(_number(told.final.get(name)) for told in runs)))
+        for key, _, words in BESIDE if name == runs[0].run.metric else ():
+            values = [told.run.summary.get(f"{key}_{name}") for told in runs]
+            if any(value is not None for value in values):
+                rows.append((f"{titled(name)} {words}", *map(_number, values)))
+    return Grid(CAPTION, ("", *(told.name for told in runs)), tuple(rows))
+
+
+def _circumstances(runs: Sequence[Told]) -> Grid:
+    rows = (
+        ("training loss", *(_number(told.final.get("train_loss")) for told in runs)),
+        ("ε towards the server", *(_epsilon(told) for told in runs)),
+        ("rounds", *(str(told.final.get("round")) for told in runs)),
+        ("time", *(_time(told) for told in runs)),
+    )
+    head = ("", *(told.name for told in runs)) if len(runs) > 1 else ("", "value")
+    return Grid("How it was learnt", head, rows)
+
+
+def _learnt(told: Told) -> str:
+    model, summary = told.model, told.run.summary
+    target = model.get("target") or {}
+    classes = target.get("classes") or []
+    shown = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
+    what = "to predict a number" if target.get("kind") == "number" else "to tell classes apart"
+    if target.get("kind") == "labels":
+        what = f"which of {len(classes)} labels hold ({shown})"
+    elif classes:
+        what = f"to tell {len(classes)} classes apart ({shown})"
+    columns = model.get("columns") or []
+    listed = ", ".join(columns[:6]) + (", …" if len(columns) > 6 else "")
+    of = f" from {len(columns)} columns ({listed})" if columns else ""
+    ended = summary.get("ended", "unfinished")
+    return (
+        f"{told.name} learnt {what}{of} on {summary.get('data', 'its data')}. "
+        f"The run is {ended}, with {told.final.get('round')} rounds evaluated."
+    )
+
+
+def _warnings(told: Told) -> list[Block]:
+    summary, found = told.run.summary, []
+    ended = summary.get("ended")
+    if ended == "interrupted" or not summary:
+        found.append("This run is not finished: its numbers are those of the last evaluated round.")
+    elif ended == "budget":
+        found.append(f"This run was ended by its privacy budget: {summary.get('message', '')}.")
+    if told.run.privacy.get("guarantee") is False or not told.run.privacy:
+        reason = str(told.run.privacy.get("reason") or "no privacy statement was found")
+        found.append(f"{reason[0].upper()}{reason[1:]}. Nothing here protects a record.")
+    if summary.get("warning"):
+        text = str(summary["warning"])
+        found.append(f"{text[0].upper()}{text[1:]}.")
+    return [Text(text, warning=True) for text in found]
+
+
+def _epsilon(told: Told) -> str:
+    said = told.run.privacy
+    value = (said.get("server") or {}).get("epsilon")
+    if value is None:
+        return "no guarantee"
+    given = (said.get("ledger") or {}).get("epsilon")
+    beside = "" if given is None else f" over the draw, {round_up(given)} given who took part"
+    return f"{round_up(value)}{beside} (δ = {said['delta']:.2g})"
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None else f"{float(value):.4f}"
+
+
+def _time(told: Told) -> str:
+    seconds = told.run.summary.get("seconds")
+    return "–" if seconds is None else duration(seconds)
