@@ -318,7 +318,7 @@ def uploads(
             }
             for key, value in values.items():
                 seen[at.broadcast.round - 1].setdefault(key, []).append(
-                    value.reshape(-1, value.shape[-1]).clone()
+                    value.reshape(-1, value.shape[-1]).clone().cpu()
                 )
             return upload, kept
 

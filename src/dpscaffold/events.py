@@ -30,7 +30,7 @@ class Evaluated:
 @dataclass(frozen=True)
 class RoundDone:
     """A round of ``of`` is over: x^t of every run, (P,) each, and what is known of the round, the
-    metrics included where it was evaluated."""
+    metrics included where it was evaluated and they are known by then."""
 
     round: int
     of: int

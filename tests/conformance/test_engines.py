@@ -212,7 +212,7 @@ def test_a_user_who_declines_leaves_the_divisor_alone(algorithm, engine, weighti
         assert done.gathered.arrived == tuple(active)
         means[tuple(active)] = done.gathered.mean
         if not active:
-            assert torch.equal(done.state.params, run.task.initial(run.plan.seed))
+            assert torch.equal(done.state.params.cpu(), run.task.initial(run.plan.seed))
     for key in ("params", *means[0,].totals):
         parts = {
             active: mean.params if key == "params" else mean.totals[key]

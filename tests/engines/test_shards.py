@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small import CPU, EQUAL, Driven, federation, setting, simulator
+from small import CPU, EQUAL, WHERE, Driven, federation, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.engines import Hardware, Memories, Simulator, memories
@@ -16,7 +16,7 @@ from dpscaffold.randomness import OneRound, Randomness
 
 
 def on_workers(run, count, chunk):
-    hardware = Hardware((CPU,) * count, chunk)
+    hardware = Hardware((WHERE,) * count, chunk)
     return Simulator([run], [run.federation], hardware)
 
 

@@ -53,7 +53,7 @@ def queries(
 
     def watched(made):
         def direction(gradient, y, at):
-            seen.setdefault(at.broadcast.round, []).append(gradient.clone())
+            seen.setdefault(at.broadcast.round, []).append(gradient.clone().cpu())
             return made.direction(gradient, y, at)
 
         return made.replace(direction=direction, warm_up=made.warm_up and watched(made.warm_up))

@@ -20,6 +20,7 @@ import torch
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Evaluated, Listener, RoundDone, silence
+from dpscaffold.experiments.beside import Evaluations
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator, evaluate_all, late
@@ -147,17 +148,21 @@ def train_stack(
     outcomes = [Outcome(setting) for setting in settings]
     evaluated = set(schedule.rounds(settings[0].plan.rounds))
     drawings = [plain_draws(*one) for one in zip(settings, streams, strict=True)]
-    for done in stacked_rounds(settings, engine, drawings, states):
-        round = done[0].number
-        _set_aside_diverged(engine, states, outcomes, round)
-        models = [state.params for state in states]
-        rows: list[dict[str, Any]] = [{"round": round} for _ in states]
-        if round in evaluated:
-            found = evaluate_all(evaluators, models, schedule.full)
-            rows = [{"round": round, **row} for row in found]
-            _note(outcomes, rows)
-            tell(Evaluated(round, rows))
-        tell(RoundDone(round, settings[0].plan.rounds, models, rows))
+    last = settings[0].plan.rounds
+    with Evaluations(evaluators, schedule.full, device) as evaluations:
+        for done in stacked_rounds(settings, engine, drawings, states):
+            round = done[0].number
+            _set_aside_diverged(engine, states, outcomes, round)
+            models = [state.params for state in states]
+            if round in evaluated:
+                evaluations.ask(round, models)
+            rows: list[dict[str, Any]] = [{"round": round} for _ in states]
+            for judged, found in evaluations.found(wait=round == last):
+                known = [{"round": judged, **row} for row in found]
+                _note(outcomes, known, judged)
+                tell(Evaluated(judged, known))
+                rows = known if judged == round else rows
+            tell(RoundDone(round, last, models, rows))
     if states[0].averaged:
         means = evaluate_all(evaluators, [state.average for state in states], schedule.full)
         for outcome, row in zip(outcomes, means, strict=True):
@@ -183,10 +188,10 @@ def evaluators_of(
     return found
 
 
-def _note(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> None:
-    """Add the evaluated round to the history of the runs that are still finite."""
+def _note(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]], round: int) -> None:
+    """Add the evaluated round to the history of the runs that were still finite then."""
     for outcome, row in zip(outcomes, rows, strict=True):
-        if outcome.diverged is None:
+        if outcome.diverged is None or outcome.diverged > round:
             outcome.history.append(row)
 
 
