@@ -34,7 +34,14 @@ from dpscaffold import flower
 flower.require()
 
 from dpscaffold.flower.local import LocalFederation  # noqa: E402
-from dpscaffold.flower.node import Address, Fleet, serve  # noqa: E402
+from dpscaffold.flower.node import (  # noqa: E402
+    HEARTBEAT,
+    SLOW,
+    Address,
+    Fleet,
+    FleetHttpClient,
+    serve,
+)
 from dpscaffold.provision import read_node_key  # noqa: E402
 
 POLICY = {
@@ -177,7 +184,9 @@ def measure_idle(sites: int, seconds: float) -> str:
     """What idle sites cost the SuperLink: nodes as a site's, all in this process, each with a key,
     a connection and a heartbeat of its own."""
     data = federation_of(sites, 50)
-    stop, joined = threading.Event(), []
+    stop, joined, asked = threading.Event(), [], []
+    for name in ("PullMessages", "SendNodeHeartbeat"):
+        _count_calls(FleetHttpClient, name, asked)
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalFederation(Path(folder) / "fed", data, POLICY) as local,
@@ -198,11 +207,29 @@ def measure_idle(sites: int, seconds: float) -> str:
         link = local.processes["link"]
         before, began = cpu_seconds(link), time.monotonic()
         time.sleep(seconds)
-        share = (cpu_seconds(link) - before) / (time.monotonic() - began)
+        used, ended = cpu_seconds(link) - before, time.monotonic()
+        requests = sum(began < moment < ended for moment in asked)
         stop.set()
         for thread in threads:
             thread.join()
-    return f"{sites} idle sites take {share:.1%} of one core of the SuperLink"
+    wanted = sites * (1 / SLOW + 1 / (0.35 * HEARTBEAT))
+    return (
+        f"{sites} idle sites made {requests / (ended - began):.1f} requests a second, polls and "
+        f"heartbeats, of the {wanted:.1f} of a machine with time for all, and took "
+        f"{used / (ended - began):.1%} of one core of the SuperLink, {1000 * used / requests:.1f} ms "
+        f"a request; at {wanted:.1f} a second that is {used / requests * wanted:.1%}"
+    )
+
+
+def _count_calls(owner: type, name: str, moments: list[float]) -> None:
+    real = getattr(owner, name)
+
+    def counted(*given: object) -> object:
+        answer = real(*given)
+        moments.append(time.monotonic())
+        return answer
+
+    setattr(owner, name, counted)
 
 
 def measure_recovery(times: int) -> str:

@@ -75,7 +75,8 @@ class Deployment:
     """One deployed run: what is offered, to whom, and where it is kept.
 
     ``config`` is what ``config.toml`` will say; ``stop`` fills with the names of signals that told
-    this process to stop (:func:`~dpscaffold.machine.stop_signals`).
+    this process to stop (:func:`~dpscaffold.machine.stop_signals`); ``records`` are the sizes that
+    the noise was solved for, which the sites must then have.
     """
 
     offer: Offer
@@ -89,6 +90,7 @@ class Deployment:
     observer: Observer | None = None
     bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
     stop: list[str] = field(default_factory=list)
+    records: Mapping[str, int] | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -137,12 +139,24 @@ class Deployment:
     def _enrol(self, enrolled: Enrolled) -> Enrolled:
         """Whatever is still missing of offers, commitments and nonces."""
         if not enrolled.commitments:
-            enrolled = self._keep(offer_to(self.post, enrolled))
+            enrolled = offer_to(self.post, enrolled)
+            self._check_sizes(enrolled)
+            self._keep(enrolled)
         if not enrolled.begun:
             enrolled = self._keep(begin_with(self.post, enrolled))
             tell_draw(self.post, enrolled, enrolled.names)
         self.say(f"run {enrolled.run}: {', '.join(enrolled.names)} take part")
         return enrolled
+
+    def _check_sizes(self, enrolled: Enrolled) -> None:
+        """Nothing has begun yet, so a refusal costs no site anything."""
+        said = dict(zip(enrolled.names, enrolled.sizes, strict=True))
+        if self.records is not None and dict(self.records) != said:
+            shown = ", ".join(f"{name} = {size}" for name, size in said.items())
+            raise BadInput(
+                f"the noise was solved for other sizes than the sites have; set deploy.records to "
+                f"{{ {shown} }}"
+            )
 
     def _keep(self, enrolled: Enrolled) -> Enrolled:
         self.folder.write_text(SITES, json.dumps(enrolled.to_dict()) + "\n")

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -36,7 +37,8 @@ class DeploySettings(ConfigTable):
     An unanswered letter goes out again every ``resend`` seconds until ``deadline``. Fewer answers
     than ``quorum`` make a round void; it is asked again, ``patience`` times, after ``pause`` s.
     A ``rehearsal`` draws participants, batches and noise from the plan's seed: for comparison with
-    the simulator on public data, and without privacy.
+    the simulator on public data, and without privacy. ``records`` are the sites' public sizes, for
+    ``privacy.epsilon``: the offer names the noise, so it is solved before anybody has answered.
     """
 
     address: str = "127.0.0.1:8444"
@@ -46,6 +48,7 @@ class DeploySettings(ConfigTable):
     patience: int = Field(default=3, ge=0)
     pause: float = Field(default=5.0, ge=0)
     rehearsal: bool = False
+    records: dict[str, Annotated[int, Field(ge=1)]] | None = None
 
 
 class ServedSettings(ConfigTable):
@@ -70,15 +73,7 @@ class ServedSettings(ConfigTable):
 
     def offer(self) -> Offer:
         """What is offered to the sites; noise is secret unless this is a rehearsal."""
-        mechanism: Gaussian | None = None
-        if self.privacy is not None:
-            if self.privacy.noise is None:
-                raise BadInput(
-                    "privacy.epsilon is given, but a server does not know its sites' sizes before "
-                    "they answer; give privacy.noise (dpscaffold calibrate finds it for sizes)"
-                )
-            gaussian = self.privacy.mechanism
-            mechanism = replace(gaussian, secret=not self.deploy.rehearsal)
+        mechanism = self._mechanism
         offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
         users = max(1, math.ceil(1 / self.plan.user_ratio))
@@ -86,6 +81,27 @@ class ServedSettings(ConfigTable):
         trial = Enrolled("", {}, ("any",) * users, "", (1_000_000,) * users, declared=poisson)
         setting_of(offer, trial, self.budget())
         return offer
+
+    @cached_property
+    def _mechanism(self) -> Gaussian | None:
+        """The noised query; where ε is given, with the noise that keeps it on the sites' public
+        sizes, anybody being free to stay away."""
+        if self.privacy is None:
+            return None
+        given = replace(self.privacy.mechanism, secret=not self.deploy.rehearsal)
+        if self.privacy.epsilon is None:
+            return given
+        if not self.deploy.records:
+            raise BadInput(
+                "privacy.epsilon is given, and noise is solved for sizes, which a server does not "
+                "know before its sites answer; give deploy.records (every site's public size, e.g. "
+                "{ north = 400, east = 250 }) or privacy.noise"
+            )
+        names, sizes = tuple(self.deploy.records), tuple(self.deploy.records.values())
+        offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), given)
+        roster = Enrolled("", {}, names, "", sizes, declared=given.sampling == "poisson")
+        solved = setting_of(offer, roster, self.budget()).calibrated(self.privacy.epsilon)
+        return solved.privacy
 
     def budget(self) -> Budget:
         """The server's own limits; in a deployed run anybody may stay away."""
@@ -110,8 +126,12 @@ class ServedSettings(ConfigTable):
         """As written to ``config.toml``."""
         tables = self.model_dump(mode="json", exclude_none=True)
         tables["schema"] = tables.pop("rows")
-        if "privacy" in tables:
-            tables["privacy"]["secret"] = not self.deploy.rehearsal
+        if self._mechanism is not None:
+            tables["privacy"] |= {
+                "secret": self._mechanism.secret,
+                "noise": self._mechanism.noise,
+            }
+            tables["privacy"].pop("epsilon", None)  # solved, as in a training run's file
         return tables
 
 

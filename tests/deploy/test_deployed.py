@@ -16,7 +16,7 @@ from dpscaffold.books.runledger import read_account
 from dpscaffold.budget import Budget
 from dpscaffold.cli import app
 from dpscaffold.deployed import ABSENT, Deployment, evaluation_on
-from dpscaffold.engines.exchange import Crash, Fate
+from dpscaffold.engines.exchange import Crash, Fate, Stopped
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
@@ -190,3 +190,47 @@ def test_uploads_that_do_no_good_are_not_added(tmp_path):
     assert done.gathered.arrived == (0, 2)
     assert world.engine.last.reasons == {"north": "bad-upload"}
     assert torch.isfinite(world.state.params).all()
+
+
+def test_the_sites_must_have_the_sizes_that_the_noise_was_solved_for(tmp_path):
+    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4)
+    wrong = deployment(world, tmp_path / "run")
+    wrong.records = {"east": 9, "north": 12, "south": 8}
+    with pytest.raises(BadInput, match="east = 9, north = 12, south = 7"):
+        wrong.run(world.names, False)
+    assert [booking.began for booking in world.ledger("north").runs.values()] == [False]
+    right = deployment(world, tmp_path / "other")
+    right.records = {"east": 9, "north": 12, "south": 7}
+    assert right.run(world.names, False).ended == "completed"
+
+
+class StoppedAway:
+    """An exchange that is told to stop in a given round."""
+
+    def __init__(self, real, at):
+        self.real, self.at = real, at
+
+    def ask(self, letters, accept):
+        if any(letter.header.get("round") == self.at for letter in letters.values()):
+            raise Stopped("told to stop while the SuperLink was away")
+        return self.real.ask(letters, accept)
+
+
+def test_a_server_told_to_stop_ends_with_its_checkpoint_and_goes_on(tmp_path):
+    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    stopped = deployment(world, tmp_path / "run")
+
+    def observer(round, row):
+        if round == 2:
+            stopped.stop.append("SIGTERM")
+
+    stopped.observer = observer
+    served = stopped.run(world.names, False)
+    assert served.ended == "interrupted" and served.state.round == 2
+    assert "stopped by SIGTERM" in served.message
+    again = deployment(world, tmp_path / "run")
+    again.post.exchange, again.stop = StoppedAway(world.exchange, at=3), ["SIGTERM"]
+    assert "SuperLink was away" in again.run(world.names, True).message
+    served = deployment(world, tmp_path / "run").run(world.names, True)
+    assert served.ended == "completed"
+    assert read_account(tmp_path / "run").ledger.participations.tolist() == [4, 4, 4]

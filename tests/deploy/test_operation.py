@@ -13,7 +13,7 @@ from dpscaffold.cli import app
 from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.offer import Schema
-from dpscaffold.privacy import CAP
+from dpscaffold.privacy import CAP, describe
 from dpscaffold.provision import FederationFile, provision, read_invitation
 from dpscaffold.serving import load_served
 from dpscaffold.site.begin import make_site
@@ -145,7 +145,8 @@ def test_bad_input_is_one_sentence(site, tmp_path):
         ("[schema]\nfeatures = 3\nclasses = 2\n", "", "has no \\[schema\\]"),
         ("classes = 2", "classes = 1", "schema.classes is 1"),
         ("classes = 2", "klasses = 2", "did you mean 'classes'"),
-        ("noise = 20.0", "epsilon = 1.0", "does not know its sites' sizes"),
+        ("noise = 20.0", "epsilon = 1.0", "give deploy.records"),
+        ("noise = 20.0", "noise = 20.0\n[deploy]\nrecords = { a = 0 }", "deploy.records.a is 0"),
         ("rounds = 5", "rounds = 0", "plan.rounds is 0"),
         ("noise = 20.0", "noise = 20.0\n[deploy]\nquorum = 0", "deploy.quorum is 0"),
         ("noise = 20.0", "noise = 20.0\n[deploy]\naddress = 'here'", "write host:port"),
@@ -156,6 +157,34 @@ def test_a_wrong_plan_is_one_sentence(tmp_path, old, new, words):
     assert old in PLAN
     with pytest.raises(BadInput, match=words):
         load_served(plan(tmp_path, PLAN.replace(old, new, 1))).offer()
+
+
+SIZES = "[deploy]\nrecords = { north = 90, east = 60, south = 200 }\n"
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_an_epsilon_is_solved_for_the_sites_public_sizes(tmp_path, sampling):
+    """The noise is the smallest that keeps ε by direct accounting of the offered run."""
+    text = PLAN.replace("noise = 20.0", f'epsilon = 2.0\ndelta = 1e-5\nsampling = "{sampling}"')
+    settings = load_served(plan(tmp_path, text + SIZES))
+    offer = settings.offer()
+    run = describe(
+        rounds=5,
+        local_steps=4,
+        users=3,
+        cohort_size=3,
+        records=(90, 60, 200),
+        batch_sizes=(18, 12, 40),
+        noise=offer.privacy.noise,
+        clip=1.0,
+        sampling=sampling,
+        delta=1e-5,
+        declared_sizes=sampling == "poisson",
+    )
+    assert 1.99 < CAP.epsilon(run, 5) <= 2.0
+    written = settings.resolved()["privacy"]
+    assert written["noise"] == offer.privacy.noise and "epsilon" not in written
+    assert settings.budget().declines  # anybody may stay away, in calibration too
 
 
 def test_noise_is_secret_unless_it_is_a_rehearsal(tmp_path):

@@ -56,6 +56,7 @@ def run_deployed(
     members = tuple(member for name, member in everybody.items() if name not in without)
     if not members:
         raise BadInput("no site is left on the roster; dpscaffold server admit adds them")
+    _check_named(settings.deploy.records, members)
     office = Office(
         settings.deploy.address,
         None if insecure else (server / "ca.crt").read_bytes(),
@@ -96,6 +97,7 @@ def run_deployed(
         say=say,
         observer=after,
         bytes_crossed=lambda: (exchange.traffic.bytes_out, exchange.traffic.bytes_in),
+        records=settings.deploy.records,
     )
     exchange.stop = lambda: bool(deployment.stop)
     completed = False
@@ -111,6 +113,15 @@ def run_deployed(
             exchange.close(completed)
     _report(served, out, as_json, echo)
     return served.ended
+
+
+def _check_named(records: Mapping[str, int] | None, members: tuple[Member, ...]) -> None:
+    names = {member.name for member in members}
+    if records is not None and set(records) != names:
+        raise BadInput(
+            f"deploy.records names {', '.join(sorted(records))}, and those who take part are "
+            f"{', '.join(sorted(names))}; give everybody's size, and nobody else's"
+        )
 
 
 def _report(served: Served, out: Path, as_json: bool, echo: Callable[[str, bool], None]) -> None:
