@@ -216,8 +216,8 @@ def measure_idle(sites: int, seconds: float) -> str:
     return (
         f"{sites} idle sites made {requests / (ended - began):.1f} requests a second, polls and "
         f"heartbeats, of the {wanted:.1f} of a machine with time for all, and took "
-        f"{used / (ended - began):.1%} of one core of the SuperLink, {1000 * used / requests:.1f} ms "
-        f"a request; at {wanted:.1f} a second that is {used / requests * wanted:.1%}"
+        f"{used / (ended - began):.1%} of one core of the SuperLink, {1000 * used / requests:.1f} "
+        f"ms a request; at {wanted:.1f} a second that is {used / requests * wanted:.1%}"
     )
 
 

@@ -290,3 +290,31 @@ def test_no_ledger_is_below_the_uploads_that_left(tmp_path):
     left = uploads_of(world.exchange.answered)
     for name in world.names:
         assert world.count(name) >= len({upload for who, upload in left if who == name})
+
+
+def test_the_ledger_is_on_disk_before_and_the_upload_after_the_steps(tmp_path, monkeypatch):
+    """The order of rule 2, by what the operating system was told: the ledger's line is synced, then
+    the steps are computed, then the upload is synced under its name, then the answer leaves."""
+    world = World(tmp_path, "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    world.enrol()
+    world.round()
+    told = []
+    sync, move = os.fsync, os.replace
+
+    def noted_sync(handle):
+        told.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{handle}'))}")
+        sync(handle)
+
+    def noted_move(old, new):
+        told.append(f"name {os.path.basename(new)}")
+        move(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_move)
+    world.steps = lambda name, step: told.append(step)
+    assert world.reason("north", world.task("north", 2)) == ""
+    told.append("answered")
+    run = world.enrolled.run
+    wanted = ["settled", "sync ledger.jsonl", "counted", "computed", "sync .pending.box.partial",
+              "name pending.box", f"sync {run}", "stored", "answered"]  # fmt: skip
+    assert told[told.index("settled") :] == wanted

@@ -6,16 +6,24 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from deploy.world import World, uploads_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from small import Driven, simulator
 
 from dpscaffold.engines.exchange import Crash, Fate
 from dpscaffold.engines.sites import Stalled
 from dpscaffold.local import Gaussian
+from dpscaffold.site.recovery import recover
 
 FATES = st.sampled_from(
     [
@@ -46,13 +54,26 @@ class Deployment(RuleBasedStateMachine):
         self.applied: list[str] = []
         self.counts = dict.fromkeys(self.world.names, 0)
         self.complete = True  # every round so far had everybody
-        self.behind: set[str] = set()
+        self.behind: set[str] = set()  # sites that have, or had, another state than the server knew
         self.backups: dict[str, Path] = {}
+        self.states: dict[str, Path] = {}
+        self.left: dict[str, set[str]] = {name: set() for name in self.world.names}
+        self.looked = 0
+
+    def uploads(self) -> dict[str, set[str]]:
+        """The distinct uploads that have left each site so far."""
+        answers = self.world.exchange.answered
+        for name, upload in uploads_of(answers[self.looked :]):
+            self.left[name].add(upload)
+        self.looked = len(answers)
+        return {name: set(found) for name, found in self.left.items()}
 
     def play(self, save: bool = True) -> None:
         world = self.world
         if world.state.round >= 40:
             return
+        before = self.uploads()
+        known_behind = [n for n in world.names if world.post.seen.get(n, 0) > world.count(n)]
         try:
             done = world.round(save=save)
         except Stalled:
@@ -62,6 +83,8 @@ class Deployment(RuleBasedStateMachine):
             world.steps = lambda name, step: None
             world.exchange.fate = lambda name, letter, attempt: Fate()
             world.exchange.order = lambda names: names
+            for name in known_behind:  # whatever else happens, it gives nothing new
+                assert self.uploads()[name] == before[name]
         if save:
             self.complete &= len(done.gathered.arrived) == 3
             for user in done.gathered.arrived:
@@ -117,6 +140,41 @@ class Deployment(RuleBasedStateMachine):
             self.complete = False  # the mirror's slots differ from the site's in the last bits
 
     @rule(name=SITE)
+    def lose_a_run_folder(self, name: str) -> None:
+        """The run's folder is gone; the ledger stays, and with it the grant."""
+        self.world.memory(name).forget()
+        self.complete = False
+
+    @rule(name=SITE)
+    def back_up_everything(self, name: str) -> None:
+        folder = self.folder / f"state-{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.world.sites[name].state.path, folder)
+        self.states[name] = folder
+
+    @rule(name=SITE)
+    def restore_everything(self, name: str) -> None:
+        """An old ledger comes back with all the rest: the one thing that is never to be done."""
+        if name in self.states:
+            self.world.close(name)
+            state = self.folder / name / "state"
+            shutil.rmtree(state)
+            shutil.copytree(self.states[name], state)
+            self.world.open(name)
+            self.behind.add(name)
+            self.counts[name] = self.world.count(name)
+            self.complete = False
+
+    @rule(name=SITE)
+    def the_operator_recovers(self, name: str) -> None:
+        """What the server has seen is booked, and the rest of the grant with it."""
+        if recover(self.world.sites[name].state, name, self.world.policies[name]):
+            booking = self.world.ledger(name).runs[self.world.enrolled.run]
+            assert booking.participations >= self.world.post.seen.get(name, 0)
+            assert not booking.remaining
+            self.complete = False
+
+    @rule(name=SITE)
     def a_copy_answers(self, name: str) -> None:
         """A copy of the whole state answers a round, then the original comes back."""
         world, original = self.world, self.world.sites[name]
@@ -137,14 +195,13 @@ class Deployment(RuleBasedStateMachine):
 
     @invariant()
     def ledgers_hold_what_left_and_never_fall(self) -> None:
-        world = self.world
-        left = uploads_of(world.exchange.answered)
+        world, left = self.world, self.uploads()
         for name in world.names:
             count = world.count(name)
             assert count >= self.counts[name]
             self.counts[name] = count
             if name not in self.behind:
-                assert count >= len({upload for who, upload in left if who == name})
+                assert count >= len(left[name])
 
     @invariant()
     def controls_add_up(self) -> None:
@@ -167,10 +224,20 @@ class Deployment(RuleBasedStateMachine):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-Deployment.TestCase.settings = settings(
-    max_examples=5,
-    stateful_step_count=10,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-TestDeployment = Deployment.TestCase
+def machine(examples: int, steps: int) -> settings:
+    """So many histories of so many events."""
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_whatever_happens_nothing_is_lost_doubled_or_forgotten():
+    run_state_machine_as_test(Deployment, settings=machine(15, 20))
+
+
+@pytest.mark.slow
+def test_whatever_happens_in_long_histories():
+    run_state_machine_as_test(Deployment, settings=machine(150, 40))

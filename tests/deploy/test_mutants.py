@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from deploy import test_faults, test_hostile, test_sites
 from deploy.world import World
 
+from dpscaffold.books.journal import Journal
 from dpscaffold.engines.letters import Letter, Refused, fresh_id
 from dpscaffold.engines.sites import Sites
 from dpscaffold.randomness import Randomness
@@ -75,6 +78,42 @@ def computed_before_it_is_counted(monkeypatch):
 
     monkeypatch.setattr(SiteLedger, "participate", participate)
     monkeypatch.setattr(RunMemory, "write_pending", write)
+
+
+def unsynced(owner, name):
+    """What is written is not brought to the disk."""
+
+    def remove(monkeypatch):
+        real = getattr(owner, name)
+
+        def write(self, *given):
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(os, "fsync", lambda handle: None)
+                return real(self, *given)
+
+        monkeypatch.setattr(owner, name, write)
+
+    return remove
+
+
+def stored_after_it_left(monkeypatch):
+    """The upload is stored once the answer is made."""
+    real, late = RunMemory.write_pending, []
+    monkeypatch.setattr(RunMemory, "write_pending", lambda self, p: late.append((self, p)))
+    answered = Site.answer
+
+    def answer_first(self, letter):
+        reply = answered(self, letter)
+        while late:
+            real(*late.pop())
+        return reply
+
+    monkeypatch.setattr(Site, "answer", answer_first)
+
+
+def order_of_syncs(folder):
+    with pytest.MonkeyPatch.context() as inner:
+        test_faults.test_the_ledger_is_on_disk_before_and_the_upload_after_the_steps(folder, inner)
 
 
 def no_seen(monkeypatch):
@@ -201,6 +240,9 @@ MUTANTS = [
     ("acknowledgement after the checkpoint", acknowledged_before_the_checkpoint, not_saved),
     ("repetition", no_repetition, server_dies),
     ("ledger before computation", computed_before_it_is_counted, killed_while_computing),
+    ("sync of the ledger", unsynced(Journal, "append"), order_of_syncs),
+    ("sync of the upload", unsynced(RunMemory, "_write"), order_of_syncs),
+    ("upload stored before it leaves", stored_after_it_left, order_of_syncs),
     ("seen", no_seen, restored),
     ("stale-round", without("stale-round"),
      hostile(test_hostile.test_it_cannot_go_back_to_an_earlier_round)),
