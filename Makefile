@@ -25,7 +25,7 @@ GPU_TESTS = tests/test_devicedraws.py tests/conformance tests/statistical/test_n
 test-gpu: $(VENV)/.ready-dev  ## conformance, statistics, draws and clipping on a CUDA device
 	TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 -m "not slow" $(GPU_TESTS)
 
-test-all: $(VENV)/.ready-dev  ## run the longer checks too
+test-all: $(VENV)/.ready-all  ## run the longer checks too: the site, the notebooks, whole tutorials
 	$(BIN)/python -m pytest -n 2
 
 check: lint types doctest test  ## everything a reviewer would run
@@ -81,6 +81,10 @@ $(VENV)/.ready-flower: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.ready-bench: $(VENV)/.ready-dev
 	$(PIP) -e '.[dev,bench]'
+	@touch $@
+
+$(VENV)/.ready-all: $(VENV)/.ready-docs
+	$(PIP) -e '.[dev,docs,notebooks,onnx]'
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready-dev

@@ -51,6 +51,17 @@ def site(tmp_path_factory):
     return {path: Parts(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
 
 
+def test_what_a_browser_would_fetch_is_noticed():
+    """A font, a script or an image from elsewhere is found; a link to follow is not one of them."""
+    page = (
+        '<link rel="stylesheet" href="https://a.example/f.css"><script src="//b.example/x.js">'
+        '</script><img src="c.png"><a href="https://d.example/" id="here">d</a>'
+    )
+    parts = Parts(page)
+    assert [urlsplit(target).netloc for target in parts.loaded] == ["a.example", "b.example", ""]
+    assert parts.links == ["https://d.example/"] and parts.anchors == {"here"}
+
+
 @pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site):
     for path, parts in site.items():
