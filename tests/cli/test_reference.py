@@ -14,6 +14,7 @@ import tomli_w
 from click.testing import CliRunner
 from typer.main import get_command
 
+from dpscaffold.algorithms import SERVERS
 from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.errors import BadInput
@@ -21,6 +22,7 @@ from dpscaffold.experiments.tuning import parse_tuning
 from dpscaffold.provision import provision, read_federation, read_invitation
 from dpscaffold.reference.keys import keys, words
 from dpscaffold.reference.page import annotated, annotated_server, page, stored
+from dpscaffold.reference.values import NEEDED
 from dpscaffold.serving import ServedSettings, load_served
 from dpscaffold.site.begin import make_site
 from dpscaffold.site.file import Policy, SiteFile, read_site_file
@@ -29,6 +31,7 @@ HERE = Path(__file__).parents[2]
 FOUND = keys()
 FILES = ("federation",)
 ROWS = {"schema": "rows"}
+WHOLE = ("data.source", "step.step", "algorithm.name")
 AGAIN = "run python -m dpscaffold.reference"
 
 
@@ -167,3 +170,65 @@ def test_show_spells_out_the_defaults_of_every_kind_of_file(name, tmp_path):
 )
 def test_explain_knows_the_files_of_a_deployment(key, said):
     assert said in typed("config", "explain", key)
+
+
+#: What a key needs beside it: a partition, or the fit that it belongs to.
+BESIDE = {
+    "data": {
+        "alpha": {"partition": "dirichlet"},
+        "shards": {"partition": "shards"},
+        "similarity": {"partition": "similarity"},
+        "size_spread": {"partition": "similarity"},
+    },
+    "step": {
+        "statistics": {"fit": "public"},
+        "norm_bound": {"fit": "private", "noise": 20.0},
+        "noise": {"fit": "private", "norm_bound": 1.0},
+        "epsilon": {"fit": "private", "norm_bound": 1.0, "delta": 1e-6},
+        "delta": {"fit": "private", "norm_bound": 1.0, "epsilon": 0.1},
+        "entropy": {"fit": "private", "norm_bound": 1.0, "noise": 20.0},
+        "fit": {"statistics": "public.npz"},
+        "mean": {"fit": "public"},
+        "deviation": {"fit": "public", "mean": 0.5},
+    },
+}
+
+
+def tables_with(key):
+    """A configuration with the key at its example, and what it needs beside it."""
+    name = key.name.partition(".")[2]
+    needed = {
+        other.name.partition(".")[2]: other.example
+        for other in FOUND
+        if (other.table, other.place, other.default) == (key.table, key.place, NEEDED)
+    }
+    beside = BESIDE.get(key.table, {}).get(name, {}) if key.place != "synthetic" else {}
+    if key.table == "data":
+        users = {} if key.place in ("synthetic", "saved") else {"users": 20}
+        return {"data": {"source": key.place, **users, **needed, **beside, name: key.example}}
+    if key.table == "step":
+        if name == "mean" and key.place == "standardise":
+            beside = beside | {"deviation": 0.25}
+        step = {"step": key.place, **needed, **beside, name: key.example}
+        return {"data": {"source": "digits", "preprocess": ["centre", step]}}
+    if key.table == "algorithm":
+        place = {"server": key.place} if key.place in SERVERS else {"name": key.place}
+        return {"algorithm": {**(place if key.place else {}), name: key.example}}
+    return {"task": {**words()[key.name].get("with", {}), name: key.example}}
+
+
+def test_examples_of_data_steps_task_and_algorithm_are_accepted():
+    """Each key of each source, step and algorithm, at its example, with what it needs beside it."""
+    tables = ("data", "step", "task", "algorithm")
+    tried = [key for key in FOUND if key.table in tables and key.name not in WHOLE]
+    assert len(tried) > 150
+    for key in tried:
+        try:
+            parse(tables_with(key))
+        except BadInput as error:
+            pytest.fail(f"{key.name} of {key.place or 'all'}: {error}")
+
+
+def test_the_annotated_configuration_names_every_key_of_data():
+    told = set(re.findall(r"^#? ?(\w+) = ", annotated(FOUND).partition("[task]")[0], re.M))
+    assert told == {key.name.partition(".")[2] for key in FOUND if key.table == "data"}

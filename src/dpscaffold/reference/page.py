@@ -181,7 +181,21 @@ def _tables(found: Sequence[Key], tables: Sequence[str], places: Sequence[str]) 
         for key in chosen:
             lines.append(f"# {key.about} [{key.kind}]")
             lines.append(_line(key, commented=optional))
+        if table == "data":
+            lines += _other_sources(found, {key.name for key in chosen})
         lines.append("")
+    return lines
+
+
+def _other_sources(found: Sequence[Key], said: set[str]) -> list[str]:
+    """The keys that other sources have, each once."""
+    lines = ["# Keys of other sources, at an example each:"]
+    for entry in grouped(key for key in found if key.table == "data")["data"]:
+        key = entry.key
+        if key.name not in said:
+            lines.append(f"# {key.about} ({', '.join(entry.everywhere)}) [{key.kind}]")
+            lines.append(_line(key, commented=True))
+            said.add(key.name)
     return lines
 
 
