@@ -213,6 +213,14 @@ def roster(server: Path) -> tuple[Member, ...]:
     if not server.is_dir():
         raise BadInput(f"there is no server folder {server}; run dpscaffold provision first")
     members = [read_member(path) for path in sorted(folder.glob("*.site"))]
+    for kind in ("name", "signing_key", "node_key"):
+        values = [getattr(member, kind) for member in members]
+        twice = [member.name for member in members if values.count(getattr(member, kind)) > 1]
+        if twice:
+            raise BadInput(
+                f"the roster {folder} has one {kind} twice ({', '.join(twice)}); remove one of the "
+                f"files"
+            )
     return tuple(sorted(members, key=lambda member: member.name))
 
 

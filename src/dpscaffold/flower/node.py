@@ -10,6 +10,7 @@ the node simply goes on with the id it had.
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -139,7 +140,7 @@ class Fleet:
             return Refusal(f"the server refuses this node ({response.status_code})")
         if off is not None and not -304 < off < 4:
             return Refusal(
-                f"the server refuses this node: the clocks differ by {off:.0f} s (this one is "
+                f"the server refuses this node: the clocks differ by {abs(off):.0f} s (this one is "
                 f"{'ahead' if off > 0 else 'behind'}); set them"
             )
         return Refusal(
@@ -280,7 +281,21 @@ def serve(
         fleet.leave()
 
 
+def certificate_trouble(error: BaseException) -> str | None:
+    """What to say where a connection failed for the server's certificate."""
+    if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        return None
+    reason = re.sub(r"^.*certificate verify failed: | \(_ssl.*$", "", str(error))
+    return (
+        f"the server's certificate is not of this federation, not for this host, or expired "
+        f"({reason}); compare ca.crt and 'server' in site.toml with the invitation"
+    )
+
+
 def _in_short(error: BaseException) -> str:
+    wrong = certificate_trouble(error)
+    if wrong is not None:
+        return wrong
     return f"the server is away ({type(error).__name__}); trying again"
 
 

@@ -18,7 +18,7 @@ import torch
 from dpscaffold.engines.letters import Letter, Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
-from dpscaffold.flower.node import Address, Fleet, clock_of, serve
+from dpscaffold.flower.node import Address, Fleet, certificate_trouble, clock_of, serve
 from dpscaffold.machine import give_memory_back, pick_device
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.provision import (
@@ -151,6 +151,9 @@ def _connection(file: SiteFile) -> tuple[str, bool]:
     try:
         ahead = clock_of(Address(file.server, file.ca.read_bytes()))
     except (httpx.HTTPError, OSError, KeyError) as error:
+        wrong = certificate_trouble(error)
+        if wrong is not None:
+            return wrong, False
         return f"{file.server} cannot be reached ({type(error).__name__}: {error})", False
     fine = -300 < ahead < 4
     return f"{file.server} answers; this clock is {ahead:+.0f} s from its own", fine
