@@ -22,7 +22,7 @@ LAYERS = (
     "privacy",
     "notebook federation plan budget randomness devicedraws",
     "data tasks algorithms scoring labelscoring",
-    "local description identity",
+    "local",
     "setting",
     "engines",
     "books rounds events progress",

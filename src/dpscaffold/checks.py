@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TypedDict
 
 from dpscaffold.errors import BadInput
 
@@ -63,3 +65,24 @@ def fraction(name: str, value: object) -> float:
     if not 0 <= (found := number(name, value)) < 1:
         raise BadInput(f"{name} is {value}; it must lie in [0, 1)")
     return found
+
+
+class Shares(TypedDict):
+    """How many of the users take part in a round, and how many of its records each draws."""
+
+    cohort_size: int
+    batch_sizes: list[int]
+
+
+def shares(sizes: Sequence[int], user_ratio: float, data_ratio: float) -> Shares:
+    """m = ⌊lM⌋ and b_i = ⌊sR_i⌋, where there is no plan to ask.
+
+    >>> shares([50, 90], user_ratio=0.5, data_ratio=0.1)
+    {'cohort_size': 1, 'batch_sizes': [5, 9]}
+    """
+    cohort_size = floor_share(user_ratio, len(sizes))
+    if cohort_size < 1:
+        raise BadInput(f"a user ratio of {user_ratio} selects none of {len(sizes)} users")
+    return Shares(
+        cohort_size=cohort_size, batch_sizes=[floor_share(data_ratio, size) for size in sizes]
+    )

@@ -29,15 +29,15 @@ from torch.nn.parameter import UninitializedParameter
 from dpscaffold.algorithms import DEFAULT, Algorithm
 from dpscaffold.algorithms.naming import build, numbers_of, own_function
 from dpscaffold.budget import Budget
-from dpscaffold.checks import choice
+from dpscaffold.checks import choice, shares
 from dpscaffold.data.config import DataSettings, Synthetic
-from dpscaffold.description import describe_run, shares
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Target
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import Mechanism
+from dpscaffold.privacy import Mechanism, describe
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import (
     LOSSES,
@@ -410,11 +410,11 @@ class Configuration(ConfigTable):
     facts: FactsSettings | None = None
     stopping: StoppingSettings | None = None
 
-    def setting(self, federation: Federation, planned: float | None = None) -> Setting:
-        """The run this configuration describes on that federation; solves for the noise where ε is
-        given. ``planned`` is η₀ where ``learning_rate = "plan"``
-        (:func:`~dpscaffold.planner.asked.planned_setting`)."""
-        roster, given = federation.roster, self.privacy
+    def setting(self, data: Federation | Roster, planned: float | None = None) -> Setting:
+        """The run this configuration describes on those data, of which the roster is all that
+        matters; solves for the noise where ε is given. ``planned`` is η₀ where
+        ``learning_rate = "plan"`` (:func:`~dpscaffold.planner.asked.planned_setting`)."""
+        roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
         plan, algorithm = self.plan.build(planned), self.algorithm.build()
         if given is None:
             return Setting(roster, self.task.build(roster.schema), algorithm, plan)
@@ -429,9 +429,10 @@ class Configuration(ConfigTable):
         given = self.privacy
         if given is None:
             return None
-        return describe_run(
-            sizes,
-            self.algorithm.build(),
+        return describe(
+            users=len(sizes),
+            records=sizes,
+            memory=self.algorithm.build().memory,
             rounds=self.plan.max_rounds or self.plan.rounds,
             local_steps=self.plan.local_steps,
             **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),

@@ -19,7 +19,6 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Target
-from dpscaffold.local.records import prepared
 from dpscaffold.scoring import (
     METRICS,
     Metric,
@@ -30,6 +29,7 @@ from dpscaffold.scoring import (
     shown_metric,
 )
 from dpscaffold.tasks import Batch, Loss, Task
+from dpscaffold.tasks.clipping import prepared
 
 #: Records evaluated together; bounds the memory of an evaluation.
 _BLOCK = 1 << 17

@@ -93,7 +93,7 @@ class Plan:
         choice("plan.weighting", self.weighting, ("uniform", "records"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
 
-    @property
+    @cached_property
     def planned(self) -> int:
         """The T that is accounted for: the largest that was fixed in advance."""
         return self.rounds if self.max_rounds is None else self.max_rounds
@@ -112,6 +112,11 @@ class Plan:
                 f"use at least {least_ratio(users)}"
             )
         return count
+
+    def shares(self, sizes: Tensor) -> tuple[Tensor, int]:
+        """b_i of users who hold ``sizes`` records, (M,), and m."""
+        _ = self.step_size, self.planned  # what engines and accountants ask for next
+        return self.batch_sizes(sizes), self.cohort_size(len(sizes))
 
     def batch_sizes(self, sizes: Tensor) -> Tensor:
         """b_i = ⌊sR_i⌋ for every user, (M,); refuses an empty batch."""

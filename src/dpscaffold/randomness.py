@@ -233,6 +233,11 @@ class NoiseStreams:
         secret = any(isinstance(stream, CipherStream) for stream in streams)
         self._dtype: type[np.floating] = np.float64 if secret else np.float32
 
+    @classmethod
+    def of(cls, round: int, whose: Sequence[tuple[Randomness, int]], size: int) -> NoiseStreams:
+        """The noise of these users in a round, each from the streams of its run."""
+        return cls([randomness.normals(round, user) for randomness, user in whose], size)
+
     def draw(self, steps: int) -> np.ndarray:
         """Standard normals for the next ``steps`` steps, (steps, U, P) float32 or float64."""
         out = np.empty((len(self._streams), steps, self._size), dtype=self._dtype)

@@ -19,6 +19,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import charged
+from dpscaffold.privacy.preparation import left_open
 from dpscaffold.setting import Setting
 
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
@@ -93,7 +94,7 @@ def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequen
             "privacy.noise is 0 with privacy.release, which protects nobody; give a noise above 0"
         )
     steps = [*federation.preparation, *charged(federation.preparation, run)[1]]
-    open_ = [step.sentence for step in steps if step.protection == "unprotected"]
+    open_ = left_open(steps)
     if open_ and PREPROCESSING not in allowed:
         raise BadInput(
             f"privacy.release is set, and the data were prepared without protection: "

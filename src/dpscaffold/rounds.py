@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -72,10 +73,12 @@ def stacked_rounds(
                 return
             draws.append(made)
         phase = first.algorithm.phase(number, first.warm_rounds)
-        broadcasts = [
-            announced(*one, phase)
-            for one in zip(settings, states, draws, engine.all_memories, strict=True)
-        ]
+        broadcasts = []
+        for k, (setting, draw) in enumerate(zip(settings, draws, strict=True)):
+            held = engine.all_memories[k]
+            cohort = cast("Cohort", DrawnCohort(setting, draw, held, phase.mirrored))
+            told = phase.announce(states[k].server, cohort)
+            broadcasts.append(Broadcast(number, states[k].server.params, told))
         gathered = engine.gather_all(phase, broadcasts, draws)
         for k, (setting, got) in enumerate(zip(settings, gathered, strict=True)):
             server = states[k].server
@@ -89,41 +92,44 @@ def announced(
     setting: Setting, state: State, draw: Draw, memories: Memories, phase: Algorithm
 ) -> Broadcast:
     """What the server sends to the participants of the next round: x and what is announced."""
-    cohort = DrawnCohort(setting, draw, memories, phase.mirrored)
+    cohort = cast("Cohort", DrawnCohort(setting, draw, memories, phase.mirrored))
     return Broadcast(state.round + 1, state.server.params, phase.announce(state.server, cohort))
 
 
-class DrawnCohort(Cohort):
-    """The participants of a round: what an algorithm asks about them is looked up then."""
+@dataclass(frozen=True)
+class DrawnCohort:
+    """The participants of a round as a :class:`~dpscaffold.algorithms.Cohort`: what an algorithm
+    asks about them is looked up then."""
 
-    def __init__(self, setting: Setting, draw: Draw, memories: Memories, mirrored: bool) -> None:
-        users = tuple(draw.active.tolist())
-        held = {"users": users, "_of": (setting, draw, memories), "_mirrored": mirrored}
-        self.__dict__.update(held)
+    setting: Setting
+    draw: Draw
+    held: Memories
+    mirrored: bool
+
+    @cached_property
+    def users(self) -> tuple[int, ...]:
+        """Who takes part."""
+        return tuple(self.draw.active.tolist())
 
     @cached_property
     def weights(self) -> Tensor:
         """Those of the mean of Δy, (m,)."""
-        setting, draw, _ = self._of
-        return torch.as_tensor(mean_weights(setting, draw), dtype=torch.float32)
+        return torch.as_tensor(mean_weights(self.setting, self.draw), dtype=torch.float32)
 
     @cached_property
     def known(self) -> Known:
         """The public numbers of their participation."""
-        return self._of[0].known(self.users)
+        return self.setting.known(self.users)
 
     @cached_property
     def memories(self) -> Slots:
         """Their slots, where the algorithm is mirrored."""
-        return self._of[2].recall(self.users) if self._mirrored else {}
+        return self.held.recall(self.users) if self.mirrored else {}
 
     @cached_property
     def seen(self) -> Tensor:
         """Who took part before, (m,)."""
-        return self._of[2].seen(self.users)
-
-    _of: tuple[Setting, Draw, Memories]
-    _mirrored: bool
+        return self.held.seen(self.users)
 
 
 def plain_draws(setting: Setting, randomness: Randomness) -> Drawing:

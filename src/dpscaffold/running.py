@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def run_settings(
         if teller is not None:
             teller(note)
 
+    stopping, allowed = stopping_of(settings), _allowed(settings)
     if federation is None:
         federation = load_federation(settings.data, notify if say or warn else None)
     if settings.privacy is not None and settings.privacy.release:
@@ -100,14 +102,17 @@ def run_settings(
 
         setting = planned_setting(settings, federation)
     else:
-        setting = settings.setting(federation)
+        setting = settings.setting(federation.roster)
     resolved = settings.resolved(setting)
     if say is not None:
         say(str(federation))
         say(described(setting))
     simulated = setting.privacy is not None and not setting.privacy.secret
     label = f"{setting.label}{' (simulated)' if simulated else ''}"
-    with Progress(label, setting.plan.rounds, quiet) as progress:
+    line: AbstractContextManager[Listener] = (
+        nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)
+    )
+    with line as progress:
         return run_setting(
             setting,
             federation,
@@ -120,8 +125,8 @@ def run_settings(
             config=resolved,
             metrics=settings.task.metrics or (),
             dissimilarity=settings.task.dissimilarity,
-            stopping=stopping_of(settings),
-            allowed=_allowed(settings),
+            stopping=stopping,
+            allowed=allowed,
         )
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
 from dpscaffold.budget import Budget
-from dpscaffold.engines import ENGINES, Draw, Hardware, Memories, Simulator, State
+from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import (
     Checkpointed,
@@ -276,21 +277,31 @@ class _Training:
             )
         self.setting, self.federation, self.hardware = setting, federation, hardware
         self.device, self.engine_name, self.tell = hardware.devices[0], engine, listener
-        self.accounts = Accounts(setting, lambda: federation.digest().value)
+        if hardware.threads is not None and self.device.type == "cpu":
+            torch.set_num_threads(hardware.threads)
         named = tuple([metric for metric in metrics if isinstance(metric, str)])
-        strength, measures = setting.plan.regularisation, Measures(named, dissimilarity)
-        self.evaluate = Evaluator(
-            federation, setting.task, strength, self.device, measures=measures
-        )
+        self.measures = Measures(named, dissimilarity)
+        self.optimum_loss: float | None = None
         self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
+        if named:
+            self.measures.chosen(federation.target)  # refuses here, not at the first evaluation
+        self.accounts = Accounts(setting, lambda: federation.digest().value)
+        self.stated = setting.to_dict()
         self.randomness = setting.randomness()
         self.folder: RunFolder | None = None
         self.history: list[dict[str, Any]] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
-        self.begun, self.stored = 0, 0  # the rounds that were begun last, and stored last
+        self.stored = 0  # the round that was stored last
         self.stopping: Stopping | None = None
         self.origin = Origin(setting.label, federation.title)
+
+    @cached_property
+    def evaluate(self) -> Evaluator:
+        """Made when it is first needed, and the optimum is known."""
+        strength = self.setting.plan.regularisation
+        given = (self.federation, self.setting.task, strength, self.device)
+        return Evaluator(*given, self.optimum_loss, self.measures)
 
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
         """Claim the run folder, or pick up what it holds."""
@@ -304,7 +315,7 @@ class _Training:
             self.accounts.check_room()
             self.accounts.book()
             return
-        described = self.setting.to_dict() if config is None else config
+        described = self.stated if config is None else config
         digest = self.federation.digest()
         identity = Identity(digest.value, digest.covers, self.engine_name)
         self.folder = RunFolder(out)
@@ -312,15 +323,15 @@ class _Training:
             self.folder.lock()
             longer = self.folder.is_outgrown(self.setting.plan)
             self.folder.check_same(described, longer)
-            self.folder.check_setting(self.setting.to_dict(), longer)
+            self.folder.check_setting(self.stated, longer)
             self.folder.check_identity(identity)
             self._pick_up(self.folder, digest.value)
             self.accounts.extend(self.folder)
             if longer:
-                self.folder.replan(to_toml(described), self.setting.to_dict())
+                self.folder.replan(to_toml(described), self.stated)
         else:
             self.accounts.check_room()
-            self.folder.begin(to_toml(described), identity, self.setting.to_dict())
+            self.folder.begin(to_toml(described), identity, self.stated)
             self.accounts.attach(self.folder, digest.value)
 
     def close(self) -> None:
@@ -360,7 +371,7 @@ class _Training:
         """What happened, and how to go on; the device itself cannot be asked any more."""
         names = ",".join(str(device) for device in self.hardware.devices)
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        what = f"device is {names}, and it gave up in round {self.begun} ({said})"
+        what = f"device is {names}, and it gave up in round {self.accounts.begun} ({said})"
         if self.folder is None:
             return f"{what}; nothing of the run is stored: name a folder (out), then it can go on"
         where = f"checkpoint of round {self.stored}" if self.stored else "beginning"
@@ -377,14 +388,11 @@ class _Training:
         if self.saved is not None:
             state = State.from_dict(self.saved["state"], self.device).under(setting)
             engine.memories.restore(self.saved["memories"])
-        self.evaluate.optimum_loss = optimum.loss if optimum else None
+        self.optimum_loss = optimum.loss if optimum else None
         ended, message = "completed", ""
 
-        def draw(round: int) -> Draw | None:
-            self.begun = round
-            return self.accounts.draw(self.randomness, round)
-
-        if self.folder is not None:
+        draw = partial(self.accounts.draw, self.randomness)
+        if self.folder is not None and (self.stopping is not None or plan.max_rounds is not None):
             self._book_all()
         counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds

@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,6 +58,12 @@ def write_text(path: Path | str, text: str) -> None:
     """Replace a text file whole."""
     with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Replace text files of a folder, each whole, in this order."""
+    for name, text in texts.items():
+        write_text(folder / name, text)
 
 
 def draft_of(folder: Path) -> Path:

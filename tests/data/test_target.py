@@ -219,7 +219,7 @@ def test_targets_check_themselves() -> None:
         (lambda: Target("class", ("a",)), "at least 2"),
         (lambda: Target("class", ("a", "b", "a")), "two classes are called 'a'"),
         (lambda: Target("number", ("a", "b")), "leave them out"),
-        (lambda: Target("rank"), "it must be 'class' or 'number'"),  # type: ignore[arg-type]
+        (lambda: Target("rank"), "it must be 'class', 'number' or 'labels'"),  # type: ignore[arg-type]
     ):
         with pytest.raises(BadInput, match=said):
             given_()

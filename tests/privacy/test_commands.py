@@ -168,9 +168,9 @@ COSTS = [{"name": "a private mean", "noise": 6.0, "epsilon": None, "delta": 0.0}
 def write_ledger(folder, rounds: int = 4) -> Ledger:
     """The ledger of a run folder, as a run writes it."""
     ledger, journal = Ledger(run_of(SMALL)), Journal(folder / "ledger.jsonl")
-    opening = Opening.of(ledger, [Cost(**cost) for cost in COSTS], "data")
+    opening = Opening.of(ledger.to_dict(), [Cost(**cost) for cost in COSTS], "data")
     journal.append({"opens": vars(opening)})
-    (folder / "ledger.json").write_text(summary_text(ledger, journal))
+    (folder / "ledger.json").write_text(summary_text(ledger.to_dict(), journal))
     write_costs(folder)
     for round in range(1, rounds + 1):
         ledger.record(round, [0, round])

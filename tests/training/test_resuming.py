@@ -35,9 +35,9 @@ from dpscaffold.cli import app
 from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
 from dpscaffold.federation import tables as federation_module
-from dpscaffold.identity import describe_algorithm
 from dpscaffold.privacy import Ledger, PrivacyError
 from dpscaffold.report.runs import read_run
+from dpscaffold.setting.identity import describe_algorithm
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
 NOISY = Gaussian(clip=1.0, noise=3.0)

@@ -49,9 +49,10 @@ from dpscaffold.privacy import (
     statement,
 )
 from dpscaffold.privacy.page import render
-from dpscaffold.privacy.preparation import told
+from dpscaffold.privacy.preparation import said_of
 from dpscaffold.randomness import Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.whole import write_texts
 
 
 class Accounts:
@@ -64,7 +65,7 @@ class Accounts:
         self.setting = setting
         budget = self.budget = setting.budget
         self.run = setting.mechanism
-        self.refusal = ""
+        self.refusal, self.begun = "", 0  # why a round did not run, and the one begun last
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
         self._booking: Booking | None = None
@@ -83,6 +84,7 @@ class Accounts:
             return
         self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
         self.ledger = Ledger(self.run, budget.user_epsilon, self.costs)
+        self._fresh = self.ledger.to_dict()
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
         if budget.user_epsilon is not None:
@@ -154,7 +156,7 @@ class Accounts:
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or "
                 f"start the run anew"
             )
-        opening = Opening.of(Ledger(self.run, self.budget.user_epsilon), self.costs, data)
+        opening = Opening.of(self._fresh, self.costs, data)
         if self.ledger.run != self.run or (len(journal) and read_opening(journal) != opening):
             raise BadInput(
                 f"the ledger in {folder.path} describes another run; resume it with its own "
@@ -173,12 +175,16 @@ class Accounts:
         entries = read_entries(journal) if len(journal) else ()
         self._released = max((entry.round for entry in entries if not entry.ahead), default=0)
         self._replay_until = self._released if secret and not stored else 0
-        self._write_preprocessing()
         self._journal = journal
         if not len(journal):
             journal.append({"opens": asdict(opening)})
-        folder.write_text(SUMMARY, summary_text(self.ledger, journal))
-        self.book(folder)
+        steps = (*self.setting.roster.schema.preparation, *self._unprotected)
+        counted, said = self.ledger.to_dict(), said_of(steps, self.run.unit)
+        costs = list(map(vars, self.costs))
+        prepared = json.dumps({"steps": said, "costs": costs}, indent=2) + "\n"
+        write_texts(folder.path, {PREPARATION: prepared, SUMMARY: summary_text(counted, journal)})
+        if self._booking:
+            self.book(folder)
 
     def _as_planned(self, journal: Journal) -> None:
         """See this run as it was planned: T at first, and the parts that were added to it."""
@@ -186,6 +192,7 @@ class Accounts:
         first = self.ledger.run.rounds
         self._parts = read_parts(journal, first) if len(journal) else Parts((first,))
         self.run = replace(self.run, rounds=first)
+        self._fresh = Ledger(self.run, self.budget.user_epsilon).to_dict()
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self._later = Spending(self.run, bound_for(self.run, "server"))
         self._most_rounds = min(self._most_rounds, first)
@@ -209,7 +216,7 @@ class Accounts:
         self._withdraw_statement()
         self._journal.append({EXTENDS: rounds})
         self._parts = parts
-        folder.write_text(SUMMARY, summary_text(self.ledger, self._journal))
+        folder.write_text(SUMMARY, summary_text(self.ledger.to_dict(), self._journal))
 
     @property
     def anchor(self) -> Anchor | None:
@@ -219,6 +226,7 @@ class Accounts:
     def draw(self, randomness: Randomness, round: int, ahead: bool = False) -> Draw | None:
         """Who takes part in a round, in the ledger by then; None where it must not run, and then
         ``refusal`` says why."""
+        self.begun = self.begun if ahead else round
         self.refusal = self.refuses(round)
         if self.refusal:
             return None
@@ -287,7 +295,9 @@ class Accounts:
                 self._journal.append({"round": round, "users": list(users), "again": False})
                 self._released = round
             return np.array(users, dtype=np.int64)
-        active = self.ledger.allowed(drawn.tolist())
+        active = drawn.tolist()
+        if self.ledger.capped:
+            active = self.ledger.allowed(active)
         if self._journal:
             self._withdraw_statement()
             line = {"round": round, "users": active, "again": again}
@@ -378,20 +388,6 @@ class Accounts:
     def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:
         """The ledger's summary, then ``privacy.json`` and ``privacy.md``."""
         if self._journal is not None:
-            folder.write_text(SUMMARY, summary_text(self.ledger, self._journal))
+            folder.write_text(SUMMARY, summary_text(self.ledger.to_dict(), self._journal))
         folder.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
         folder.write_text("privacy.md", render(said))
-
-    def _write_preprocessing(self) -> None:
-        """What the data's preparation spent or left unprotected, so that the folder can be stated
-        on its own."""
-        assert self.folder is not None and self.run is not None
-        steps = (*self.setting.roster.schema.preparation, *self._unprotected)
-        said = {
-            "steps": [
-                {"sentence": told(step, self.run.unit), "protection": step.protection}
-                for step in steps
-            ],
-            "costs": [vars(cost) for cost in self.costs],
-        }
-        self.folder.write_text(PREPARATION, json.dumps(said, indent=2) + "\n")

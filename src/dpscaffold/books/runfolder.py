@@ -37,7 +37,7 @@ import torch
 
 from dpscaffold.errors import BadInput
 from dpscaffold.plan import Plan
-from dpscaffold.whole import hold, sync_file, sync_folder
+from dpscaffold.whole import hold, sync_file, whole_file, write_text, write_texts
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2
@@ -91,10 +91,13 @@ class RunFolder:
         made_by = json.dumps(versions(), indent=2) + "\n"  # starts a process: before the lock
         self.lock()
         self._refuse_a_run()  # begun by another process since
-        self.write_text("versions.json", made_by)
-        self.write_text("run.json", json.dumps(asdict(identity), indent=2) + "\n")
-        self.write_text("setting.json", json.dumps(setting, indent=2) + "\n")
-        self.write_text("config.toml", config)
+        texts = {
+            "versions.json": made_by,
+            "run.json": json.dumps(asdict(identity), indent=2) + "\n",
+            "setting.json": json.dumps(setting, indent=2) + "\n",
+            "config.toml": config,  # last: with it the run has begun
+        }
+        write_texts(self.path, texts)
 
     def _refuse_a_run(self) -> None:
         if self.holds_run:
@@ -217,7 +220,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file whole."""
-        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(self.path / name, text)
 
     def save_checkpoint(self, content: dict[str, Any]) -> None:
         """Replace the checkpoint whole; the metrics that it names are on the disk before it is."""
@@ -307,11 +310,8 @@ class RunFolder:
             ) from error
 
     def _replace(self, name: str, write: Any) -> None:
-        partial = self.file(f".{name}.partial")
-        write(partial)
-        sync_file(partial)
-        os.replace(partial, self.file(name))
-        sync_folder(self.path)
+        with whole_file(self.path / name) as partial:
+            write(partial)
 
 
 def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def _lines(rows: list[dict[str, Any]]) -> str:
 
 
 def _is_left_over(path: Path) -> bool:
-    return path.name in BEGUN or (path.name.startswith(".") and path.name.endswith(".partial"))
+    return path.name in BEGUN or (path.name.startswith(".") and ".partial" in path.name)
 
 
 def versions() -> dict[str, str]:

@@ -43,9 +43,9 @@ class Opening:
     data: str
 
     @classmethod
-    def of(cls, ledger: Ledger, costs: Iterable[Cost], data: str) -> Opening:
-        """The opening of a new run."""
-        return cls(_run_digest(ledger.to_dict()), _costs_digest(costs), data)
+    def of(cls, ledger: Mapping[str, Any], costs: Iterable[Cost], data: str) -> Opening:
+        """The opening of a new run, whose ledger is that."""
+        return cls(_run_digest(ledger), _costs_digest(costs), data)
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ def read_opening(journal: Journal) -> Opening:
     raise PrivacyError(f"{journal.path} does not begin with the description of its run; {AGAIN}")
 
 
-def summary_text(ledger: Ledger, journal: Journal) -> str:
+def summary_text(ledger: Mapping[str, Any], journal: Journal) -> str:
     """The contents of ``ledger.json``."""
-    return json.dumps({**ledger.to_dict(), "journal": vars(journal.anchor)}) + "\n"
+    return json.dumps({**ledger, "journal": vars(journal.anchor)}) + "\n"
 
 
 def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ...]]:

@@ -9,11 +9,10 @@ from typing import Any
 from dpscaffold.algorithms import DEFAULT
 from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.books.runledger import Account, read_account
-from dpscaffold.checks import floor_share
-from dpscaffold.description import describe_run, shares
+from dpscaffold.checks import floor_share, shares
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
-from dpscaffold.privacy.describe import choose_relation
+from dpscaffold.privacy.describe import choose_relation, describe
 from dpscaffold.privacy.human import GROUPS
 
 
@@ -117,9 +116,10 @@ def from_numbers(
     # Numbers on a command line are declared: nothing is read off data.
     chosen = choose_relation(numbers.get("neighbours"), sampling, unit, declared=True)
     sizes = [numbers["records"]] * numbers["users"]
-    return describe_run(
-        sizes,
-        algorithm,
+    return describe(
+        users=len(sizes),
+        records=sizes,
+        memory=algorithm.memory,
         rounds=numbers["rounds"],
         local_steps=numbers["local_steps"],
         **shares(sizes, numbers["user_ratio"], numbers["data_ratio"]),

@@ -31,9 +31,9 @@ from dpscaffold.data.config import (
     located,
     parse_data,
 )
-from dpscaffold.data.pool import Pool, assemble, offsets, split_rows
+from dpscaffold.data.pool import Pool, dealt, numbered, offsets, split_rows, steps_of
 from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
-from dpscaffold.data.prepared import transformed
+from dpscaffold.data.prepared import after, transformed
 from dpscaffold.data.readers import cifar, images
 from dpscaffold.data.readers.arrays import read_npz
 from dpscaffold.data.readers.coding import TableSource
@@ -45,6 +45,7 @@ from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
+from dpscaffold.federation.schema import Target
 from dpscaffold.privacy import Remark
 from dpscaffold.whole import draft_of
 
@@ -87,18 +88,40 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
                 f"{pool.title} is divided into users, train and test already; leave out users, "
                 f"records and partition"
             )
-        return _checked(preprocess(pool, settings.preprocess, settings.seed, release), settings)
+        done = preprocess(pool, settings.preprocess, settings.seed, release)
+        _check_labels(done.train, done.names, done.title, done.target, settings)
+        return done
     for note in pool.notes if notify else ():
         notify(note)  # type: ignore[misc]
     parts, names = deal(pool.labels, pool.users, pool.names, settings)
     gone = too_small(pool.users, pool.names, settings)
     if gone and notify:
         notify(f"warning: {named(gone)}")
-    pool = replace(pool, title=_title(pool.title, settings))
-    federation = assemble(pool, parts, settings.test_ratio, settings.seed, names)
-    steps = federation.preparation + left_out(settings, gone)
-    federation = replace(federation, preparation=steps)
-    return _checked(preprocess(federation, settings.preprocess, settings.seed, release), settings)
+    pool = replace(
+        pool,
+        title=_title(pool.title, settings),
+        preparation=pool.preparation + left_out(settings, gone),
+        coded=True,
+    )
+    return _assembled(pool, parts, names, settings)
+
+
+def _assembled(
+    pool: Pool, parts: list[np.ndarray], names: tuple[str, ...], settings: Pooled
+) -> Federation:
+    """The federation of these parts after its preprocessing. The tables are looked through once,
+    as they will be used; where they cannot be, the raw ones may say why in fewer words."""
+    names = names or numbered(parts)
+    train, test = dealt(pool, parts, settings.test_ratio, settings.seed, names)
+    _check_labels(train, names, pool.title, pool.target, settings)
+    target, title = pool.target, pool.title
+    try:
+        fitted = fit(train.features, settings.preprocess, settings.seed)
+        ready, steps = (after(train, fitted), after(test, fitted)), steps_of(pool) + fitted
+        return Federation(ready[0], ready[1], target, names, title, steps).validated()
+    except Exception:
+        Federation(train, test, target, names, title).validated()
+        raise
 
 
 def _check_size(settings: Synthetic) -> None:
@@ -285,7 +308,7 @@ def preprocess_to(
     overwrite: bool = False,
 ) -> Path:
     """Preprocess a federation into a folder, block by block, without loading it."""
-    fitted = fit(federation, steps, seed)
+    fitted = fit(federation.train.features, steps, seed)
     steps = federation.preparation + fitted
     with FederationWriter(folder, federation.target, federation.title, steps, overwrite) as writer:
         for part, table in (("train", federation.train), ("test", federation.test)):
@@ -334,33 +357,32 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
         preparation=scan.preparation + left_out(settings, gone),
         mapped=True,
     )
-    return _checked(federation.validated(), settings)
+    _check_labels(tables[0], names, title, scan.target, settings)
+    return federation.validated()
 
 
-def _checked(federation: Federation, settings: Pooled) -> Federation:
-    """Refuse a federation from which nothing can be learnt, or less than the settings ask for."""
-    seen = torch.unique(federation.train.labels)
-    if len(seen) < 2 and federation.target.kind == "labels":
+def _check_labels(
+    train: Records, names: Sequence[str], title: str, target: Target, settings: Pooled
+) -> None:
+    """Refuse records from which nothing can be learnt, or less than the settings ask for."""
+    seen = torch.unique(train.labels)
+    if len(seen) < 2 and target.kind == "labels":
         raise BadInput(
-            f"{federation.title}: all training records have the same labels; there is nothing to "
-            f"learn"
+            f"{title}: all training records have the same labels; there is nothing to learn"
         )
     if len(seen) < 2:
         classes = "a classifier needs at least 2 classes"
-        advice = classes if federation.target.kind == "class" else "there is nothing to learn"
-        raise BadInput(
-            f"{federation.title}: all training records have the label {seen[0]:g}; {advice}"
-        )
+        advice = classes if target.kind == "class" else "there is nothing to learn"
+        raise BadInput(f"{title}: all training records have the label {seen[0]:g}; {advice}")
     if settings.minimum_classes > 1:
-        for user, name in enumerate(federation.names):
-            found = len(torch.unique(federation.train.of(user)[1]))
+        for user, name in enumerate(names):
+            found = len(torch.unique(train.of(user)[1]))
             if found < settings.minimum_classes:
                 raise BadInput(
                     f"user {name} has {found} class{'' if found == 1 else 'es'} in its training "
-                    f"records, and minimum_classes "
-                    f"is {settings.minimum_classes}; choose a more even partition or other users"
+                    f"records, and minimum_classes is {settings.minimum_classes}; choose a more "
+                    f"even partition or other users"
                 )
-    return federation
 
 
 def _path(settings: Pooled, path: str) -> Path:

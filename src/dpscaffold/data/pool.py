@@ -29,7 +29,8 @@ class Pool:
     numbers in float32. ``users`` holds, where the data have a natural user, its
     number per record, and
     ``names`` the names of these users. ``notes`` say what a reader had to decide (categories,
-    missing values); ``preparation`` are the steps that made these features of raw rows.
+    missing values); ``preparation`` are the steps that made these features of raw rows. ``coded``
+    says that the reader numbered the labels itself, so that they need not be looked through here.
     """
 
     features: np.ndarray
@@ -41,15 +42,17 @@ class Pool:
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     preparation: tuple[Prepared, ...] = ()
+    coded: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "target", Target.of(self.target))
+        if not isinstance(self.target, Target):
+            object.__setattr__(self, "target", Target.of(self.target))
         if self.features.ndim != 2 or len(self.features) != len(self.labels):
             raise BadInput(
                 f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} "
                 f"labels do not fit; expected (records, features) and one label per record"
             )
-        complaint = self.target.complaint(self.labels)
+        complaint = "" if self.coded else self.target.complaint(self.labels)
         if complaint:
             raise BadInput(f"{self.title}: labels {complaint}")
 
@@ -133,14 +136,31 @@ def assemble(
     >>> assemble(pool, [np.arange(4), np.arange(4, 6)]).train.sizes.tolist()
     [3, 1]
     """
-    names = tuple(names) or tuple(str(i) for i in range(len(parts)))
-    tables = [_table(pool, rows) for rows in split_rows(parts, names, test_ratio, seed)]
-    scaled: tuple[Prepared, ...] = (
-        (Scale(np.asarray(pool.scale, dtype=np.float32)),) if pool.scale != 1 else ()
-    )
-    steps = scaled + pool.preparation
-    federation = Federation(tables[0], tables[1], pool.target, names, pool.title, steps)
+    names = tuple(names) or numbered(parts)
+    train, test = dealt(pool, parts, test_ratio, seed, names)
+    federation = Federation(train, test, pool.target, names, pool.title, steps_of(pool))
     return federation.validated()
+
+
+def numbered(parts: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Names for users who have none."""
+    return tuple(str(i) for i in range(len(parts)))
+
+
+def dealt(
+    pool: Pool, parts: Sequence[np.ndarray], test_ratio: float, seed: int, names: Sequence[str]
+) -> tuple[Records, Records]:
+    """The train and the test table of these parts, which nobody has looked through yet."""
+    train, test = split_rows(parts, names, test_ratio, seed)
+    return _table(pool, train), _table(pool, test)
+
+
+def steps_of(pool: Pool) -> tuple[Prepared, ...]:
+    """How the features of a pool's tables were made of raw rows."""
+    scaled: tuple[Prepared, ...] = ()
+    if pool.scale != 1:
+        scaled = (Scale(np.asarray(pool.scale, dtype=np.float32)),)
+    return scaled + pool.preparation
 
 
 def _table(pool: Pool, parts: Sequence[np.ndarray]) -> Records:
@@ -149,7 +169,8 @@ def _table(pool: Pool, parts: Sequence[np.ndarray]) -> Records:
             f"{pool.title}: no user is left; lower minimum_records or ask for other users"
         )
     rows = np.concatenate(parts)
-    labels = torch.from_numpy(pool.labels[rows].astype(pool.target.dtype, copy=False))
+    kind = np.float32 if pool.target.kind == "number" else np.int64
+    labels = torch.from_numpy(pool.labels[rows].astype(kind, copy=False))
     return Records(pool.take(rows), labels, offsets([len(part) for part in parts]))
 
 

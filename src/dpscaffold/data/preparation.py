@@ -59,7 +59,7 @@ def preprocess(
     steps = parse_steps(steps)
     if not release:
         refuse_redraws(steps)
-    return applied(federation, fit(federation, steps, seed))
+    return applied(federation, fit(federation.train.features, steps, seed))
 
 
 def refuse_redraws(steps: Iterable[StepSettings]) -> None:
@@ -75,12 +75,13 @@ def refuse_redraws(steps: Iterable[StepSettings]) -> None:
 
 
 def fit(
-    federation: Federation, steps: Iterable[str | dict[str, Any] | StepSettings], seed: int = 0
+    features: torch.Tensor, steps: Iterable[str | dict[str, Any] | StepSettings], seed: int = 0
 ) -> tuple[Prepared, ...]:
-    """Fit the steps one after the other on the pooled training records; reads them in blocks."""
+    """Fit the steps one after the other on the pooled training records (N, d); reads them in
+    blocks."""
     fitted: tuple[Prepared, ...] = ()
     for number, step in enumerate(parse_steps(steps)):
-        fitted += (_fit(step, federation.train.features, fitted, seed, number),)
+        fitted += (_fit(step, features, fitted, seed, number),)
     return fitted
 
 

@@ -202,7 +202,7 @@ def applied(federation: Federation, steps: Iterable[Prepared]) -> Federation:
     steps = tuple(steps)
     if not steps:
         return federation
-    train, test = (_table(table, steps) for table in (federation.train, federation.test))
+    train, test = (after(table, steps) for table in (federation.train, federation.test))
     return replace(
         federation,
         train=train,
@@ -217,12 +217,15 @@ def transformed(features: torch.Tensor, steps: Iterable[Prepared]) -> Iterator[n
     return in_blocks(features.numpy(), steps)
 
 
-def _table(table: Records, steps: tuple[Prepared, ...]) -> Records:
+def after(table: Records, steps: tuple[Prepared, ...]) -> Records:
+    """A table after steps that are fitted already."""
+    if not steps:
+        return table
     out: np.ndarray | None = None
     start = 0
     for rows in transformed(table.features, steps):
         if out is None:
-            out = np.empty((len(table), rows.shape[1]), dtype=np.float32)
+            out = np.empty((len(table.labels), rows.shape[1]), dtype=np.float32)
         out[start : start + len(rows)] = rows
         start += len(rows)
     assert out is not None  # a validated table has rows

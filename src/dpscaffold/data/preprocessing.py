@@ -15,9 +15,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -190,17 +188,9 @@ def _expand(value: Any) -> Any:
     return value
 
 
-def _kind(value: Any) -> str | None:
-    return value.get("step") if isinstance(value, dict) else getattr(value, "step", None)
-
-
 PreprocessingStep = Annotated[
-    Annotated[Standardise, Tag("standardise")]
-    | Annotated[Centre, Tag("centre")]
-    | Annotated[UnitNorm, Tag("unit-norm")]
-    | Annotated[ClipNorm, Tag("clip-norm")]
-    | Annotated[Pca, Tag("pca")],
-    Discriminator(_kind),
+    Standardise | Centre | UnitNorm | ClipNorm | Pca,
+    Field(discriminator="step"),
     BeforeValidator(_expand),
 ]
 

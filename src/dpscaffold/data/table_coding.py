@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -56,14 +56,17 @@ class Coding:
     own: tuple[str, ...] = ()
     cost: ClassVar[Cost | None] = None
 
-    @property
+    def __post_init__(self) -> None:
+        _ = self.protection, self.sentence  # said once, where it is made
+
+    @cached_property
     def protection(self) -> Protection:
         """Whether private records decided which features there are."""
         if self.read_off:
             return "unprotected"
         return "public" if self.categories else "none needed"
 
-    @property
+    @cached_property
     def sentence(self) -> str:
         """What was done, for people."""
         if self.read_off:

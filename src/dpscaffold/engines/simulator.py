@@ -68,15 +68,12 @@ class Simulator:
         self._shards = Shards(self.workers, self.hardware.chunk or self._fitting_chunk())
         self._streams: dict[tuple[int, int], Randomness] = {}
         self.all_memories: list[Memories] = [self.fresh_memories(s) for s in self.settings]
+        #: The slots of the first run's users (the only one, outside a stack).
+        self.memories = self.all_memories[0]
         # A GPU draws for itself, unless the run is secret.
         secret = any(one.secret for one in self.randomness)
         ahead = (self.device.type == "cuda" and secret) if ahead is None else ahead
         self.ahead = Ahead(self._expected) if ahead and len(self.workers) == 1 else None
-
-    @property
-    def memories(self) -> Memories:
-        """The slots of the first run's users (the only one, outside a stack)."""
-        return self.all_memories[0]
 
     @property
     def chunk(self) -> int:
@@ -92,6 +89,11 @@ class Simulator:
     def fresh_memories(self, setting: Setting) -> Memories:
         """Nobody seen yet."""
         return Memories(setting.algorithm.remembers, setting.task.parameters, self.device)
+
+    def begin_anew(self, run: int) -> None:
+        """Forget the users of one of the stacked runs."""
+        self.all_memories[run] = self.fresh_memories(self.settings[run])
+        self.memories = self.all_memories[0]
 
     def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
         """One round of a single run."""

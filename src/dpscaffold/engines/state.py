@@ -28,10 +28,9 @@ class State:
     def initial(cls, setting: Setting, device: torch.device) -> State:
         """x⁰, and zero in every slot that the algorithm keeps."""
         params = setting.task.initial(setting.plan.seed).to(device)
-        slots = {
-            name: torch.zeros_like(params) if size == "vector" else params.new_zeros(1)
-            for name, size in setting.algorithm.keeps.items()
-        }
+        slots: dict[str, Tensor] = {}
+        for name, size in setting.algorithm.keeps.items():
+            slots[name] = torch.zeros_like(params) if size == "vector" else params.new_zeros(1)
         return cls(0, Server(params, slots), torch.zeros_like(params))
 
     @property

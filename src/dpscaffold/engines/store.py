@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from dpscaffold.federation import Federation
-from dpscaffold.local.records import LocalRecords, prepared
+from dpscaffold.local.records import LocalRecords
 from dpscaffold.tasks import Task
-from dpscaffold.tasks.clipping import all_tame
+from dpscaffold.tasks.clipping import all_tame, prepared
 
 
 class Store:

@@ -207,4 +207,4 @@ def _set_aside_diverged(
                 outcome.diverged = round
             fresh = State.initial(outcome.setting, engine.device)
             states[k] = replace(fresh, round=round, averaged=states[k].averaged)
-            engine.all_memories[k] = engine.fresh_memories(outcome.setting)
+            engine.begin_anew(k)

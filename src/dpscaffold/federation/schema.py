@@ -196,18 +196,18 @@ def raw_columns(preparation: Sequence[Prepared], dimension: int) -> tuple[str, .
 
 def schema_of(preparation: Sequence[Prepared], target: Target, dimension: int) -> Schema:
     """The schema of rows that these steps turn into ``dimension`` features."""
-    from dpscaffold.privacy.preparation import remark  # the accountant takes long to import
+    from dpscaffold.privacy.preparation import remarks  # the accountant takes long to import
 
     public = ("none needed", "public")
+    steps = list(preparation)
     categories = next(
         (step.categories for step in preparation if hasattr(step, "categories")),
         (),
     )
     unknown = {name for step in preparation for name in getattr(step, "read_off", ())}
-    return Schema(
-        raw_columns(preparation, dimension),
-        tuple((name, values) for name, values in categories if name not in unknown),
-        target,
-        tuple(step if step.protection in public else remark(step) for step in preparation),
-        dimension,
-    )
+    known = tuple([(name, values) for name, values in categories if name not in unknown])
+    columns = raw_columns(preparation, dimension)
+    private = [k for k, step in enumerate(steps) if step.protection not in public]
+    for k, said in zip(private, remarks([steps[k] for k in private]), strict=True):
+        steps[k] = said
+    return Schema(columns, known, target, tuple(steps), dimension)

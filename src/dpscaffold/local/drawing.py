@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.randomness import Batches, NoiseStreams, Randomness, Sampling, in_threads
+from dpscaffold.randomness import Batches, Randomness, Sampling, in_threads
 
 #: How many numbers of noise are drawn together.
 NOISE_BLOCK = 1 << 22
@@ -100,18 +100,3 @@ def indices(round: int, rows: Sequence[Row]) -> Indices:
         for u, batches in enumerate(drawn):
             index[u, :, : batches.index.shape[1]] = batches.index
     return torch.from_numpy(index), torch.from_numpy(np.stack(counts))
-
-
-def normals(
-    round: int, rows: Sequence[Row], size: int, device: torch.device
-) -> Iterator[Tensor | None]:
-    """Each step's standard normals, (U, P); None without a mechanism."""
-    steps = rows[0].plan.local_steps
-    if rows[0].privacy is None:
-        for _ in range(steps):
-            yield None
-        return
-    streams = NoiseStreams([row.randomness.normals(round, row.user) for row in rows], size)
-    block = max(1, NOISE_BLOCK // (len(rows) * size))
-    for start in range(0, steps, block):
-        yield from torch.from_numpy(streams.draw(min(block, steps - start))).to(device)

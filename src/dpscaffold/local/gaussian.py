@@ -71,7 +71,8 @@ class Gaussian:
                 f"up to {MOST_NOISE:g}"
             )
         # Whether sizes are declared is the data's to say; the setting asks again with them.
-        choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
+        if self.neighbours is not None:
+            choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
         if isinstance(self.clip, str):
             if self.clip != "median":
                 raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
 from dpscaffold.local.devices import draws_on, on_device
-from dpscaffold.local.drawing import Indices, Row, distinct, indices, normals
+from dpscaffold.local.drawing import NOISE_BLOCK, Indices, Row, distinct, indices
 from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.steps import Scales, local_steps
+from dpscaffold.randomness import NoiseStreams
 from dpscaffold.tasks import Batch, Clip, Task
 
 
@@ -79,15 +80,18 @@ def noised_batches(
     starts = torch.tensor(records.starts, device=device)[:, None]
     firsts, which = distinct(rows)
     places = None if which is None else torch.tensor(which, device=device)
+    wanted = [(row.randomness, row.user) for row in firsts if row.privacy is not None]
     index, count = drawn or indices(round, firsts)
+    streams = NoiseStreams.of(round, wanted, size) if wanted else None
     index, longest = index.to(device), index.shape[2]
     full = bool((count == longest).all())
     column = torch.arange(longest, device=device)
     counts = count.to(device)
-    noises = normals(round, firsts, size, device)
-    for k in range(rows[0].plan.local_steps):
+    steps, block = rows[0].plan.local_steps, max(1, NOISE_BLOCK // (len(firsts) * size))
+    for k in range(steps):
+        if streams is not None and k % block == 0:
+            noises = torch.from_numpy(streams.draw(min(block, steps - k))).to(device)
         flat = (_spread(index[:, k], places) + starts).view(-1)
-        noise = next(noises)
         yield (
             Batch(
                 features=records.features.index_select(0, flat).view(users, longest, -1),
@@ -96,7 +100,7 @@ def noised_batches(
                 squares=records.squares.index_select(0, flat).view(users, longest),
                 tame=records.tame,
             ),
-            None if noise is None else _spread(noise, places),
+            None if streams is None else _spread(noises[k % block], places),
         )
 
 

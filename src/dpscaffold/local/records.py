@@ -7,9 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpscaffold.tasks import Task
-from dpscaffold.tasks.clipping import row_squares
-
 
 @dataclass(frozen=True)
 class LocalRecords:
@@ -26,9 +23,3 @@ class LocalRecords:
     def device(self) -> torch.device:
         """Where they are."""
         return self.features.device
-
-
-def prepared(task: Task, features: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Features as the task wants them, on the device, and their squared row norms."""
-    features = task.prepare(features.to(device))
-    return features, row_squares(features)

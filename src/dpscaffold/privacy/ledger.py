@@ -84,15 +84,13 @@ class Ledger:
         self.user_budget = user_budget
         self.costs = tuple(costs)
         self.participations: NDArray[np.int64] = np.zeros(run.users, dtype=np.int64)
-        self._last = 0
+        #: Whether anybody may ever have to decline.
+        self.capped = run.max_participations is not None or user_budget is not None
+        #: The last recorded round: so many may have drawn anyone; the next has a larger number.
+        self.rounds = 0
         self._marks: dict[int, int] = {}  # one number a recorded round: is it a repeat or a change?
         self._repeats: dict[int, int] = {}
         self._caps: NDArray[np.int64] | None = None
-
-    @property
-    def rounds(self) -> int:
-        """The last recorded round: so many may have drawn anyone; the next has a larger number."""
-        return self._last
 
     def record(self, round: int, cohort: Iterable[int], again: bool = False) -> None:
         """Enter who took part in a round (counted from 1), before its uploads are used."""
@@ -108,12 +106,12 @@ class Ledger:
                 f"{self.run.cohort_size}; the bounds would not hold"
             )
         mark = zlib.crc32(users.tobytes())
-        if round > self._last:
-            self._marks[round], self._last = mark, round
+        if round > self.rounds:
+            self._marks[round], self.rounds = mark, round
         elif round not in self._marks:
             raise PrivacyError(
                 f"round={round} does not follow the last recorded round; record "
-                f"{self._last + 1} or a later one"
+                f"{self.rounds + 1} or a later one"
             )
         elif not again:
             if self._marks[round] != mark:
@@ -142,10 +140,10 @@ class Ledger:
         >>> ledger.with_round(1, again=True), ledger.with_round(3)
         ((2, (2,)), (3, (1,)))
         """
-        if round > self._last or not again:
-            return max(round, self._last), self.repeats
+        if round > self.rounds or not again:
+            return max(round, self.rounds), self.repeats
         more = {**self._repeats, round: self._repeats.get(round, 0) + 1}
-        return self._last, tuple(sorted(more.values()))
+        return self.rounds, tuple(sorted(more.values()))
 
     def within(self, first: int, last: int, again: int = 0) -> tuple[int, tuple[int, ...]]:
         """How many of the rounds from ``first`` to ``last`` are recorded, and :attr:`repeats`
@@ -162,7 +160,7 @@ class Ledger:
         """
         more = {**self._repeats, again: self._repeats.get(again, 0) + 1}
         inside = tuple(sorted(n for round, n in more.items() if first <= round <= last))
-        return max(0, min(self._last, last) - first + 1), inside
+        return max(0, min(self.rounds, last) - first + 1), inside
 
     def charged(self, costs: Sequence[Cost]) -> Ledger:
         """The same record, with further mechanisms that read the same records."""
@@ -237,7 +235,7 @@ class Ledger:
 
     def allowed(self, users: Sequence[int]) -> list[int]:
         """Those of the drawn users that do not decline, in their order."""
-        if self.run.max_participations is None and self.user_budget is None:
+        if not self.capped:
             return list(users)
         cap = self._cap()
         return [user for user in users if self.participations[user] < cap[user]]
@@ -301,7 +299,7 @@ class Ledger:
         marks = body["rounds"]  # version 1: a list, as no round could be passed over
         numbered = enumerate(marks, start=1) if body["version"] == 1 else marks.items()
         ledger._marks = {int(round): int(mark) for round, mark in numbered}
-        ledger._last = max(ledger._marks, default=0)
+        ledger.rounds = max(ledger._marks, default=0)
         ledger._repeats = {int(round): int(times) for round, times in body["repeats"].items()}
         if ledger.participations.shape != (ledger.run.users,):
             raise PrivacyError(

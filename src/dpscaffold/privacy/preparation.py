@@ -23,10 +23,11 @@ from typing import Literal, Protocol, TypeVar
 
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Mechanism
-from dpscaffold.privacy.errors import PrivacyError
 
 Protection = Literal["none needed", "public", "private", "unprotected"]
 PROTECTIONS: tuple[Protection, ...] = ("none needed", "public", "private", "unprotected")
+#: What stands within the guarantee; anything else that a step may say of itself does not.
+WITHIN: tuple[Protection, ...] = ("none needed", "public", "private")
 
 Rows = TypeVar("Rows")
 
@@ -65,20 +66,23 @@ class Remark:
     #: What is said besides where single records are hidden; it would tell of a whole user.
     named: str = ""
 
-    def __post_init__(self) -> None:
-        if self.protection not in PROTECTIONS:
-            raise PrivacyError(
-                f"protection is {self.protection!r}; it must be one of {', '.join(PROTECTIONS)}"
-            )
-
     def __call__(self, rows: Rows) -> Rows:
         """The rows, as they are."""
         return rows
 
 
-def remark(step: Preparation) -> Remark:
-    """A step without its arrays: all that a statement needs of it."""
-    return Remark(step.sentence, step.protection, step.cost)
+def remarks(steps: Iterable[Preparation]) -> list[Remark]:
+    """Steps without their arrays: all that a statement needs of them."""
+    return [Remark(step.sentence, step.protection, step.cost) for step in steps]
+
+
+def left_open(steps: Iterable[Preparation]) -> list[str]:
+    """What is said of the steps that stand outside the guarantee.
+
+    >>> left_open([Remark("Rows have unit norm.", "none needed"), Remark("A mean.", "unprotected")])
+    ['A mean.']
+    """
+    return [step.sentence for step in steps if step.protection not in WITHIN]
 
 
 def told(step: Preparation, unit: str) -> str:
@@ -90,6 +94,11 @@ def told(step: Preparation, unit: str) -> str:
     """
     named = getattr(step, "named", "")
     return f"{step.sentence} {named}" if named and unit != "user" else step.sentence
+
+
+def said_of(steps: Iterable[Preparation], unit: str) -> list[dict[str, str]]:
+    """What a statement says of steps, and how each treats private records."""
+    return [{"sentence": told(step, unit), "protection": step.protection} for step in steps]
 
 
 def charged(

@@ -32,7 +32,7 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses
 from dpscaffold.privacy.ledger import Ledger
-from dpscaffold.privacy.preparation import Preparation, told
+from dpscaffold.privacy.preparation import Preparation, left_open, said_of, told
 from dpscaffold.privacy.quote import quote
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
@@ -349,9 +349,7 @@ def _prepared(preparation: Sequence[Preparation], unit: str) -> dict[str, Any]:
     """How the records were prepared: the sentences, and each with its protection."""
     return {
         "preprocessing": [told(step, unit) for step in preparation],
-        "preparation": [
-            {"sentence": told(step, unit), "protection": step.protection} for step in preparation
-        ],
+        "preparation": said_of(preparation, unit),
     }
 
 
@@ -367,7 +365,7 @@ def _outside(
         "Metrics computed on private records (accuracy, losses, dissimilarity), if they are "
         "published.",
         *([] if planned else [TUNING if allowed is None else TUNING_OF_A_RELEASE]),
-        *(step.sentence for step in preparation if step.protection == "unprotected"),
+        *left_open(preparation),
     ]
     outside += [f"Released all the same (--allow {what})." for what in allowed or ()]
     if seed_public:

@@ -18,13 +18,14 @@ from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
 from dpscaffold.local.drawing import Row
 from dpscaffold.local.participate import participate
-from dpscaffold.local.records import LocalRecords, prepared
+from dpscaffold.local.records import LocalRecords
 from dpscaffold.offer import Offer, names_in, read_offer
 from dpscaffold.plan import Plan
 from dpscaffold.randomness import Randomness
 from dpscaffold.site.file import OfferedQuery, Policy, SiteFile, Terms
 from dpscaffold.site.reading import SiteRecords, read_records
 from dpscaffold.tasks import Task
+from dpscaffold.tasks.clipping import prepared
 
 
 @dataclass(frozen=True)

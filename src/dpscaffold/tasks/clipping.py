@@ -18,7 +18,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dpscaffold.tasks.base import BOUNDS, Clip, clip_factors
+from dpscaffold.tasks.base import BOUNDS, Clip, Task, clip_factors
 
 #: Largest squared norm of a tame row. What underflow takes from the square of a gradient's norm is
 #: then less than 1e-35 for every number in a row.
@@ -256,3 +256,9 @@ def _weigh(parts: Sequence[Outer], weight: Tensor) -> None:
             continue
         if not _may_look(part.right) or not bool(part.right.sum().isfinite()):
             part.right = part.right.masked_fill(padding, 0.0)
+
+
+def prepared(task: Task, features: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features as the task wants them, on the device, and their squared row norms."""
+    features = task.prepare(features.to(device))
+    return features, row_squares(features)

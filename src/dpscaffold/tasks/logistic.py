@@ -20,13 +20,10 @@ class Logistic(Linear):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__(features, classes)
 
+    name = "logistic"
+
     def __repr__(self) -> str:
         return f"Logistic(features={self.features}, classes={self.classes})"
-
-    @property
-    def name(self) -> str:
-        """``logistic``."""
-        return "logistic"
 
     @property
     def classes(self) -> int:

@@ -189,6 +189,9 @@ def notes_on(
     return tuple(notes)
 
 
+_LABELS = Remark(LABELS_READ_OFF, "unprotected")
+
+
 def preparation_of(
     table: TableSource, coding: Coding, fitted: Mapping[str, str]
 ) -> tuple[Prepared, ...]:
@@ -196,7 +199,7 @@ def preparation_of(
     ``fitted`` are the columns whose missing values were filled with a mean or median."""
     steps: list[Prepared] = [coding]
     if table.target == "class" and not table.classes:
-        steps.append(Remark(LABELS_READ_OFF, "unprotected"))
+        steps.append(_LABELS)
     for name, rule in fitted.items():
         said = (
             f"Missing values of column '{name}' were replaced by the {rule} of all records, test "

@@ -82,6 +82,7 @@ def read_table(table: TableSource) -> Pool:
         scan.user_names,
         scan.notes + _identifiers(scan, features),
         scan.preparation,
+        coded=True,
     )
 
 

@@ -13,17 +13,16 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.budget import Budget, View
-from dpscaffold.description import describe_run
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.identity import describe_algorithm, describe_task
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
+from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged, describe
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.randomness import Randomness, Sampling
-from dpscaffold.tasks import ModuleTask, Task
-from dpscaffold.tasks.base import Batch
+from dpscaffold.setting.identity import describe_algorithm, describe_task
+from dpscaffold.tasks import Task
+from dpscaffold.tasks.fitting import check_task
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,26 @@ class Setting:
     plan: Plan
     privacy: Gaussian | None = None
     budget: Budget = field(default_factory=Budget)
+    #: M.
+    users: int = field(init=False, repr=False, compare=False)
+    #: m = ⌊lM⌋.
+    cohort_size: int = field(init=False, repr=False, compare=False)
+    #: b_i = ⌊sR_i⌋, (M,).
+    batch_sizes: Tensor = field(init=False, repr=False, compare=False)
+    #: The algorithm's title in figures and tables, e.g. ``DP-SCAFFOLD-warm``.
+    label: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _ = self.cohort_size, self.batch_sizes, self.plan.step_size
-        self._check_task()
+        shown, sizes = self.algorithm.shown, self.sizes
+        batch_sizes, cohort_size = self.plan.shares(sizes)
+        for name, value in (
+            ("users", len(sizes)),
+            ("cohort_size", cohort_size),
+            ("batch_sizes", batch_sizes),
+            ("label", f"DP-{shown}" if self.privacy else shown),
+        ):
+            object.__setattr__(self, name, value)
+        check_task(self.task, self.roster.schema, self.plan.seed)
         self._check_preparation()
         self._check_neighbours()
         plan = self.plan
@@ -75,52 +90,6 @@ class Setting:
             object.__setattr__(self, "privacy", solved.privacy)
             object.__setattr__(self, "mechanism", solved.mechanism)
 
-    def _check_task(self) -> None:
-        """An empty record through the task: its input and output must fit the schema."""
-        task, data = self.task, self.roster.schema
-        classes = len(data.target.classes)
-        loss = getattr(task, "loss", None)  # a task of one's own may have none to ask
-        if loss is not None:
-            loss.fits(data.target.kind, classes)
-        try:
-            with torch.no_grad():
-                scores = task.scores(
-                    task.initial(self.plan.seed), task.prepare(torch.zeros(1, data.dimension))
-                )
-        except Exception as error:  # a module of a user's own may raise anything
-            what = f"the task {task.name!r} does not accept records of {data.dimension} features"
-            raise BadInput(f"{what} ({type(error).__name__}: {error})") from error
-        if not isinstance(scores, Tensor) or not scores.is_floating_point():
-            raise BadInput(
-                f"the task {task.name!r} gives {type(scores).__name__} instead of scores; its "
-                f"module must return one tensor of floats"
-            )
-        needed = loss.outputs(classes) if loss is not None else data.target.outputs
-        single = loss is None and scores.shape[-1] == 1 and classes == 2  # it tells two apart
-        if scores.ndim != 2 or (scores.shape[1] < needed and not single):
-            raise BadInput(
-                f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
-                f"record; the federation's target is {data.target}, so (1, {needed}) is needed"
-            )
-        if isinstance(task, ModuleTask):
-            self._check_module(task)
-
-    def _check_module(self, task: ModuleTask) -> None:
-        """A module must be trainable record by record, whatever a record holds."""
-        data = self.roster.schema
-        rows = torch.zeros(1, 2, data.dimension)
-        labels = torch.zeros(1, 2, dtype=torch.long if data.target.classes else torch.float32)
-        params = task.initial(self.plan.seed)[None]
-        try:
-            task.clipped_sum(params, Batch(task.prepare(rows), labels), torch.ones(1))
-        except Exception as error:
-            said = str(error).strip().splitlines()
-            raise BadInput(
-                f"the module {task.name!r} cannot be trained record by record "
-                f"({type(error).__name__}: {said[0] if said else 'no message'}); what it does must "
-                f"not depend on the values of a record"
-            ) from error
-
     def _check_preparation(self) -> None:
         """A secret run must not stand on statistics whose noise can be drawn again from a seed."""
         costs = [step.cost for step in self.roster.schema.preparation if step.cost is not None]
@@ -144,11 +113,6 @@ class Setting:
             )
 
     @cached_property
-    def users(self) -> int:
-        """M."""
-        return len(self.roster.sizes)
-
-    @cached_property
     def sizes(self) -> Tensor:
         """R_i, (M,), of which rates, divisors and weights are made: declared ones where the roster
         has them."""
@@ -157,16 +121,6 @@ class Setting:
     def declared(self, user: int) -> int | None:
         """The size that a user declared, or None where R_i was read off its data."""
         return self.roster.sizes[user] if self.roster.declared else None
-
-    @cached_property
-    def cohort_size(self) -> int:
-        """m = ⌊lM⌋."""
-        return self.plan.cohort_size(self.users)
-
-    @cached_property
-    def batch_sizes(self) -> Tensor:
-        """b_i = ⌊sR_i⌋, (M,)."""
-        return self.plan.batch_sizes(self.sizes)
 
     @cached_property
     def warm_rounds(self) -> int:
@@ -181,11 +135,6 @@ class Setting:
     def sampling(self) -> Sampling:
         """How batches are drawn; without privacy they have a fixed size."""
         return self.privacy.sampling if self.privacy else "fixed"
-
-    @cached_property
-    def label(self) -> str:
-        """The algorithm's title in figures and tables, e.g. ``DP-SCAFFOLD-warm``."""
-        return f"DP-{self.algorithm.shown}" if self.privacy else self.algorithm.shown
 
     @property
     def structure(self) -> dict[str, object]:
@@ -236,13 +185,14 @@ class Setting:
         if self.privacy is None:
             return None
         plan, privacy, budget = self.plan, self.privacy, self.budget
-        return describe_run(
-            self.roster.sizes,
-            self.algorithm,
+        return describe(
             rounds=plan.planned,
             local_steps=plan.local_steps,
+            users=self.users,
             cohort_size=self.cohort_size,
+            records=self.roster.sizes,
             batch_sizes=self.batch_sizes.tolist(),
+            memory=self.algorithm.memory,
             noise=privacy.noise,
             clip=privacy.clip,
             sampling=privacy.sampling,
@@ -274,16 +224,17 @@ class Setting:
     def to_dict(self) -> dict[str, Any]:
         """What a run must share with this one to be the same, in plain values: data by title (their
         digest is kept beside it), task, algorithm with its numbers, plan, mechanism and limits."""
-        described: dict[str, Any] = {
+        plan = {**_given(_fields(self.plan)), "warm_rounds": self.warm_rounds}
+        limits: dict[str, Any] = {}
+        if self.privacy:
+            limits = {"privacy": _fields(self.privacy), "budget": _given(_fields(self.budget))}
+        return {
             "data": {"source": "python", "title": self.roster.title},
             "task": describe_task(self.task),
             "algorithm": describe_algorithm(self.algorithm),
-            "plan": {**_given(_fields(self.plan)), "warm_rounds": self.warm_rounds},
+            "plan": plan,
+            **limits,
         }
-        if self.privacy:
-            described["privacy"] = _fields(self.privacy)
-            described["budget"] = _given(_fields(self.budget))
-        return described
 
 
 def _fields(value: Plan | Gaussian | Budget) -> dict[str, Any]:

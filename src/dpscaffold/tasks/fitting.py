@@ -1,0 +1,55 @@
+"""Whether a task fits the rows of a federation: tried with empty records, before anything runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Schema
+from dpscaffold.tasks.base import Batch, Task
+from dpscaffold.tasks.module import ModuleTask
+
+
+def check_task(task: Task, schema: Schema, seed: int) -> None:
+    """An empty record through the task: its input and output must fit the schema."""
+    classes = len(schema.target.classes)
+    loss = getattr(task, "loss", None)  # a task of one's own may have none to ask
+    if loss is not None:
+        loss.fits(schema.target.kind, classes)
+    try:
+        with torch.no_grad():
+            scores = task.scores(task.initial(seed), task.prepare(torch.zeros(1, schema.dimension)))
+    except Exception as error:  # a module of a user's own may raise anything
+        what = f"the task {task.name!r} does not accept records of {schema.dimension} features"
+        raise BadInput(f"{what} ({type(error).__name__}: {error})") from error
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        raise BadInput(
+            f"the task {task.name!r} gives {type(scores).__name__} instead of scores; its "
+            f"module must return one tensor of floats"
+        )
+    needed = loss.outputs(classes) if loss is not None else max(1, classes)
+    single = loss is None and scores.shape[-1] == 1 and classes == 2  # it tells two apart
+    if scores.ndim != 2 or (scores.shape[1] < needed and not single):
+        raise BadInput(
+            f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
+            f"record; the federation's target is {schema.target}, so (1, {needed}) is needed"
+        )
+    if isinstance(task, ModuleTask):
+        _check_module(task, schema, seed)
+
+
+def _check_module(task: ModuleTask, schema: Schema, seed: int) -> None:
+    """A module must be trainable record by record, whatever a record holds."""
+    rows = torch.zeros(1, 2, schema.dimension)
+    labels = torch.zeros(1, 2, dtype=torch.long if schema.target.classes else torch.float32)
+    try:
+        batch = Batch(task.prepare(rows), labels)
+        task.clipped_sum(task.initial(seed)[None], batch, torch.ones(1))
+    except Exception as error:
+        said = str(error).strip().splitlines()
+        raise BadInput(
+            f"the module {task.name!r} cannot be trained record by record "
+            f"({type(error).__name__}: {said[0] if said else 'no message'}); what it does must "
+            f"not depend on the values of a record"
+        ) from error
