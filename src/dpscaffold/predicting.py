@@ -55,12 +55,8 @@ def predict_file(
     rows, incomplete, gap = 0, 0, ""
     with _writer(out, shape) as writer, _one_thread():
         for part in model.parts(data, keep):
-            filled = _filled(model, part, probabilities)
             arrays = [part.others.column(name) for name in keep]
-            arrays += [
-                pa.array(values, kind, mask=~part.complete)
-                for (_, kind), values in zip(columns.items(), filled, strict=True)
-            ]
+            arrays += _arrays(model, part, columns, probabilities)
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))
             rows += len(part.complete)
             incomplete += int((~part.complete).sum())
@@ -82,11 +78,21 @@ def _columns(model: Model, probabilities: bool) -> dict[str, pa.DataType]:
     return {PREDICTION: pa.string()} | dict.fromkeys(named or [PROBABILITY], pa.float32())
 
 
+def _arrays(
+    model: Model, part: Part, columns: dict[str, pa.DataType], probabilities: bool
+) -> list[pa.Array]:
+    """The columns of the predictions, empty in the rows that have none."""
+    if not part.complete.any():
+        return [pa.nulls(len(part.complete), kind) for kind in columns.values()]
+    filled = _filled(model, part, probabilities)
+    return [
+        pa.array(values, kind, mask=~part.complete)
+        for kind, values in zip(columns.values(), filled, strict=True)
+    ]
+
+
 def _filled(model: Model, part: Part, probabilities: bool) -> list[np.ndarray]:
     """The columns of the predictions, with something in the rows that have none."""
-    if not part.complete.any():
-        values: list[Any] = [np.zeros(0, dtype=np.float32)]
-        return [_spread(values[0], part.complete) for _ in _columns(model, probabilities)]
     scores = model.scores_of(part.features)
     said = model.predicted(scores)
     if model.target.kind == "number":

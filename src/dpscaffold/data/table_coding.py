@@ -215,7 +215,7 @@ def _nulls() -> frozenset[str]:
 def _cell(value: Any) -> Any:
     """A raw value as text, number, or None where it is missing."""
     if isinstance(value, bytes):
-        value = value.decode()
+        value = value.decode(errors="replace")
     if isinstance(value, str):
         return None if value in _nulls() else str(value)
     if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
