@@ -128,6 +128,13 @@ def test_system_noise_is_drawn_by_prepare_alone(tmp_path):
     stored = tmp_path / "stored"
     prepared = CliRunner().invoke(app, ["data", "prepare", str(config), "--out", str(stored)])
     assert prepared.exit_code == 0, prepared.output
+    before = (stored / "federation.json").read_bytes()
+    again = ["data", "prepare", str(config), "--out", str(stored), "--overwrite"]
+    refused = CliRunner().invoke(app, again)
+    assert isinstance(refused.exception, BadInput)
+    assert "the private mean" in str(refused.exception)
+    assert "second release" in str(refused.exception)
+    assert (stored / "federation.json").read_bytes() == before
     first, second = (load_federation({"source": "saved", "path": str(stored)}) for _ in range(2))
     assert first.train.digest() == second.train.digest()
     assert [s.cost.seeded for s in first.preparation if s.cost] == [False]

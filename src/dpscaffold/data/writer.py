@@ -251,3 +251,21 @@ def require_free(folder: Path, overwrite: bool) -> None:
             else "choose another name or overwrite it"
         )
         raise BadInput(f"{folder} exists already; {hint}")
+    if folder.exists() and (name := _released(folder / INDEX)):
+        raise BadInput(
+            f"{folder} holds the private {name}, released with noise of the operating system: "
+            f"preparing it again would be a second release of the same records, which nothing "
+            f"counts; keep it, or prepare under another name and count both"
+        )
+
+
+def _released(index: Path) -> str:
+    """What a stored federation has spent with noise that nobody can draw again, or ""."""
+    try:
+        said = json.loads(index.read_text(encoding="utf-8"))
+        costs = [step.get("cost") for step in said.get("preparation", ())]
+        spent = [cost["name"] for cost in costs if cost and not cost["seeded"]]
+        earlier = "drawn from the operating system" in json.dumps(said.get("preprocessing", ""))
+        return str(spent[0]) if spent else "statistics" if earlier else ""
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return "statistics"  # a damaged index may have named any
