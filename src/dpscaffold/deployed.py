@@ -168,17 +168,10 @@ class Deployment:
         engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
         accounts = Accounts(setting, lambda: enrolled.plan)
         state = self._pick_up(setting, engine, accounts)
-        secret = setting.privacy is not None and setting.privacy.secret
-        streams = Randomness(enrolled.seed if secret else setting.plan.seed)
-        refusal = ""
+        streams = self._streams(setting, enrolled)
 
         def draw(round: int) -> Draw | None:
-            nonlocal refusal
-            refusal = accounts.refuses(round)
-            if refusal:
-                return None
-            drawn = streams.cohort(round, setting.users, setting.cohort_size)
-            return Draw(drawn, accounts.admit(round, drawn))
+            return accounts.draw(streams, round)
 
         ended, message = "completed", ""
         started = time.perf_counter() - self.seconds
@@ -194,8 +187,8 @@ class Deployment:
             ended, message = "stalled", str(void)
         except Stopped as where:
             ended, message = "interrupted", f"stopped by {self.stop[0]} ({where})"
-        if refusal:
-            ended, message = "budget", refusal
+        if accounts.refusal:
+            ended, message = "budget", accounts.refusal
         return self._finish(engine, accounts, state, ended, message)
 
     def _pause(self, seconds: float) -> None:
@@ -205,6 +198,11 @@ class Deployment:
             time.sleep(min(0.1, seconds))
         if self.stop:
             raise Stopped("before a void round was asked again")
+
+    def _streams(self, setting: Setting, enrolled: Enrolled) -> Randomness:
+        """Of which the draws are made: of the seed that all sites made, or a rehearsal's own."""
+        secret = setting.privacy is not None and setting.privacy.secret
+        return Randomness(enrolled.seed if secret else setting.plan.seed)
 
     def _pick_up(self, setting: Setting, engine: Sites, accounts: Accounts) -> State:
         plan = engine.enrolled.plan
@@ -225,12 +223,13 @@ class Deployment:
     def _after(self, done: Round, engine: Sites, accounts: Accounts, setting: Setting) -> None:
         """Count what was released, judge, save, and only then acknowledge."""
         state = done.state
+        self._count(done, engine, accounts)
         if not bool(torch.isfinite(state.params).all()):
+            accounts.count_rest(self._streams(setting, engine.enrolled))  # outputs have stopped it
             raise Diverged(
                 f"the run diverged at round {state.round}: the parameters are no longer finite; "
                 f"lower plan.learning_rate or privacy.noise; the last checkpoint is kept"
             )
-        self._count(done, engine, accounts)
         row: dict[str, Any] = {
             "round": done.number,
             "arrived": len(done.gathered.arrived),

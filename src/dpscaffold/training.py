@@ -89,14 +89,16 @@ class Result:
     def _told(self) -> list[tuple[str, Any]]:
         """The few values that stand for a run."""
         metric = shown_metric(self.federation.target)
-        value, server = self.final.get(metric), (self.privacy.get("server") or {}).get("epsilon")
+        value, first = self.final.get(metric), self.privacy.get("quoted") or {}
+        server = first.get("epsilon")
+        whom = "ε towards the server" if first.get("towards") == "server" else "ε given the draw"
         return [
             ("algorithm", self.setting.label),
             ("data", self.federation.title),
             ("rounds", self.rounds),
             ("ended", self.ended),
             (metric.replace("_", " "), None if value is None else f"{value:.4f}"),
-            ("ε towards the server", None if server is None else round_up(server)),
+            (whom, None if server is None else round_up(server)),
         ]
 
     def _repr_html_(self) -> str:
@@ -316,6 +318,7 @@ class _Training:
             self.accounts.book()
             return
         described = self.stated if config is None else config
+        self._refuse_claims(dict(described.get("privacy") or {}))
         digest = self.federation.digest()
         identity = Identity(digest.value, digest.covers, self.engine_name)
         self.folder = RunFolder(out)
@@ -333,6 +336,20 @@ class _Training:
             self.accounts.check_room()
             self.folder.begin(to_toml(described), identity, self.stated)
             self.accounts.attach(self.folder, digest.value)
+
+    def _refuse_claims(self, said: Mapping[str, Any]) -> None:
+        """A folder is stated by its configuration, which must not claim more than the run does."""
+        secret = self.setting.privacy is not None and self.setting.privacy.secret
+        claims = {
+            "secret": bool(said.get("secret")) and not secret,
+            "release": bool(said.get("release")) and self.accounts.allowed is None,
+        }
+        for name in [name for name, false in claims.items() if false]:
+            raise BadInput(
+                f"config says privacy.{name} = true, and the run does not keep it; give "
+                f"{'release=True' if name == 'release' else 'Gaussian(secret=True)'}, or leave it "
+                f"out of config"
+            )
 
     def close(self) -> None:
         """Let other processes work on the run folder."""
@@ -434,12 +451,8 @@ class _Training:
 
     def _book_all(self) -> None:
         """Put all planned rounds into the ledger where outputs may decide how many are run."""
-        decided = self.stopping is not None or self.setting.plan.max_rounds is not None
-        if not decided or self.accounts.run is None:
-            return
-        for round in range(self.accounts.ledger.rounds + 1, self.setting.plan.planned + 1):
-            if self.accounts.draw(self.randomness, round, ahead=True) is None:
-                return
+        if self.stopping is not None or self.setting.plan.max_rounds is not None:
+            self.accounts.count_rest(self.randomness)
 
     def _stops(self, row: Mapping[str, Any]) -> bool:
         """Whether the public rows say that it is enough."""
@@ -473,7 +486,10 @@ class _Training:
             return
         kept = ""
         if self.folder:
+            self.accounts.count_rest(self.randomness)  # its outputs have stopped it
             kept = f"; the last checkpoint is kept in {self.folder.path}"
+        if self.folder and self.accounts.run is not None:
+            kept += f", and all {self.accounts.ledger.rounds} planned rounds are counted there"
         raise Diverged(
             f"the run diverged at round {state.round}: the parameters are no longer finite; lower "
             f"plan.learning_rate (now {self.setting.plan.learning_rate:g}) or privacy.noise, or "

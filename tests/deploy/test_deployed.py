@@ -234,3 +234,25 @@ def test_a_server_told_to_stop_ends_with_its_checkpoint_and_goes_on(tmp_path):
     served = deployment(world, tmp_path / "run").run(world.names, True)
     assert served.ended == "completed"
     assert read_account(tmp_path / "run").ledger.participations.tolist() == [4, 4, 4]
+
+
+def test_a_deployed_run_that_diverged_counts_its_planned_rounds(tmp_path, monkeypatch):
+    """Its outputs stopped it; and an answer that was given twice in the last round is counted."""
+    from dpscaffold.engines.sites import Sites
+    from dpscaffold.errors import Diverged
+
+    world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)
+    real = Sites.gather
+
+    def blows_up(self, phase, broadcast, draw):
+        gathered = real(self, phase, broadcast, draw)
+        if broadcast.round == 2:
+            gathered.mean.params.fill_(float("inf"))
+            self.post.seen["north"] = 3  # the site's own ledger has one more
+        return gathered
+
+    monkeypatch.setattr(Sites, "gather", blows_up)
+    with pytest.raises(Diverged):
+        deployment(world, tmp_path / "run").run(world.names, False)
+    ledger = read_account(tmp_path / "run").ledger
+    assert ledger.rounds == 4 and ledger.participations.tolist() == [4, 5, 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -67,6 +68,58 @@ def test_a_simulation_says_so_before_anything_else(tmp_path):
     over, given = round_up(said["server"]["epsilon"]), round_up(said["ledger"]["epsilon"])
     assert said["quote"].index(f"= {over} ") < said["quote"].index(f"is {given};")
     assert "over the random draw" in said["quote"]
+
+
+def visible(html):
+    """The text of a page, without its tags."""
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def test_every_page_of_a_simulation_says_so(tmp_path):
+    """The report, the model card, the terms for people, the table of a comparison, all JSON."""
+    said, _ = trained(tmp_path)
+    assert said["person"].startswith("With secret noise it would hold: even if all but the noise")
+    page = (tmp_path / "run" / "privacy.md").read_text()
+    assert said["person"] in page and "Even if all but the noise" not in page
+    shown = " ".join(command("privacy", tmp_path / "run").output.split())
+    assert "With secret noise it would hold: even if" in shown
+    assert "Even if all but the noise" not in shown
+    for name, options in (("report.html", []), ("card.md", ["--markdown"])):
+        answer = command("report", tmp_path / "run", "--out", tmp_path / name, *options)
+        assert answer.exit_code == 0, answer.output
+        text = visible((tmp_path / name).read_text())
+        assert "A simulation, whose noise comes from a stored seed." in text
+        assert "This run is a simulation" in text and "simulated: " in text
+        assert "With secret noise each record would be protected" in text
+        assert "With secret noise it would hold: even if all but the noise" in text
+        assert "Even if all but the noise" not in text and "record is protected with" not in text
+    rows = json.loads(command("compare", tmp_path / "run", "--json").stdout)["runs"]
+    assert rows[0]["simulated"] is True
+    table = command("compare", tmp_path / "run", "--out", tmp_path / "figure.png").output
+    assert "with secret noise; these are simulations" in " ".join(table.split())
+    audit = command("audit", tmp_path / "run", "--trials", "100", "--view", "server", "--json")
+    assert json.loads(audit.stdout)["simulated"] is True
+    trained(tmp_path, "--set", "plan.seed=8", name="other")
+    both = command("privacy", tmp_path / "run", tmp_path / "other", "--json")
+    assert json.loads(both.stdout)["simulated"] is True
+
+
+def test_a_given_draw_is_quoted_by_its_ledger_everywhere(tmp_path):
+    """Secret noise, and a seed of the draw in the file: over the draw is a smaller number."""
+    said, _ = trained(tmp_path, privacy="secret = true")
+    spent, over = said["ledger"]["epsilon"], said["server"]["epsilon"]
+    assert spent > over
+    assert said["quoted"] == {"epsilon": spent, "bound": "ledger", "towards": "everybody"}
+    assert said["person"] == said["human"]["ledger"]["sentence"] != said["human"]["server"]
+    rows = json.loads(command("compare", tmp_path / "run", "--json").stdout)["runs"]
+    assert rows[0]["epsilon"] == spent and rows[0]["simulated"] is False
+    by_delta = said["epsilon_by_delta"]
+    assert by_delta[0]["ledger"] == pytest.approx(spent) and by_delta[1]["ledger"] > spent
+    command("report", tmp_path / "run", "--out", tmp_path / "report.html")
+    text = visible((tmp_path / "report.html").read_text())
+    assert f"{round_up(spent)} given who took part, {round_up(over)} over the draw" in text
+    table = text[text.index("ε, smaller is stronger") :]
+    assert table.index("anybody, given who took part") < table.index("the server")
 
 
 def test_numbers_alone_are_no_simulation():

@@ -308,6 +308,15 @@ class Accounts:
             self._booking.participate(round, again)
         return np.array(active, dtype=np.int64)
 
+    def count_rest(self, randomness: Randomness) -> None:
+        """Put all rounds that are left of the plan into the ledger: where outputs decide how many
+        are run, those that were run say too little."""
+        if self.run is None:
+            return
+        for round in range(self.ledger.rounds + 1, self.setting.plan.planned + 1):
+            if self.draw(randomness, round, ahead=True) is None:
+                return
+
     def count_again(self, round: int, users: Sequence[int]) -> None:
         """Count these users once more in a round that is recorded: they released with fresh
         noise."""

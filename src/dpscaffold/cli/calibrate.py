@@ -43,7 +43,7 @@ from dpscaffold.privacy import (
     rounds_for,
 )
 from dpscaffold.privacy.goals import Kind, goal_table
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 
 SOLVE = ("noise", "rounds", "table")
 
@@ -232,14 +232,14 @@ def _show(answer: dict[str, Any], console: Console) -> None:
             table.add_row(
                 str(row["local_steps"]),
                 str(row["rounds"]),
-                f"{row['noise']:g}",
+                digits_up(row["noise"], 6),
                 round_up(row["epsilon"]),
             )
         console.print(table)
     else:
         key = answer["solve"]
         console.print(
-            f"{key} = {answer[key]:g}" if key == "noise" else f"{key} = {answer[key]}",
+            f"{key} = {digits_up(answer[key], 6)}" if key == "noise" else f"{key} = {answer[key]}",
             highlight=False,
         )
     reached = (
@@ -257,6 +257,7 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         console.print(answer["human"]["sentence"], highlight=False)
         reached = f"epsilon = {round_up(answer['epsilon'])}, "
     console.print(
-        f"{reached}delta = {answer['delta']:.3g}, view {answer['view']}, bound {answer['bound']}",
+        f"{reached}delta = {digits_up(answer['delta'])}, view {answer['view']}, "
+        f"bound {answer['bound']}",
         highlight=False,
     )

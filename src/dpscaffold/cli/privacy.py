@@ -22,7 +22,7 @@ from dpscaffold.privacy import (
     bound_for,
 )
 from dpscaffold.privacy.human import GROUPS, losses
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import NO_NOISE
 
 Source = Annotated[
@@ -242,11 +242,11 @@ def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VI
                     )
         if table.row_count:
             console.print(table)
-        console.print(f"delta: {said['delta']:.4g}", highlight=False)
+        console.print(f"delta: {digits_up(said['delta'], 4)}", highlight=False)
         show_deltas(said, console, views)
         console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
     if said.get("human"):
-        show_human(said["human"], console)
+        show_human(said, console)
     console.print(f"quote: {said['quote']}", highlight=False)
     for row in said["bounds"] if said["guarantee"] else []:
         if not row["applies"]:
@@ -263,13 +263,15 @@ def show_deltas(said: dict[str, Any], console: Console, views: Sequence[str]) ->
     """ε at smaller δ, one line a view."""
     for view in views if said.get("epsilon_by_delta") else ():
         shown = ", ".join(
-            f"{round_up(row[view])} at {row['delta']:.3g}" for row in said["epsilon_by_delta"]
+            f"{round_up(row[view])} at {digits_up(row['delta'])}"
+            for row in said["epsilon_by_delta"]
         )
         console.print(f"epsilon by delta, {view.replace('_', ' ')}: {shown}", highlight=False)
 
 
-def show_human(human: dict[str, Any], console: Console) -> None:
+def show_human(said: dict[str, Any], console: Console) -> None:
     """The best membership test by view, and several records of one person."""
+    human = said["human"]
     from dpscaffold.privacy.human_tables import groups_table, terms_table
 
     for head, rows in (terms_table(human), groups_table(human)):
@@ -277,4 +279,4 @@ def show_human(human: dict[str, Any], console: Console) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    console.print(human["server"]["sentence"], highlight=False)
+    console.print(said["person"], highlight=False)

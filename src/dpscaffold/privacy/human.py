@@ -176,11 +176,16 @@ def terms_of(laws: Laws, run: Mechanism, bound: str, groups: Sequence[int] = GRO
     )
 
 
+def spent_laws(ledger: Ledger, costs: Sequence[Cost] = ()) -> Laws:
+    """The loss distributions of what was spent given who took part; none before anyone did."""
+    return tuple(with_costs(law, tuple(costs)) for law in ledger.laws())
+
+
 def ledger_terms(
     ledger: Ledger, costs: Sequence[Cost] = (), groups: Sequence[int] = GROUPS
 ) -> HumanTerms | None:
     """The ledger in human terms, given who took part; None before anyone did."""
-    laws = tuple(with_costs(law, tuple(costs)) for law in ledger.laws())
+    laws = spent_laws(ledger, costs)
     return terms_of(laws, ledger.run, "ledger", groups) if laws else None
 
 

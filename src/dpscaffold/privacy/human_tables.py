@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpscaffold.privacy.human import percent
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 
 #: How the rows are called; ``ledger`` is what was spent given who took part.
 LABELS = {"server": "server", "third_party": "third party", "ledger": "given who took part"}
@@ -37,7 +37,7 @@ def groups_table(human: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
         f"{terms['protects']}s together",
         "right at even odds",
         *_rates(terms),
-        f"epsilon at delta = {terms['delta']:.3g}",
+        f"epsilon at delta = {digits_up(terms['delta'])}",
     )
     rows = [
         (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpscaffold.privacy.human_tables import groups_table, terms_table
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 
 
 def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
@@ -32,7 +32,7 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
     if said.get("epsilon_by_delta"):
         parts += ["## Epsilon by delta", _by_delta(said)]
     if said.get("human"):
-        parts += ["## In human terms", _human(said["human"])]
+        parts += ["## In human terms", _human(said)]
     if said.get("ledger"):
         parts += ["## Ledger", _ledger(said["ledger"])]
     if said.get("journal"):
@@ -72,7 +72,7 @@ def _mechanism(said: Mapping[str, Any]) -> str:
         ("noise σ_g", f"{m['noise']:g} ({m['noise_scale']})"),
         ("rounds × local steps", f"{said['rounds']} × {m['local_steps']}"),
         ("participants", f"{m['participants']} of {m['users']} users a round, drawn uniformly"),
-        ("delta", f"{said['delta']:.4g}"),
+        ("delta", digits_up(said["delta"], 4)),
     ]
     if m["max_participations"] is not None:
         rows.append(("cap", f"at most {m['max_participations']} participations a user"))
@@ -98,11 +98,12 @@ def _bounds(said: Mapping[str, Any]) -> str:
     return _table(("bound", "holds against", "epsilon", ""), rows)
 
 
-def _human(human: Mapping[str, Any]) -> str:
+def _human(said: Mapping[str, Any]) -> str:
     """The best membership test by view, and groups of records of one person."""
+    human = said["human"]
     server = human["server"]
     low = server["mu_range"][0]
-    parts = [server["sentence"], _table(*terms_table(human))]
+    parts = [said.get("person", server["sentence"]), _table(*terms_table(human))]
     if server["groups"]:
         parts += ["Several of one person, towards the server:", _table(*groups_table(human))]
     parts.append(
@@ -115,12 +116,13 @@ def _human(human: Mapping[str, Any]) -> str:
 
 def _by_delta(said: Mapping[str, Any]) -> str:
     """One row per δ, from the run's own down."""
-    views = list(said["views"])
+    views = [view for view in said["epsilon_by_delta"][0] if view != "delta"]
     rows = [
-        (f"{row['delta']:.3g}", *(round_up(row[view]) for view in views))
+        (digits_up(row["delta"]), *(round_up(row[view]) for view in views))
         for row in said["epsilon_by_delta"]
     ]
-    return _table(("delta", *(view.replace("_", " ") for view in views)), rows)
+    titles = {"ledger": "given who took part"}
+    return _table(("delta", *(titles.get(v, v.replace("_", " ")) for v in views)), rows)
 
 
 def _ledger(ledger: Mapping[str, Any]) -> str:
@@ -140,7 +142,7 @@ def _costs(said: Mapping[str, Any]) -> str:
         price = (
             f"Gaussian, multiplier {cost['noise']:g}"
             if cost["noise"] is not None
-            else (f"epsilon {cost['epsilon']:g}, delta {cost['delta']:g}")
+            else (f"epsilon {round_up(cost['epsilon'])}, delta {digits_up(cost['delta'])}")
         )
         lines.append(f"- {cost['name']}: {price}")
     how = said["server"].get("composition")

@@ -13,7 +13,7 @@ from typing import Any
 from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.describe import Mechanism
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 
 SIMULATION = "A simulation, whose noise comes from a stored seed."
 SHARED = "Two runs of one seed share their noise, and their epsilons do not add."
@@ -39,13 +39,32 @@ def quote(
     return " ".join([sentence, *_given(said, "spent")])
 
 
+def quoted(said: Mapping[str, Any], draw_given: bool) -> dict[str, Any]:
+    """The ε that the sentence begins with: ``towards`` whom, and by which ``bound``."""
+    if draw_given and not said["simulated"] and "ledger" in said:
+        spent = said["ledger"]
+        return {"epsilon": spent["epsilon"], "bound": spent["bound"], "towards": "everybody"}
+    first = said[SERVER]
+    return {"epsilon": first["epsilon"], "bound": first["bound"], "towards": SERVER}
+
+
+def for_a_person(said: Mapping[str, Any]) -> str:
+    """What the quoted ε means for one person, in the same order and with the same condition."""
+    human = said["human"]
+    terms = human.get("ledger") if said["quoted"]["towards"] != SERVER else None
+    sentence = str((terms or human[SERVER])["sentence"])
+    if said["simulated"]:
+        return f"With secret noise it would hold: {sentence[0].lower()}{sentence[1:]}"
+    return sentence
+
+
 def _given_first(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str], each: str) -> str:
     """What was spent given who took part, since the draw was known in advance."""
     return (
         f"{each} is protected with epsilon = {round_up(said['ledger']['epsilon'])} towards "
-        f"everybody, at delta = {run.delta:.3g}{_with(costs)} ({run.neighbours}; given who took "
-        f"part, as the draw came from a given seed). Over a draw that nobody chose it would be "
-        f"{_over_the_draw(said, run, costs)}."
+        f"everybody, at delta = {digits_up(run.delta)}{_with(costs)} ({run.neighbours}; given who "
+        f"took part, as the draw came from a given seed). Over a draw that nobody chose it would "
+        f"be {_over_the_draw(said, run, costs)}."
     )
 
 
@@ -56,7 +75,8 @@ def _over_the_draw(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str]
     return (
         f"epsilon = {round_up(said[SERVER]['epsilon'])} towards the server and "
         f"{round_up(said[THIRD_PARTY]['epsilon'])} towards {outsider}, at delta = "
-        f"{run.delta:.3g}{_with(costs)} ({run.neighbours}; over the random draw of participants)"
+        f"{digits_up(run.delta)}{_with(costs)} ({run.neighbours}; over the random draw of "
+        f"participants)"
     )
 
 

@@ -1,6 +1,6 @@
-"""How an ε is shown to people: rounded up, never down, by this one function.
+"""How an ε, and the δ and σ_g beside it, are shown to people: rounded up, never down.
 
-Messages, tables, figures, the live line and the statement all call it, so that no number that is
+Messages, tables, figures, the live line and the statement all call these, so that no number that is
 read is smaller than the number that was computed.
 """
 
@@ -22,3 +22,19 @@ def round_up(value: float | None, digits: int = 3) -> str:
         return "infinite"
     # Exactly, on the binary number as it is: scaling by 1000 in floating point may round down.
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+
+
+def digits_up(value: float, digits: int = 3) -> str:
+    """A δ or a σ_g with few significant digits, never smaller than it is.
+
+    A δ that is read smaller than it was promises too much, and noise that is copied smaller than
+    it was solved gives a larger ε.
+
+    >>> digits_up(1 / 1200), digits_up(1e-5), digits_up(9.8765432, 6), digits_up(60.0)
+    ('0.000834', '1e-05', '9.87655', '60')
+    """
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    exact = Decimal(repr(value))  # as it was written, so that 1e-5 stays what it is
+    step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"

@@ -30,10 +30,10 @@ from dpscaffold.privacy.bounds import (
 )
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.describe import Mechanism
-from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses
+from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses, spent_laws
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.preparation import Preparation, left_open, said_of, told
-from dpscaffold.privacy.quote import quote
+from dpscaffold.privacy.quote import for_a_person, quote, quoted
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
@@ -135,8 +135,10 @@ def statement(
             }
             whole = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
             said["planned"] = {"rounds": run.rounds, "epsilon": whole}
-        said["epsilon_by_delta"] = _by_delta(run, rounds, costs, repeats, colluders)
+        said["epsilon_by_delta"] = _by_delta(run, rounds, ledger, costs, colluders)
         said["human"] = _human(run, rounds, ledger, costs, tuple(groups), colluders)
+        said["quoted"] = quoted(said, draw_given)
+        said["person"] = for_a_person(said)
         said["quote"] = quote(said, run, [cost.name for cost in costs], draw_given)
     said["extra_costs"] = [
         {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
@@ -200,16 +202,21 @@ def large_delta(run: Mechanism) -> str | None:
 
 
 def _by_delta(
-    run: Mechanism, rounds: int, costs: tuple[Cost, ...], repeats: tuple[int, ...], colluders: int
+    run: Mechanism, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...], colluders: int
 ) -> list[dict[str, Any]]:
-    """ε of every view at several δ, from the run's own down; None where it cannot be resolved."""
+    """ε of every view, and given who took part, at several δ, from the run's own down; None where
+    it cannot be resolved."""
+    repeats = ledger.repeats if ledger else ()
     bounds = {view: bound_for(run, view, repeats, colluders) for view in VIEWS}
     laws = {bound: losses(bound, run, rounds, costs, repeats) for bound in set(bounds.values())}
+    columns = {view: laws[bound] for view, bound in bounds.items()}
+    if ledger is not None and (spent := spent_laws(ledger, costs)):
+        columns["ledger"] = spent
     return [
         {"delta": run.delta * part}
         | {
-            view: _finite(max(law.epsilon(run.delta * part) for law in laws[bound]))
-            for view, bound in bounds.items()
+            name: _finite(max(law.epsilon(run.delta * part) for law in of))
+            for name, of in columns.items()
         }
         for part in DELTAS
     ]

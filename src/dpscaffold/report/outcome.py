@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.runfolder import RunFolder
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.progress import duration
 from dpscaffold.report.blocks import Block, Grid, Section, Text, section
 from dpscaffold.report.runs import RunRecord, read_run
@@ -144,8 +144,12 @@ def _epsilon(told: Told) -> str:
     if value is None:
         return "no guarantee"
     given = (said.get("ledger") or {}).get("epsilon")
-    beside = "" if given is None else f" over the draw, {round_up(given)} given who took part"
-    return f"{round_up(value)}{beside} (δ = {said['delta']:.2g})"
+    parts = [f"{round_up(value)} over the draw"]
+    parts += [] if given is None else [f"{round_up(given)} given who took part"]
+    if (said.get("quoted") or {}).get("towards") == "everybody":
+        parts.reverse()
+    simulated = "simulated: " if said.get("simulated") else ""
+    return f"{simulated}{', '.join(parts)} (δ = {digits_up(said['delta'])})"
 
 
 def _number(value: Any) -> str:

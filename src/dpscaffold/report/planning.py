@@ -11,6 +11,7 @@ from dpscaffold.books.runfolder import plain, to_toml
 from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice
+from dpscaffold.privacy.showing import digits_up
 from dpscaffold.whole import whole_file, write_text
 
 
@@ -31,8 +32,8 @@ def plan_lines(found: Recommendation) -> list[str]:
         f"{setting.cohort_size} of {setting.users} users a round (l = {plan.user_ratio:g}), "
         f"batches of s = {plan.data_ratio:g}, C = {setting.privacy.clip:g}, "
         f"η₀ = {found.choice.rate:g}, the average of the last half of the rounds",
-        f"σ_g = {setting.privacy.noise:.4g} keeps ε = {goal.epsilon:g} towards the {goal.view} "
-        f"at δ = {delta.delta if delta else 0:.2g}, {goal.sampling} batches",
+        f"σ_g = {digits_up(setting.privacy.noise, 4)} keeps ε = {goal.epsilon:g} towards the "
+        f"{goal.view} at δ = {digits_up(delta.delta if delta else 0)}, {goal.sampling} batches",
         f"on surrogates its {name} is {found.choice.score:.3f}, {100 * found.kept:.0f} % of the "
         f"{found.public:.3f} without privacy; η₀ from {low:g} to {high:g} loses at most a point",
         f"it costs {found.traffic / 1e6:.3g} MB of traffic and {found.local_steps:,} local steps, "

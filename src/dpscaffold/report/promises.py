@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpscaffold.privacy.human_tables import groups_table, terms_table
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.report.blocks import Block, Bullets, Grid, Section, Text, section
 
 #: Whom a guarantee is towards, in words.
@@ -50,10 +50,20 @@ def _guaranteed(said: Mapping[str, Any]) -> list[Block | None]:
             (
                 words,
                 round_up(entry["epsilon"]),
-                f"{said['delta']:.2g}",
+                digits_up(said["delta"]),
                 f"`{entry['bound']}`: {entry.get('theorem', '')}",
             )
         )
+    spent = said.get("ledger") or {}
+    if spent.get("epsilon") is not None:
+        why = "a record of a user who took part n times has spent n·K steps"
+        row = (
+            "anybody, given who took part",
+            round_up(spent["epsilon"]),
+            digits_up(said["delta"]),
+            f"`{spent['bound']}`: {why}",
+        )
+        rows = [row, *rows] if _quotes_ledger(said) else [*rows, row]
     assumed = dict.fromkeys(
         text for view in TOWARDS for text in (said.get(view) or {}).get("assumptions", ())
     )
@@ -72,6 +82,11 @@ def _guaranteed(said: Mapping[str, Any]) -> list[Block | None]:
     ]
 
 
+def _quotes_ledger(said: Mapping[str, Any]) -> bool:
+    """Whether what was spent given the draw is quoted first, its seed being known."""
+    return bool((said.get("quoted") or {}).get("towards") == "everybody")
+
+
 def person_section(said: Mapping[str, Any]) -> Section:
     """What ε means for one person."""
     human = said.get("human")
@@ -80,7 +95,7 @@ def person_section(said: Mapping[str, Any]) -> Section:
     server = human["server"]
     head, rows = terms_table(human)
     blocks: list[Block | None] = [
-        Text(server["sentence"]),
+        Text(str(said.get("person", server["sentence"]))),
         Grid("The best test for whether somebody's record was used", head, tuple(rows)),
     ]
     if server.get("groups"):

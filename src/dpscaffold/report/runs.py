@@ -12,7 +12,7 @@ from rich.table import Table
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import SUMMARY, read_account
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.progress import duration
 from dpscaffold.scoring import titled
 from dpscaffold.whole import whole_file
@@ -53,6 +53,11 @@ class RunRecord:
         """The metric that stands for the run; folders of earlier versions hold classifiers."""
         return str(self.summary.get("metric") or _shown_in(self.history))
 
+    @property
+    def quoted(self) -> dict[str, Any]:
+        """The ε to quote; statements of earlier versions name that of the server alone."""
+        return dict(self.privacy.get("quoted") or self.privacy.get("server") or {})
+
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
         metric = self.metric
@@ -67,6 +72,8 @@ class RunRecord:
             "train_loss": self.summary.get("late_train_loss", final.get("train_loss")),
             "log10_gap": final.get("log10_gap"),
             "gradient_dissimilarity": final.get("gradient_dissimilarity"),
+            "simulated": bool(self.privacy.get("simulated", False)),
+            "epsilon": self.quoted.get("epsilon"),
             "epsilon_server": server.get("epsilon"),
             "delta": self.privacy.get("delta"),
             "bound": server.get("bound"),
@@ -116,7 +123,7 @@ def comparison_table(runs: list[RunRecord]) -> Table:
         *(titled(metric) for metric in metrics),
         "loss",
         "log₁₀ gap",
-        "ε server",
+        "ε",
         "time",
     ):
         table.add_column(column, justify="right")
@@ -130,8 +137,8 @@ def comparison_table(runs: list[RunRecord]) -> Table:
             *(_shown(row.get(metric), 4) for metric in metrics),
             _shown(row["train_loss"], 4),
             _shown(row["log10_gap"], 2),
-            round_up(row["epsilon_server"])
-            if row["epsilon_server"] is not None
+            round_up(row["epsilon"])
+            if row["epsilon"] is not None
             else ("none" if private else "not private"),
             duration(row["seconds"]) if row["seconds"] is not None else "",
         )
@@ -151,13 +158,16 @@ def epsilon_note(runs: list[RunRecord]) -> str:
     """What the ε column means: δ, neighbours and bound, one line for each that occurs."""
     lines = []
     for run in runs:
-        server = run.privacy.get("server") or {}
-        if server.get("epsilon") is not None:
-            neighbours = server["neighbours"]
-            bound = str(server["bound"]).replace("_", " ")
+        first = run.quoted
+        if first.get("epsilon") is not None:
+            neighbours = run.privacy["mechanism"]["neighbours"]
+            known = first.get("towards") == "everybody"
+            whom = "given who took part, as the draw is known" if known else "towards the server"
+            bound = str(first["bound"]).replace("_", " ")
+            would = ", with secret noise; these are simulations" if run.privacy["simulated"] else ""
             lines.append(
-                f"ε towards the server at δ = {run.privacy['delta']:.2g}, {neighbours}, by "
-                f"{bound} (PLD)"
+                f"ε {whom} at δ = {digits_up(run.privacy['delta'])}, {neighbours}, by {bound} "
+                f"(PLD){would}"
             )
     return "\n".join(dict.fromkeys(lines))
 

@@ -1,0 +1,150 @@
+"""Ways in which a stated ε could be too small, each with what is stated instead."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from small import federation
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, scaffold, train
+from dpscaffold.cli import app
+from dpscaffold.errors import Diverged
+from dpscaffold.privacy import RANDOM_PARTICIPATION
+
+PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, data_ratio=0.5, checkpoint_every=2)
+
+
+def stated(folder):
+    answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.stdout)
+
+
+@pytest.mark.parametrize("secret", [False, True], ids=["seeded", "secret"])
+def test_a_run_that_diverged_states_its_planned_rounds(tmp_path, monkeypatch, secret):
+    """Its outputs decided how many rounds were run, so the rounds that were run say too little."""
+    from dpscaffold.engines import Simulator
+
+    real = Simulator.gather
+
+    def blows_up(self, phase, broadcast, draw):
+        gathered = real(self, phase, broadcast, draw)
+        if broadcast.round == 3:
+            gathered.mean.params.fill_(float("inf"))
+        return gathered
+
+    monkeypatch.setattr(Simulator, "gather", blows_up)
+    privacy = Gaussian(noise=4.0, secret=secret)
+    with pytest.raises(Diverged, match="all 6 planned rounds are counted"):
+        train(federation(), Logistic(4, 3), fedavg(), PLAN, privacy, out=tmp_path / "run")
+    said = stated(tmp_path / "run")
+    assert said["rounds"] == 6
+    run = said["run"]
+    from dpscaffold.privacy import Mechanism
+
+    whole = RANDOM_PARTICIPATION.epsilon(Mechanism.from_dict(run), 6)
+    assert said["server"]["epsilon"] == pytest.approx(whole)
+    assert said["server"]["epsilon"] > RANDOM_PARTICIPATION.epsilon(Mechanism.from_dict(run), 3)
+
+
+def test_a_run_that_was_stopped_counts_the_rounds_it_ran(tmp_path):
+    """Not those that are to come: with secret noise they would count twice when it goes on."""
+    import signal
+
+    def stop(round, row):
+        if round == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    def go(**more):
+        privacy = Gaussian(noise=4.0, secret=True)
+        return train(
+            federation(), Logistic(4, 3), fedavg(), PLAN, privacy, out=tmp_path / "run",
+            resume=True, **more,
+        )  # fmt: skip
+
+    first = go(observer=stop)
+    assert first.ended == "interrupted" and stated(tmp_path / "run")["rounds"] == 3
+    whole = go()
+    assert whole.ended == "completed" and whole.privacy["rounds"] == 6
+    assert whole.privacy["server"]["epsilon"] == pytest.approx(whole.privacy["planned"]["epsilon"])
+
+
+def test_a_step_size_is_not_planned_from_sizes_that_are_hidden(tmp_path):
+    """With a user as unit R_i is private, and η₀ would be a function of it."""
+    config = tmp_path / "run.toml"
+    config.write_text(
+        '[data]\nsource = "synthetic"\nusers = 8\nrecords = 30\n'
+        '[plan]\nrounds = 3\nlocal_steps = 2\nlearning_rate = "plan"\n'
+        '[privacy]\nnoise = 4.0\nunit = "user"\n'
+    )
+    answer = CliRunner().invoke(app, ["train", str(config), "--out", str(tmp_path / "run")])
+    assert isinstance(answer.exception, BadInput), answer.output
+    assert "privacy.unit = 'record'" in str(answer.exception)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("claim", [{"secret": True}, {"release": True}], ids=str)
+def test_a_configuration_cannot_claim_what_the_run_is_not(tmp_path, claim):
+    """The folder's config.toml decides whether a run is called a simulation."""
+    config = {"privacy": {"clip": 1.0, "noise": 4.0, **claim}}
+    with pytest.raises(BadInput, match="config says"):
+        train(
+            federation(), Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=4.0),
+            out=tmp_path / "run", config=config,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+SIZES = (7919, 6007, 5003, 4001)
+NUMBERS = {*SIZES, *(size // 2 for size in SIZES), sum(SIZES)}
+
+
+def numbers_in(value):
+    """All whole numbers in a checkpoint, tensors included."""
+    if isinstance(value, dict):
+        return set().union(*(numbers_in(v) for pair in value.items() for v in pair))
+    if isinstance(value, list | tuple):
+        return set().union(*map(numbers_in, value))
+    if isinstance(value, torch.Tensor):
+        flat = value.flatten().double()
+        return {int(x) for x in flat.tolist() if x == int(x)} if flat.isfinite().all() else set()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {int(value)} if value == int(value) else set()
+    return set(map(int, re.findall(r"\d+", value))) if isinstance(value, str) else set()
+
+
+@pytest.mark.parametrize("unit", ["user", "record"])
+def test_nothing_that_is_written_tells_the_size_of_a_user(tmp_path, unit):
+    """Every byte of a run folder, its report and its model card, searched for R_i, b_i and their
+    sum. With a record as unit rates are told, so the search does find something."""
+    folder = tmp_path / "run"
+    privacy = Gaussian(noise=4.0, unit=unit, secret=True)
+    train(federation(SIZES), Logistic(4, 3), scaffold(), PLAN, privacy, out=folder)
+    for name, options in (("report.html", []), ("card.md", ["--markdown"])):
+        made = CliRunner().invoke(
+            app, ["report", str(folder), "--out", str(tmp_path / name), *options]
+        )
+        assert made.exit_code == 0, made.output
+    answers = [
+        CliRunner().invoke(app, [*words, str(folder)]).output
+        for words in (["privacy"], ["privacy", "--json"], ["compare", "--json"])
+    ]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    texts = {str(path): path.read_bytes().decode("latin-1") for path in files}
+    texts |= {str(k): answer for k, answer in enumerate(answers)}
+    found = {
+        (name, number)
+        for name, text in texts.items()
+        for number in NUMBERS
+        if re.search(rf"(?<![\d.]){number}(?![\d.]\d)(?!\d)", text)
+    }
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    kept = {number for number in NUMBERS if number in numbers_in(saved)}
+    if unit == "user":
+        assert not found and not kept
+    else:
+        assert any("ledger.json" in name for name, _ in found)
