@@ -63,7 +63,7 @@ def test_the_page_says_everything_of_the_statement(runs: list[Path]) -> None:
     plain = re.sub(r"</?code>", "`", page)
     for text in (said["quote"], said["mechanism"]["neighbours"], *said["views"].values()):
         assert _escaped(text) in plain, text
-    for text in (*said["outside"], said["human"]["server"]["sentence"], said["server"]["theorem"]):
+    for text in (*said["outside"], said["person"], said["server"]["theorem"]):
         assert _escaped(text) in plain, text
     for text in said["server"]["assumptions"]:
         assert _escaped(text)[1:] in plain
