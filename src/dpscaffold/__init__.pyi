@@ -9,6 +9,7 @@ from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm
 from .budget import Budget as Budget
+from .data.objects import federation_of as federation_of
 from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
 from .errors import Diverged as Diverged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from dpscaffold.checks import number, whole
@@ -41,7 +42,7 @@ class Budget:
     user_epsilon: float | None = None
     target_epsilon: float | None = None
     view: View = "server"
-    file: str | None = None
+    file: str | Path | None = None
     colluders: int = 1
     absent: str | None = None
     #: Why a drawn user may decline, beside having reached a count: part of what a run does.
@@ -59,6 +60,8 @@ class Budget:
             value = getattr(self, name)
             if value is not None and not number(f"privacy.{name}", value) > 0:
                 raise BadInput(f"privacy.{name} is {value}; it must be positive")
+        if isinstance(self.file, Path):
+            object.__setattr__(self, "file", str(self.file))
         if self.file is not None and (not isinstance(self.file, str) or not self.file):
             raise BadInput(f"privacy.budget_file is {self.file!r}; give the path of a budget file")
         capped = USER_BUDGET if self.user_epsilon is not None else None

@@ -30,7 +30,7 @@ from dpscaffold.algorithms import DEFAULT, Algorithm
 from dpscaffold.algorithms.naming import build, numbers_of, own_function
 from dpscaffold.budget import Budget
 from dpscaffold.checks import choice, shares
-from dpscaffold.data.config import DataSettings, Synthetic
+from dpscaffold.data.config import DataSettings, PathText, Synthetic
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.roster import Roster
@@ -327,7 +327,7 @@ class PrivacySettings(ConfigTable):
     max_participations: int | None = None
     user_epsilon: float | None = None
     target_epsilon: float | None = None
-    budget_file: str | None = None
+    budget_file: PathText | None = None
     release: bool | None = None
     allow: list[Literal["unprotected-preprocessing", "median-clip"]] | None = None
     _gaussian: Gaussian = PrivateAttr()

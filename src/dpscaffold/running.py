@@ -64,9 +64,10 @@ def run(
 def _overriding(values: Mapping[str, Any]) -> list[str]:
     import tomli_w
 
+    plain = {key: str(v) if isinstance(v, Path) else v for key, v in values.items()}
     return [
         f"{key}={tomli_w.dumps({'v': value}).partition('=')[2].strip()}"
-        for key, value in values.items()
+        for key, value in plain.items()
     ]
 
 

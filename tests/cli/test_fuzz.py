@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,16 @@ def test_tables_that_fuzzing_found(settings, said, tmp_path, monkeypatch):
     (tmp_path / "damaged.npz").write_bytes((tmp_path / "one.npz").read_bytes()[:-10])
     with pytest.raises(BadInput, match=said):
         load_federation(settings)
+
+
+def test_a_draft_of_odd_names_is_a_configuration(tmp_path):
+    """Signs that TOML does not take as they are, in a folder, a column and a category."""
+    from dpscaffold.config import parse
+    from dpscaffold.data.draft import draft
+    from dpscaffold.data.looking import look
+
+    rows = "\n".join(f"{i % 9},{'ab'[i % 2]}\x7f,{'yn'[i % 2]}" for i in range(40))
+    (tmp_path / "a\x7f\x01.csv").write_text(f'ag"\x7fe,ward,ill\n{rows}\n')
+    tables = tomllib.loads(draft(look(tmp_path / "a\x7f\x01.csv"), 1.0))
+    parse(tables)
+    assert tables["data"]["path"].endswith("a\x7f\x01.csv")

@@ -113,7 +113,7 @@ class Accounts:
                 )
             rounds = min(setting.plan.planned, self._most_rounds)
             self._booking = Booking(
-                budget.file, setting, self.run, self.costs, budget.user_epsilon, rounds, data
+                str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds, data
             )
 
     def check_room(self) -> None:

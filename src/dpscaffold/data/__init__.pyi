@@ -5,6 +5,7 @@ from .heterogeneity import describe as describe
 from .loading import load_federation as load_federation
 from .loading import prepare as prepare
 from .loading import preprocess_to as preprocess_to
+from .objects import federation_of as federation_of
 from .partition import dirichlet as dirichlet
 from .partition import iid as iid
 from .partition import natural as natural

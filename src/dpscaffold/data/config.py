@@ -6,6 +6,7 @@ options that the chosen partition does not use are refused with one sentence.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from pydantic import (
 
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
 from dpscaffold.data.readers.files import AUTO, is_many
+from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Kind, Target
 
@@ -34,6 +36,10 @@ OPTIONS = {
     "natural": set[str](),
 }
 PAPER_STEPS = ("standardise", "unit-norm")
+
+
+#: A path as text, given as either.
+PathText = Annotated[str, BeforeValidator(lambda p: os.fspath(p) if isinstance(p, Path) else p)]
 
 
 def located(path: str, data_dir: str | None) -> Path:
@@ -86,7 +92,7 @@ class Pooled(_Data):
     minimum_records: int = Field(default=2, ge=2)
     minimum_classes: int = Field(default=1, ge=1)
     preprocess: tuple[PreprocessingStep, ...] = Field(default=PAPER_STEPS, validate_default=True)
-    data_dir: str | None = None
+    data_dir: PathText | None = None
 
     @property
     def has_users(self) -> bool:
@@ -185,16 +191,32 @@ class Digits(Pooled):
     users: int | None = Field(default=10, ge=1)
 
 
-_Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float
+_Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
+
+
+def _fills(given: Any) -> Any:
+    """Rules by column, those that are tables as private fills, so that what is wrong with one is
+    said of it."""
+    if not isinstance(given, dict):
+        return given
+    rules = {}
+    for name, rule in given.items():
+        try:
+            rules[name] = PrivateFill.model_validate(rule) if isinstance(rule, dict) else rule
+        except ValidationError as problem:
+            raise ValueError(f"missing.{name}: {sentence(problem)}") from None
+    return rules
 
 
 class TabularFile(Pooled):
-    path: str
+    path: PathText
     label: str | tuple[str, ...]
     user: str | None = None
     features: tuple[str, ...] = ()
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    missing: Literal["refuse", "drop"] | float | dict[str, _Rule] = "refuse"
+    missing: Annotated[
+        Literal["refuse", "drop"] | float | dict[str, _Rule], BeforeValidator(_fills)
+    ] = "refuse"
     unseen: Literal["refuse", "zero"] = "refuse"
     classes: tuple[str, ...] = ()
     target: Kind = "class"
@@ -276,7 +298,7 @@ class Npz(Pooled):
     ``natural``)."""
 
     source: Literal["npz"]
-    path: str
+    path: PathText
     target: Kind = "class"
 
     @property
@@ -288,7 +310,7 @@ class Leaf(Pooled):
     """LEAF-style JSON: a file, a folder of files, or a folder with ``train`` and ``test``."""
 
     source: Literal["leaf"]
-    path: str
+    path: PathText
 
     @property
     def has_users(self) -> bool:
@@ -301,7 +323,7 @@ class Saved(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Literal["saved"]
-    path: str
+    path: PathText
     mapped: bool = True
     verify: bool = False
     declared_sizes: int | tuple[int, ...] | None = None

@@ -71,7 +71,8 @@ _SPLIT = ['partition = "similarity"', "similarity = 100.0  # all users alike"]
 
 
 def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """A text of TOML, which takes no DEL as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _files(found: Look) -> str:

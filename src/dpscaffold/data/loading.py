@@ -38,6 +38,7 @@ from dpscaffold.data.readers import cifar, images
 from dpscaffold.data.readers.arrays import read_npz
 from dpscaffold.data.readers.coding import TableSource
 from dpscaffold.data.readers.files import Dialect
+from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.data.readers.leaf import read_leaf
 from dpscaffold.data.readers.tables import feature_blocks, read_table, scan_table
 from dpscaffold.data.storage import load, save
@@ -81,6 +82,7 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
         return load(Path(settings.path).expanduser(), settings.mapped, settings.verify)
     if not release:
         refuse_redraws(settings.preprocess)  # before the reading, not after it
+        refuse_refills(settings)
     pool = read_pool(settings)
     if isinstance(pool, Federation):  # LEAF data that are split already
         if settings.users or settings.records or settings.chosen_partition != "natural":
@@ -91,6 +93,11 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
         done = preprocess(pool, settings.preprocess, settings.seed, release)
         _check_labels(done.train, done.names, done.title, done.target, settings)
         return done
+    return federation_of_pool(pool, settings, notify)
+
+
+def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = None) -> Federation:
+    """Deal a pool out to users and prepare it, as the settings say."""
     for note in pool.notes if notify else ():
         notify(note)  # type: ignore[misc]
     parts, names = deal(pool.labels, pool.users, pool.names, settings)
@@ -122,6 +129,18 @@ def _assembled(
     except Exception:
         Federation(train, test, target, names, title).validated()
         raise
+
+
+def refuse_refills(settings: Pooled) -> None:
+    """Refuse private fills whose noise would be drawn anew at every load."""
+    rules = getattr(settings, "missing", None)
+    for name, rule in rules.items() if isinstance(rules, dict) else ():
+        if isinstance(rule, PrivateFill) and rule.entropy == "system":
+            raise BadInput(
+                f"missing.{name} has entropy = 'system', so every load would release it again with "
+                f"fresh noise; store the data once with 'dpscaffold data prepare' and use the "
+                f"result with source = 'saved'"
+            )
 
 
 def _check_size(settings: Synthetic) -> None:
@@ -180,6 +199,7 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.exclude,
         settings.dates,
         settings.unseen,
+        settings.seed,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -23,6 +24,11 @@ from pydantic import (
 
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.privacy.preparation import Protection
+
+
+def _as_text(path: Any) -> Any:
+    """A path is kept as text."""
+    return str(path) if isinstance(path, Path) else path
 
 
 class StepSettings(BaseModel):
@@ -58,7 +64,7 @@ class FittedStep(StepSettings):
     #: How many noised sums the private fit releases.
     releases: ClassVar[int] = 1
     fit: Literal["unprotected", "public", "private"] = "unprotected"
-    statistics: str | None = None
+    statistics: Annotated[str, BeforeValidator(_as_text)] | None = None
     norm_bound: float | None = Field(default=None, gt=0)
     noise: float | None = Field(default=None, gt=0)
     epsilon: float | None = Field(default=None, gt=0)

@@ -4,6 +4,7 @@ rule."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -194,7 +195,7 @@ def days(name: str, cells: Sequence[Any], form: str) -> np.ndarray:
         if value is None:
             continue
         try:
-            when = value if isinstance(value, datetime) else datetime.strptime(str(value), form)
+            when = value if isinstance(value, datetime) else _when(str(value), form)
         except ValueError:
             raise BadInput(
                 f"column '{name}' holds '{value}', which is no date of the form {form}; mend the "
@@ -202,6 +203,16 @@ def days(name: str, cells: Sequence[Any], form: str) -> np.ndarray:
             ) from None
         out[row] = (when.replace(tzinfo=None) - first).total_seconds() / 86400
     return out
+
+
+#: How a typed time of a Parquet file or a data frame is written; it needs no form.
+_TYPED = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?")
+
+
+def _when(text: str, form: str) -> datetime:
+    if _TYPED.fullmatch(text):
+        return datetime.fromisoformat(text)
+    return datetime.strptime(text, form)
 
 
 @cache

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.readers.files import Dialect
+from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, by_value, held_labels
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.labels import pack
@@ -38,7 +39,7 @@ class TableSource:
     """
 
     path: Path
-    kind: Literal["csv", "parquet"]
+    kind: Literal["csv", "parquet", "held"]
     label: str | tuple[str, ...]
     user: str | None = None
     features: tuple[str, ...] = ()
@@ -50,6 +51,10 @@ class TableSource:
     exclude: tuple[str, ...] = ()
     dates: Mapping[str, str] = field(default_factory=dict)
     unseen: Literal["refuse", "zero"] = "refuse"
+    seed: int = 0
+    #: Tables that are held already, by name, in place of files; ``many``: one per user.
+    held: tuple[tuple[str, pa.Table], ...] = ()
+    many: bool = False
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -193,7 +198,7 @@ _LABELS = Remark(LABELS_READ_OFF, "unprotected")
 
 
 def preparation_of(
-    table: TableSource, coding: Coding, fitted: Mapping[str, str]
+    table: TableSource, coding: Coding, fitted: Mapping[str, str | PrivateFill]
 ) -> tuple[Prepared, ...]:
     """How the file's columns become features, and what that says about private records.
     ``fitted`` are the columns whose missing values were filled with a mean or median."""
@@ -201,6 +206,9 @@ def preparation_of(
     if table.target == "class" and not table.classes:
         steps.append(_LABELS)
     for name, rule in fitted.items():
+        if isinstance(rule, PrivateFill):
+            steps.append(Remark(rule.sentence(name), "private", rule.cost(name)))
+            continue
         said = (
             f"Missing values of column '{name}' were replaced by the {rule} of all records, test "
             f"records included: outside the guarantee."
@@ -210,7 +218,7 @@ def preparation_of(
     if "drop" in rules:
         left_out = "Records with missing values were left out, record by record (no fit)."
         steps.append(Remark(left_out, "none needed"))
-    for constant in dict.fromkeys(rule for rule in rules if not isinstance(rule, str)):
+    for constant in dict.fromkeys(rule for rule in rules if isinstance(rule, int | float)):
         filled = f"Missing values were replaced by {constant:g}, a constant (no fit)."
         steps.append(Remark(filled, "none needed"))
     return tuple(steps)

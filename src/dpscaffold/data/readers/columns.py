@@ -25,7 +25,9 @@ def column_names(file: TableFile) -> list[str]:
     refused."""
     path = file.path
     try:
-        if file.kind == "parquet":
+        if file.table is not None:
+            names = list(file.table.column_names)
+        elif file.kind == "parquet":
             names = list(pa.parquet.read_schema(path).names)
         else:
             with _open_csv(file, pa.csv.ConvertOptions()) as reader:
@@ -117,7 +119,11 @@ def read_batches(
     inside = [name for name in numbers if name not in constants]
     written = [name for name in texts if name not in constants]
     try:
-        if file.kind == "parquet":
+        if file.table is not None:
+            chosen = file.table.select([*inside, *written] or list(names)[:1])
+            for batch in chosen.to_batches(max_chunksize=_BATCH_ROWS):
+                yield _cast(path, batch, inside, written)
+        elif file.kind == "parquet":
             with pa.parquet.ParquetFile(path) as opened:
                 for batch in opened.iter_batches(
                     batch_size=_BATCH_ROWS, columns=[*inside, *written]
@@ -196,6 +202,8 @@ def _cast(
         column = batch.column(name)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("s"), safe=False)  # a form of dates has no more
         try:
             columns.append(column.cast(pa.string()))
         except pa.ArrowException:

@@ -16,9 +16,12 @@ from pathlib import Path
 from statistics import mode
 from typing import IO, Literal
 
+import pyarrow as pa
+
 from dpscaffold.errors import BadInput
 
 Format = Literal["csv", "parquet"]
+Held = Literal["held"]
 AUTO = "auto"
 #: How much of a file is looked at to find how it is written.
 SAMPLE = 1 << 16
@@ -40,13 +43,14 @@ class Dialect:
 @dataclass(frozen=True)
 class TableFile:
     """One file: ``user`` is its name where files are users, ``constants`` are the columns that its
-    folders name (``site=north/``)."""
+    folders name (``site=north/``). Of a table that is held in memory ``path`` is only its name."""
 
     path: Path
-    kind: Format
+    kind: Format | Held
     dialect: Dialect = Dialect()
     user: str = ""
     constants: tuple[tuple[str, str], ...] = ()
+    table: pa.Table | None = None
 
 
 def is_many(path: Path) -> bool:

@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from dpscaffold.data.readers.coding import TableSource
+from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.errors import BadInput, nearest
 
-Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float
+Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
 #: Rules whose value is read off the records.
 FITTED = ("mean", "median")
 #: What stands for all columns that a table of rules does not name.
@@ -40,7 +41,7 @@ def for_the_rest(table: TableSource) -> Literal["refuse", "drop"] | float:
     if not isinstance(rules, Mapping):
         return rules
     others = rules.get(OTHERS)
-    if others is not None and not isinstance(others, str):
+    if isinstance(others, int | float):
         return float(others)
     return "drop" if "drop" in rules.values() else "refuse"
 
@@ -56,6 +57,11 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
                 f"missing names the column '{name}'{nearest(name, known)}, which is no feature, "
                 f"label or user of {table.path}"
             )
+        if isinstance(rule, PrivateFill) and name not in numbers:
+            raise BadInput(
+                f"missing.{name} is a private {rule.fill}, and it needs a column of numbers with a "
+                f"range of its own; name one of {', '.join(numbers[:8]) or 'none'}"
+            )
         if name in texts and rule in (*FITTED, "indicator"):
             raise BadInput(
                 f"missing.{name} is '{rule}', and the column holds categories; use 'category', "
@@ -68,8 +74,15 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
             )
 
 
-def fill_of(rule: Rule, values: np.ndarray, name: str) -> float:
+def is_fitted(rule: Rule) -> bool:
+    """Whether a rule's value is read off the records, privately or not."""
+    return isinstance(rule, PrivateFill) or rule in FITTED
+
+
+def fill_of(rule: Rule, values: np.ndarray, name: str, seed: int = 0) -> float:
     """The number that stands for a missing one: given, or read off the values that are there."""
+    if isinstance(rule, PrivateFill):
+        return rule.value(name, values, seed)
     if not isinstance(rule, str):
         return float(rule)
     if rule == "indicator":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from dpscaffold.data.readers.coding import (
 )
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
 from dpscaffold.data.readers.files import TableFile, is_many, table_files
-from dpscaffold.data.readers.gaps import FITTED, check_rules, fill_of, for_the_rest, rule_of
+from dpscaffold.data.readers.gaps import check_rules, fill_of, for_the_rest, is_fitted, rule_of
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -102,7 +103,7 @@ def _identifiers(scan: Scan, features: np.ndarray) -> tuple[str, ...]:
 
 def scan_table(table: TableSource) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
-    files = table_files(table.path, table.kind, table.dialect)
+    files = files_of(table)
     names = common_columns(files)
     numbers, texts = _roles(table, names)
     check_rules(table, numbers, texts)
@@ -113,7 +114,7 @@ def scan_table(table: TableSource) -> Scan:
     }
     # Numbers are looked at only where a missing one decides something.
     rules = {name: rule_of(table, name) for name in numbers}
-    looked_at = [name for name in numbers if rules[name] in ("drop", *FITTED)]
+    looked_at = [name for name in numbers if rules[name] == "drop" or is_fitted(rules[name])]
     if table.target == "number":
         looked_at += table.labels
     seen: dict[str, list[np.ndarray]] = {name: [] for name in looked_at}
@@ -133,7 +134,7 @@ def scan_table(table: TableSource) -> Scan:
     labels, target = _labels(table, wanted, codes, found, kept)
     users, user_names = _users(table, files, sizes, wanted, codes, kept)
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
-    fitted = {name: str(rules[name]) for name in numbers if rules[name] in FITTED}
+    fitted: dict[str, Any] = {name: rules[name] for name in numbers if is_fitted(rules[name])}
     coding = Coding(
         tuple(name for name in table.features or names if name in {*numbers, *texts}),
         tuple(categories.items()),
@@ -159,6 +160,13 @@ def scan_table(table: TableSource) -> Scan:
         notes_on(table, categories, target, dropped, int(kept.sum())),
         preparation_of(table, coding, fitted),
     )
+
+
+def files_of(table: TableSource) -> tuple[TableFile, ...]:
+    """The files of a table, or what is held in their place."""
+    if table.kind == "held":
+        return tuple(TableFile(Path(n), "held", user=n, table=t) for n, t in table.held)
+    return table_files(table.path, table.kind, table.dialect)
 
 
 _NONE = np.empty(0, dtype=np.float32)
@@ -188,7 +196,7 @@ def _fills(
 ) -> tuple[tuple[str, float], ...]:
     """The number that stands for a missing one, of every column with a rule of its own."""
     return tuple(
-        (name, fill_of(rule, found[name][kept] if name in found else _NONE, name))
+        (name, fill_of(rule, found[name][kept] if name in found else _NONE, name, table.seed))
         for name, rule in rules.items()
         if isinstance(table.missing, Mapping) and rule not in ("refuse", "drop")
     )
@@ -205,7 +213,7 @@ def _users(
     """Whose each record is: by its column, or by its file where there are many."""
     if table.user:
         return code_users(wanted[table.user].numbers, codes[table.user][kept])
-    if not is_many(table.path):
+    if not (table.many if table.held else is_many(table.path)):
         return None, ()
     numbers = np.repeat(np.arange(len(files), dtype=np.int64), sizes)
     return numbers[kept], tuple(file.user for file in files)

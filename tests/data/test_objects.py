@@ -1,0 +1,233 @@
+"""What people hold in Python: read as a file of its columns is, or as rows of numbers."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+import torch
+
+from dpscaffold import Budget, run
+from dpscaffold.data import federation_of, load_federation
+from dpscaffold.errors import BadInput
+
+ROWS = 60
+COLUMNS: dict[str, list[Any]] = {
+    "age": [20 + 7 * i % 71 for i in range(ROWS)],
+    "stay": [None if i % 7 == 0 else i % 9 / 2 for i in range(ROWS)],
+    "ward": [("a", "b", None)[i % 3] for i in range(ROWS)],
+    "when": [datetime(2023, 1, 1) + timedelta(days=i) for i in range(ROWS)],
+    "site": [("north", "söuth", "10", "9")[i % 4] for i in range(ROWS)],
+    "ill": [("no", "yes")[i * 5 % 3 == 0] for i in range(ROWS)],
+}
+KEYS: dict[str, Any] = {
+    "label": "ill",
+    "user": "site",
+    "categories": ["ward"],
+    "dates": {"when": "%Y-%m-%d"},
+    "missing": {"stay": "indicator", "ward": "category"},
+    "preprocess": ["standardise"],
+}
+
+
+def frame(kind: str) -> Any:
+    if kind == "arrow":
+        return pa.table(COLUMNS)
+    needed = {"lazy": "polars", "huggingface": "datasets"}.get(kind, kind)
+    library = pytest.importorskip(needed, reason=f"needs {needed}, which is not installed")
+    if kind == "pandas":
+        return library.DataFrame(COLUMNS).iloc[::-1].iloc[::-1]
+    if kind == "huggingface":
+        return library.Dataset.from_dict(COLUMNS)
+    made = library.DataFrame(COLUMNS)
+    return made.lazy() if kind == "lazy" else made
+
+
+@pytest.fixture(scope="module")
+def from_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The federation of the same columns in a CSV file."""
+    path = tmp_path_factory.mktemp("objects") / "visits.csv"
+    text = {**COLUMNS, "when": [when.strftime("%Y-%m-%d") for when in COLUMNS["when"]]}
+    pa.csv.write_csv(pa.table(text), path)
+    return load_federation({"source": "csv", "path": path, **KEYS})
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "polars", "lazy", "huggingface"])
+def test_a_frame_is_read_as_a_file_of_its_columns_is(kind: str, from_file: Any) -> None:
+    found = federation_of(frame(kind), **KEYS)
+    assert found.names == from_file.names and found.target == from_file.target
+    assert torch.equal(found.train.features, from_file.train.features)
+    assert torch.equal(found.test.labels, from_file.test.labels)
+    assert [step.protection for step in found.preparation] == [
+        step.protection for step in from_file.preparation
+    ]
+    # And the kept preparation takes raw rows, as it does from a file.
+    raw = [[COLUMNS[name][3] for name in found.preparation[0].columns]]
+    assert found.preparation[0](np.array(raw, dtype=object)).shape == (1, 7)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "polars", "huggingface"])
+def test_one_frame_per_user(kind: str, from_file: Any) -> None:
+    whole = frame(kind) if kind != "huggingface" else frame("arrow")
+    table = pa.table(COLUMNS)
+    keys = {k: v for k, v in KEYS.items() if k != "user"} | {"exclude": ["site"]}
+    parts: dict[str, Any] = {}
+    for site in from_file.names:
+        rows = [i for i, name in enumerate(COLUMNS["site"]) if name == site]
+        part = table.take(rows)
+        if kind == "pandas":
+            part = whole.iloc[rows]
+        elif kind == "polars":
+            part = whole[rows]
+        elif kind == "huggingface":
+            part = frame(kind).select(rows)
+        parts[site] = part
+    found = federation_of(parts, **keys)
+    assert found.names == from_file.names
+    for user in range(len(found.names)):
+        assert torch.equal(found.train.of(user)[1], from_file.train.of(user)[1])
+    listed = federation_of(list(parts.values()), **keys)
+    assert listed.names == ("0", "1", "2", "3")
+    assert torch.equal(listed.train.features, found.train.features)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Images and labels, as people write them."""
+
+    def __init__(self, x: torch.Tensor, y: list[Any]) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, Any]:
+        if i >= len(self.y):
+            raise IndexError
+        return self.x[i], self.y[i]
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_torch_datasets(words: bool) -> None:
+    x = torch.randn(40, 1, 2, 3, generator=torch.Generator().manual_seed(0))
+    labels: list[Any] = [("9", "10")[i % 2] if words else torch.tensor(i % 2) for i in range(40)]
+    ids = [f"user {i % 4}" for i in range(40)]
+    one = federation_of(Pairs(x, labels), user_ids=ids, preprocess=[])
+    each = federation_of(
+        {f"user {k}": Pairs(x[k::4], labels[k::4]) for k in range(4)}, preprocess=[]
+    )
+    assert one.names == each.names == tuple(f"user {k}" for k in range(4))
+    assert one.dimension == 6 and torch.equal(one.train.features, each.train.features)
+    assert one.target.classes == (("9", "10") if words else ("0", "1"))
+    dealt = federation_of(Pairs(x, labels), users=5, similarity=100, preprocess=[])
+    assert len(dealt.names) == 5
+    tensors = torch.utils.data.TensorDataset(x, torch.arange(40) % 2)
+    assert federation_of(tensors, users=4, preprocess=[]).dimension == 6
+    number = federation_of(
+        Pairs(x, [0.5 * i for i in range(40)]), users=4, similarity=100, target="number"
+    )
+    assert number.target.kind == "number"
+
+
+def test_images_of_a_huggingface_dataset_and_names_of_its_classes() -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets, which is not installed")
+    rng = np.random.default_rng(0)
+    held = datasets.Dataset.from_dict(
+        {
+            "image": [rng.random((2, 2)).tolist() for _ in range(24)],
+            "label": [i % 2 for i in range(24)],
+        },
+        features=datasets.Features(
+            {
+                "image": datasets.Array2D((2, 2), "float32"),
+                "label": datasets.ClassLabel(names=["cat", "dog"]),
+            }
+        ),
+    )
+    found = federation_of(held, "label", users=3, preprocess=[])
+    assert found.dimension == 4 and found.target.classes == ("cat", "dog")
+    parts = [held.shard(3, i, contiguous=True) for i in range(3)]
+    each = federation_of(parts, "label", preprocess=[])
+    assert each.names == ("0", "1", "2") and each.target.classes == ("cat", "dog")
+    flat = held.remove_columns("image").add_column("age", list(range(24)))
+    assert federation_of(flat, "label", users=3).target.classes == ("cat", "dog")
+    with pytest.raises(BadInput, match="the data are splits"):
+        federation_of(datasets.DatasetDict({"train": held, "test": held}), "label")
+    with pytest.raises(BadInput, match="belongs to columns, and these data are rows"):
+        federation_of(held, "label", users=3, missing="drop")
+
+
+class Flower:
+    """What a Flower FederatedDataset offers, over Arrow tables."""
+
+    def __init__(self, count: int) -> None:
+        self.partitioners = {"train": type("Iid", (), {"num_partitions": count})()}
+
+    def load_partition(self, partition: int, split: str) -> pa.Table:
+        assert split == "train"
+        return pa.table({"age": [1.0, 2.0, 3.0, 4.0 + partition], "ill": ["no", "yes"] * 2})
+
+
+def test_partitions_of_a_flower_dataset() -> None:
+    found = federation_of(Flower(3), "ill", preprocess=[])
+    assert found.names == ("0", "1", "2") and sum(found.train.sizes) == 9
+    with pytest.raises(BadInput, match="split is 'test', which is not partitioned"):
+        federation_of(Flower(3), "ill", split="test")
+
+
+def test_a_real_flower_dataset() -> None:
+    flower = pytest.importorskip("flwr_datasets.partitioner", reason="needs flwr-datasets")
+    partitioner = flower.IidPartitioner(num_partitions=4)
+    partitioner.dataset = frame("huggingface")
+    keys = {k: v for k, v in KEYS.items() if k != "user"} | {"exclude": ["site"]}
+    found = federation_of(partitioner, **keys)
+    assert found.names == ("0", "1", "2", "3")
+    assert len(found.train) + len(found.test) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "said"),
+    [
+        (3, {}, "data are int; give a data frame"),
+        ([], {}, "at least one user"),
+        (pa.table(COLUMNS), {"users": 2}, "label is missing"),
+        (pa.table(COLUMNS), {"label": "il", "users": 2}, "did you mean 'ill'"),
+        (pa.table(COLUMNS), {"label": "ill", "categoriess": 1}, "categoriess"),
+        (pa.table(COLUMNS), {"label": "ill", "users": 2}, "column 'ward' holds string"),
+        ([object()], {"label": "ill"}, "cannot be read as a table"),
+        (pa.table(COLUMNS), {**KEYS, "user_ids": [1] * ROWS}, "leave one out"),
+        (
+            pa.table({"x": [1.0, 2.0], "ill": ["a", "b"]}),
+            {"label": "ill", "user_ids": [1]},
+            "given for 1 records, and there are 2",
+        ),
+        (Pairs(torch.zeros(3, 2), [0, 1, None]), {"users": 1}, "labels contain NaN"),
+        (pa.table(COLUMNS), {"label": "ill", "split": "train"}, "have no partitions"),
+        (
+            pa.table(COLUMNS),
+            {**KEYS, "missing": {"stay": {"fill": "mean", "low": 0, "high": 9, "noise": 1.0,
+                                          "entropy": "system"}}},
+            "every load would release it again",
+        ),
+    ],
+)
+def test_bad_objects_are_one_sentence(data: Any, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        federation_of(data, **keys)
+
+
+def test_paths_may_be_paths(tmp_path: Path) -> None:
+    """In tables, in overrides and in a budget."""
+    lines = "\n".join(f"{i % 7},{'ab'[i % 2]},{'yn'[i * 3 % 5 % 2]}" for i in range(60))
+    (tmp_path / "a.csv").write_text(f"age,site,ill\n{lines}\n")
+    tables = {"data": {"source": "csv", "path": tmp_path / "a.csv", "label": "ill", "user": "site"}}
+    plan = {"plan.rounds": 1, "plan.local_steps": 1, "plan.user_ratio": 1.0}
+    one = run(tables, plan, out=tmp_path / "one")
+    other = {"data": {**tables["data"], "path": "nowhere"}}
+    two = run(other, {**plan, "data.path": tmp_path / "a.csv"}, out=str(tmp_path / "two"))
+    assert torch.equal(one.params, two.params)
+    assert Budget(file=tmp_path / "b.jsonl") == Budget(file=str(tmp_path / "b.jsonl"))
