@@ -209,8 +209,12 @@ def test_a_real_flower_dataset() -> None:
         (pa.table(COLUMNS), {"label": "ill", "split": "train"}, "have no partitions"),
         (
             pa.table(COLUMNS),
-            {**KEYS, "missing": {"stay": {"fill": "mean", "low": 0, "high": 9, "noise": 1.0,
-                                          "entropy": "system"}}},
+            {
+                **KEYS,
+                "missing": {
+                    "stay": {"fill": "mean", "low": 0, "high": 9, "noise": 1.0, "entropy": "system"}
+                },
+            },
             "every load would release it again",
         ),
     ],
