@@ -29,9 +29,7 @@ def explicit_clipped_sum(gradients: Tensor, weight: Tensor | None, clip: Clip) -
             total = total + float(w) * shrink * g
         totals.append(total)
         bounds.append(bound)
-    return ClippedSum(
-        torch.stack(totals), None if clip is None else torch.tensor(bounds, dtype=gradients.dtype)
-    )
+    return ClippedSum(torch.stack(totals), None if clip is None else gradients.new_tensor(bounds))
 
 
 class Toy:

@@ -7,6 +7,7 @@ import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
 from dpscaffold.local import devices, participate
+from dpscaffold.local.graphs import Graphs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -77,3 +78,15 @@ def test_cuda_repeats_itself_bit_for_bit(task):
 def test_cuda_chunks_agree():
     whole, parts = (outcome("cuda", "mlp", "scaffold", "poisson", chunk) for chunk in (None, 2))
     torch.testing.assert_close(parts.params, whole.params, rtol=2e-3, atol=2e-4)
+
+
+def test_a_recording_that_fails_leaves_the_current_stream_alone(caplog):
+    before, held = torch.cuda.current_stream(), Graphs()
+
+    def looking(given):
+        return {"y": given["x"] * float(given["x"].sum())}
+
+    made = held.run("looking", looking, {"x": torch.ones(3, device="cuda")})
+    assert "could not be recorded" in caplog.text
+    assert torch.cuda.current_stream() == before
+    assert made["y"].tolist() == [3.0, 3.0, 3.0]

@@ -7,6 +7,9 @@ and refuses work that looks at a number on its way: the two ways in which a reco
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -132,3 +135,24 @@ def test_rounding_up_never_loses_and_adds_at_most_a_quarter():
     for count in range(1, 5000):
         assert count <= devices.rounded_up(count) <= 1.25 * count + 1
     assert len({devices.rounded_up(count) for count in range(1, 5000)}) < 60
+
+
+def test_workers_record_one_after_the_other():
+    """A recording begins by waiting for the whole device, which would spoil another's."""
+    inside, most, together = [], [], threading.Barrier(2, timeout=20)
+
+    def capture(work, given):
+        inside.append(1)
+        time.sleep(0.05)  # long enough for the other to come in, were it let in
+        most.append(len(inside))
+        inside.pop()
+        return traced(work, given)
+
+    def worker(number: int) -> float:
+        together.wait()
+        made = Graphs(capture).run("twice", lambda x: {"y": 2 * x["x"]}, {"x": torch.ones(1)})
+        return float(made["y"]) * number
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(worker, [1, 2])) == [2.0, 4.0]
+    assert most == [1, 1]

@@ -9,6 +9,7 @@ its way, an old driver) runs as it is.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ Capture = Callable[[Work, Tensors], tuple[Callable[[], None], Tensors]]
 
 #: How many graphs are kept; each holds the memory of its work.
 _KEPT = 6
+
+#: Workers record one after the other: each begins by waiting for the whole device, which spoils a
+#: recording that is under way.
+_recording = threading.Lock()
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +86,8 @@ class Graphs:
     def _recorded(self, work: Work, given: Tensors) -> Recorded | None:
         places = {name: value.clone() for name, value in given.items()}
         try:
-            return Recorded(places, *self._capture(work, places))
+            with _recording:
+                return Recorded(places, *self._capture(work, places))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, the same work runs without a graph
@@ -96,7 +102,9 @@ class Graphs:
 def cuda_graph(work: Work, given: Tensors) -> tuple[Callable[[], None], Tensors]:
     """Record work as a CUDA graph on a stream of its own."""
     device = next(iter(given.values())).device
-    with torch.cuda.device(device):
+    # A capture that fails leaves its stream behind as the current one; the second context puts back
+    # that which was there, or later work would run beside what it must wait for.
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
