@@ -14,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from pages import DOCS, HERE
 
+import dpscaffold
+
 #: What a browser loads by itself, tag by tag; a link that somebody must follow is not among it.
 LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src", "object": "data"}
 
@@ -88,7 +90,7 @@ def test_links_of_the_site_lead_somewhere(site):
 
 
 def test_what_the_package_offers_is_in_the_api_reference():
-    offered = (HERE / "src" / "dpscaffold" / "__init__.pyi").read_text(encoding="utf-8")
+    offered = Path(dpscaffold.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     names = re.findall(r"import (\w+) as", offered)
     shown = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "api").glob("*.md"))
     missing = [
