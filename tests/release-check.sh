@@ -11,7 +11,9 @@ trap 'rm -rf "$work"' EXIT
 unset PYTHONPATH
 "$python" -m venv "$work/builder"
 "$work/builder/bin/python" -m pip --disable-pip-version-check install --quiet build twine
-"$work/builder/bin/python" -m build --quiet --outdir "$work/dist" "$home"
+mkdir "$work/tree"  # what is tracked and nothing else; building leaves nothing in the checkout
+git ls-files | tar -cf - -T - | tar -xf - -C "$work/tree"
+"$work/builder/bin/python" -m build --quiet --outdir "$work/dist" "$work/tree"
 "$work/builder/bin/python" -m twine check --strict "$work"/dist/*
 mkdir "$work/source"
 tar -xzf "$work"/dist/*.tar.gz -C "$work/source" --strip-components=1
