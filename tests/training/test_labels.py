@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, scaffold, train
 from dpscaffold.cli import app
-from dpscaffold.config import parse
+from dpscaffold.config import load, parse
 from dpscaffold.data import from_users
 from dpscaffold.data.heterogeneity import describe
 from dpscaffold.data.loading import load_federation, prepare
@@ -252,6 +252,23 @@ def test_a_stored_model_and_its_module_say_the_same(run: Path, tmp_path: Path) -
     torch.testing.assert_close(module(rows), model.scores(rows))
     path = export(model, "torch", tmp_path / "m.pt2")
     torch.testing.assert_close(torch.export.load(path).module()(rows), model.scores(rows))
+
+
+def test_a_configuration_is_drafted_for_several_labels(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv")
+    runner, config = CliRunner(), tmp_path / "t.toml"
+    named = ["--label", "fever, cough,rash", "--user", "site", "--out", str(config)]
+    done = runner.invoke(app, ["init", f"{tmp_path}/t.csv", *named])
+    assert done.exit_code == 0 and "cough: label (as you said)" in done.output, done.output
+    federation = load_federation(load(config).data)
+    assert federation.target == Target("labels", LABELS) and federation.dimension == 4
+    wrong = runner.invoke(app, ["init", f"{tmp_path}/t.csv", "--label", "fever,a", "--force"])
+    assert "label column 'a' holds" in str(wrong.exception)
+    x, held = rows_of(2, 40)
+    np.savez(tmp_path / "t.npz", features=x, labels=held)
+    done = runner.invoke(app, ["init", f"{tmp_path}/t.npz", "--out", f"{tmp_path}/n.toml"])
+    assert done.exit_code == 0, done.output
+    assert load_federation(load(tmp_path / "n.toml").data).target.kind == "labels"
 
 
 def test_labels_come_from_arrays_and_parquet_and_prepared_folders(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ def init_command(
     out: Annotated[
         Path | None, typer.Option(help="the configuration to write; default: NAME.toml")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="the column to be predicted")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="the column to be predicted; several of 0 and 1 with commas between"),
+    ] = None,
     user: Annotated[str | None, typer.Option(help="the column that says whose a record is")] = None,
     epsilon: Annotated[float, typer.Option(help="ε to spend, towards the server")] = 1.0,
     rows: Annotated[int, typer.Option(help="how many rows to look at")] = 2000,

@@ -30,7 +30,7 @@ def draft(found: Look, epsilon: float) -> str:
         f'source = "{found.kind}"',
         f"path = {_text(found.path.as_posix())}{_files(found)}",
         *_dialect(found),
-        *(f"label = {_text(c.name)}  # {c.why}" for c in found.of("label")),
+        *_label(found),
         *_target(found),
         *(f"user = {_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
         *_without_users(found),
@@ -54,11 +54,14 @@ def draft_arrays(path: Path, epsilon: float) -> str:
             f"{path} holds {', '.join(arrays) or 'nothing'}; it needs arrays 'features' and "
             f"'labels'"
         )
-    number = labels.dtype.kind == "f" and bool((labels != np.floor(labels)).any())
+    several = labels.ndim == 2
+    number = labels.dtype.kind == "f" and bool((labels != np.floor(labels)).any()) and not several
     count = 0 if users is None else len(np.unique(users))
     lines = [HEAD, "[data]", 'source = "npz"', f"path = {_text(path.as_posix())}"]
     if number:
         lines.append('target = "number"  # labels hold fractions')
+    if several:
+        lines.append('target = "labels"  # a column of 0 and 1 for each label')
     if users is None:
         lines += ["users = 10  # the file names no users: records are dealt out at random", *_SPLIT]
     else:
@@ -97,6 +100,14 @@ def _dialect(found: Look) -> list[str]:
         f"delimiter = {_text(dialect.delimiter)}",
         f"decimal = {_text(dialect.decimal)}",
     ]
+
+
+def _label(found: Look) -> list[str]:
+    columns = found.of("label")
+    if found.target == "labels":
+        listed = ", ".join(_text(column.name) for column in columns)
+        return [f"label = [{listed}]  # several labels of 0 and 1: {columns[0].why}"]
+    return [f"label = {_text(column.name)}  # {column.why}" for column in columns]
 
 
 def _target(found: Look) -> list[str]:

@@ -18,7 +18,9 @@ import numpy as np
 
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
 from dpscaffold.data.readers.files import AUTO, Dialect, Format, TableFile, is_many, table_files
+from dpscaffold.data.table_coding import held_labels
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Kind
 
 Role = Literal["label", "user", "number", "category", "date", "left out"]
 #: How many rows are looked at in all, the same number of every file.
@@ -55,7 +57,7 @@ class Look:
     columns: tuple[Column, ...]
     users: int
     by_file: bool
-    target: Literal["class", "number"]
+    target: Kind
     rows: int
 
     def of(self, role: Role) -> list[Column]:
@@ -64,18 +66,23 @@ class Look:
 
 
 def look(path: Path, label: str | None = None, user: str | None = None, rows: int = ROWS) -> Look:
-    """Look at the first rows of every file and guess what the columns are."""
+    """Look at the first rows of every file and guess what the columns are. ``label`` may name
+    several columns, with commas between them."""
     kind = kind_of(path)
     files = table_files(path, kind, Dialect(AUTO, AUTO, AUTO))
     names = common_columns(files)
-    for wanted, role in ((label, "label"), (user, "user")):
-        if wanted is not None:
-            require_column(path, wanted, names, role)
+    told = _labels_in(label, names)
+    for wanted in told:
+        require_column(path, wanted, names, "label")
+    if user is not None:
+        require_column(path, user, names, "user")
     cells = _sample(files, names, rows)
     seen = len(next(iter(cells.values()))) if cells else 0
     if not seen:
         raise BadInput(f"{path} holds no record; name a table with some")
-    chosen = label or _label(names, cells)
+    chosen = told or (_label(names, cells),)
+    for name in chosen if len(chosen) > 1 else ():
+        held_labels([cell for cell in cells[name] if cell is not None], name)
     site = user or _site(names, cells, chosen, files)
     columns = [
         _column(name, cells[name], chosen, site, label is not None, user is not None)
@@ -85,11 +92,24 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     dialects = {file.dialect for file in files}
     shared = dialects.pop() if len(dialects) == 1 else Dialect(AUTO, AUTO, AUTO)
     users = len(files) if by_file else len(set(cells[site]) - {None}) if site else 0
-    measured = _numbers(cells[chosen])
+    target = _target(cells, chosen)
+    return Look(path, kind, shared, tuple(columns), users, by_file, target, seen)
+
+
+def _labels_in(label: str | None, names: list[str]) -> tuple[str, ...]:
+    """The columns that a label names: itself, or several with commas between them."""
+    if label is None or label in names or "," not in label:
+        return () if label is None else (label,)
+    return tuple(part.strip() for part in label.split(","))
+
+
+def _target(cells: dict[str, list[str | None]], labels: tuple[str, ...]) -> Kind:
+    """What the label columns hold."""
+    if len(labels) > 1:
+        return "labels"
+    measured = _numbers(cells[labels[0]])
     many = measured is not None and len(set(measured)) > MOST_CATEGORIES
-    return Look(
-        path, kind, shared, tuple(columns), users, by_file, "number" if many else "class", seen
-    )
+    return "number" if many else "class"
 
 
 def kind_of(path: Path) -> Format:
@@ -140,7 +160,10 @@ def _label(names: list[str], cells: dict[str, list[str | None]]) -> str:
 
 
 def _site(
-    names: list[str], cells: dict[str, list[str | None]], label: str, files: Sequence[TableFile]
+    names: list[str],
+    cells: dict[str, list[str | None]],
+    labels: tuple[str, ...],
+    files: Sequence[TableFile],
 ) -> str | None:
     """A column with a site's name; the columns that folders name come first."""
     constants = [name for name, _ in files[0].constants]
@@ -149,18 +172,23 @@ def _site(
     for name in (*constants, *names):
         values = set(cells[name]) - {None}
         several = 2 <= len(values) <= max(2, len(cells[name]) // 4)
-        if name != label and several and re.fullmatch(SITES, name.lower()):
+        if name not in labels and several and re.fullmatch(SITES, name.lower()):
             return name
     return None
 
 
 def _column(
-    name: str, cells: list[str | None], label: str, site: str | None, told: bool, named: bool
+    name: str,
+    cells: list[str | None],
+    labels: tuple[str, ...],
+    site: str | None,
+    told: bool,
+    named: bool,
 ) -> Column:
     """What one column seems to be."""
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
-    if name == label:
+    if name in labels:
         return Column(name, "label", "as you said" if told else "its name, or few values")
     if name == site:
         return Column(name, "user", "as you said" if named else "its name")
