@@ -51,6 +51,7 @@ POLICY = {
     "rehearsal": "true",
     "max_participations": "1000",
     "min_noise": "0.1",
+    "algorithms": '["scaffold", "fedavg", "scaffold-balanced"]',
 }
 CLASSES = 10
 
