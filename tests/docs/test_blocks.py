@@ -8,6 +8,13 @@ from pages import HERE, KINDS, MARK, Block, Reader, blocks, pages
 #: The blocks that no test runs, and why. A mark in a page that is not here fails, and so does an
 #: entry whose block is gone.
 NOT_RUN = [
+    *[
+        (
+            "docs/deploy.md",
+            "one block for each machine; tests/deploy/test_machines.py runs them in folders apart",
+        )
+    ]
+    * 5,
     ("docs/howto/gpu.md", "needs a CUDA device; tests/engines and benchmarks/gpu.py run there"),
     ("docs/reproduction.md", "an hour and more on two cores"),
     (
