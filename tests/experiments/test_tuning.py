@@ -145,3 +145,24 @@ def test_the_examples_are_valid():
     assert examples
     for path in examples:
         parse_tuning(tomllib.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("averaging", "asked", "judged"),
+    [("tail", None, "average"), ("none", None, "last"), ("uniform", None, "average"),
+     ("tail", "last", "last"), ("none", "average", "average")],
+)  # fmt: skip
+def test_what_the_plan_gives_out_is_what_is_judged(averaging, asked, judged):
+    """Unless something else is asked for: the scores are those of that output, fold by fold."""
+    noise = {"privacy": {"noise": 20.0}}
+    tables = TOY | noise | {"plan": TOY["plan"] | {"averaging": averaging}}
+    own = {"folds": 2, "grid": {"plan.learning_rate": [0.5]}}
+    settings, table = parse_tuning(tables | {"tune": own | ({"output": asked} if asked else {})})
+    found = tune(settings, table, CPU)
+    assert found.output == judged
+    scores = {}
+    for output in ("last", "average"):
+        other = parse_tuning(tables | {"tune": own | {"output": output}})
+        scores[output] = tune(*other, CPU).best.accuracies
+    assert found.best.accuracies == scores[judged]
+    assert scores["last"] != scores["average"]

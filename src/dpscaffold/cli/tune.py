@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpscaffold.cli.keys import complete_setting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpscaffold.config import Settings
+    from dpscaffold.experiments.tuning import TuneSettings
 
 
 def tune_command(
@@ -25,8 +31,8 @@ def tune_command(
     as_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
 ) -> None:
-    """Tune by cross-validation within each user's training records; write the best
-    configuration."""
+    """Tune by cross-validation within each user's training records, or with an honest ε
+    (tune.private = true); write the best configuration."""
     from rich.console import Console
 
     from dpscaffold.books.runfolder import plain
@@ -43,6 +49,9 @@ def tune_command(
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out is {folder}, which is a file; name a folder")
     console = Console(highlight=False, soft_wrap=True)
+    if table.private:
+        _tune_privately(settings, table, folder, device, console, as_json, quiet)
+        return
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
         try:
             tuned = tune(settings, table, pick_device(device), watcher, planned_setting)
@@ -66,4 +75,48 @@ def tune_command(
     console.print(tuned.privacy_note, markup=False)
     console.print(
         f"{folder} holds {', '.join(files)}; train with dpscaffold train {folder / 'best.toml'}"
+    )
+
+
+def _tune_privately(
+    settings: Settings,
+    table: TuneSettings,
+    folder: Path,
+    device: str,
+    console: Console,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Trials at random, the winner in a folder of its own, and what each adversary learns."""
+    from dpscaffold.books.runfolder import plain
+    from dpscaffold.events import Stopped
+    from dpscaffold.experiments.private_tuning import tune_privately
+    from dpscaffold.machine import pick_device, stop_signals
+    from dpscaffold.report.private_tuning import shown_winner, write_private_tuning
+    from dpscaffold.report.tuning_progress import Rounds
+
+    with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
+        try:
+            tuned = tune_privately(settings, table, pick_device(device), watcher)
+        except Stopped as stopped:
+            console.print(
+                f"stopped by {stopped}: nothing was written, but whoever saw the trials that ran "
+                f"has learnt from them; count them as runs of their own"
+            )
+            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+    files = write_private_tuning(tuned, folder)
+    if as_json:
+        found = {
+            "winner": tuned.released(),
+            "server": tuned.seen_by_server(),
+            "statement": tuned.privacy_note,
+            "folder": str(folder),
+        }
+        typer.echo(json.dumps(plain(found), indent=2))
+        return
+    console.print(shown_winner(tuned), markup=False)
+    console.print(tuned.privacy_note, markup=False)
+    console.print(
+        f"{folder} holds {', '.join(files)}: {folder / 'winner'} may be handed out, server.json "
+        f"is the server's alone"
     )

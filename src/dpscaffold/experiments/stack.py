@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.errors import BadInput
@@ -65,7 +66,8 @@ class Outcome:
 
     ``history`` has one row per evaluated round with the metrics of the last iterate x^t,
     ``average`` those of the average of iterates that the plan asks for (empty without one), and
-    ``diverged`` the round at which the parameters stopped being finite, else None.
+    ``diverged`` the round at which the parameters stopped being finite, else None. ``model`` are
+    the parameters that the plan gives out: that average, or the last iterate.
     """
 
     setting: Setting
@@ -73,6 +75,7 @@ class Outcome:
     average: dict[str, Any] = field(default_factory=dict)
     diverged: int | None = None
     seconds: float = 0.0
+    model: Tensor | None = None
 
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
         """The mean of a metric over the last ``fraction`` of rounds; None for a run that
@@ -167,7 +170,8 @@ def train_stack(
         means = evaluate_all(evaluators, [state.average for state in states], schedule.full)
         for outcome, row in zip(outcomes, means, strict=True):
             outcome.average = row if outcome.diverged is None else {}
-    for outcome in outcomes:
+    for outcome, state in zip(outcomes, states, strict=True):
+        outcome.model = (state.average if state.averaged else state.params).cpu()
         outcome.seconds = (time.perf_counter() - started) / len(outcomes)
     return outcomes
 

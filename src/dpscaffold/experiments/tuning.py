@@ -28,6 +28,8 @@ from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
+from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy.selection import Stopping
 from dpscaffold.scoring import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.setting import Setting
 
@@ -43,12 +45,16 @@ class TuneSettings(ConfigTable):
     """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
 
     ``folds_run`` limits how many of the folds are run (all by default). ``output`` is what is
-    validated: the
-    ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of the last half.
-    ``public`` is a
-    ``[data]`` table of public records to tune on; without it tuning reads the private records.
-    ``metric`` is what is compared, an entry of :data:`~dpscaffold.scoring.METRICS`; by default
-    accuracy, or RMSE where a number is predicted.
+    validated: the ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of
+    iterates; by default the one that the plan gives out. ``public`` is a ``[data]`` table of public
+    records to tune on; without it tuning reads the private records. ``metric`` is what is compared,
+    an entry of :data:`~dpscaffold.scoring.METRICS`; by default accuracy, or RMSE where a number is
+    predicted.
+
+    ``private`` asks for an honest ε (:mod:`dpscaffold.experiments.private_tuning`): about
+    ``trials`` candidates are drawn at random, their number by the law ``stopping`` (of ``shape``
+    η), and scored on ``public`` records, or on private ones with noise of deviation
+    ``score_noise``.
     """
 
     grid: dict[str, tuple[Any, ...]] = Field(
@@ -57,9 +63,14 @@ class TuneSettings(ConfigTable):
     folds: int = Field(default=5, ge=2)
     folds_run: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
-    output: Literal["last", "average"] = "last"
+    output: Literal["last", "average"] | None = None
     public: DataSettings | None = None
     metric: str | None = None
+    private: bool = False
+    stopping: Literal["negative-binomial", "poisson"] = "negative-binomial"
+    shape: float = 1.0
+    trials: float = 10.0
+    score_noise: float | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> TuneSettings:
@@ -77,7 +88,48 @@ class TuneSettings(ConfigTable):
             raise BadInput(
                 "tune.grid is empty; list the values to try, or leave it out for ten values of η₀"
             )
+        self._check_private()
         return self
+
+    def _check_private(self) -> None:
+        """Keys of private tuning are refused without it, and others with it."""
+        own = {"stopping", "shape", "trials", "score_noise"} & self.model_fields_set
+        if not self.private:
+            if own:
+                raise BadInput(
+                    f"tune.{min(own)} is given, and tune.private is false; set tune.private = true "
+                    f"for a random number of private trials, or leave it out"
+                )
+            return
+        for key in ("folds_run", "output"):
+            if key in self.model_fields_set:
+                raise BadInput(
+                    f"tune.{key} is given, and tune.private is true, which trains each candidate "
+                    f"once and judges the model that its plan gives out; leave it out"
+                )
+        if self.stopping == "poisson" and "shape" in self.model_fields_set:
+            raise BadInput(
+                f"tune.shape is {self.shape:g}, and tune.stopping is 'poisson', which has none; "
+                f"leave it out, or set tune.stopping = 'negative-binomial'"
+            )
+        if self.score_noise is not None and self.public is not None:
+            raise BadInput(
+                f"tune.score_noise is {self.score_noise:g}, and candidates are scored on "
+                f"[tune.public] records, which need none; leave one of them out"
+            )
+        if self.score_noise is not None and not 0 < self.score_noise < math.inf:
+            raise BadInput(
+                f"tune.score_noise is {self.score_noise:g}; give a finite number above 0"
+            )
+        _ = self.stopping_law
+
+    @property
+    def stopping_law(self) -> Stopping:
+        """The law of the number of private trials."""
+        try:
+            return Stopping(self.trials, math.inf if self.stopping == "poisson" else self.shape)
+        except PrivacyError as error:
+            raise BadInput(f"tune.trials and tune.shape: {error}") from error
 
     @property
     def used_folds(self) -> int:
@@ -117,6 +169,11 @@ class Tuned:
     scores: tuple[Score, ...]
     title: str
     metric: Metric = METRICS["accuracy"]
+
+    @property
+    def output(self) -> str:
+        """What was validated, in a word: the last iterates, or the average of iterates."""
+        return judged_output(self.settings, self.tune)
 
     @property
     def best(self) -> Score:
@@ -260,7 +317,9 @@ def tune(
         dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
     ]
     runs = [(p, f) for f in range(len(folds)) for p in range(len(points))]
-    built = [_setting(with_values(settings, point), folds, setting_of) for point in points]
+    configured = [with_values(settings, point) for point in points]
+    outputs = [judged_output(one, table) for one in configured]
+    built = [_setting(one, folds, setting_of) for one in configured]
     stacked = [built[p][f] for p, f in runs]
     shown = f"test_{metric.name}"
     schedule = Schedule(late=10, full=shown != shown_metric(whole.target))
@@ -275,7 +334,7 @@ def tune(
         outcomes |= {runs[k]: outcome for k, outcome in zip(stack, found, strict=True)}
     scores = []
     for p, point in enumerate(points):
-        accuracies = [_validated(outcomes[p, f], table.output, shown) for f in range(len(folds))]
+        accuracies = [_validated(outcomes[p, f], outputs[p], shown) for f in range(len(folds))]
         finite = tuple(a for a in accuracies if a is not None)
         scores.append(Score(point, finite, len(accuracies) - len(finite)))
     return Tuned(settings, table, tuple(scores), whole.title, metric)
@@ -287,10 +346,18 @@ def _setting(
     """The run on every fold. The noise of a given ε is solved once: folds have the same sizes up to
     one."""
     tables = settings.model_dump(mode="json", exclude_none=True)
-    tables["plan"]["averaging"] = "tail"
+    if settings.plan.averaging == "none":
+        tables["plan"]["averaging"] = "tail"  # for those who ask for tune.output = "average"
     averaged = parse(tables, settings.algorithm.folder)
     first = setting_of(averaged, folds[0])
     return [replace(first, roster=fold.roster) for fold in folds]
+
+
+def judged_output(settings: Settings, table: TuneSettings) -> Literal["last", "average"]:
+    """Which output of a run is validated: the one asked for, or the one that its plan gives out."""
+    if table.output is not None:
+        return table.output
+    return "last" if settings.plan.averaging == "none" else "average"
 
 
 def _validated(outcome: Outcome, output: str, metric: str) -> float | None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
-from dpscaffold.privacy.describe import Participation
+from dpscaffold.privacy.describe import Participation, Run
 from dpscaffold.privacy.loss import Array
 
 WHOLE_ORDERS = [*range(2, 65), 96, 128, 256, 512, 1024]
@@ -66,17 +66,32 @@ def random_participation(
     Per round: ε(α) = 1/(α−1) · log(1 − l + l·e^{(α−1)·K·ε_s(α)}), since the two cases have disjoint
     supports. Further Gaussian mechanisms of multipliers z (``gaussians``) add α/2z² each.
     """
+    from dp_accounting.rdp import compute_epsilon
+
+    orders, total = participation_total(participation, user_ratio, rounds, gaussians)
+    epsilon, _ = compute_epsilon(orders, total, delta)
+    return float(epsilon)
+
+
+def participation_total(
+    participation: Participation,
+    user_ratio: float,
+    rounds: int,
+    gaussians: tuple[float, ...] = (),
+) -> tuple[Array, Array]:
+    """Orders α and the whole curve of :func:`random_participation`."""
     orders, curve = participation_curve(participation)
     if user_ratio < 1.0:
         exponent = (orders - 1) * curve
         curve = np.logaddexp(math.log1p(-user_ratio), math.log(user_ratio) + exponent) / (
             orders - 1
         )
-    from dp_accounting.rdp import compute_epsilon
+    return orders, rounds * curve + sum(orders / (2 * z**2) for z in gaussians)
 
-    total = rounds * curve + sum(orders / (2 * z**2) for z in gaussians)
-    epsilon, _ = compute_epsilon(orders, total, delta)
-    return float(epsilon)
+
+def round_curve(run: Run, gaussians: tuple[float, ...] = ()) -> tuple[Array, Array]:
+    """The same of a whole run, for its worst group of users."""
+    return participation_total(run.participation(), run.user_ratio, run.rounds, gaussians)
 
 
 def published(

@@ -19,7 +19,7 @@ def tuning_table(tuned: Tuned) -> Table:
     table = tuned.tune
     title = (
         f"validation {tuned.metric.title} on {tuned.title}, "
-        f"{table.used_folds} of {table.folds} folds ({table.output})"
+        f"{table.used_folds} of {table.folds} folds ({tuned.output})"
     )
     shown = Table(title=title, title_justify="left")
     for key in table.grid:

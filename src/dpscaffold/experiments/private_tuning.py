@@ -1,0 +1,277 @@
+"""Tuning with an honest ε: a random number of random candidates, trained and scored privately.
+
+J is drawn first, then J candidates with replacement from the grid, each equally likely. Every trial
+trains with noise and participants of its own, drawn from the operating system, and is scored: on
+public records, or by counts of right answers to which every user adds noise. The best score wins.
+The server sees all of it, so towards it the trials compose; whoever is given the winner alone is
+protected by the random J (:mod:`dpscaffold.privacy.selection`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.cipher import CipherStream
+from dpscaffold.config import Settings
+from dpscaffold.data.loading import load_federation
+from dpscaffold.errors import BadInput
+from dpscaffold.events import Listener, StackBegun, silence
+from dpscaffold.experiments.folds import fold_federation
+from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
+from dpscaffold.experiments.tuning import TuneSettings, with_values
+from dpscaffold.federation import Federation, Records
+from dpscaffold.privacy import Cost, Run, charged
+from dpscaffold.privacy.selected import Accounted, Trials, account
+from dpscaffold.scoring import predicted_class
+from dpscaffold.setting import Setting
+
+#: The name of what scores cost.
+SCORE = "validation score"
+
+
+class Choosing(Protocol):
+    """Where J and the candidates come from."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+    def randrange(self, start: int, /) -> int:
+        """A whole number below it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate as it was trained: its values, its score (None where it diverged), and the
+    parameters it gave."""
+
+    values: dict[str, Any]
+    score: float | None
+    model: Tensor | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PrivatelyTuned:
+    """Every trial, which the server has seen, the winner, and what each adversary can learn.
+
+    Only :meth:`released` may be given to others: the number of trials, their scores and how long
+    they took belong to the server.
+    """
+
+    settings: Settings
+    tune: TuneSettings
+    trials: tuple[Trial, ...]
+    privacy: Accounted
+    title: str
+    federation: Federation = field(repr=False)
+    scored_on: str
+
+    @property
+    def winner(self) -> Trial:
+        """The best score, the first of equals. Where no trial was made (a Poisson law allows it),
+        or all diverged: the first point of the grid, untrained, which depends on no record."""
+        finite = [trial for trial in self.trials if trial.score is not None]
+        if not finite:
+            first = {key: values[0] for key, values in self.tune.grid.items()}
+            return Trial(first, None, None)
+        return max(finite, key=lambda trial: trial.score or 0.0)
+
+    @property
+    def privacy_note(self) -> str:
+        """What tuning cost, for statements and reports: one sentence for each adversary."""
+        return self.privacy.sentence(self.tune.stopping_law)
+
+    def best_tables(self) -> dict[str, Any]:
+        """The configuration with the winner's values set."""
+        tables = with_values(self.settings, self.winner.values).model_dump(
+            mode="json", exclude_none=True
+        )
+        tables.get("facts", {}).pop("planned", None)
+        return tables
+
+    def released(self) -> dict[str, Any]:
+        """What a third party may be given: the winner, and what that says of the records."""
+        return {
+            "values": self.winner.values,
+            "score": self.winner.score,
+            "scored_on": self.scored_on,
+            "number_of_trials": str(self.tune.stopping_law),
+            "privacy": self.privacy.to_third_parties(),
+        }
+
+    def seen_by_server(self) -> dict[str, Any]:
+        """Every trial and what they cost together, for the server's own records."""
+        trials = [{"values": trial.values, "score": trial.score} for trial in self.trials]
+        return {"trials": trials, "privacy": self.privacy.to_server()}
+
+
+def tune_privately(
+    settings: Settings,
+    table: TuneSettings,
+    device: torch.device,
+    tell: Listener = silence,
+    choosing: Choosing | None = None,
+) -> PrivatelyTuned:
+    """Draw how many candidates to try and which, train and score them, and account for it."""
+    points = [
+        dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
+    ]
+    whole = load_federation(settings.data)
+    trained, judged, scored_on = _records(settings, table, whole)
+    candidates = [_candidate(with_values(settings, point), trained) for point in points]
+    runs = [_described(one, whole) for one in candidates]
+    score = _score_cost(table, runs[0])
+    stream: Choosing = secrets.SystemRandom() if choosing is None else choosing
+    # before anything runs, and whatever comes of it
+    drawn = [stream.randrange(len(points)) for _ in range(table.stopping_law.draw(stream))]
+    outcomes = _train([_fresh(candidates[p]) for p in drawn], trained, device, tell)
+    trials = tuple(
+        Trial(points[p], _scored(outcome, trained, judged, table, runs[0]), outcome.model)
+        for p, outcome in zip(drawn, outcomes, strict=True)
+    )
+    preparation, _ = charged(whole.roster.schema.preparation, runs[0])
+    privacy = account(
+        Trials(tuple(runs), tuple(drawn), table.stopping_law, score, tuple(preparation))
+    )
+    return PrivatelyTuned(settings, table, trials, privacy, whole.title, whole, scored_on)
+
+
+def _records(
+    settings: Settings, table: TuneSettings, whole: Federation
+) -> tuple[Federation, Records, str]:
+    """What candidates train on, and what they are judged on."""
+    target = whole.target
+    if target.kind != "class" or table.metric not in (None, "accuracy"):
+        asked = table.metric or f"the target is {target}"
+        raise BadInput(
+            f"tune.private is true, and candidates are compared by accuracy, whose count one "
+            f"record changes by at most 1 ({asked}); leave tune.metric out, and tune a number's "
+            f"prediction on public records, without tune.private"
+        )
+    if table.public is None:
+        fold = fold_federation(whole, 0, table.folds, table.seed)
+        return fold, fold.test, f"one of {table.folds} parts of every user's records, held out"
+    public = load_federation(table.public)
+    if (public.dimension, public.target) != (whole.dimension, target):
+        raise BadInput(
+            f"tune.public has {public.dimension} features and the target {public.target}, and the "
+            f"private records {whole.dimension} and {target}; give public records of one kind "
+            f"with them"
+        )
+    return whole, public.train, f"public records ({public.title})"
+
+
+def _candidate(settings: Settings, federation: Federation) -> Setting:
+    """The run of a candidate, its noise from the operating system."""
+    setting = settings.setting(federation)
+    if setting.privacy is None or setting.privacy.noise == 0:
+        raise BadInput(
+            "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
+            "or an epsilon, and none of tune.grid 0"
+        )
+    return replace(setting, privacy=replace(setting.privacy, secret=True))
+
+
+def _described(setting: Setting, whole: Federation) -> Run:
+    """The candidate for the accountant, at the δ of all training records."""
+    delta = replace(setting, roster=whole.roster).describe()
+    assert delta is not None
+    run = setting.describe(delta.delta)
+    assert run is not None
+    return run
+
+
+def _fresh(setting: Setting) -> Setting:
+    """A trial draws its participants anew, from a seed that nobody keeps."""
+    return replace(setting, plan=replace(setting.plan, seed=secrets.randbits(63)))
+
+
+def _score_cost(table: TuneSettings, run: Run) -> Cost | None:
+    """What a score costs: nothing on public records, else a Gaussian of this multiplier."""
+    if table.public is not None:
+        return None
+    if table.score_noise is None:
+        raise BadInput(
+            "tune.private is true, and candidates are scored on private records: give "
+            "tune.score_noise, the deviation of the noise that every user adds to its count of "
+            "right answers (10, say), or [tune.public] records that are public"
+        )
+    if run.relation == "add-remove":
+        raise BadInput(
+            "privacy.neighbours is 'add-remove', and one record more would change which records "
+            "are held out; set privacy.neighbours = 'zero-out', or score on [tune.public] records"
+        )
+    return Cost(SCORE, noise=table.score_noise)
+
+
+def _train(
+    settings: Sequence[Setting], federation: Federation, device: torch.device, tell: Listener
+) -> list[Outcome]:
+    """All trials, side by side where their shapes agree; none is evaluated on the way."""
+    outcomes: dict[int, Outcome] = {}
+    stacks = split(settings, device) if settings else []
+    for number, stack in enumerate(stacks, 1):
+        first = settings[stack[0]].plan
+        work = float(sum(settings[k].participants for k in stack)) * first.rounds
+        tell(StackBegun("private tuning", number, len(stacks), first.rounds, work))
+        chosen = [settings[k] for k in stack]
+        found = train_stack(chosen, [federation] * len(stack), Schedule(), device, tell)
+        outcomes |= dict(zip(stack, found, strict=True))
+    return [outcomes[k] for k in range(len(settings))]
+
+
+def _scored(
+    outcome: Outcome, trained: Federation, judged: Records, table: TuneSettings, run: Run
+) -> float | None:
+    """The share of right answers: as it is on public records, else from noised counts. A run that
+    diverged has none, whatever the records: its parameters tell, and they are accounted for."""
+    if outcome.diverged is not None or outcome.model is None:
+        return None
+    counts, sizes = right_answers(outcome, judged)
+    if table.public is not None:
+        return float(counts.sum() / sizes.sum())
+    assert table.score_noise is not None
+    stream = CipherStream()
+    if run.unit == "user":  # a share changes by at most 1 with all of a user's records
+        shares = counts / np.maximum(sizes, 1)
+        return float(np.mean(noised(shares, table.score_noise, stream, 1e-6)))
+    public = np.asarray(trained.roster.sizes, dtype=float).sum() / (table.folds - 1)
+    return float(noised(counts, table.score_noise, stream, 1.0).sum() / public)
+
+
+def right_answers(outcome: Outcome, judged: Records) -> tuple[np.ndarray, np.ndarray]:
+    """How many of each user's records a run's model predicts rightly, and how many there are."""
+    assert outcome.model is not None
+    task, params = outcome.setting.task, outcome.model
+    counts, sizes = [], []
+    for user in range(len(judged.sizes)):
+        features, labels = judged.of(user)
+        with torch.no_grad():
+            found = predicted_class(task.scores(params, task.prepare(features)))
+        counts.append(float((found == labels).sum()))
+        sizes.append(float(len(labels)))
+    return np.array(counts), np.array(sizes)
+
+
+def noised(values: np.ndarray, deviation: float, stream: CipherStream, grain: float) -> np.ndarray:
+    """Each value with noise of its own, rounded to the grain, as each user would send it: rounding
+    is done afterwards and hides the last bits of the noise.
+
+    >>> bool((noised(np.array([3.0, 4.0]), 0.1, CipherStream(bytes(32)), 1.0) % 1 == 0).all())
+    True
+    """
+    sent = values + deviation * stream.standard_normal(len(values))
+    return np.asarray(np.rint(sent / grain) * grain)
+
+
+def as_lines(values: Mapping[str, Any]) -> str:
+    """Values of a candidate on one line."""
+    shown = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items()}
+    return ", ".join(f"{key} = {value}" for key, value in shown.items())

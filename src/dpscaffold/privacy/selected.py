@@ -1,0 +1,199 @@
+"""What private tuning promises: all trials towards the server, the winner alone towards others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, Laws, no_guarantee
+from dpscaffold.privacy.bounds import bound_for
+from dpscaffold.privacy.composition import Part, together
+from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.loss import privacy_parameters
+from dpscaffold.privacy.renyi import round_curve
+from dpscaffold.privacy.selection import (
+    Stopping,
+    largest_profile,
+    selected_profile,
+    selected_renyi,
+)
+from dpscaffold.privacy.showing import round_up
+
+COMPOSED = (
+    "every trial and its score composed, the candidates being drawn before any ran (Zhu, Dong, "
+    "Wang 2022)"
+)
+STOPPED = (
+    "random stopping (Papernot and Steinke 2022, Theorems 2 and 6; the profile's form in "
+    "docs/privacy.md): the number of trials is hidden"
+)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What was run: the candidates' mechanisms, which of them were drawn, the law of how many, what
+    one score costs (None: nothing), and what preparing the data cost, once for all."""
+
+    candidates: tuple[Run, ...]
+    drawn: tuple[int, ...]
+    stopping: Stopping
+    score: Cost | None
+    preparation: tuple[Cost, ...] = ()
+
+    @property
+    def costs(self) -> tuple[Cost, ...]:
+        """What every trial costs besides its training."""
+        return () if self.score is None else (self.score,)
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """ε by view at one δ; ``trials`` is how many there were, which only the server may know."""
+
+    epsilon: dict[str, float]
+    delta: float
+    neighbours: str
+    trials: int
+    method: dict[str, str]
+
+    def sentence(self, stopping: Stopping) -> str:
+        """What each adversary can learn, every ε rounded up."""
+        shown = {view: round_up(value) for view, value in self.epsilon.items()}
+        return (
+            f"Tuned privately at delta = {self.delta:.3g}, for {self.neighbours}. Towards the "
+            f"server, which saw every trial and score ({self.trials}): epsilon = {shown[SERVER]} "
+            f"({shown[PARTICIPANT]} towards a participant). Towards a third party who is given the "
+            f"winner alone (values, model and score, not how many trials there were nor how long "
+            f"they took): epsilon = {shown[THIRD_PARTY]}, the number of trials being {stopping}. "
+            f"Training again with these values is a further run, whose epsilon adds."
+        )
+
+    def to_third_parties(self) -> dict[str, Any]:
+        """What may be handed out with the winner; the number of trials is not in it."""
+        return {
+            "adversary": "a third party, given the winner alone: " + VIEWS[THIRD_PARTY],
+            "epsilon": self.epsilon[THIRD_PARTY],
+            "delta": self.delta,
+            "neighbours": self.neighbours,
+            "method": self.method[THIRD_PARTY],
+        }
+
+    def to_server(self) -> dict[str, Any]:
+        """What the server and participants can learn from all trials."""
+        return {
+            "adversary": "the server, in every trial: " + VIEWS[SERVER],
+            "trials": self.trials,
+            "epsilon": self.epsilon[SERVER],
+            "participant": self.epsilon[PARTICIPANT],
+            "delta": self.delta,
+            "neighbours": self.neighbours,
+            "method": self.method[SERVER],
+        }
+
+
+def account(trials: Trials) -> Accounted:
+    """ε towards the server and participants, who see all trials, and towards third parties, who see
+    the winner; all at the candidates' largest δ.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=20, local_steps=5, users=60, participants=12, records=800,
+    ...                batches=160, noise=10, delta=1e-6)
+    >>> found = account(Trials((run,), (0,) * 12, Stopping(12.0), Cost("score", noise=20.0)))
+    >>> found.epsilon["third_party"] < found.epsilon["server"], found.trials
+    (True, 12)
+    """
+    for run in trials.candidates:
+        reason = no_guarantee(run)
+        if reason or run.noise == 0:
+            raise PrivacyError(f"a candidate promises nothing ({reason or 'no noise'})")
+        if run.neighbours != trials.candidates[0].neighbours:
+            raise PrivacyError(
+                f"candidates protect {trials.candidates[0].neighbours}, and {run.neighbours}; give "
+                f"all of them the same unit and sampling"
+            )
+    delta = max(run.delta for run in trials.candidates)
+    epsilon = {view: _all(trials, view, delta) for view in (SERVER, PARTICIPANT)}
+    epsilon[THIRD_PARTY] = _winner(trials, delta)
+    return Accounted(
+        epsilon,
+        delta,
+        trials.candidates[0].neighbours,
+        len(trials.drawn),
+        {SERVER: COMPOSED, THIRD_PARTY: STOPPED},
+    )
+
+
+def _all(trials: Trials, view: str, delta: float) -> float:
+    """Every trial, composed; what preparing the data cost counts once."""
+    if not trials.drawn:
+        return 0.0 if not trials.preparation else _alone(trials.preparation, delta)
+    parts = []
+    for place, drawn in enumerate(trials.drawn):
+        run = replace(trials.candidates[drawn], delta=delta / len(trials.drawn))
+        costs = (*trials.costs, *(trials.preparation if place == 0 else ()))
+        bounds = {view: bound_for(run, view)}
+        parts.append(Part(f"trial {place + 1}", run, run.rounds, bounds, costs=costs))
+    if len(parts) == 1:
+        return parts[0].epsilon(view)
+    value = together(parts, fixed_in_advance=True).epsilon[view]
+    return math.inf if value is None else value
+
+
+def _alone(costs: tuple[Cost, ...], delta: float) -> float:
+    return with_costs(privacy_parameters(0.0, 0.0, 1e-3), costs).epsilon(delta)
+
+
+def _winner(trials: Trials, delta: float) -> float:
+    """The winner alone: the better of the two proofs, then what preparing the data cost."""
+    left = delta / 2 if trials.preparation else delta
+    laws = [_laws(run, trials.costs) for run in _distinct(trials.candidates)]
+    value = min(_by_profile(trials, laws, left), _by_renyi(trials, laws, left))
+    if not trials.preparation:
+        return value
+    law = privacy_parameters(value, left, max(value, 1e-6) / 256)
+    return with_costs(law, trials.preparation).epsilon(delta)
+
+
+def _distinct(runs: Sequence[Run]) -> list[Run]:
+    """Candidates that differ in their mechanism: step sizes do not."""
+    return list({str(run.to_dict()): run for run in runs}.values())
+
+
+def _laws(run: Run, costs: tuple[Cost, ...]) -> Laws:
+    bound = bound_for(run, THIRD_PARTY)
+    assert bound.laws is not None
+    return tuple(with_costs(law, costs) for law in bound.laws(run, run.rounds))
+
+
+def _by_profile(trials: Trials, laws: Sequence[Laws], delta: float) -> float:
+    if trials.stopping.poisson:
+        return math.inf
+
+    def epsilon_of(target: float) -> float:
+        return max(law.epsilon(target) for each in laws for law in each)
+
+    return selected_profile(trials.stopping, _profile(laws), epsilon_of, delta)
+
+
+def _profile(laws: Sequence[Laws]) -> Any:
+    return largest_profile([law.delta for each in laws for law in each])
+
+
+def _by_renyi(trials: Trials, laws: Sequence[Laws], delta: float) -> float:
+    """By Rényi divergences: of random participation, which holds towards everybody."""
+    from dp_accounting.rdp import compute_epsilon
+
+    gaussians = tuple(cost.noise for cost in trials.costs if cost.noise is not None)
+    curves = [round_curve(run, gaussians) for run in _distinct(trials.candidates)]
+    shared = [float(o) for o in curves[0][0] if all(o in other for other, _ in curves)]
+    orders = np.array([order for order in shared if order > 1])
+    curve = np.max([np.interp(orders, *one) for one in curves], axis=0)
+    profile = _profile(laws) if trials.stopping.poisson else None
+    total = selected_renyi(trials.stopping, orders, curve, profile)
+    return float(compute_epsilon(orders, total, delta)[0])

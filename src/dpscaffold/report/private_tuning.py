@@ -1,0 +1,67 @@
+"""What private tuning found: the winner in a folder that may be handed out, and what the server
+saw beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dpscaffold.books.runfolder import plain
+from dpscaffold.config import to_toml
+from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
+from dpscaffold.model import Model
+from dpscaffold.trained import Origin
+
+
+def shown_winner(tuned: PrivatelyTuned) -> str:
+    """The winner in a sentence."""
+    winner = tuned.winner
+    if winner.model is None:
+        return (
+            f"No trial gave a model: {as_lines(winner.values)} is the first point of tune.grid, "
+            f"and nothing was learnt about it."
+        )
+    return (
+        f"Chosen privately: {as_lines(winner.values)}, accuracy {winner.score:.4f} on "
+        f"{tuned.scored_on}."
+    )
+
+
+def write_private_tuning(tuned: PrivatelyTuned, folder: Path) -> list[str]:
+    """``winner/`` with ``best.toml``, ``winner.json`` and the model that won, and ``server.json``
+    with every trial, readable by its owner alone."""
+    winner = folder / "winner"
+    winner.mkdir(parents=True, exist_ok=True)
+    note = f"# {shown_winner(tuned)}\n# {_outside(tuned)}\n\n"
+    (winner / "best.toml").write_text(note + to_toml(tuned.best_tables()), encoding="utf-8")
+    _write(tuned.released(), winner / "winner.json")
+    if tuned.winner.model is not None:
+        _model(tuned).save(winner / "model")
+    seen = folder / "server.json"
+    seen.touch(mode=0o600)
+    _write(tuned.seen_by_server(), seen)
+    return ["winner", "server.json"]
+
+
+def _outside(tuned: PrivatelyTuned) -> str:
+    said = tuned.privacy.to_third_parties()
+    return (
+        f"Given this alone, epsilon = {said['epsilon']:.4g} at delta = {said['delta']:.3g}; "
+        f"training again with it is a further run, whose epsilon adds."
+    )
+
+
+def _model(tuned: PrivatelyTuned) -> Model:
+    from dpscaffold.experiments.tuning import with_values
+
+    assert tuned.winner.model is not None
+    settings = with_values(tuned.settings, tuned.winner.values)
+    task = settings.task.build(tuned.federation)
+    origin = Origin(data=tuned.federation.title)  # winner.json beside it says what it promises
+    return Model.of(tuned.federation, task, tuned.winner.model, origin=origin)
+
+
+def _write(content: object, path: Path) -> None:
+    path.write_text(
+        json.dumps(plain(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )

@@ -1,0 +1,284 @@
+"""Private tuning: who learns what, what is drawn how, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput
+from dpscaffold.cipher import CipherStream
+from dpscaffold.cli import app
+from dpscaffold.experiments import private_tuning
+from dpscaffold.experiments.private_tuning import (
+    PrivatelyTuned,
+    noised,
+    right_answers,
+    tune_privately,
+)
+from dpscaffold.experiments.tuning import parse_tuning
+from dpscaffold.modelfolder import load_model
+from dpscaffold.privacy import Cost, describe
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
+from dpscaffold.privacy.composition import Part, together
+from dpscaffold.privacy.selected import Trials, account
+from dpscaffold.privacy.selection import Stopping
+
+CPU = torch.device("cpu")
+TOY = {
+    "data": {"users": 6, "records": 50, "alpha": 0.0, "beta": 0.0, "iid": True},
+    "plan": {"rounds": 6, "local_steps": 2, "user_ratio": 0.5, "data_ratio": 0.5},
+    "algorithm": {"name": "fedavg"},
+    "privacy": {"noise": 4.0},
+}
+PRIVATE = {"private": True, "score_noise": 3.0, "grid": {"plan.learning_rate": [0.1, 1.0]}}
+
+
+def tuned(seed: int = 0, **keys: object) -> PrivatelyTuned:
+    settings, table = parse_tuning(TOY | {"tune": PRIVATE | keys})
+    return tune_privately(settings, table, CPU, choosing=random.Random(seed))
+
+
+def toml(tables: dict) -> str:
+    import tomli_w
+
+    return tomli_w.dumps(tables)
+
+
+RUN = describe(
+    rounds=30, local_steps=5, users=40, participants=8, records=100, batches=20, noise=8, delta=1e-5
+)
+
+
+def test_towards_the_server_all_trials_compose_and_towards_others_none_is_counted():
+    """The server's ε is that of `together` over the drawn runs and scores; the winner's does not
+    depend on how many were drawn."""
+    score = Cost("score", noise=15.0)
+    few, many = (account(Trials((RUN,), (0,) * n, Stopping(5.0), score)) for n in (2, 9))
+    for n, found in ((2, few), (9, many)):
+        parts = [
+            Part(str(k), replace(RUN, delta=1e-5 / n), 30, {"server": RANDOM_PARTICIPATION},
+                 costs=(score,))
+            for k in range(n)
+        ]  # fmt: skip
+        known = together(parts, fixed_in_advance=True).epsilon["server"]
+        assert found.epsilon["server"] == pytest.approx(known, rel=1e-9)
+    assert few.epsilon["third_party"] == many.epsilon["third_party"]
+    assert few.epsilon["server"] < many.epsilon["server"]
+    one = RANDOM_PARTICIPATION.epsilon(RUN, costs=(score,))
+    assert one < few.epsilon["third_party"] < 4 * one
+
+
+def test_the_winner_costs_more_the_more_candidates_there_could_be_and_less_without_scores():
+    def third(mean: float, shape: float = 1.0, score: Cost | None = None) -> float:
+        found = account(Trials((RUN,), (0,), Stopping(mean, shape), score))
+        return found.epsilon["third_party"]
+
+    assert third(2.0) < third(5.0) < third(50.0)
+    assert third(5.0) < third(5.0, score=Cost("score", noise=10.0))
+    assert third(5.0, 0.0) < third(5.0, 1.0)
+    assert math.isfinite(third(5.0, math.inf))
+
+
+def test_the_worst_candidate_counts_wherever_it_stands():
+    loud = replace(RUN, noise=5.0)
+    found = [account(Trials(runs, (0,), Stopping(4.0), None)) for runs in ((RUN, loud), (loud,))]
+    assert found[0].epsilon["third_party"] == pytest.approx(found[1].epsilon["third_party"])
+
+
+def test_preparation_counts_once():
+    mean = Cost("mean", noise=6.0)
+    bare, with_mean = (
+        account(Trials((RUN,), (0, 0, 0), Stopping(4.0), None, costs)) for costs in ((), (mean,))
+    )
+    for view in ("server", "third_party", "participant"):
+        assert bare.epsilon[view] < with_mean.epsilon[view]
+    parts = [
+        Part(str(k), replace(RUN, delta=1e-5 / 3), 30, {"server": RANDOM_PARTICIPATION},
+             costs=(mean,) if k == 0 else ())
+        for k in range(3)
+    ]  # fmt: skip
+    known = together(parts, fixed_in_advance=True).epsilon["server"]
+    assert with_mean.epsilon["server"] == pytest.approx(known)
+
+
+def test_candidates_are_drawn_with_replacement_each_as_likely(monkeypatch):
+    """150 tunings without training: J is geometric with the mean asked for, and the two candidates
+    come up evenly; a law of another mean is rejected (wrong once in 10,000)."""
+    monkeypatch.setattr(private_tuning, "_scored", lambda *rest: 0.5)
+    monkeypatch.setattr(private_tuning, "account", lambda trials: trials)
+
+    class Bare:
+        model = None
+
+    monkeypatch.setattr(
+        private_tuning, "_train", lambda settings, *rest: [Bare() for _ in settings]
+    )
+    settings, table = parse_tuning(TOY | {"tune": PRIVATE | {"trials": 3.0}})
+    stream = random.Random(3)
+    found = [tune_privately(settings, table, CPU, choosing=stream) for _ in range(150)]
+    counts = [len(one.trials) for one in found]
+    assert min(counts) >= 1
+    total = sum(counts)
+    low, high = (150 + stats.nbinom(150, 1 / 3).ppf(q) for q in (5e-5, 1 - 5e-5))
+    assert low <= total <= high
+    assert not (150 + stats.nbinom(150, 1 / 5).ppf(5e-5) <= total)  # a mean of 5 is seen
+    first = sum(t.values["plan.learning_rate"] == 0.1 for one in found for t in one.trials)
+    assert stats.binomtest(first, total, 0.5).pvalue > 1e-4
+
+
+def test_trials_have_noise_and_participants_of_their_own():
+    """The same candidate twice gives two models, and no seed of them is in the result."""
+    settings, table = parse_tuning(
+        TOY | {"tune": PRIVATE | {"grid": {"plan.learning_rate": [0.5]}, "trials": 6.0}}
+    )
+
+    class High(random.Random):
+        def random(self) -> float:
+            return 0.5
+
+    found = tune_privately(settings, table, CPU, choosing=High())
+    assert len(found.trials) >= 2
+    models = [trial.model for trial in found.trials]
+    assert not torch.equal(models[0], models[1])
+    seeds = {private_tuning._fresh(_setting(settings)).plan.seed for _ in range(3)}
+    assert len(seeds) == 3
+
+
+def _setting(settings):
+    from dpscaffold.data.loading import load_federation
+
+    return settings.setting(load_federation(settings.data))
+
+
+def test_scores_are_noised_counts_user_by_user():
+    values = np.zeros(20_000)
+    sent = noised(values, 3.0, CipherStream(bytes(32)), 1.0)
+    assert (sent % 1 == 0).all()
+    spread = sent.var() - 1 / 12  # rounding adds its own
+    low, high = (9.0 * stats.chi2(19_999).ppf(q) / 19_999 for q in (5e-5, 1 - 5e-5))
+    assert low <= spread <= high and not low <= 1.1 * spread <= high
+    assert abs(np.corrcoef(sent[:-1], sent[1:])[0, 1]) < 0.03
+
+
+def test_right_answers_are_counted():
+    found = tuned(seed=2)
+    settings, table = parse_tuning(TOY | {"tune": PRIVATE})
+    setting = _setting(settings)
+    from dpscaffold.data.loading import load_federation
+    from dpscaffold.experiments.stack import Outcome
+
+    data = load_federation(settings.data)
+    outcome = Outcome(setting, model=found.winner.model)
+    counts, sizes = right_answers(outcome, data.test)
+    task = setting.task
+    for user in range(data.users):
+        x, y = data.test.of(user)
+        scores = task.scores(found.winner.model, task.prepare(x))
+        assert counts[user] == int((scores.argmax(1) == y).sum()) and sizes[user] == len(y)
+    assert table.public is None
+
+
+def test_a_public_score_costs_nothing_and_has_no_noise():
+    public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "iid": True, "seed": 9}
+    settings, table = parse_tuning(
+        TOY | {"tune": {"private": True, "public": public, "grid": PRIVATE["grid"]}}
+    )
+    found = tune_privately(settings, table, CPU, choosing=random.Random(1))
+    assert "public records" in found.scored_on
+    shares = [trial.score * 96 for trial in found.trials]  # 3 users, 32 records each
+    assert all(abs(share - round(share)) < 1e-6 for share in shares)
+    scored = tuned(seed=1)
+    assert found.privacy.epsilon["third_party"] < scored.privacy.epsilon["third_party"]
+
+
+def test_no_trial_is_an_answer_that_depends_on_no_record():
+    settings, table = parse_tuning(TOY | {"tune": PRIVATE | {"stopping": "poisson", "trials": 0.2}})
+
+    class Low(random.Random):
+        def random(self) -> float:
+            return 0.0
+
+    found = tune_privately(settings, table, CPU, choosing=Low())
+    assert found.trials == () and found.winner.model is None
+    assert found.winner.values == {"plan.learning_rate": 0.1}
+    assert found.privacy.epsilon["server"] == 0.0 < found.privacy.epsilon["third_party"]
+
+
+def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(toml(TOY | {"tune": PRIVATE | {"trials": 3.0}}))
+    out = tmp_path / "tuned"
+    done = CliRunner().invoke(app, ["tune", str(config), "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    count = len(said["server"]["trials"])
+    assert said["server"]["privacy"]["trials"] == count
+    winner = json.loads((out / "winner" / "winner.json").read_text())
+    assert winner == said["winner"]
+    handed = "".join(
+        path.read_text()
+        for path in (out / "winner").rglob("*")
+        if path.suffix in (".json", ".toml")
+    )
+    assert '"trials"' not in handed  # how many there were is the server's alone
+    scores = {trial["score"] for trial in said["server"]["trials"]}
+    assert winner["score"] == max(s for s in scores if s is not None)
+    assert "Towards the server" in said["statement"] and "third party" in said["statement"]
+    assert (out / "server.json").stat().st_mode & 0o077 == 0
+    model = load_model(out / "winner" / "model")
+    assert torch.isfinite(model.params).all()
+    shown = CliRunner().invoke(app, ["tune", str(config), "--out", str(out), "-q"])
+    assert shown.exit_code == 0 and "Chosen privately" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"private": False}, "tune.score_noise is given, and tune.private is false"),
+        ({"score_noise": None}, "give tune.score_noise"),
+        ({"score_noise": 0.0}, "tune.score_noise is 0"),
+        ({"trials": 1.0}, "above 1"),
+        ({"shape": -1.0}, "above -1"),
+        ({"stopping": "poisson", "shape": 2.0}, "which has none"),
+        ({"stopping": "constant"}, "tune.stopping is 'constant'"),
+        ({"folds_run": 2}, "tune.folds_run is given"),
+        ({"output": "last"}, "tune.output is given"),
+        ({"metric": "log_loss"}, "compared by accuracy"),
+        ({"grid": {"privacy.noise": [0.0, 4.0]}}, "trains without noise"),
+        ({"grid": {"privacy.sampling": ["fixed", "poisson"]}}, "same unit and sampling"),
+        ({"public": {"users": 3, "records": 40, "dimension": 7}}, "leave one of them out"),
+    ],
+)
+def test_what_cannot_be_private_is_refused_in_one_sentence(tmp_path, keys, said):
+    tables = {k: v for k, v in (PRIVATE | keys).items() if v is not None}
+    config = tmp_path / "run.toml"
+    config.write_text(toml(TOY | {"tune": tables}))
+    done = CliRunner().invoke(app, ["tune", str(config), "--out", str(tmp_path / "out"), "-q"])
+    assert done.exit_code != 0
+    text = " ".join((done.output + str(done.exception or "")).split())
+    assert said in text, text
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_privacy_or_of_another_kind_there_is_nothing_to_choose_privately():
+    bare = {name: table for name, table in TOY.items() if name != "privacy"}
+    settings, table = parse_tuning(bare | {"tune": PRIVATE})
+    with pytest.raises(BadInput, match="without noise"):
+        tune_privately(settings, table, CPU)
+    sizes = {"data": TOY["data"] | {"declared_sizes": [40] * 6}}
+    more = {"privacy": {"noise": 4.0, "sampling": "poisson"}}
+    settings, table = parse_tuning(TOY | sizes | more | {"tune": PRIVATE})
+    with pytest.raises(BadInput, match="add-remove"):
+        tune_privately(settings, table, CPU)
+    other = {"public": {"users": 3, "records": 40, "dimension": 7}, "private": True}
+    settings, table = parse_tuning(TOY | {"tune": other})
+    with pytest.raises(BadInput, match="7 features"):
+        tune_privately(settings, table, CPU)

@@ -1,0 +1,199 @@
+"""The best of a random number of trials: its laws, closed forms, another library, and brute
+force."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.special import logsumexp
+
+from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy.selection import Stopping, selected_profile, selected_renyi
+
+LAWS = [
+    Stopping(7.0),
+    Stopping(7.0, 0.0),
+    Stopping(3.0, 0.5),
+    Stopping(12.0, -0.5),
+    Stopping(4.0, 3.0),
+    Stopping(5.0, math.inf),
+    Stopping(0.4, math.inf),
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_the_law_of_the_number_of_trials_is_the_theorems(law):
+    chances = np.array([law.probability(j) for j in range(3000)])
+    assert chances.sum() == pytest.approx(1, abs=1e-5)  # some laws have long tails
+    assert chances @ np.arange(3000) == pytest.approx(law.mean, rel=1e-2)
+    for q in (0.0, 0.3, 0.9, 0.99):
+        assert law.generating(q) == pytest.approx(chances @ q ** np.arange(3000), abs=1e-9)
+    slope = (law.generating(1.0) - law.generating(1 - 1e-7)) / 1e-7
+    assert slope == pytest.approx(law.mean, rel=1e-3)  # f′(1) = E[J]
+
+
+def test_geometric_logarithmic_and_poisson_are_the_textbooks():
+    j = np.arange(0, 60)
+    known = [
+        (Stopping(4.0), stats.geom(0.25).pmf(j)),
+        (Stopping(4.0, 0.0), stats.logser(1 - Stopping(4.0, 0.0).gamma).pmf(j)),
+        (Stopping(4.0, math.inf), stats.poisson(4.0).pmf(j)),
+    ]
+    for law, chances in known:
+        assert [law.probability(int(k)) for k in j] == pytest.approx(chances, abs=1e-12)
+    # negative binomial, given that it is not 0
+    law = Stopping(6.0, 2.5)
+    plain = stats.nbinom(2.5, law.gamma)
+    expected = plain.pmf(j[1:]) / (1 - plain.pmf(0))
+    assert [law.probability(int(k)) for k in j[1:]] == pytest.approx(expected, rel=1e-9)
+
+
+def chi_square(law: Stopping, draws: list[int]) -> float:
+    """The p-value of draws under a law, cells of at least 20 expected draws."""
+    cells, left, start = [], 1.0, 0
+    while left * len(draws) > 60:
+        chance, end = 0.0, start
+        while chance * len(draws) < 20:
+            chance += law.probability(end)
+            end += 1
+        cells.append((start, end, chance))
+        left, start = left - chance, end
+    counts = [sum(low <= d < high for d in draws) for low, high, _ in cells]
+    counts.append(len(draws) - sum(counts))
+    chances = [c for *_, c in cells]
+    expected = np.array([*chances, 1 - sum(chances)]) * len(draws)
+    return float(stats.chisquare(counts, expected).pvalue)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_drawn_numbers_follow_the_law_and_no_other(law):
+    stream = random.Random(5)
+    draws = [law.draw(stream) for _ in range(8000)]
+    assert chi_square(law, draws) > 1e-4  # wrong once in 10,000
+    for other in (Stopping(2 * law.mean, law.shape), Stopping(law.mean, abs(law.shape) + 0.8)):
+        if other != law:
+            assert chi_square(other, draws) < 1e-3, other  # a wrong mean or shape is seen
+
+
+def test_closed_forms():
+    """Pure ε-DP: (2 + η)ε whatever the mean; the theorems' own formulas, one order by hand."""
+    for shape in (0.0, 0.5, 1.0, 2.0):
+        law = Stopping(20.0, shape)
+        found = selected_profile(law, lambda e: float(e < 0.2), lambda d: 0.2, 1e-9)
+        assert found == pytest.approx((2 + shape) * 0.2, rel=1e-9)
+    orders, rho = np.array([2.0, 5.0, 50.0]), 0.02
+    curve = rho * orders
+    geometric = selected_renyi(Stopping(10.0), orders, curve)
+    hats = [2 * (1 - 1 / o) * rho * o + 2 * math.log(10) / o for o in (2, 5, 50)]
+    assert geometric[1] == pytest.approx(5 * rho + min(hats) + math.log(10) / 4, rel=1e-12)
+    poisson = selected_renyi(Stopping(10.0, math.inf), orders, curve, lambda e: 1e-3 * e)
+    paper = 5 * rho + 10 * 1e-3 * math.log(1.25) + math.log(10) / 4
+    assert poisson[1] == pytest.approx(math.log(math.exp(-10) + math.exp(4 * paper)) / 4, rel=1e-12)
+    assert 0 < poisson[1] - paper < 1e-5  # the paper's formula, and the outcome of no trial
+
+
+@pytest.mark.parametrize("law", [Stopping(8.0, s) for s in (1.0, 0.0, 2.0, math.inf)], ids=str)
+def test_another_library_agrees(law):
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+
+    orders = np.array([1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512])
+    curve = orders / (2 * 6.0**2)
+    accountant = RdpAccountant(orders)
+    event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(6.0), law.mean, law.shape)
+    accountant.compose(event)
+    # For Poisson it takes δ̂ from the curve, and so do we here; elsewhere from the exact profile.
+    ours = selected_renyi(law, orders, curve, lambda e: float(compute_delta(orders, curve, e)[0]))
+    found = [
+        o + math.log1p(-1 / a) - math.log(1e-6 * a) / (a - 1)
+        for a, o in zip(orders, ours, strict=True)
+    ]
+    assert accountant.get_epsilon(1e-6) == pytest.approx(min(found), rel=2e-3)
+    assert (accountant.rdp <= ours * (1 + 1e-9)).all()  # it may use that curves are monotone
+
+
+def hockey(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+def winner(law: Stopping, q: np.ndarray) -> np.ndarray:
+    """The winner's law among outputs in rising order: f(Q(≤ y)) − f(Q(< y)); what happens when
+    nobody tried is an outcome of its own."""
+    reached = np.array([law.generating(min(1.0, c)) for c in (0.0, *np.cumsum(q))])
+    return np.concatenate([reached[:1], np.diff(reached)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0.02, 1), min_size=2, max_size=6),
+    st.lists(st.floats(-0.8, 0.8), min_size=6, max_size=6),
+    st.sampled_from(LAWS),
+    st.sampled_from([1e-3, 1e-2, 0.05]),
+)
+def test_reported_epsilon_is_at_least_that_of_the_winner_itself(weights, tilts, law, delta):
+    """Brute force over a mechanism with few outputs: the exact ε of the selection, both
+    directions, never exceeds what is reported."""
+    p = np.array(weights) / sum(weights)
+    q = p * np.exp(tilts[: len(p)])
+    q /= q.sum()
+
+    def profile(epsilon: float) -> float:
+        return max(hockey(p, q, epsilon), hockey(q, p, epsilon))
+
+    def epsilon_of(target: float, of=profile) -> float:
+        low, high = 0.0, 40.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if of(middle) > target else (low, middle)
+        return high
+
+    a, b = winner(law, p), winner(law, q)
+    assume(a.sum() == pytest.approx(1) and b.sum() == pytest.approx(1))
+    exact = epsilon_of(delta, lambda e: max(hockey(a, b, e), hockey(b, a, e)))
+    if not law.poisson:
+        assert selected_profile(law, profile, epsilon_of, delta) >= exact - 1e-9
+    orders = np.array([1.2, 1.5, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0, 300.0])
+
+    def renyi(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        u, v = u[u > 0], v[v > 0]
+        logs = [o * np.log(u) + (1 - o) * np.log(v) for o in orders]
+        return np.array([logsumexp(w) / (o - 1) for o, w in zip(orders, logs, strict=True)])
+
+    curve = np.maximum(renyi(p, q), renyi(q, p))
+    told = selected_renyi(law, orders, curve, profile)
+    theirs = np.maximum(renyi(a, b), renyi(b, a))
+    assert (told >= theirs - 1e-9).all()
+
+
+def test_a_constant_number_of_trials_would_cost_more():
+    """Why J is random: the best of exactly eight randomised answers tells more than (2 + η)ε."""
+    eps = 0.3
+    p = np.array([math.exp(eps), 1.0]) / (1 + math.exp(eps))
+    fixed = [np.array([d[0] ** 8, 1 - d[0] ** 8]) for d in (p, p[::-1])]
+    assert abs(math.log(fixed[0][0] / fixed[1][0])) == pytest.approx(8 * eps)
+    drawn = [winner(Stopping(8.0), d)[1:] for d in (p, p[::-1])]
+    assert np.abs(np.log(drawn[0] / drawn[1])).max() <= 3 * eps
+
+
+@pytest.mark.parametrize(
+    ("mean", "shape", "said"),
+    [(1.0, 1.0, "above 1"), (0.0, math.inf, "above 0"), (math.inf, 1.0, "finite"),
+     (3.0, -1.0, "above -1"), (3.0, math.nan, "above -1"), (math.nan, 1.0, "finite")],
+)  # fmt: skip
+def test_bad_laws_are_refused(mean, shape, said):
+    with pytest.raises(PrivacyError, match=said):
+        Stopping(mean, shape)
+
+
+def test_the_profile_is_not_used_where_it_is_not_proved():
+    with pytest.raises(PrivacyError, match="negative binomial"):
+        selected_profile(Stopping(2.0, math.inf), lambda e: 0.0, lambda d: 0.0, 1e-6)
+    with pytest.raises(PrivacyError, match="profile"):
+        selected_renyi(Stopping(2.0, math.inf), np.array([2.0]), np.array([1.0]))
