@@ -23,17 +23,18 @@ from dpscaffold.paper.planned import compared, planned_cases, read_planned
 from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.takeover import take_over
-from dpscaffold.paper.widening import at_end, rungs, widened
+from dpscaffold.paper.widening import at_end, between, rungs, widened
 
 PRINTED = Path(__file__).parents[2] / "docs/results/frontier/results.csv"
 
 
 def small() -> tuple[Experiment, list[Case]]:
-    """One place of the frontier: balanced controls at ε = 1 on synthetic data, two seeds."""
+    """One place of the frontier: balanced controls at ε = 1 on synthetic data, two seeds, and K = 1
+    to be tried besides."""
     whole = experiment("frontier")
     chosen = replace(
         whole,
-        rows=whole.rows[1:2],
+        rows=(replace(whole.rows[1], steps=(1,)),),
         columns=tuple(c for c in whole.columns if c.label == "1 poisson"),
         lines=whole.lines[-1:],
     )
@@ -66,11 +67,50 @@ def test_the_search_ends_with_its_best_inside(tmp_path, peak, bound):
         cases += more
     place = ("synthetic (5, 5), λ = 0", "1 poisson", "SCAFFOLD-balanced")
     results = Results(chosen, cases, (), archive)
-    best = results.places[place][results.best(place, average)][0].case.settings.plan.learning_rate
-    tried = [runs[0].case.settings.plan.learning_rate for runs in results.places[place].values()]
-    assert not at_end(tried, best) and len(set(tried)) == len(tried)
-    ladder = [rate for rate in chosen.rows[0].ladder if rate <= bound]
-    assert best == min(ladder, key=lambda rate: abs(math.log(rate / peak)))
+    best = results.places[place][results.best(place, average)][0].case.settings.plan
+    plans = [runs[0].case.settings.plan for runs in results.places[place].values()]
+    assert len({(plan.rate, plan.local_steps) for plan in plans}) == len(plans)
+    assert {plan.local_steps for plan in plans} == {10, 1}
+    row = chosen.rows[0]
+    every = [rate for rate in (*row.ladder, *row.finer) if rate <= bound]
+    for steps in (10, 1):  # each K is searched by itself, and to the end
+        tried = [plan.rate for plan in plans if plan.local_steps == steps]
+        assert not at_end(tried, best.rate) and set(tried) <= {*row.ladder, *row.finer}
+    rungs_below = [rate for rate in row.ladder if rate <= bound]
+    coarse = min(rungs_below, key=lambda rate: abs(math.log(rate / peak)))
+    if bound > peak:  # the finest that there is, but only beside the best rung
+        assert best.rate == min(every, key=lambda rate: abs(math.log(rate / peak)))
+    assert best.rate in (coarse, *between([*row.ladder], coarse, row.finer))
+
+
+def test_one_pass_keeps_its_steps_and_other_columns_their_ladder(tmp_path):
+    whole = experiment("frontier")
+    chosen = replace(
+        whole,
+        rows=(replace(whole.rows[1], steps=(1,)),),
+        columns=tuple(c for c in whole.columns if c.label in ("none", "1 poisson", "3 poisson")),
+        lines=tuple(line for line in whole.lines if line.label in ("FedSGD", "FedAvg")),
+    )
+    cases = chosen.cases(1)
+    archive = Archive(tmp_path, "frontier")
+    pretend(archive, cases, 0.8)
+    while more := widened(chosen, cases, archive):
+        pretend(archive, more, 0.8)
+        cases += more
+    steps: dict[tuple[str, str], set[int]] = {}
+    for case in cases:
+        plan, labels = case.settings.plan, case.labels
+        steps.setdefault((labels["column"], labels["line"]), set()).add(plan.local_steps)
+        if labels["column"] != "1 poisson":  # the only one that is searched finely
+            assert plan.rate in chosen.rows[0].ladder
+    assert steps == {
+        ("none", "FedAvg"): {10},
+        ("none", "FedSGD"): {5},
+        ("3 poisson", "FedAvg"): {10},
+        ("3 poisson", "FedSGD"): {5},
+        ("1 poisson", "FedAvg"): {10, 1},
+        ("1 poisson", "FedSGD"): {5},
+    }
 
 
 def test_an_unfinished_place_waits_and_a_ladder_ends(tmp_path):
@@ -85,7 +125,8 @@ def test_an_unfinished_place_waits_and_a_ladder_ends(tmp_path):
         cases += more
         waves += 1
     first = {case.settings.plan.learning_rate for case in small()[1]}
-    assert waves == sum(rate < min(first) for rate in chosen.rows[0].ladder)
+    below = sum(rate < min(first) for rate in chosen.rows[0].ladder)
+    assert waves == below + 3  # then what is finer beside the best, K = 1, and what is finer there
 
 
 @given(st.data())

@@ -35,8 +35,8 @@ from dpscaffold.config import load
 from dpscaffold.experiments.tuning import Score, Tuned, parse_tuning
 from dpscaffold.planner.asked import planned_rate
 from dpscaffold.planner.recommend import default_task, numbers_sent
-from dpscaffold.planner.surrogate import Guess, Shape, on_surrogate, surrogate
-from dpscaffold.planner.trial import Choice, Trial, choose_rates
+from dpscaffold.planner.surrogate import Guess, Shape, kinds, on_surrogate, surrogate
+from dpscaffold.planner.trial import Bench, Choice, Trial, choose_rates, climb
 from dpscaffold.setting import Setting
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
@@ -276,3 +276,52 @@ def test_what_is_changed_by_hand_or_tuned_is_not_called_planned(tmp_path: Path) 
     point = {"plan.learning_rate": 0.1}
     tuned = Tuned(settings, table, (Score(point, (0.5,), 0),), "x")
     assert "planned" not in tuned.best_tables()["facts"]
+
+
+def test_where_nothing_is_known_users_may_have_models_of_their_own():
+    """γ unknown adds surrogates whose users drift: all of a user's records lie close together, and
+    users who lie alike do not say alike. A known γ adds none, nor does a number."""
+    unknown = Facts.of(users=12, records=60, features=6, classes=3)
+    known = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)
+    assert unknown.guess.own_models and not known.guess.own_models
+    assert [k.differ for k in kinds(unknown.guess, 3, (0, 1))] == ["classes"] * 4 + ["models"] * 2
+    assert [k.differ for k in kinds(known.guess, 3, (0, 1))] == ["classes"] * 4
+    assert [k.differ for k in kinds(unknown.guess, 0, (0, 1))] == ["classes"] * 4
+    data = surrogate(public(unknown), unknown.guess, 1.0, 0, "models")
+    parts = [data.train.of(user)[0] for user in range(data.users)]
+    within = sum(float(x.var(0).sum()) for x in parts) / len(parts)
+    between = float(torch.stack([x.mean(0) for x in parts]).var(0).sum())
+    assert between > 20 * within
+    assert torch.cat(parts).norm(dim=1).allclose(torch.ones(1), atol=1e-5)
+
+
+def test_both_kinds_of_surrogates_weigh_alike_and_are_tried():
+    facts = Facts.of(users=12, records=60, features=6, classes=3)
+    found = choose_rates([public(facts)], facts.guess, [0.1, 1.0], widen=False)[0]
+    for trial in found.trials:
+        assert len(trial.scores) == 6 and trial.own_models == 2
+        means = sum(trial.scores[:4]) / 4, sum(trial.scores[4:]) / 2
+        assert trial.score == pytest.approx(sum(means) / 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 8))
+def test_climbing_finds_the_peak_of_a_ladder(rungs, peak):
+    """With one peak, the best of the rungs that are tried is the best of all, and fewer are
+    tried than there are once there are six."""
+    ladder = [float(3**k) for k in range(rungs)]
+    top = ladder[min(peak, rungs - 1)]
+    asked: list[float] = []
+
+    def scored(self, wanted):
+        asked.extend(rate for _, rate in wanted)
+        return [Trial(rate, (1 - abs(math.log(rate / top)) / 100,)) for _, rate in wanted]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "run", scored)
+        found = climb([public()], Guess(), ladder)[0]
+    assert found.rate == top and len(set(asked)) == len(asked)
+    if rungs >= 6:
+        assert len(asked) < rungs
+    with pytest.raises(BadInput, match="ladder is empty"):
+        climb([public()], Guess(), [])

@@ -6,7 +6,9 @@ A definition has ``base`` tables (a configuration) and up to four lists, ``rows`
 product: every row × column × line × choice × seed is a run. ``choices`` are the values of
 hyperparameters of which the best is shown; a line or a column may have ``rates``, the η₀ to choose
 from. An entry may differ ``by_row``. A row's ``ladder`` holds the η₀ that are tried besides, one
-after the other, while the best lies at an end (:mod:`dpscaffold.paper.widening`).
+after the other, while the best lies at an end; in columns that are searched ``finely``, ``finer``
+holds those between its rungs that are tried beside the best, and ``steps`` other K than the
+entry's (:mod:`dpscaffold.paper.widening`).
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ ORDER = (
     "warm-start",
     "shared-noise",
     "clip",
+    "table1-balanced",
 )
 
 
@@ -54,7 +57,8 @@ class Level:
 
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
     largest T at that published ε, and ``by_row`` holds what differs in a row. ``ladder`` are all η₀
-    that a row may try.
+    that a row may try, ``finer`` those between them, and ``steps`` the K besides its own, both in
+    columns that are searched ``finely``.
     """
 
     label: str
@@ -65,6 +69,9 @@ class Level:
     by_row: dict[str, dict[str, Any]] = field(default_factory=dict)
     level: str = ""  # the label before a row changed it
     ladder: tuple[float, ...] = ()
+    finer: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    finely: bool = False
 
     @classmethod
     def read(cls, table: dict[str, Any]) -> Level:
@@ -77,6 +84,9 @@ class Level:
             table.get("solve_epsilon"),
             dict(table.get("by_row", {})),
             ladder=tuple(table.get("ladder", ())),
+            finer=tuple(table.get("finer", ())),
+            steps=tuple(table.get("steps", ())),
+            finely=bool(table.get("finely", False)),
         )
 
     def at(self, row: str) -> Level | None:
@@ -168,13 +178,13 @@ def _rates(entry: Level) -> list[Level]:
     return [Level(rate_label(rate), {"plan.learning_rate": rate}) for rate in entry.rates]
 
 
-def rate_label(rate: float) -> str:
-    """The label of a step size as a choice.
+def rate_label(rate: float, steps: int | None = None) -> str:
+    """The label of a step size as a choice, with K where that is another than the entry's.
 
-    >>> rate_label(0.5)
-    'η₀ = 0.5'
+    >>> rate_label(0.5), rate_label(0.5, 1)
+    ('η₀ = 0.5', 'η₀ = 0.5 (K = 1)')
     """
-    return f"η₀ = {rate:g}"
+    return f"η₀ = {rate:g}" + (f" (K = {steps})" if steps is not None else "")
 
 
 def names() -> tuple[str, ...]:

@@ -6,20 +6,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
 
 from dpscaffold.events import Listener
 from dpscaffold.paper.cases import Case
-from dpscaffold.paper.definition import Experiment
+from dpscaffold.paper.definition import Experiment, rate_label
 from dpscaffold.paper.probe import SHAPES
 from dpscaffold.paper.results import Place, Results, average
 from dpscaffold.paper.solving import sizes_of, solved_noise
 from dpscaffold.paper.text import markdown
 from dpscaffold.paper.widening import at_rate
 from dpscaffold.planner.facts import Facts
-from dpscaffold.planner.trial import choose_rates
+from dpscaffold.planner.trial import climb
 from dpscaffold.setting import Setting
 from dpscaffold.whole import write_text
 
@@ -42,17 +43,17 @@ def plan_places(
     experiment: Experiment, cases: Sequence[Case], root: Path, device: torch.device, tell: Listener
 ) -> Rates:
     """Choose η₀ for every private place that has none yet, among the rungs of its row's ladder;
-    what a row found is kept at once. Only the configuration is read, no data."""
+    what was found for an algorithm is kept at once. Only the configuration is read, no data."""
     found = read_planned(root)
-    for row in experiment.rows:
-        first = {_place(case): case for case in reversed(cases) if case.labels["row"] == row.label}
+    for row, line in product(experiment.rows, experiment.lines):
+        here = [c for c in cases if _place(c)[::2] == (row.label, line.label)]
+        first = {_place(case): case for case in reversed(here)}
         todo = [c for place, c in first.items() if c.private and place not in found]
         if not todo or not row.ladder:
             continue
         settings = [_public(case) for case in todo]
         guess = _facts(todo[0]).guess
-        rungs = row.ladder
-        choices = choose_rates(settings, guess, rungs, widen=False, device=device, tell=tell)
+        choices = climb(settings, guess, row.ladder, device=device, tell=tell)
         found |= {_place(c): choice.rate for c, choice in zip(todo, choices, strict=True)}
         _write(found, root / "planner" / FILE)
     return found
@@ -118,19 +119,24 @@ class Comparison:
 
 
 def compared(results: Results, rates: Rates) -> list[Comparison]:
-    """Every place whose planned run is finished."""
+    """Every place whose planned run is finished, beside the best of the same ladder and K."""
+    ladders = {row.label: row.ladder for row in results.experiment.rows}
     found = []
     for place, choices in results.places.items():
-        by_rate = {runs[0].case.settings.plan.rate: choice for choice, runs in choices.items()}
+        plain = {rate_label(rung): rung for rung in ladders[place[0]]}
+        by_rate = {
+            plain[choice]: results.summary(place, choice, average)
+            for choice in choices
+            if choice in plain
+        }
         rate = rates.get(place)
         if rate is None or rate not in by_rate:
             continue
-        best = results.best(place, average)
-        ours, top = (results.summary(place, c, average) for c in (by_rate[rate], best))
+        best = max(by_rate, key=lambda one: (not by_rate[one].diverged, by_rate[one].rank))
+        ours, top = by_rate[rate], by_rate[best]
         if top.runs:
             mine = ours.mean if ours.runs and not ours.diverged else 0.0
-            tried = choices[best][0].case.settings.plan.rate
-            found.append(Comparison(place, rate, tried, mine, top.mean))
+            found.append(Comparison(place, rate, best, mine, top.mean))
     return found
 
 

@@ -124,6 +124,9 @@ def reproduce(
             more = planned_cases(cases, rates)
             run_cases(more, archive, device, tell, experiment.optimum)
             cases += more
+        elif experiment.kind == "frontier":  # what was planned before is shown beside
+            more = planned_cases(cases, read_planned(request.out))
+            cases += [case for case in more if case in archive]
         run_cases(folded, archive, device, tell)
         if request.only_runs:
             return [archive.path.name]

@@ -74,6 +74,11 @@ class Summary:
         spread = math.sqrt(sum((v - mean) ** 2 for v in finite) / len(finite))
         return cls(mean, spread, len(finite), len(values) - len(finite))
 
+    @property
+    def rank(self) -> float:
+        """The mean, and the least where no run was finite."""
+        return self.mean if self.runs else -math.inf
+
 
 Value = Callable[[CaseResult], float | None]
 
@@ -139,7 +144,7 @@ class Results:
     def _best(choices: dict[str, list[CaseResult]], value: Value) -> str:
         def key(choice: str) -> tuple[bool, float]:
             summary = Summary.of([value(run) for run in choices[choice]])
-            return summary.diverged == 0, summary.mean if summary.runs else -math.inf
+            return summary.diverged == 0, summary.rank
 
         return max(choices, key=key)
 

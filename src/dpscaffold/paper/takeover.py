@@ -29,7 +29,7 @@ TOLERANCE = 1e-3
 #: What the ``made`` of a run taken over says instead of a device.
 TAKEN = "taken over from results.csv"
 
-Key = tuple[str, str, str, int, float]
+Key = tuple[str, str, str, int, float, float]
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,11 @@ def take_over(
     """Add the runs of ``path`` that are cases of the experiment, its ladders included, to the
     archive."""
     wanted = {_key(case): case for case in [*cases, *_rungs(experiment, cases)]}
+    alike = {key[:5]: case for key, case in reversed(wanted.items())}  # whatever its K
     taken: list[Finished] = []
     known, left = 0, dict[str, int]()
     for key, rows in _runs(path).items():
-        case = wanted.get(key)
+        case = wanted.get(key) or alike.get(key[:5])
         why = "no case of the experiment" if case is None else _differs(case, rows[0])
         if case is None or why:
             left[why] = left.get(why, 0) + 1
@@ -69,19 +70,23 @@ def take_over(
 
 
 def _rungs(experiment: Experiment, cases: Sequence[Case]) -> Iterable[Case]:
-    """Every case at every rung of its row's ladder."""
-    ladders = {row.label: row.ladder for row in experiment.rows}
+    """Every case at every η₀ and K that its row may try."""
+    rows = {row.label: row for row in experiment.rows}
     first: dict[tuple[Any, ...], Case] = {}
     for case in cases:
         first.setdefault(_key(case)[:4], case)
     for case in first.values():
-        yield from (at_rate(case, rate) for rate in ladders.get(case.labels["row"], ()))
+        row = rows[case.labels["row"]]
+        for rate in (*row.ladder, *row.finer):
+            yield at_rate(case, rate)
+            yield from (at_rate(case, rate, steps) for steps in row.steps)
 
 
 def _key(case: Case) -> Key:
     labels = case.labels
     rate = float(case.tables["plan"]["learning_rate"])
-    return labels["row"], labels["column"], labels["line"], int(labels["seed"]), rate
+    steps = float(case.tables["plan"]["local_steps"])
+    return labels["row"], labels["column"], labels["line"], int(labels["seed"]), rate, steps
 
 
 def _runs(path: Path) -> dict[Key, list[dict[str, str]]]:
@@ -98,7 +103,8 @@ def _runs(path: Path) -> dict[Key, list[dict[str, str]]]:
         for row in rows:
             if not row["fold"]:
                 key = (row["row"], row["column"], row["line"])
-                run = (*key, int(row["seed"]), float(row["learning_rate"]))
+                chosen = float(row["learning_rate"]), float(row["local_steps"])
+                run = (*key, int(row["seed"]), *chosen)
                 found.setdefault(run, []).append(row)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(

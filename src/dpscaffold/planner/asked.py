@@ -36,7 +36,7 @@ def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
     similarity = None if facts is None or facts.similarity == "unknown" else facts.similarity
     said = None if facts is None else facts.row_norm
     norm = guaranteed_norm(setting.roster.schema.preparation) if said is None else _norm(said)
-    return choose_rate(setting, Guess(similarity or 0.0, norm)).rate
+    return choose_rate(setting, Guess(similarity or 0.0, norm, similarity is None)).rate
 
 
 def guaranteed_norm(preparation: tuple[Prepared, ...]) -> float | None:

@@ -79,8 +79,10 @@ class Facts:
 
     @property
     def guess(self) -> Guess:
-        """What a surrogate supposes: where γ is unknown, that users have nothing in common."""
-        return Guess(0.0 if self.similarity is None else self.similarity, self.row_norm)
+        """What a surrogate supposes: where γ is unknown, that users have nothing in common, be it
+        their classes or their models."""
+        known = 0.0 if self.similarity is None else self.similarity
+        return Guess(known, self.row_norm, self.similarity is None)
 
     @property
     def roster(self) -> Roster:

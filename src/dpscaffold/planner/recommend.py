@@ -243,8 +243,9 @@ def _curve(
 
 def _of_fewer(best: Choice) -> float:
     """The score on the surrogates that the other ε are tried on."""
-    part = best.best.scores[:: len(SEEDS)]
-    return sum(part) / len(part)
+    whole = best.best
+    part = whole.scores[:: len(SEEDS)]
+    return replace(whole, scores=part, own_models=whole.own_models // len(SEEDS)).score
 
 
 def default_task(facts: Facts) -> Task:

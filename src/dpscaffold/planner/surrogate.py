@@ -7,6 +7,10 @@ and Σd_j² = 1, centred, and every row scaled to the norm that preparation guar
 apart classes lie: 0.5 is hard, 1 is easy, and a choice is made on both. A number is y = xᵀw + noise
 of deviation 1/(2h), standardised, w being the user's own as far as users differ.
 
+Where it is not known how users differ, they may also have models of their own: on further
+surrogates each user's records lie close together, and their labels are the largest of W_i·x, W_i
+the user's. Drift is strong there, and what is learnt is who says what.
+
 It may be smaller than what it stands for: fewer users (the same share of them takes part), records,
 records in a batch, and local steps, with noise of such a spread that the mean of a round's moves
 has the noise that it would have in the real run. The distance that K steps cover, Kη_l = η₀/s, and
@@ -16,7 +20,9 @@ the rounds T stay.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -32,14 +38,26 @@ SEPARATIONS = (0.5, 1.0)
 #: Users, participants, records in a batch, steps and test records of a surrogate, at most.
 USERS, PARTICIPANTS, BATCH, STEPS, TESTED = 25, 5, 32, 5, 4000
 
+#: Where users have models of their own there are so many times more of them: few are learnt by
+#: heart.
+MORE = 2
+
+#: How much further apart users lie there than the records of one.
+APART = 10.0
+
+#: In what the users of a surrogate differ.
+Differing = Literal["classes", "models"]
+
 
 @dataclass(frozen=True)
 class Guess:
     """What is supposed of the records: γ, the share in per cent of a user's records that are like
-    everybody's, and the norm of a row (None: features are standardised and no norm is promised)."""
+    everybody's, and the norm of a row (None: features are standardised and no norm is promised).
+    ``own_models`` says that users may differ in their models too, not in their classes alone."""
 
     similarity: float = 0.0
     row_norm: float | None = 1.0
+    own_models: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.similarity <= 100:
@@ -62,10 +80,12 @@ class Shape:
     steps: int
 
     @classmethod
-    def of(cls, setting: Setting) -> Shape:
+    def of(cls, setting: Setting, differ: Differing = "classes") -> Shape:
         """That of the setting's surrogate: its own numbers, or the most that is tried."""
-        share = setting.cohort_size / setting.users
-        users = min(setting.users, max(2 * PARTICIPANTS, round(PARTICIPANTS / share)), USERS * 4)
+        share, most = setting.cohort_size / setting.users, PARTICIPANTS
+        if differ == "models":
+            most *= MORE
+        users = min(setting.users, max(2 * most, round(most / share)), USERS * 4)
         batch = min(BATCH, max(1, round(float(setting.batch_sizes.double().mean()))))
         records = max(batch, min(int(setting.sizes.double().mean()), round(batch / 0.2)))
         steps = min(STEPS, setting.plan.local_steps)
@@ -87,7 +107,35 @@ class Shape:
         )
 
 
-def surrogate(setting: Setting, guess: Guess, separation: float, seed: int = 0) -> Federation:
+@dataclass(frozen=True)
+class Kind:
+    """One surrogate: in what its users differ, how far apart classes lie (h), and its seed."""
+
+    differ: Differing
+    separation: float
+    seed: int
+
+
+def kinds(guess: Guess, classes: int, seeds: Sequence[int]) -> list[Kind]:
+    """The surrogates that a choice is made on: hard and easy ones, and where nothing is known of
+    how users differ, such whose users have models of their own.
+
+    >>> len(kinds(Guess(0.0), 10, (0, 1))), len(kinds(Guess(0.0, own_models=True), 10, (0, 1)))
+    (4, 6)
+    """
+    found = [Kind("classes", h, seed) for h in SEPARATIONS for seed in seeds]
+    if guess.own_models and classes:
+        found += [Kind("models", 1.0, seed) for seed in seeds]
+    return found
+
+
+def surrogate(
+    setting: Setting,
+    guess: Guess,
+    separation: float,
+    seed: int = 0,
+    differ: Differing = "classes",
+) -> Federation:
     """An artificial federation with the facts of the setting's roster.
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
@@ -96,14 +144,16 @@ def surrogate(setting: Setting, guess: Guess, separation: float, seed: int = 0) 
     >>> surrogate(public, Guess(), 0.5)
     Federation(surrogate: 25 users, 40 train records each, 40 features, 10 classes)
     """
-    shape, schema = Shape.of(setting), setting.roster.schema
+    shape, schema = Shape.of(setting, differ), setting.roster.schema
     stream = np.random.default_rng([seed, round(1000 * separation)])
     tested = -(-TESTED // shape.users)
     each = shape.records + tested
     classes = len(schema.target.classes)
     spread = 1 / np.sqrt(np.arange(1, schema.dimension + 1))
     spread /= np.sqrt((spread**2).sum())
-    if classes:
+    if classes and differ == "models":
+        parts = _models(stream, shape.users, each, classes, schema.dimension)
+    elif classes:
         parts = _classes(stream, shape.users, each, classes, spread, separation, guess)
     else:
         parts = _numbers(stream, shape.users, each, spread, separation, guess)
@@ -139,6 +189,17 @@ def _classes(
     return [(rows[share], labels[share]) for share in mixed]
 
 
+def _models(
+    stream: np.random.Generator, users: int, each: int, classes: int, dimension: int
+) -> Parts:
+    parts = []
+    for _ in range(users):
+        own = stream.standard_normal((classes, dimension))
+        rows = APART * stream.standard_normal(dimension) + stream.standard_normal((each, dimension))
+        parts.append((rows, (rows @ own.T).argmax(1)))
+    return parts
+
+
 def _numbers(
     stream: np.random.Generator,
     users: int,
@@ -168,10 +229,16 @@ def _scaled(rows: np.ndarray, spread: np.ndarray, norm: float | None) -> np.ndar
     return np.asarray(norm * rows / np.maximum(lengths, 1e-12), dtype=np.float32)
 
 
-def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
+def on_surrogate(
+    setting: Setting,
+    stand_in: Federation,
+    rate: float,
+    seed: int = 0,
+    differ: Differing = "classes",
+) -> Setting:
     """The setting's run on its surrogate: T, C, λ and the distance of a round stay, and so does the
     noise of a round's mean, v/(mK) in every coordinate, v = (2Cσ_g/b)² on average over users."""
-    shape = Shape.of(setting)
+    shape = Shape.of(setting, differ)
     ratio = shape.batch / shape.records
     plan = replace(
         setting.plan,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
@@ -12,7 +13,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
-from dpscaffold.planner.surrogate import SEPARATIONS, Guess, on_surrogate, surrogate
+from dpscaffold.planner.surrogate import Guess, kinds, on_surrogate, surrogate
 from dpscaffold.setting import Setting
 
 #: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
@@ -31,15 +32,23 @@ SEEDS = (0, 1)
 @dataclass(frozen=True)
 class Trial:
     """η₀ and the score of its averaged model on every surrogate: accuracy, or R² of a number. A run
-    that diverged scores 0."""
+    that diverged scores 0. ``own_models`` of them, the last, have users with models of their
+    own."""
 
     rate: float
     scores: tuple[float, ...]
+    own_models: int = 0
 
     @property
     def score(self) -> float:
-        """The mean."""
-        return sum(self.scores) / len(self.scores)
+        """The mean; both kinds of surrogates weigh alike.
+
+        >>> Trial(0.1, (0.5, 0.7, 0.9)).score, Trial(0.1, (0.5, 0.7, 0.8), own_models=1).score
+        (0.7, 0.7)
+        """
+        first = self.scores[: len(self.scores) - self.own_models]
+        means = [fmean(part) for part in (first, self.scores[len(first) :]) if part]
+        return fmean(means)
 
 
 @dataclass(frozen=True)
@@ -102,14 +111,49 @@ def choose_rates(
     if not rates:
         raise BadInput("rates is empty; give the step sizes to choose from")
     bench = Bench(guess, torch.device(device), tell, tuple(seeds))
+    waves = WIDENINGS + 1 if widen else 1
+    return _search(settings, bench, rates, lambda choice: choice.ends, waves)
+
+
+def climb(
+    settings: Sequence[Setting],
+    guess: Guess,
+    ladder: Sequence[float],
+    device: torch.device | str = "cpu",
+    tell: Listener = silence,
+) -> list[Choice]:
+    """The best rung of a ladder for every setting: every third first, then the neighbours of the
+    best until both were tried. Where the score has one peak this is the best of all rungs."""
+    if not ladder:
+        raise BadInput("the ladder is empty; give the step sizes to choose from")
+    rungs = sorted(ladder)
+
+    def neighbours(choice: Choice) -> list[float]:
+        place, tried = rungs.index(choice.rate), {trial.rate for trial in choice.trials}
+        near = rungs[max(0, place - 1) : place + 2]
+        return [rate for rate in near if rate not in tried]
+
+    bench = Bench(guess, torch.device(device), tell)
+    return _search(settings, bench, rungs[1::3] or rungs, neighbours, len(rungs))
+
+
+def _search(
+    settings: Sequence[Setting],
+    bench: Bench,
+    rates: Sequence[float],
+    further: Callable[[Choice], list[float]],
+    waves: int,
+) -> list[Choice]:
+    """Try the rates for every setting, then what ``further`` asks for, wave by wave."""
     tried: list[dict[float, Trial]] = [{} for _ in settings]
     asked = [(k, rate) for k in range(len(settings)) for rate in rates]
-    for _ in range(WIDENINGS + 1 if widen else 1):
+    choices: list[Choice] = []
+    for _ in range(waves):
         found = bench.run([(settings[k], rate) for k, rate in asked])
         for (k, rate), trial in zip(asked, found, strict=True):
             tried[k][rate] = trial
         choices = [_choice(one, trials) for one, trials in zip(settings, tried, strict=True)]
-        asked = [(k, rate) for k, choice in enumerate(choices) for rate in choice.ends]
+        asked = [(k, rate) for k, choice in enumerate(choices) for rate in further(choice)]
         if not asked:
             break
     return choices
@@ -142,18 +186,24 @@ class Bench:
         stand_ins: dict[tuple[object, ...], Federation] = {}
         runs, data, owner = [], [], []
         for k, (setting, rate) in enumerate(asked):
-            for separation in SEPARATIONS:
-                for seed in self.seeds:
-                    key = (setting.roster, setting.cohort_size, separation, seed)
-                    if key not in stand_ins:
-                        stand_ins[key] = surrogate(setting, self.guess, separation, seed)
-                    data.append(stand_ins[key])
-                    runs.append(on_surrogate(setting, stand_ins[key], rate, seed))
-                    owner.append(k)
+            classes = len(setting.roster.schema.target.classes)
+            for kind in kinds(self.guess, classes, self.seeds):
+                key = (setting.roster, setting.cohort_size, kind)
+                if key not in stand_ins:
+                    stand_ins[key] = surrogate(
+                        setting, self.guess, kind.separation, kind.seed, kind.differ
+                    )
+                data.append(stand_ins[key])
+                runs.append(on_surrogate(setting, stand_ins[key], rate, kind.seed, kind.differ))
+                owner.append(k)
         scores: list[list[float]] = [[] for _ in asked]
         for k, outcome, federation in zip(owner, self._train(runs, data), data, strict=True):
             scores[k].append(_score(outcome, federation))
-        return [Trial(rate, tuple(found)) for (_, rate), found in zip(asked, scores, strict=True)]
+        own = len(self.seeds) if self.guess.own_models else 0
+        return [
+            Trial(rate, tuple(found), own if len(one.roster.schema.target.classes) else 0)
+            for (one, rate), found in zip(asked, scores, strict=True)
+        ]
 
     def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
