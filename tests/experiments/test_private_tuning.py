@@ -53,7 +53,14 @@ def toml(tables: dict) -> str:
 
 
 RUN = describe(
-    rounds=30, local_steps=5, users=40, participants=8, records=100, batches=20, noise=8, delta=1e-5
+    rounds=30,
+    local_steps=5,
+    users=40,
+    cohort_size=8,
+    records=100,
+    batch_sizes=20,
+    noise=8,
+    delta=1e-5,
 )
 
 

@@ -14,7 +14,7 @@ from dpscaffold.cli.keys import complete_setting
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpscaffold.config import Settings
+    from dpscaffold.config import Configuration
     from dpscaffold.experiments.tuning import TuneSettings
 
 
@@ -79,7 +79,7 @@ def tune_command(
 
 
 def _tune_privately(
-    settings: Settings,
+    settings: Configuration,
     table: TuneSettings,
     folder: Path,
     device: str,
@@ -92,12 +92,13 @@ def _tune_privately(
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.private_tuning import tune_privately
     from dpscaffold.machine import pick_device, stop_signals
+    from dpscaffold.planner.asked import planned_setting
     from dpscaffold.report.private_tuning import shown_winner, write_private_tuning
     from dpscaffold.report.tuning_progress import Rounds
 
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
         try:
-            tuned = tune_privately(settings, table, pick_device(device), watcher)
+            tuned = tune_privately(settings, table, pick_device(device), watcher, planned_setting)
         except Stopped as stopped:
             console.print(
                 f"stopped by {stopped}: nothing was written, but whoever saw the trials that ran "

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from dpscaffold.cipher import CipherStream
-from dpscaffold.config import Settings
+from dpscaffold.config import Configuration
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
-from dpscaffold.experiments.tuning import TuneSettings, with_values
+from dpscaffold.experiments.tuning import SettingOf, TuneSettings, with_values
 from dpscaffold.federation import Federation, Records
-from dpscaffold.privacy import Cost, Run, charged
+from dpscaffold.privacy import Cost, Mechanism, charged
 from dpscaffold.privacy.selected import Accounted, Trials, account
 from dpscaffold.scoring import predicted_class
 from dpscaffold.setting import Setting
@@ -65,7 +65,7 @@ class PrivatelyTuned:
     they took belong to the server.
     """
 
-    settings: Settings
+    settings: Configuration
     tune: TuneSettings
     trials: tuple[Trial, ...]
     privacy: Accounted
@@ -113,10 +113,11 @@ class PrivatelyTuned:
 
 
 def tune_privately(
-    settings: Settings,
+    settings: Configuration,
     table: TuneSettings,
     device: torch.device,
     tell: Listener = silence,
+    setting_of: SettingOf = Configuration.setting,
     choosing: Choosing | None = None,
 ) -> PrivatelyTuned:
     """Draw how many candidates to try and which, train and score them, and account for it."""
@@ -125,7 +126,7 @@ def tune_privately(
     ]
     whole = load_federation(settings.data)
     trained, judged, scored_on = _records(settings, table, whole)
-    candidates = [_candidate(with_values(settings, point), trained) for point in points]
+    candidates = [_candidate(setting_of(with_values(settings, point), trained)) for point in points]
     runs = [_described(one, whole) for one in candidates]
     score = _score_cost(table, runs[0])
     stream: Choosing = secrets.SystemRandom() if choosing is None else choosing
@@ -144,7 +145,7 @@ def tune_privately(
 
 
 def _records(
-    settings: Settings, table: TuneSettings, whole: Federation
+    settings: Configuration, table: TuneSettings, whole: Federation
 ) -> tuple[Federation, Records, str]:
     """What candidates train on, and what they are judged on."""
     target = whole.target
@@ -168,9 +169,8 @@ def _records(
     return whole, public.train, f"public records ({public.title})"
 
 
-def _candidate(settings: Settings, federation: Federation) -> Setting:
+def _candidate(setting: Setting) -> Setting:
     """The run of a candidate, its noise from the operating system."""
-    setting = settings.setting(federation)
     if setting.privacy is None or setting.privacy.noise == 0:
         raise BadInput(
             "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
@@ -179,7 +179,7 @@ def _candidate(settings: Settings, federation: Federation) -> Setting:
     return replace(setting, privacy=replace(setting.privacy, secret=True))
 
 
-def _described(setting: Setting, whole: Federation) -> Run:
+def _described(setting: Setting, whole: Federation) -> Mechanism:
     """The candidate for the accountant, at the δ of all training records."""
     delta = replace(setting, roster=whole.roster).describe()
     assert delta is not None
@@ -193,7 +193,7 @@ def _fresh(setting: Setting) -> Setting:
     return replace(setting, plan=replace(setting.plan, seed=secrets.randbits(63)))
 
 
-def _score_cost(table: TuneSettings, run: Run) -> Cost | None:
+def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
     """What a score costs: nothing on public records, else a Gaussian of this multiplier."""
     if table.public is not None:
         return None
@@ -219,7 +219,7 @@ def _train(
     stacks = split(settings, device) if settings else []
     for number, stack in enumerate(stacks, 1):
         first = settings[stack[0]].plan
-        work = float(sum(settings[k].participants for k in stack)) * first.rounds
+        work = float(sum(settings[k].cohort_size for k in stack)) * first.rounds
         tell(StackBegun("private tuning", number, len(stacks), first.rounds, work))
         chosen = [settings[k] for k in stack]
         found = train_stack(chosen, [federation] * len(stack), Schedule(), device, tell)
@@ -228,7 +228,7 @@ def _train(
 
 
 def _scored(
-    outcome: Outcome, trained: Federation, judged: Records, table: TuneSettings, run: Run
+    outcome: Outcome, trained: Federation, judged: Records, table: TuneSettings, run: Mechanism
 ) -> float | None:
     """The share of right answers: as it is on public records, else from noised counts. A run that
     diverged has none, whatever the records: its parameters tell, and they are accounted for."""

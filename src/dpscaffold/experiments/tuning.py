@@ -353,7 +353,7 @@ def _setting(
     return [replace(first, roster=fold.roster) for fold in folds]
 
 
-def judged_output(settings: Settings, table: TuneSettings) -> Literal["last", "average"]:
+def judged_output(settings: Configuration, table: TuneSettings) -> Literal["last", "average"]:
     """Which output of a run is validated: the one asked for, or the one that its plan gives out."""
     if table.output is not None:
         return table.output

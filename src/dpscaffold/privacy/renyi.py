@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
-from dpscaffold.privacy.describe import Participation, Run
+from dpscaffold.privacy.describe import Mechanism, Participation
 from dpscaffold.privacy.loss import Array
 
 WHOLE_ORDERS = [*range(2, 65), 96, 128, 256, 512, 1024]
@@ -89,7 +89,7 @@ def participation_total(
     return orders, rounds * curve + sum(orders / (2 * z**2) for z in gaussians)
 
 
-def round_curve(run: Run, gaussians: tuple[float, ...] = ()) -> tuple[Array, Array]:
+def round_curve(run: Mechanism, gaussians: tuple[float, ...] = ()) -> tuple[Array, Array]:
     """The same of a whole run, for its worst group of users."""
     return participation_total(run.participation(), run.user_ratio, run.rounds, gaussians)
 

@@ -13,7 +13,7 @@ from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, La
 from dpscaffold.privacy.bounds import bound_for
 from dpscaffold.privacy.composition import Part, together
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Run
+from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.renyi import round_curve
@@ -40,7 +40,7 @@ class Trials:
     """What was run: the candidates' mechanisms, which of them were drawn, the law of how many, what
     one score costs (None: nothing), and what preparing the data cost, once for all."""
 
-    candidates: tuple[Run, ...]
+    candidates: tuple[Mechanism, ...]
     drawn: tuple[int, ...]
     stopping: Stopping
     score: Cost | None
@@ -102,8 +102,8 @@ def account(trials: Trials) -> Accounted:
     the winner; all at the candidates' largest δ.
 
     >>> from dpscaffold.privacy import describe
-    >>> run = describe(rounds=20, local_steps=5, users=60, participants=12, records=800,
-    ...                batches=160, noise=10, delta=1e-6)
+    >>> run = describe(rounds=20, local_steps=5, users=60, cohort_size=12, records=800,
+    ...                batch_sizes=160, noise=10, delta=1e-6)
     >>> found = account(Trials((run,), (0,) * 12, Stopping(12.0), Cost("score", noise=20.0)))
     >>> found.epsilon["third_party"] < found.epsilon["server"], found.trials
     (True, 12)
@@ -160,12 +160,12 @@ def _winner(trials: Trials, delta: float) -> float:
     return with_costs(law, trials.preparation).epsilon(delta)
 
 
-def _distinct(runs: Sequence[Run]) -> list[Run]:
+def _distinct(runs: Sequence[Mechanism]) -> list[Mechanism]:
     """Candidates that differ in their mechanism: step sizes do not."""
     return list({str(run.to_dict()): run for run in runs}.values())
 
 
-def _laws(run: Run, costs: tuple[Cost, ...]) -> Laws:
+def _laws(run: Mechanism, costs: tuple[Cost, ...]) -> Laws:
     bound = bound_for(run, THIRD_PARTY)
     assert bound.laws is not None
     return tuple(with_costs(law, costs) for law in bound.laws(run, run.rounds))

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpscaffold.books.runfolder import plain
-from dpscaffold.config import to_toml
+from dpscaffold.books.runfolder import plain, to_toml
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
 from dpscaffold.model import Model
 from dpscaffold.trained import Origin
+from dpscaffold.whole import whole_file, write_text
 
 
 def shown_winner(tuned: PrivatelyTuned) -> str:
@@ -33,13 +33,13 @@ def write_private_tuning(tuned: PrivatelyTuned, folder: Path) -> list[str]:
     winner = folder / "winner"
     winner.mkdir(parents=True, exist_ok=True)
     note = f"# {shown_winner(tuned)}\n# {_outside(tuned)}\n\n"
-    (winner / "best.toml").write_text(note + to_toml(tuned.best_tables()), encoding="utf-8")
-    _write(tuned.released(), winner / "winner.json")
+    write_text(winner / "best.toml", note + to_toml(tuned.best_tables()))
+    write_text(winner / "winner.json", _json(tuned.released()))
     if tuned.winner.model is not None:
         _model(tuned).save(winner / "model")
-    seen = folder / "server.json"
-    seen.touch(mode=0o600)
-    _write(tuned.seen_by_server(), seen)
+    with whole_file(folder / "server.json") as partial:
+        partial.touch(mode=0o600)
+        partial.write_text(_json(tuned.seen_by_server()), encoding="utf-8")
     return ["winner", "server.json"]
 
 
@@ -61,7 +61,5 @@ def _model(tuned: PrivatelyTuned) -> Model:
     return Model.of(tuned.federation, task, tuned.winner.model, origin=origin)
 
 
-def _write(content: object, path: Path) -> None:
-    path.write_text(
-        json.dumps(plain(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+def _json(content: object) -> str:
+    return json.dumps(plain(content), indent=2, ensure_ascii=False) + "\n"
