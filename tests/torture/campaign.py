@@ -19,7 +19,16 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from commands import all_works
-from faults import clock_once, damage_once, full_disk_once, interrupted, kill_once, read_only_once
+from faults import (
+    ENDINGS,
+    clock_once,
+    damage_once,
+    full_disk_once,
+    interrupted,
+    kill_once,
+    killed_then_ended_once,
+    read_only_once,
+)
 from forked import Lost
 from grid import crash_at, points
 from works import Work
@@ -37,12 +46,20 @@ def random_faults(
     kills: int,
     disks: int,
     damages: int,
+    endings: int,
 ) -> list[Fault]:
     """Kills, full disks, locked folders, clocks and damages, drawn beforehand."""
     chosen, weights = [work for work, _ in works], [weight for _, weight in works]
     picks = chosen + rng.choices(chosen, weights, k=max(0, kills - len(chosen)))
     faults: list[Fault] = []
     faults += [lambda w=w: "killed: " + kill_once(w, home, rng) for w in picks[:kills]]
+    for work in [work for work in chosen if work.name == "train secret"]:
+        faults += [
+            lambda e=ending, w=work: (
+                "killed thrice: " + killed_then_ended_once(home, e, w.seconds, rng)
+            )
+            for ending in ENDINGS * endings
+        ]
     picks = rng.choices(chosen, weights, k=disks)
     faults += [lambda w=w: "disk full: " + full_disk_once(w, home, rng) for w in picks]
     faults += [lambda w=w: read_only_once(w, home) for w in chosen if disks]
@@ -102,7 +119,8 @@ def campaign(given: argparse.Namespace) -> int:
         if given.grid:
             faults = grid_faults(works, home, given.grid)
         else:
-            faults = random_faults(works, home, rng, given.kills, given.disks, given.damages)
+            counts = (given.kills, given.disks, given.damages, given.endings)
+            faults = random_faults(works, home, rng, *counts)
         return play(faults, 60 * given.minutes)
     finally:
         shutil.rmtree(home, ignore_errors=True)
@@ -117,6 +135,7 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--disks", type=int, default=40, help="full disks; 0: no locks, no clocks")
     parser.add_argument("--damages", type=int, default=120, help="of each of two stopped runs")
+    parser.add_argument("--endings", type=int, default=8, help="three kills, then each way to end")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--grid", type=int, default=0, help="at every N-th point instead")

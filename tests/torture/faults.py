@@ -10,13 +10,19 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from commands import RESUMED, SECRET
-from forked import Lost, begin, ended, expect, run, said
-from works import Work, trained
+from forked import Lost, begin, ended, expect, nothing, run, said
+from works import Work, check_statement, journalled, trained
+
+from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
 
 NOBODY = 65534
+#: Below the ε of the eight rounds of :data:`works.CONFIG`, and above that of one.
+TARGET = 0.55
+ENDINGS = ("completed", "stopped", "halted")
 
 
 def kill_once(work: Work, home: Path, rng: random.Random) -> str:
@@ -88,6 +94,53 @@ def clock_once(work: Work, home: Path, rng: random.Random) -> str:
     return f"{work.name}, clock"
 
 
+def stop_at(round: int) -> Callable[[], None]:
+    """SIGTERM once a round from this one on is evaluated: the run ends in order after it."""
+
+    def before() -> None:
+        from dpscaffold.books.runfolder import RunFolder
+
+        real = RunFolder.append_metrics
+
+        def append(self: RunFolder, row: dict[str, object]) -> None:
+            real(self, row)
+            if row["round"] >= round:  # type: ignore[operator]
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        RunFolder.append_metrics = append  # type: ignore[method-assign]
+
+    return before
+
+
+def killed_then_ended_once(home: Path, ending: str, seconds: float, rng: random.Random) -> str:
+    """A secret run killed −9 at three moments, each time resumed, and then ended in one of three
+    ways: what it states is what its journal says was released."""
+    folder = Work("ended", [], trained).fresh(home)
+    halting = ["--set", f"privacy.target_epsilon={TARGET}"] if ending == "halted" else []
+    arguments = [*RESUMED, *SECRET, *halting]
+    for _ in range(3):
+        child = begin(folder, arguments)
+        time.sleep(rng.random() * seconds)
+        os.kill(child, signal.SIGKILL)
+        ended(child)
+    status = run(folder, arguments, stop_at(1) if ending == "stopped" else nothing)
+    expect(status in (0, 143), f"a killed run ends with status {status}", folder)
+    stated = json.loads((folder / "run" / "privacy.json").read_text())
+    check_statement(folder, stated)
+    times = journalled(folder / "run")
+    repeats = tuple(sorted(count - 1 for count in times.values() if count > 1))
+    run_ = Mechanism.from_dict(stated["run"])
+    true = RANDOM_PARTICIPATION.epsilon(run_, len(times), repeats=repeats)
+    if abs(stated["server"]["epsilon"] - true) > 1e-9 * true or stated["rounds"] != len(times):
+        raise Lost(f"{ending}: {stated['server']['epsilon']} is stated, {true} was released")
+    if ending == "halted" and true > TARGET:
+        raise Lost(f"halted at {TARGET}, {true} was released")
+    if ending == "completed" and len(times) != 8:
+        raise Lost(f"completed after {len(times)} rounds")
+    shutil.rmtree(folder)
+    return f"{ending}, {sum(times.values())} releases in {len(times)} rounds"
+
+
 def interrupted(home: Path, secret: bool) -> Path:
     """The folder of a run that was stopped in its midst, in a folder of its own."""
     folder = Work("stopped", [], trained).fresh(home)
@@ -95,20 +148,7 @@ def interrupted(home: Path, secret: bool) -> Path:
     # A target that halts it before the end leaves a folder as an interruption does.
     first = ["train", "run.toml", "--out", "run", *options]
 
-    def stop_early() -> None:
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        from dpscaffold.books.runfolder import RunFolder
-
-        real = RunFolder.append_metrics
-
-        def append(self: RunFolder, row: dict[str, object]) -> None:
-            real(self, row)
-            if row["round"] == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        RunFolder.append_metrics = append  # type: ignore[method-assign]
-
-    status = run(folder, first, stop_early)
+    status = run(folder, first, stop_at(5))
     expect(status == 143, f"a run is not interrupted (status {status})", folder)
     return folder
 

@@ -32,8 +32,11 @@ def play(*options):
 
 def test_a_dozen_kills_and_damages():
     """Training, seeded and secret, killed at random moments, and a bit flipped in every file."""
-    said = play("--only", "train", "--kills", "4", "--disks", "0", "--damages", "5")
-    assert said.count("killed: ") == 4 and " 0 losses" in said
+    said = play(
+        "--only", "train", "--kills", "4", "--disks", "0", "--damages", "5", "--endings", "1"
+    )
+    assert said.count("killed: ") == 4 and said.count("killed thrice: ") == 3
+    assert " 0 losses" in said
 
 
 def test_a_kill_and_a_power_cut_between_file_operations():
