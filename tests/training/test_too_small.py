@@ -148,3 +148,25 @@ def test_nothing_that_is_written_tells_the_size_of_a_user(tmp_path, unit):
         assert not found and not kept
     else:
         assert any("ledger.json" in name for name, _ in found)
+
+
+def test_users_chosen_by_their_sizes_where_sizes_are_hidden(tmp_path):
+    """Replace a user's data by fewer records than the minimum and M changes: no ε covers that."""
+    from dpscaffold.data import load_federation
+
+    rows = [f"{x},{x % 2},u{x % 4}" for x in range(80)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,label,user", *rows]) + "\n")
+    tables = {"source": "csv", "path": str(tmp_path / "rows.csv"), "label": "label"}
+    tables |= {"user": "user", "minimum_records": 5, "classes": ["0", "1"], "preprocess": []}
+    data = load_federation(tables)
+    found = {}
+    for unit in ("record", "user"):
+        privacy = Gaussian(noise=4.0, unit=unit)
+        folder = tmp_path / unit
+        said = train(data, Logistic(1, 2), fedavg(), PLAN, privacy, out=folder).privacy
+        found[unit] = [line for line in said["outside"] if "how many records a user has" in line]
+        assert stated(folder)["outside"] == said["outside"]
+    assert len(found["user"]) == 1 and not found["record"]
+    with pytest.raises(BadInput, match="how many records a user has"):
+        train(data, Logistic(1, 2), fedavg(), PLAN, Gaussian(noise=4.0, unit="user"), release=True)
+    train(data, Logistic(1, 2), fedavg(), PLAN, Gaussian(noise=4.0), release=True)

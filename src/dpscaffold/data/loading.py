@@ -266,7 +266,8 @@ def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
     if settings.records is not None:
         said += f"; of each, {settings.records} records at most, drawn at random (data.records)"
     said += ". How many records a user has counts as public here."
-    return (Remark(said, "none needed", named=named(gone)),)
+    counted = settings.minimum_records > 1
+    return (Remark(said, "none needed", named=named(gone), counted=counted),)
 
 
 def named(gone: Sequence[str], most: int = 20) -> str:

@@ -31,6 +31,12 @@ WITHIN: tuple[Protection, ...] = ("none needed", "public", "private")
 
 Rows = TypeVar("Rows")
 
+#: What is said of users who were chosen by their sizes in a run that hides sizes.
+COUNTED = (
+    "Who takes part at all was decided by how many records a user has (data.minimum_records), "
+    "which this run hides: whether a user is among them is outside the guarantee."
+)
+
 
 class Preparation(Protocol):
     """One step of a preparation, as far as privacy is concerned."""
@@ -65,6 +71,8 @@ class Remark:
     cost: Cost | None = None
     #: What is said besides where single records are hidden; it would tell of a whole user.
     named: str = ""
+    #: That it looked at how many records users have, which is public only where R_i is.
+    counted: bool = False
 
     def __call__(self, rows: Rows) -> Rows:
         """The rows, as they are."""
@@ -118,6 +126,8 @@ def charged(
     """
     costs, unprotected = [], []
     for step in preparation:
+        if getattr(step, "counted", False) and (run.unit == "user" or run.relation == "add-remove"):
+            unprotected.append(Remark(COUNTED, "unprotected"))
         if step.cost is None:
             continue
         cost = None if run.unit == "user" else step.cost.under(run.sampling)
