@@ -26,8 +26,9 @@ NOT_RUN = [
 #: The blocks that only ``make test-all`` runs.
 SLOW = [
     *[("docs/howto/onnx.md", "the exporter takes seconds")] * 2,
+    ("docs/howto/plan.md", "ten seconds of processor time"),
     ("docs/planning.md", "forty seconds of processor time"),
-    ("docs/reproduction.md", "a tenth of a minute for the list, some for the small version"),
+    ("docs/reproduction.md", "a minute and a half of processor time"),
     *[("docs/tutorials/federation.md", "certificates and keys")] * 3,
     ("docs/tutorials/federation.md", "a SuperLink, a server and three sites"),
 ]
