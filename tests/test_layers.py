@@ -6,6 +6,8 @@ Imports inside functions and for type checkers count: they are dependencies all 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -190,3 +192,24 @@ def test_imports_are_found_wherever_they_stand():
 def test_cycles_are_found():
     assert cycle({"a": ["b"], "b": ["c"], "c": ["a"]}) == ["a", "b", "c", "a"]
     assert cycle({"a": ["b", "c"], "b": ["d"], "c": ["d"]}) == []
+
+
+def test_synthetic_data_need_no_reader_no_configuration_and_no_accountant():
+    """Names are imported when they are used, so the first one costs little beyond PyTorch."""
+    heavy = ("pyarrow", "pydantic", "scipy", "sklearn", "matplotlib", "dp_accounting", "rich")
+    code = (
+        "import sys, torch; before = set(sys.modules); from dpscaffold import synthetic; "
+        "synthetic(users=2, records=5); "
+        f"print([name for name in {heavy} if name in set(sys.modules) - before])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_of_the_package_are_listed_once():
+    """In the stubs, from which they are imported lazily; nothing repeats them."""
+    for stub in (ROOT / "__init__.pyi", *ROOT.glob("*/__init__.pyi")):
+        names = [line.split()[-1] for line in stub.read_text().splitlines() if " import " in line]
+        assert len(set(names)) == len(names), stub
+        body = ast.parse(stub.with_suffix(".py").read_text()).body
+        assert not any(isinstance(n, ast.ImportFrom) and n.module != "__future__" for n in body)

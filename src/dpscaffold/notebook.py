@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from dpscaffold.privacy.showing import round_up
-
 #: Size of a small curve, and how many points it is drawn with at most.
 WIDTH, HEIGHT, MOST = 220, 48, 120
 
@@ -67,6 +65,8 @@ class Shown(dict[str, Any]):
         return str(self.get("quote", "no statement"))
 
     def _repr_html_(self) -> str:
+        from dpscaffold.privacy.showing import round_up  # the accountant takes long to import
+
         views = ("server", "third_party", "participant")
         found = ((view.replace("_", " "), self.get(view) or {}) for view in views)
         rows: list[tuple[str, Any]] = [

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from dpscaffold import algorithms
 from dpscaffold.algorithms import ALGORITHMS, SERVERS, fedavg
 from dpscaffold.algorithms.naming import _loaded, build
 from dpscaffold.cli import app, main
@@ -233,3 +234,10 @@ def test_a_changed_file_is_not_taken_for_the_one_that_began(config, tmp_path, mo
     _loaded.clear()
     said = refusal(["train", config, "--out", tmp_path / "out", "--resume"], monkeypatch, capsys)
     assert "holds a run with algorithm.direction" in said
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedprox", "momentum"])
+def test_an_algorithm_is_one_short_file(name):
+    """What a recipe of three steps promises: under sixty lines, docstrings included."""
+    source = Path(algorithms.__file__).with_name(f"{name}.py").read_text()
+    assert len(source.splitlines()) < 60

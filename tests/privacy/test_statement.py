@@ -182,3 +182,10 @@ def test_the_table_in_the_documentation_is_what_the_command_prints():
 
     page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
     assert comparison() in page
+
+
+def test_a_step_that_says_something_unknown_of_itself_is_outside_the_guarantee():
+    """Only what says that it is harmless is taken to be."""
+    steps = [Remark("A step of one's own.", "harmless"), Remark("Unit norm.", "none needed")]
+    said = statement(None, preparation=steps)
+    assert "A step of one's own." in said["outside"] and "Unit norm." not in said["outside"]

@@ -474,3 +474,18 @@ def test_a_setting_of_another_federation_is_refused(federation):
     with pytest.raises(BadInput, match="would not be what is accounted"):
         run(setting, other)
     assert run(setting, federation).ended == "completed"
+
+
+def test_a_run_takes_the_threads_that_it_is_given(federation):
+    """As many as the hardware says, and no others are stored with it."""
+    from dpscaffold.engines import Hardware
+    from dpscaffold.setting import Setting
+    from dpscaffold.training import run
+
+    before = torch.get_num_threads()
+    setting = Setting(federation.roster, Logistic(40, 10), fedavg(), plan(rounds=1))
+    try:
+        run(setting, federation, Hardware(threads=before + 1))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
