@@ -164,7 +164,8 @@ def epsilon_note(runs: list[RunRecord]) -> str:
             known = first.get("towards") == "everybody"
             whom = "given who took part, as the draw is known" if known else "towards the server"
             bound = str(first["bound"]).replace("_", " ")
-            would = ", with secret noise; these are simulations" if run.privacy["simulated"] else ""
+            seeded = run.privacy.get("simulated", True)  # earlier versions did not say it
+            would = ", with secret noise; these are simulations" if seeded else ""
             lines.append(
                 f"ε {whom} at δ = {digits_up(run.privacy['delta'])}, {neighbours}, by {bound} "
                 f"(PLD){would}"
