@@ -5,10 +5,12 @@
 Nothing is installed. Two kinds of work: a DP-SCAFFOLD round (20 users × 50 steps × batch 800 of
 4,000 records, 41 × 10 weights, sampling and noise included), and a clipped sum of a convolutional
 network (13,066 parameters, batch 400). Peers of the round: Opacus' hooks, and pfl's SCAFFOLD on the
-same shapes, which has no privacy and passes over the records in order instead of drawing batches.
+same shapes, which has no privacy and passes over the records in order instead of drawing batches,
+and Flower's simulation with a node a user and Opacus in each (its actors are processes; a round is
+timed once they stand).
 Peers of the sum: Opacus' hooks and its ghost clipping. The best of all repeats counts. ``--clock
-cpu`` takes CPU time of this process, so that other programs matter little; ``wall`` that on the
-wall. A peer that is missing, or fails here, is named with the reason.
+cpu`` takes CPU time of this process and of those that it started, so that other programs matter
+little; ``wall`` that on the wall. A peer that is missing, or fails here, is named with the reason.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from flowers import flower, tree_time
 from module import RECORDS as IMAGES
 from module import network, opacus_steps, our_step, plain_step
 from round import CLASSES, FEATURES, RECORDS, STEPS, bare, opacus, ours
@@ -86,10 +89,14 @@ def pfl_scaffold() -> Side:
     return once
 
 
-def round_sides(notes: list[str]) -> dict[str, Side]:
+def round_sides(notes: list[str], threads: int) -> dict[str, Side]:
     """Every side that can do the round."""
     sides: dict[str, Side] = {"ours": ours(), "bare work, no privacy": bare()}
-    for name, make in (("Opacus' hooks", opacus), ("pfl SCAFFOLD, no privacy", pfl_scaffold)):
+    for name, make in (
+        ("Opacus' hooks", opacus),
+        ("Flower's simulation, Opacus clients", lambda: flower(max(1, threads))),
+        ("pfl SCAFFOLD, no privacy", pfl_scaffold),
+    ):
         try:
             side = make()
             side()
@@ -135,10 +142,10 @@ def main() -> None:
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(chosen.threads)
-    clock = time.process_time if chosen.clock == "cpu" else time.perf_counter
+    clock = tree_time if chosen.clock == "cpu" else time.perf_counter
     notes: list[str] = []
     works = {
-        "DP-SCAFFOLD round": (round_sides(notes), chosen.repeats),
+        "DP-SCAFFOLD round": (round_sides(notes, chosen.threads), chosen.repeats),
         "clipped sum of a convolutional network": (sum_sides(notes), 4 * chosen.repeats),
     }
     command = (
