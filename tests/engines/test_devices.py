@@ -8,6 +8,7 @@ from small import Driven, federation, setting, simulator
 
 from dpscaffold.local import devices, participate
 from dpscaffold.local.drawing import Row
+from dpscaffold.machine import full_precision
 from dpscaffold.randomness import Randomness
 
 
@@ -55,3 +56,16 @@ def test_secret_runs_and_declared_sizes_never_draw_there():
     assert not devices.draws_on(torch.device("cpu"), [row(Randomness(0))])
     for other in (row(Randomness(0, secret=True)), row(Scripted(0)), row(Randomness(0), 9)):
         assert not devices.draws_on(cuda, [row(Randomness(0)), other])
+
+
+def test_a_gpus_products_are_not_in_tf32():
+    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [one.allow_tf32 for one in flags]
+    try:
+        for one in flags:
+            one.allow_tf32 = True
+        full_precision()
+        assert not any(one.allow_tf32 for one in flags)
+    finally:
+        for one, was in zip(flags, before, strict=True):
+            one.allow_tf32 = was
