@@ -9,6 +9,7 @@ from pathlib import Path
 from dpscaffold.books.runfolder import plain, to_toml
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
 from dpscaffold.model import Model
+from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.trained import Origin
 from dpscaffold.whole import whole_file, write_text
 
@@ -46,7 +47,8 @@ def write_private_tuning(tuned: PrivatelyTuned, folder: Path) -> list[str]:
 def _outside(tuned: PrivatelyTuned) -> str:
     said = tuned.privacy.to_third_parties()
     return (
-        f"Given this alone, epsilon = {said['epsilon']:.4g} at delta = {said['delta']:.3g}; "
+        f"Given this alone, epsilon = {round_up(said['epsilon'])} at delta = "
+        f"{digits_up(said['delta'])}; "
         f"training again with it is a further run, whose epsilon adds."
     )
 
