@@ -16,6 +16,10 @@ from pathlib import Path
 #: What commands import when they need it: a child that has dropped its rights may not find it.
 LATE = (
     "absl.logging",
+    "cProfile",
+    "importlib.readers",
+    "pstats",
+    "torch.export",
     "dp_accounting.rdp",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
