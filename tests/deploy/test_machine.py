@@ -240,4 +240,4 @@ def test_whatever_happens_nothing_is_lost_doubled_or_forgotten():
 
 @pytest.mark.slow
 def test_whatever_happens_in_long_histories():
-    run_state_machine_as_test(Deployment, settings=machine(150, 40))
+    run_state_machine_as_test(Deployment, settings=machine(60, 40))
