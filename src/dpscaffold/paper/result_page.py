@@ -196,10 +196,11 @@ def _frontier(results: Results, made: Provenance) -> list[str]:
             rates = [_rate(results, p) for p in entries]
             values = [_both(results, (row, column, line)) for line in lines]
             ours = [
-                f"{100 * planned[p].accuracy:.2f} ({planned[p].planned:g})" if p in planned else ""
+                f"{100 * planned[p].accuracy:.2f} ({planned[p].planned:g})" if p in planned else "–"
                 for p in entries
             ]
-            shown = ", ".join(filter(None, noises)), ", ".join(rates), ", ".join(filter(None, ours))
+            made_here = any(p in planned for p in entries)
+            shown = ", ".join(filter(None, noises)), ", ".join(rates), ", ".join(ours * made_here)
             rows.append([epsilon, how, *values, *shown])
         parts += [f"### {row}", markdown(header, rows)]
     return parts

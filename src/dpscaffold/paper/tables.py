@@ -61,6 +61,8 @@ def table_parts(results: Results, made: Provenance) -> list[str]:
 
 def _validation(results: Results) -> str:
     """What became of the choice by cross-validation."""
+    if not results.experiment.folds:
+        return "no cross-validation stands beside it."
     folds = f"{results.experiment.folds}-fold cross-validation on the training records"
     if results.folded:
         return f"the choice of {folds} stands beside it where it was run."
