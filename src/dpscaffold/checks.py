@@ -25,9 +25,22 @@ def least_ratio(whole_: int) -> float:
 
 def number(name: str, value: object) -> float:
     """``value`` as a finite float, or a refusal that names it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadInput(f"{name} is {value!r}; it must be a finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        raise BadInput(f"{name} is {_shown(value)}; it must be a finite number")
     return float(value)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether this is a finite float; a whole number may be too large for one."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value: object, most: int = 40) -> str:
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def whole(name: str, value: object, least: int) -> int:

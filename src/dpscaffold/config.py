@@ -6,6 +6,7 @@ nearest known one; what was resolved is written beside every result and can be r
 
 from __future__ import annotations
 
+import json
 import tomllib
 import types
 import typing
@@ -423,6 +424,13 @@ class Configuration(ConfigTable):
         setting = Setting(roster, task, algorithm, plan, mechanism, budget)
         return setting if given.epsilon is None else setting.calibrated(given.epsilon)
 
+    @property
+    def beside(self) -> str | None:
+        """The folder of the configuration, where it names a file of a user's own."""
+        own = self.task.module is not None or ":" in self.algorithm.name
+        folder = self.algorithm.folder
+        return str(folder.absolute()) if own and folder is not None else None
+
     def describe(self, sizes: Sequence[int]) -> Mechanism | None:
         """What the run would do with users of these sizes, for the accountant; None without
         privacy. Noise that is to be solved for counts as 1."""
@@ -480,7 +488,18 @@ def load(
         tables = without(tables, key)
     for item in overrides:
         tables = unplanned(override(tables, item), item.partition("=")[0].strip())
-    return parse(tables, Path(path).parent if path is not None else None)
+    return parse(tables, beside(Path(path)) if path is not None else None)
+
+
+def beside(path: Path) -> Path:
+    """Where files of a user's own are looked for: beside the configuration, which of a run folder's
+    is the one that the run began with."""
+    begun = path.parent / "run.json"
+    try:
+        told = json.loads(begun.read_text(encoding="utf-8")).get("beside")
+    except (OSError, ValueError, AttributeError):
+        return path.parent
+    return Path(told) if isinstance(told, str) else path.parent
 
 
 #: Keys that say nothing about how well a run learns.

@@ -58,16 +58,17 @@ class Progress:
         if self.quiet:
             return
         if self._live:
-            self._live.update(Text(self.line(round, now)))
+            self._live.update(Text(self.line(round, now, self.console.width), no_wrap=True))
         elif round == self.rounds or (evaluated and now - self._printed > 2):
             self._printed = now
             self.console.print(self.line(round, now), highlight=False, soft_wrap=True)
 
-    def line(self, round: int, now: float) -> str:
-        """One line of text."""
+    def line(self, round: int, now: float, width: int | None = None) -> str:
+        """One line of text, of at most ``width``: what is left goes first, ε stays to the last."""
         from dpscaffold.scoring import titled  # with torch, which a run has loaded by then
 
-        parts = [f"{self.label}: round {round}/{self.rounds}"]
+        place = f"round {round}/{self.rounds}"
+        parts = [f"{self.label}: {place}"]
         shown = next((name for name in self._last if name.startswith("test_")), None)
         if shown is not None and self._last[shown] is not None:
             parts.append(f"{titled(shown)} {self._last[shown]:.3f}")
@@ -77,14 +78,34 @@ class Progress:
                 if self._last["train_loss"] is not None
                 else "loss inf"
             )
-        if self._last.get("epsilon_server") is not None:
-            parts.append(f"ε(server) ≤ {round_up(self._last['epsilon_server'])}")
+        spent = self._last.get("epsilon_server")
+        epsilon = "" if spent is None else f"ε(server) ≤ {round_up(spent)}"
+        parts += [epsilon] if epsilon else []
         assert self._first is not None
         done = round - self._first[0]
         if done and round < self.rounds:
             left = (now - self._first[1]) / done * (self.rounds - round)
             parts.append(f"{duration(left)} left")
+        return _within(parts, place, epsilon, width)
+
+
+def _within(parts: list[str], place: str, epsilon: str, width: int | None) -> str:
+    """The parts on one line of a width; ε is kept as long as there is room for it alone.
+
+    >>> parts = ["DP-SCAFFOLD: round 7/400", "loss 0.4312", "ε(server) ≤ 0.87", "12 s left"]
+    >>> _within(parts, "round 7/400", "ε(server) ≤ 0.87", 40)
+    'round 7/400, ε(server) ≤ 0.87'
+    """
+    if width is None or len(", ".join(parts)) <= width:
         return ", ".join(parts)
+    tail = [epsilon] if epsilon else []
+    middle = [part for part in parts[1:] if part != epsilon]
+    for head in (parts[0], place):
+        for count in range(len(middle), -1, -1):
+            line = ", ".join([head, *middle[:count], *tail])
+            if len(line) <= width:
+                return line
+    return (epsilon.replace("(server)", "") or place)[:width]
 
 
 def duration(seconds: float) -> str:

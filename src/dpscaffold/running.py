@@ -128,6 +128,7 @@ def run_settings(
             dissimilarity=settings.task.dissimilarity,
             stopping=stopping,
             allowed=allowed,
+            beside=settings.beside,
         )
 
 

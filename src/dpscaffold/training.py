@@ -228,6 +228,7 @@ def run(
     dissimilarity: bool = True,
     stopping: Stopping | None = None,
     allowed: tuple[str, ...] | None = None,
+    beside: str | None = None,
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of.
 
@@ -249,7 +250,7 @@ def run(
     )
     if stopping is not None:  # rows that do not fit are refused before anything is released
         stopping.value(Model.of(federation, setting.task, setting.task.initial(setting.plan.seed)))
-    going.stopping, going.accounts.allowed = stopping, allowed
+    going.stopping, going.accounts.allowed, going.beside = stopping, allowed, beside
     try:
         going.open(Path(out) if out is not None else None, resume, config)
         strength = setting.plan.regularisation
@@ -296,6 +297,7 @@ class _Training:
         self.seconds = 0.0
         self.stored = 0  # the round that was stored last
         self.stopping: Stopping | None = None
+        self.beside: str | None = None
         self.origin = Origin(setting.label, federation.title)
 
     @cached_property
@@ -320,7 +322,7 @@ class _Training:
         described = self.stated if config is None else config
         self._refuse_claims(dict(described.get("privacy") or {}))
         digest = self.federation.digest()
-        identity = Identity(digest.value, digest.covers, self.engine_name)
+        identity = Identity(digest.value, digest.covers, self.engine_name, self.beside)
         self.folder = RunFolder(out)
         if resume and self.folder.holds_run:
             self.folder.lock()

@@ -56,7 +56,9 @@ def rows_of(site: int, count: int = 40) -> list[dict[str, object]]:
     return rows
 
 
-def write(path: Path, rows: list[dict[str, object]], german: bool) -> None:
+def write(
+    path: Path, rows: list[dict[str, object]], german: bool, encoding: str | None = None
+) -> None:
     """A file as a spreadsheet of either country writes it."""
     sign, point = (";", ",") if german else (",", ".")
 
@@ -67,16 +69,18 @@ def write(path: Path, rows: list[dict[str, object]], german: bool) -> None:
 
     lines = [sign.join(rows[0]), *(sign.join(map(cell, row.values())) for row in rows)]
     text = "\n".join(lines) + "\n"
-    path.write_bytes(text.encode("cp1252" if german else "utf-8"))
+    path.write_bytes(text.encode(encoding or ("cp1252" if german else "utf-8")))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty sites, half of them German; the last has a single record."""
+    """Thirty sites, half of them German, in four encodings; the last has a single record."""
     home = tmp_path_factory.mktemp("hospitals") / "sites"
     home.mkdir()
     for site in range(30):
-        write(home / f"site{site:02}.csv", rows_of(site, 1 if site == 29 else 40), site % 2 == 1)
+        encoding = ("utf-8", "cp1252", "utf-8-sig", "utf-16")[site % 4]
+        rows = rows_of(site, 1 if site == 29 else 40)
+        write(home / f"site{site:02}.csv", rows, site % 2 == 1, encoding)
     return home
 
 

@@ -49,12 +49,14 @@ BEGUN = ("versions.json", "run.json", "setting.json", ".lock")
 class Identity:
     """What makes a run this run beside its configuration: on what it really runs.
 
-    ``data`` is the digest of its records and ``covers`` what that digest looked at.
+    ``data`` is the digest of its records and ``covers`` what that digest looked at. ``beside`` is
+    the folder of its configuration, where that names files of a user's own.
     """
 
     data: str
     covers: str
     engine: str
+    beside: str | None = None
 
 
 class RunFolder:

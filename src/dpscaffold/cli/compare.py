@@ -38,7 +38,7 @@ def show(folders: list[Path], figure: Path | None, as_json: bool = False) -> Non
         typer.echo(json.dumps({"runs": [run.row() for run in runs], "figure": shown}, indent=2))
         return
     console = Console()
-    console.print(comparison_table(runs))
+    console.print(comparison_table(runs, console.width))
     note = epsilon_note(runs)
     if note:
         console.print(note, highlight=False)

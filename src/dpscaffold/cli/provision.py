@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ def provision_command(
         bool,
         typer.Option("--with-keys", help="make the sites' keys too: for demos and tests only"),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
 ) -> None:
     """Make the keys and certificates of a federation, and one invitation per site."""
     from dpscaffold.flower import require
@@ -23,18 +25,23 @@ def provision_command(
     from dpscaffold.provision import admit, provision, read_federation, read_invitation
 
     invitations = provision(read_federation(federation), out)
+    if with_keys:
+        from dpscaffold.site.begin import make_site
+
+        for path in invitations:
+            member = make_site(read_invitation(path), out / path.stem)
+            admit(out / "server", out / path.stem / f"{member.name}.site")
+    if as_json:
+        made = {path.stem: str(path) for path in invitations}
+        answer = {"server": str(out / "server"), "invitations": made, "with_keys": with_keys}
+        typer.echo(json.dumps(answer, indent=2))
+        return
     typer.echo(f"{out / 'server'} holds the server's keys and certificates: keep it there, 0700")
     for path in invitations:
         typer.echo(f"{path} is for the site {path.stem}: nothing in it is secret")
-    if not with_keys:
-        typer.echo("each site runs dpscaffold site init with its invitation")
-        return
-    from dpscaffold.site.begin import make_site
-
-    for path in invitations:
-        member = make_site(read_invitation(path), out / path.stem)
-        admit(out / "server", out / path.stem / f"{member.name}.site")
     typer.echo(
         "the sites' private keys were made here too (--with-keys), so whoever holds this folder "
         "can stand in for them: for demonstrations and tests only"
+        if with_keys
+        else "each site runs dpscaffold site init with its invitation"
     )

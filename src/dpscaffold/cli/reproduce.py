@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,9 @@ def reproduce_command(
         Path | None, typer.Option(help="a results.csv whose finished runs are taken over first")
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the list, or what was written, as JSON")
+    ] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
     from dpscaffold.machine import pick_device
@@ -69,25 +73,32 @@ def reproduce_command(
     if take is not None and (list_ or name in (None, "all")):
         raise BadInput(f"--take is {take}, the results of one experiment; name that experiment")
     if list_:
-        from dpscaffold.paper.listing import listing
+        from dpscaffold.paper.listing import as_rows, listing
 
         with Console(stderr=True).status("timing a few rounds of each shape, about half a minute"):
             shown = listing(request, chosen)
-        Console().print(shown)
+        Console().print_json(data=as_rows(shown)) if as_json else Console().print(shown)
         return
     if name is None:
         raise BadInput("no experiment was named; give one of dpscaffold reproduce --list, or all")
-    for one in names() if name == "all" else (name,):
-        _reproduce(experiment(one), request, chosen, quiet)
+    written = {
+        one: _reproduce(experiment(one), request, chosen, quiet or as_json, as_json)
+        for one in (names() if name == "all" else (name,))
+    }
+    if as_json:
+        folders = {one: str(request.out / one) for one in written}
+        typer.echo(json.dumps({"folders": folders, "files": written}, indent=2))
 
 
-def _reproduce(chosen: Experiment, request: Request, device: torch.device, quiet: bool) -> None:
+def _reproduce(
+    chosen: Experiment, request: Request, device: torch.device, quiet: bool, silent: bool
+) -> list[str]:
     from dpscaffold.events import Stopped
     from dpscaffold.machine import stop_signals
     from dpscaffold.paper.progress import Bars
     from dpscaffold.paper.reproduce import reproduce
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=silent)
     with stop_signals() as caught:
 
         @contextmanager
@@ -103,4 +114,6 @@ def _reproduce(chosen: Experiment, request: Request, device: torch.device, quiet
                 f"goes on with it"
             )
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
-    console.print(f"{chosen.name}: {request.out / chosen.name} holds {', '.join(files)}")
+    if not silent:
+        console.print(f"{chosen.name}: {request.out / chosen.name} holds {', '.join(files)}")
+    return files

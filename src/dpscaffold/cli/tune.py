@@ -69,7 +69,7 @@ def tune_command(
         }
         typer.echo(json.dumps(plain(found), indent=2))
         return
-    console.print(tuning_table(tuned))
+    console.print(tuning_table(tuned, console.width))
     for key in tuned.at_edge:
         console.print(f"the best value of {key} is at the edge of the grid; widen it to be sure")
     console.print(tuned.privacy_note, markup=False)

@@ -73,9 +73,40 @@ NAME = "dpscaffold-spelled"
 codecs.register_error(NAME, spelled)
 
 
+#: ASCII with signs spelled out, under a name of its own: click takes plain ASCII for a mistake in
+#: the settings of a console and would write UTF-8 to it.
+PLAIN = "dpscaffold-ascii"
+
+
+class _Encoder(codecs.IncrementalEncoder):
+    def encode(self, text: str, final: bool = False) -> bytes:
+        return text.encode("ascii", NAME)
+
+
+def _plain(name: str) -> codecs.CodecInfo | None:
+    if name.replace("_", "-") != PLAIN:
+        return None
+    ascii_ = codecs.lookup("ascii")
+    return codecs.CodecInfo(
+        lambda text, errors="strict": (text.encode("ascii", NAME), len(text)),
+        ascii_.decode,
+        incrementalencoder=_Encoder,
+        incrementaldecoder=ascii_.incrementaldecoder,
+        name=PLAIN,
+    )
+
+
+codecs.register(_plain)
+
+
 def speak_plainly() -> None:
     """Let what is printed never fail for want of a letter."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors=NAME)
+        if reconfigure is None:
+            continue
+        try:
+            ascii_ = codecs.lookup(stream.encoding or "ascii").name == "ascii"
+        except LookupError:
+            ascii_ = True
+        reconfigure(errors=NAME, **({"encoding": PLAIN} if ascii_ else {}))

@@ -48,6 +48,13 @@ def listing(request: Request, device: torch.device) -> Table:
     return table
 
 
+def as_rows(table: Table) -> list[dict[str, str]]:
+    """The list as rows by column."""
+    heads = [str(column.header) for column in table.columns]
+    cells = [list(map(str, column.cells)) for column in table.columns]
+    return [dict(zip(heads, row, strict=True)) for row in zip(*cells, strict=True)]
+
+
 def about(seconds: float) -> str:
     """An estimate in few letters.
 

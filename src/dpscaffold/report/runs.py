@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
 from rich.table import Table
 
 from dpscaffold.books.runfolder import RunFolder
@@ -14,6 +14,7 @@ from dpscaffold.books.runledger import SUMMARY, read_account
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.progress import duration
+from dpscaffold.report.fitting import Column, fitted
 from dpscaffold.scoring import titled
 from dpscaffold.whole import whole_file
 
@@ -107,51 +108,79 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(path, folder.read_json("summary.json") or {}, history, privacy or {})
 
 
-def comparison_table(runs: list[RunRecord]) -> Table:
-    """One row per run, and the central optimum where it was solved; fits a terminal of 80
-    columns."""
+def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
+    """One row per run, and the central optimum where it was solved. Nothing wraps: names are
+    shortened, no two to the same, and columns left out where there is no room; ε stays."""
     rows = [run.row() for run in runs]
     several = len({row["data"] for row in rows}) > 1
     title = "means over the last 10 % of rounds" + ("" if several else f", {rows[0]['data']}")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run")
-    if several:
-        table.add_column("data")
     metrics = list(dict.fromkeys(run.metric for run in runs))
-    for column in (
-        "rounds",
-        *(titled(metric) for metric in metrics),
-        "loss",
-        "log₁₀ gap",
-        "ε",
-        "time",
-    ):
-        table.add_column(column, justify="right")
-    optima = {}
-    for run, row in zip(runs, rows, strict=True):
-        private = run.privacy.get("mechanism") is not None
-        table.add_row(
-            row["run"] + ("" if row["ended"] == "completed" else f" [{row['ended']}]"),
-            *([str(row["data"] or "")] if several else []),
+    lines = [
+        [
+            name if row["ended"] == "completed" else f"{name} [{row['ended']}]",
+            str(row["data"] or ""),
             str(row["rounds"]),
             *(_shown(row.get(metric), 4) for metric in metrics),
             _shown(row["train_loss"], 4),
             _shown(row["log10_gap"], 2),
-            round_up(row["epsilon"])
-            if row["epsilon"] is not None
-            else ("none" if private else "not private"),
+            _epsilon(run, row),
             duration(row["seconds"]) if row["seconds"] is not None else "",
-        )
-        if row[f"optimum_{run.metric}"] is not None:
-            optima[str(row["data"]), run.metric] = (
-                row[f"optimum_{run.metric}"],
-                run.summary.get("optimum_loss"),
-            )
-    for (data, metric), (value, loss) in optima.items():
-        place = [data] if several else []
+        ]
+        for name, run, row in zip(labels(runs), runs, rows, strict=True)
+    ]
+    for (data, metric), (value, loss) in _optima(runs, rows).items():
         values = [_shown(value if name == metric else None, 4) for name in metrics]
-        table.add_row("central optimum", *place, "", *values, _shown(loss, 4), "", "", "")
-    return table
+        lines.append(["central optimum", data, "", *values, _shown(loss, 4), "", "", ""])
+    heads = [
+        "run",
+        "data",
+        "rounds",
+        *map(titled, metrics),
+        "loss",
+        "log₁₀ gap",
+        "ε server",
+        "time",
+    ]
+    importance = [None, 5, 3, *(4 for _ in metrics), 2, 1, None, 0]
+    columns = [
+        Column(head, tuple(cells), rank, head in ("run", "data"), _side(head))
+        for head, rank, *cells in zip(heads, importance, *lines, strict=True)
+        if head != "data" or several
+    ]
+    return fitted(columns, width, title)
+
+
+def _side(head: str) -> Literal["left", "right"]:
+    return "left" if head in ("run", "data") else "right"
+
+
+def labels(runs: list[RunRecord]) -> list[str]:
+    """What each run is called; where two would be called the same, by their paths."""
+    called = [run.label for run in runs]
+    return [
+        name if called.count(name) == 1 else f"{run.folder} ({run.summary.get('algorithm', name)})"
+        for name, run in zip(called, runs, strict=True)
+    ]
+
+
+def _epsilon(run: RunRecord, row: Mapping[str, Any]) -> str:
+    if row["epsilon_server"] is not None:
+        return round_up(row["epsilon_server"])
+    return "none" if run.privacy.get("mechanism") is not None else "not private"
+
+
+def _optima(
+    runs: list[RunRecord], rows: list[dict[str, Any]]
+) -> dict[tuple[str, str], tuple[float, Any]]:
+    """The central optimum's metric and loss by data and metric, where it was solved."""
+    return {
+        (str(row["data"]), run.metric): (
+            row[f"optimum_{run.metric}"],
+            run.summary.get("optimum_loss"),
+        )
+        for run, row in zip(runs, rows, strict=True)
+        if row[f"optimum_{run.metric}"] is not None
+    }
 
 
 def epsilon_note(runs: list[RunRecord]) -> str:

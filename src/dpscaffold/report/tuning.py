@@ -11,28 +11,29 @@ from rich.table import Table
 
 from dpscaffold.books.runfolder import to_toml
 from dpscaffold.experiments.tuning import Score, Tuned
+from dpscaffold.report.fitting import Column, fitted
 from dpscaffold.whole import whole_file, write_text
 
 
-def tuning_table(tuned: Tuned) -> Table:
-    """One line per point of the grid, the best one marked."""
+def tuning_table(tuned: Tuned, width: int = 80) -> Table:
+    """One line per point of the grid, the best one marked; no wider than the terminal."""
     table = tuned.tune
     title = (
         f"validation {tuned.metric.title} on {tuned.title}, "
         f"{table.used_folds} of {table.folds} folds ({tuned.output})"
     )
-    shown = Table(title=title, title_justify="left")
-    for key in table.grid:
-        shown.add_column(key, justify="right")
-    shown.add_column(tuned.metric.title, justify="right")
-    shown.add_column("± folds", justify="right")
-    shown.add_column("")
-    for score in tuned.scores:
-        mean = "diverged" if score.diverged else f"{score.mean:.4f}"
-        spread = "" if score.diverged else f"{score.deviation:.4f}"
-        mark = "best" if score is tuned.best else ""
-        shown.add_row(*(_text(v) for v in score.values.values()), mean, spread, mark)
-    return shown
+    scores = tuned.scores
+    means = ["diverged" if s.diverged else f"{s.mean:.4f}" for s in scores]
+    spreads = ["" if s.diverged else f"{s.deviation:.4f}" for s in scores]
+    columns = [
+        Column(key, tuple(_text(s.values[key]) for s in scores), None, True) for key in table.grid
+    ]
+    columns += [
+        Column(tuned.metric.title, tuple(means), None, True),
+        Column("± folds", tuple(spreads), 0),
+        Column("", tuple("best" if s is tuned.best else "" for s in scores)),
+    ]
+    return fitted(columns, width, title)
 
 
 def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:

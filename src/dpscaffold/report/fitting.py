@@ -1,0 +1,110 @@
+"""Tables that fit a terminal: nothing wraps, and no two names are cut to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+#: The least of a name that is shown.
+LEAST = 8
+#: Names are shortened to this before a column is left out.
+COMFORT = 22
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of texts. ``importance`` says which goes first where there is no room; None stays.
+    A ``name`` may be shortened, in its cells and its title."""
+
+    title: str
+    cells: tuple[str, ...]
+    importance: int | None = None
+    name: bool = False
+    justify: Literal["left", "right"] = "right"
+
+    @property
+    def width(self) -> int:
+        """The longest text."""
+        return max(len(text) for text in (self.title, *self.cells))
+
+    def within(self, width: int) -> Column:
+        """The column with its names cut to a width."""
+        if not self.name or self.width <= width:
+            return self
+        title = self.title if len(self.title) <= width else shortened([self.title], width)[0]
+        return replace(self, title=title, cells=tuple(shortened(self.cells, width)))
+
+
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """Names of at most a width; those that differ still do.
+
+    >>> shortened(["a long name of a run, first", "a long name of a run, second"], 12)
+    ['a lon… first', 'a lo… second']
+    >>> shortened(["abcdefghijkl-1-mnopqrstu", "abcdefghijkl-2-mnopqrstu"], 10)
+    ['abcd…tu~1', 'abcd…tu~2']
+    """
+    cut = [_middle(name, width) for name in names]
+    seen: dict[str, set[str]] = {}
+    for name, short in zip(names, cut, strict=True):
+        seen.setdefault(short, set()).add(name)
+    order = {name: i + 1 for i, name in enumerate(dict.fromkeys(names))}
+    return [
+        short
+        if len(seen[short]) == 1
+        else f"{_middle(name, width - len(str(len(order))) - 2)}~{order[name]}"
+        for name, short in zip(names, cut, strict=True)
+    ]
+
+
+def _middle(name: str, width: int) -> str:
+    """A name with its middle left out, from a word's beginning on where there is one near."""
+    if len(name) <= width:
+        return name
+    if width < 4:
+        return name[:width]
+    last = name.rfind(" ", len(name) - (2 * width) // 3)
+    tail = name[last:] if last > 0 else name[-max(1, width // 3) :]
+    return name[: width - len(tail) - 1] + "…" + tail
+
+
+def fitted(columns: Sequence[Column], width: int, title: str = "") -> Table:
+    """A table no wider than ``width``: names are shortened, then columns left out, the least
+    important first, then names shortened more."""
+    kept = list(columns)
+    for comfort in (COMFORT, LEAST):
+        if _needs([column.within(comfort) for column in kept]) <= width:
+            break
+        droppable = sorted(
+            (c for c in kept if c.importance is not None), key=lambda c: c.importance or 0
+        )
+        for column in droppable if comfort == COMFORT else ():
+            kept.remove(column)
+            if _needs([column.within(comfort) for column in kept]) <= width:
+                break
+    room = max((c.width for c in kept if c.name), default=0)
+    while room > LEAST and _needs([column.within(room) for column in kept]) > width:
+        room -= 1
+    kept = [column.within(room) if room else column for column in kept]
+    shown = shortened([title], min(width, _needs(kept)))[0] if title else None
+    table = Table(
+        title=Text(shown, style="italic") if shown else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for column in kept:
+        table.add_column(Text(column.title), justify=column.justify, no_wrap=True)
+    for row in zip(*(column.cells for column in kept), strict=True):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _needs(columns: Sequence[Column]) -> int:
+    """The width of a table of these columns: three blanks between them."""
+    return sum(column.width for column in columns) + 3 * (len(columns) - 1)
