@@ -72,6 +72,7 @@ def test_tune_fits() -> None:
     title = "a long title of the data that are tuned on, with their partition, and more of it"
     tuned = SimpleNamespace(
         tune=grid,
+        output="the average",
         metric=SimpleNamespace(title="balanced accuracy"),
         title=title,
         scores=scores,
