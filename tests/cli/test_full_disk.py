@@ -1,0 +1,109 @@
+"""A disk that is full: every command that writes says so in one sentence, and nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpscaffold.config import load
+from dpscaffold.running import run_settings
+
+TABLE = """
+[data]
+source = "csv"
+path = "table.csv"
+label = "ill"
+user = "site"
+[plan]
+rounds = 2
+local_steps = 1
+user_ratio = 0.5
+[privacy]
+noise = 4.0
+"""
+LINES = (
+    "train c.toml --out new -q",
+    "train --resume run --set plan.rounds=3 -q",
+    "init table.csv",
+    "init a.npz",
+    "compare run --out f.svg",
+    "report run --out page.html",
+    "report run --markdown --out card.md",
+    "predict run table.csv --out said.csv",
+    "evaluate run table.csv --label ill --figure f.svg",
+    "export run --to safetensors --out exported",
+    "privacy run --plot f.svg",
+    "privacy run --tradeoff f.svg",
+    "budget b.jsonl --epsilon 3 --delta 1e-5",
+    "data describe c.toml --out f.svg",
+    "data prepare c.toml --out stored",
+)
+#: Every command in one process that can write no byte to a file, as on a disk without room.
+SCRIPT = """
+import resource, signal, sys
+from dpscaffold import cli
+import dpscaffold.report.runs, matplotlib.pyplot
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+for line in sys.stdin.read().split("\\n"):
+    print(f"## {line}", file=sys.stderr, flush=True)
+    sys.argv = ["dpscaffold", *line.split()]
+    try:
+        cli.main(); code = 0
+    except SystemExit as left:
+        code = left.code or 0
+    print(f"-> {code}", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch) -> Path:
+    rows = "\n".join(f"{i % 9},{'ns'[i % 2]},{'yn'[i * 7 % 4 < 2]}" for i in range(80))
+    (tmp_path / "table.csv").write_text(f"age,site,ill\n{rows}\n")
+    (tmp_path / "c.toml").write_text(TABLE)
+    np.savez(tmp_path / "a.npz", features=np.eye(20), labels=np.arange(20) % 2)
+    monkeypatch.chdir(tmp_path)
+    run_settings(load(tmp_path / "c.toml"), tmp_path / "run", quiet=True)
+    return tmp_path
+
+
+def held(home: Path) -> dict[str, str]:
+    """Every file that holds something, but locks, by its digest."""
+    return {
+        str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(home.rglob("*"))
+        if path.is_file()
+        and path.stat().st_size
+        and not any(part.startswith(".") for part in path.relative_to(home).parts)
+    }
+
+
+def test_a_full_disk_is_one_sentence_for_every_command(home: Path) -> None:
+    before = held(home)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input="\n".join(LINES).encode(),
+        cwd=home,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(home / ".mpl")},
+        capture_output=True,
+        timeout=240,
+    )
+    said = done.stderr.decode(errors="replace")
+    assert done.returncode == 0 and "Traceback" not in said, said[-3000:]
+    answers = said.split("## ")[1:]
+    assert len(answers) == len(LINES)
+    for line, answer in zip(LINES, answers, strict=True):
+        assert "-> 2" in answer and answer.count("error:") == 1, (line, answer)
+    after = held(home)
+    # The statement of a run that was about to go on may be taken back; `privacy RUN` gives it.
+    lost = {name for name in before if after.get(name) != before[name]}
+    assert lost <= {"run/privacy.json", "run/privacy.md"}, lost
+    assert not set(after) - set(before), "nothing half-written is left"
+    resumed = run_settings(load(home / "run" / "config.toml"), home / "run", True, quiet=True)
+    assert resumed.rounds == 2 and (home / "run" / "privacy.json").exists()
