@@ -17,6 +17,7 @@ from pathlib import Path
 LATE = (
     "absl.logging",
     "cProfile",
+    "ctypes.wintypes",
     "importlib.readers",
     "pstats",
     "torch.export",
