@@ -7,7 +7,6 @@ one, so that it can take turns with the other sides.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
@@ -137,6 +136,9 @@ class Simulation:
             self._done.release()
 
 
+_running: list[Simulation] = []
+
+
 def _started(cores: int) -> dict[str, Any]:
     """How Ray is started: quietly, with so many cores, and no page of its own."""
     return {"num_cpus": cores, "include_dashboard": False, "log_to_driver": False}
@@ -153,9 +155,14 @@ def flower(cores: int) -> Callable[[], object]:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    simulation = Simulation(USERS, cores)
-    atexit.register(simulation.end)
-    return simulation.once
+    _running.append(Simulation(USERS, cores))
+    return _running[-1].once
+
+
+def end_all() -> None:
+    """End what runs, before the interpreter waits for its threads."""
+    while _running:
+        _running.pop().end()
 
 
 def tree_time() -> float:

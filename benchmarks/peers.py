@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from flowers import flower, tree_time
+from flowers import end_all, flower, tree_time
 from module import RECORDS as IMAGES
 from module import network, opacus_steps, our_step, plain_step
 from round import CLASSES, FEATURES, RECORDS, STEPS, bare, opacus, ours
@@ -192,4 +192,7 @@ def draw(found: dict[str, dict[str, float]], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        end_all()
