@@ -182,11 +182,16 @@ def test_demo_compares_four_runs_and_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_example_configuration_is_valid(example):
-    """Every table of every example parses; [tune] belongs to the command of that name."""
+    """Every table of every example parses; [tune] belongs to the command of that name, and a plan
+    with [deploy] to a server."""
     from dpscaffold.config import parse
+    from dpscaffold.serving import load_served
 
     tables = tomllib.loads(example.read_text(encoding="utf-8"))
-    parse({name: table for name, table in tables.items() if name != "tune"}, example.parent)
+    if "deploy" in tables:
+        load_served(example)
+    else:
+        parse({name: table for name, table in tables.items() if name != "tune"}, example.parent)
 
 
 def test_the_python_example_runs(tmp_path):
