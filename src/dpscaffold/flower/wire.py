@@ -4,7 +4,7 @@ Every object of a message costs the SuperLink a request of 7 to 10 ms, so a lett
 header in one record, and all vectors in one other record, which is the same object for all sites of
 a round and therefore reaches the SuperLink once. Vectors that are for one site only (``restore.*``)
 have a record of their own. Up to 1 MiB travels as bytes, which is one object less; more as one
-array, end to end, which Flower handles at a tenth of the CPU of bytes.
+array, end to end, which Flower handles at about a fifth of the CPU of bytes.
 """
 
 from __future__ import annotations
