@@ -104,7 +104,7 @@ def run_settings(
         setting = planned_setting(settings, federation)
     else:
         setting = settings.setting(federation.roster)
-    resolved = settings.resolved(setting)
+    resolved, beside = settings.resolved(setting), settings.beside
     if say is not None:
         say(str(federation))
         say(described(setting))
@@ -128,7 +128,7 @@ def run_settings(
             dissimilarity=settings.task.dissimilarity,
             stopping=stopping,
             allowed=allowed,
-            beside=settings.beside,
+            beside=beside,
         )
 
 

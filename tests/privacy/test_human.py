@@ -145,8 +145,9 @@ def test_goals_leave_room_for_preprocessing():
     assert noise_for(run, goal, costs=(cost,)) > 1.05 * noise_for(run, goal)
     with pytest.raises(PrivacyError, match="not met by any noise"):
         noise_for(run, goal, costs=(Cost("mean", noise=1.0),))
-    with pytest.raises(PrivacyError, match="hides nothing"):
-        noise_for(run_of(SMALL, rounds=1, cohort_size=1, users=1000), Goal("advantage", 0.9))
+    # Sampling alone meets this one; below 0.1 the accountant counts no sampling.
+    rare = run_of(SMALL, rounds=1, cohort_size=1, users=1000)
+    assert 0.1 <= noise_for(rare, Goal("advantage", 0.9)) < 0.101
 
 
 def test_commands_in_human_terms(tmp_path):
