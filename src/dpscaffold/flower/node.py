@@ -68,6 +68,9 @@ HEARTBEAT = 30.0
 QUICK, SLOW, GROWTH = 0.25, 3.0, 1.15
 #: Seconds between two attempts to reach a server that is away, at first and at most.
 FIRST_RETRY, LAST_RETRY = 0.5, 5.0
+#: Seconds that a message's objects are waited for, at first and at most: a server that was killed
+#: while it sent them never will, and the next one's letters stand behind that message.
+FIRST_PATIENCE, LAST_PATIENCE = 2.0, 60.0
 
 
 class Refusal(RuntimeError):
@@ -90,6 +93,7 @@ class Fleet:
         self._public = public_key_to_bytes(key.public_key())
         self._client = self._connect()
         self._pulse: Pulse | None = None
+        self._patience = FIRST_PATIENCE
         self.node: Node | None = None
         self.clock_difference: float | None = None
 
@@ -167,12 +171,14 @@ class Fleet:
         run = head.metadata.run_id
         assert self.node is not None
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.node.node_id, 0
+        patience, self._patience = self._patience, min(2 * self._patience, LAST_PATIENCE)
         contents = pull_objects(
             [part.object_id for part in iterate_object_tree(tree)],
             make_pull_object_fn_protobuf(self._client.PullObject, self.node, run),
             initial_backoff=0.05,
-            max_time=60,
+            max_time=patience,
         )
+        self._patience = FIRST_PATIENCE
         confirm = make_confirm_message_received_fn_protobuf(
             self._client.ConfirmMessageReceived, self.node, run
         )
