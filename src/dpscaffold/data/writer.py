@@ -109,6 +109,8 @@ class FederationWriter:
     :class:`~dpscaffold.federation.schema.Target`. Use it as a context manager: the
     folder appears when the block ends without an error, and nothing stays behind when it does not.
 
+    >>> import tempfile
+    >>> from pathlib import Path
     >>> from dpscaffold.data.storage import load
     >>> with tempfile.TemporaryDirectory() as place:
     ...     with FederationWriter(Path(place) / "small", classes=2) as writer:

@@ -43,8 +43,10 @@ class Trial:
     def score(self) -> float:
         """The mean; both kinds of surrogates weigh alike.
 
-        >>> Trial(0.1, (0.5, 0.7, 0.9)).score, Trial(0.1, (0.5, 0.7, 0.8), own_models=1).score
-        (0.7, 0.7)
+        >>> round(Trial(0.1, (0.5, 0.7, 0.9)).score, 9)
+        0.7
+        >>> round(Trial(0.1, (0.5, 0.7, 0.8), own_models=1).score, 9)
+        0.7
         """
         first = self.scores[: len(self.scores) - self.own_models]
         means = [fmean(part) for part in (first, self.scores[len(first) :]) if part]

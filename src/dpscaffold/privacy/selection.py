@@ -42,7 +42,7 @@ class Stopping:
     for the mean; η = 1 is the geometric law γ(1−γ)^{j−1}, η = 0 the logarithmic one, and η = ∞
     stands for Poisson, which may also be 0.
 
-    >>> Stopping(mean=10.0).gamma, Stopping(10.0).probability(1)
+    >>> Stopping(mean=10.0).gamma, round(Stopping(10.0).probability(1), 12)
     (0.1, 0.1)
     >>> round(Stopping(4.0, shape=0.5).generating(1.0), 12), Stopping(4.0, math.inf).generating(1.0)
     (1.0, 1.0)
@@ -150,7 +150,7 @@ def selected_renyi(
 
     >>> orders = np.array([2.0, 8.0, 64.0])
     >>> selected_renyi(Stopping(5.0), orders, 0.01 * orders).round(3).tolist()
-    [2.003, 0.684, 1.039]
+    [2.172, 0.852, 1.208]
     """
     mean, below = stopping.mean, orders - 1
     if stopping.poisson:
