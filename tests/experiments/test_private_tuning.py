@@ -219,6 +219,20 @@ def test_no_trial_is_an_answer_that_depends_on_no_record():
     assert found.privacy.epsilon["server"] == 0.0 < found.privacy.epsilon["third_party"]
 
 
+def test_preparation_without_protection_is_named_to_everybody():
+    settings, table = parse_tuning(TOY | {"tune": PRIVATE})
+    told = []
+    found = tune_privately(settings, table, CPU, told.append, choosing=random.Random(0))
+    assert any("standardised" in one for one in found.outside)
+    assert "Outside the guarantee: " in found.privacy_note
+    assert found.released()["privacy"]["outside"] == list(found.outside)
+    assert found.seen_by_server()["privacy"]["outside"] == list(found.outside)
+    digits = {"source": "digits", "users": 6, "preprocess": ["unit-norm"]}
+    settings, table = parse_tuning(TOY | {"data": digits, "tune": PRIVATE})
+    assert tune_privately(settings, table, CPU, choosing=random.Random(0)).outside == ()
+    assert told and "accuracy" not in repr(told)  # held-out scores leave with noise alone
+
+
 def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(toml(TOY | {"tune": PRIVATE | {"trials": 3.0}}))

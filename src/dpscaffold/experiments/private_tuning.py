@@ -23,12 +23,13 @@ from dpscaffold.cipher import CipherStream
 from dpscaffold.config import Configuration
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Listener, StackBegun, silence
+from dpscaffold.events import Evaluated, Event, Listener, RoundDone, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.experiments.tuning import SettingOf, TuneSettings, with_values
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Cost, Mechanism, charged
+from dpscaffold.privacy.preparation import left_open
 from dpscaffold.privacy.selected import Accounted, Trials, account
 from dpscaffold.scoring import predicted_class
 from dpscaffold.setting import Setting
@@ -72,6 +73,7 @@ class PrivatelyTuned:
     title: str
     federation: Federation = field(repr=False)
     scored_on: str
+    outside: tuple[str, ...] = ()
 
     @property
     def winner(self) -> Trial:
@@ -85,8 +87,10 @@ class PrivatelyTuned:
 
     @property
     def privacy_note(self) -> str:
-        """What tuning cost, for statements and reports: one sentence for each adversary."""
-        return self.privacy.sentence(self.tune.stopping_law)
+        """What tuning cost, for statements and reports: one sentence for each adversary, and what
+        stands outside them."""
+        said = self.privacy.sentence(self.tune.stopping_law)
+        return f"{said} Outside the guarantee: {' '.join(self.outside)}" if self.outside else said
 
     def best_tables(self) -> dict[str, Any]:
         """The configuration with the winner's values set."""
@@ -103,13 +107,14 @@ class PrivatelyTuned:
             "score": self.winner.score,
             "scored_on": self.scored_on,
             "number_of_trials": str(self.tune.stopping_law),
-            "privacy": self.privacy.to_third_parties(),
+            "privacy": {**self.privacy.to_third_parties(), "outside": list(self.outside)},
         }
 
     def seen_by_server(self) -> dict[str, Any]:
         """Every trial and what they cost together, for the server's own records."""
         trials = [{"values": trial.values, "score": trial.score} for trial in self.trials]
-        return {"trials": trials, "privacy": self.privacy.to_server()}
+        privacy = {**self.privacy.to_server(), "outside": list(self.outside)}
+        return {"trials": trials, "privacy": privacy}
 
 
 def tune_privately(
@@ -137,11 +142,11 @@ def tune_privately(
         Trial(points[p], _scored(outcome, trained, judged, table, runs[0]), outcome.model)
         for p, outcome in zip(drawn, outcomes, strict=True)
     )
-    preparation, _ = charged(whole.roster.schema.preparation, runs[0])
-    privacy = account(
-        Trials(tuple(runs), tuple(drawn), table.stopping_law, score, tuple(preparation))
-    )
-    return PrivatelyTuned(settings, table, trials, privacy, whole.title, whole, scored_on)
+    prepared = whole.roster.schema.preparation
+    costs, unprotected = charged(prepared, runs[0])
+    privacy = account(Trials(tuple(runs), tuple(drawn), table.stopping_law, score, costs))
+    outside = tuple(left_open([*prepared, *unprotected]))
+    return PrivatelyTuned(settings, table, trials, privacy, whole.title, whole, scored_on, outside)
 
 
 def _records(
@@ -214,7 +219,7 @@ def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
 def _train(
     settings: Sequence[Setting], federation: Federation, device: torch.device, tell: Listener
 ) -> list[Outcome]:
-    """All trials, side by side where their shapes agree; none is evaluated on the way."""
+    """All trials, side by side where their shapes agree; no accuracy is told on the way."""
     outcomes: dict[int, Outcome] = {}
     stacks = split(settings, device) if settings else []
     for number, stack in enumerate(stacks, 1):
@@ -222,9 +227,25 @@ def _train(
         work = float(sum(settings[k].cohort_size for k in stack)) * first.rounds
         tell(StackBegun("private tuning", number, len(stacks), first.rounds, work))
         chosen = [settings[k] for k in stack]
-        found = train_stack(chosen, [federation] * len(stack), Schedule(), device, tell)
+        found = train_stack(chosen, [federation] * len(stack), Schedule(), device, unscored(tell))
         outcomes |= dict(zip(stack, found, strict=True))
     return [outcomes[k] for k in range(len(settings))]
+
+
+def unscored(tell: Listener) -> Listener:
+    """Tell of rounds, and of no accuracy: those of held-out records have no noise yet.
+
+    >>> unscored(print)(RoundDone(1, 2, [], [{"round": 1, "test_accuracy": 0.5}]))
+    RoundDone(round=1, of=2, params=[], rows=[{'round': 1}])
+    """
+
+    def told(event: Event) -> None:
+        if isinstance(event, RoundDone):
+            event = replace(event, rows=[{"round": event.round} for _ in event.rows])
+        if not isinstance(event, Evaluated):
+            tell(event)
+
+    return told
 
 
 def _scored(

@@ -50,6 +50,7 @@ def _outside(tuned: PrivatelyTuned) -> str:
         f"Given this alone, epsilon = {round_up(said['epsilon'])} at delta = "
         f"{digits_up(said['delta'])}; "
         f"training again with it is a further run, whose epsilon adds."
+        + "".join(f" Outside the guarantee: {one}" for one in tuned.outside)
     )
 
 
