@@ -1,64 +1,9 @@
-"""The algorithms by name. To add one: write its file, then its line in :data:`ALGORITHMS`."""
+"""The algorithms, one small file each, and the table of their names.
 
-from __future__ import annotations
+The names of this package are listed in ``__init__.pyi`` and imported when first used. A name that
+a file has too, such as ``scaffold``, is the function, whichever of the two is imported first.
+"""
 
-from collections.abc import Callable
+import lazy_loader
 
-from dpscaffold.algorithms.balanced import scaffold_balanced, scaffold_balanced_warm
-from dpscaffold.algorithms.base import (
-    Algorithm,
-    Broadcast,
-    Cohort,
-    Known,
-    Local,
-    Participant,
-    Server,
-    Size,
-    Slots,
-    Upload,
-)
-from dpscaffold.algorithms.fedavg import fedavg, fedsgd
-from dpscaffold.algorithms.fedprox import fedprox
-from dpscaffold.algorithms.scaffold import scaffold
-from dpscaffold.algorithms.scaffold_warm import scaffold_warm
-from dpscaffold.algorithms.server import SERVERS, with_adam, with_momentum
-
-#: Every algorithm, by the name it has in a configuration. The conformance tests run over this
-#: table; configuration, commands, labels and the accountant ask it or the algorithm itself.
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "fedavg": fedavg,
-    "fedsgd": fedsgd,
-    "fedprox": fedprox,
-    "scaffold": scaffold,
-    "scaffold-warm": scaffold_warm,
-    "scaffold-balanced": scaffold_balanced,
-    "scaffold-balanced-warm": scaffold_balanced_warm,
-}
-
-#: What a configuration that names no algorithm runs.
-DEFAULT = "scaffold"
-
-__all__ = [
-    "ALGORITHMS",
-    "DEFAULT",
-    "SERVERS",
-    "Algorithm",
-    "Broadcast",
-    "Cohort",
-    "Known",
-    "Local",
-    "Participant",
-    "Server",
-    "Size",
-    "Slots",
-    "Upload",
-    "fedavg",
-    "fedprox",
-    "fedsgd",
-    "scaffold",
-    "scaffold_balanced",
-    "scaffold_balanced_warm",
-    "scaffold_warm",
-    "with_adam",
-    "with_momentum",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

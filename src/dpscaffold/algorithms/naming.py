@@ -15,7 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from dpscaffold.algorithms import ALGORITHMS, SERVERS, Algorithm
+from dpscaffold.algorithms.base import Algorithm
+from dpscaffold.algorithms.registry import ALGORITHMS
+from dpscaffold.algorithms.server import SERVERS
 from dpscaffold.errors import BadInput, nearest
 
 Factory = Callable[..., Algorithm]

@@ -14,5 +14,3 @@ from dpscaffold.algorithms.momentum import with_momentum
 
 #: By the name of ``algorithm.server``; their further arguments are keys of ``[algorithm]``.
 SERVERS: dict[str, Callable[..., Algorithm]] = {"momentum": with_momentum, "adam": with_adam}
-
-__all__ = ["SERVERS", "with_adam", "with_momentum"]

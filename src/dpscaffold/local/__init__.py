@@ -1,5 +1,5 @@
 """One user's round: the Gaussian mechanism, the noised query, the K steps."""
 
-from dpscaffold.local.gaussian import Gaussian
+import lazy_loader
 
-__all__ = ["Gaussian"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,7 +1,5 @@
 """One run as a value, and what it is known by."""
 
-from __future__ import annotations
+import lazy_loader
 
-from dpscaffold.setting.run import Setting
-
-__all__ = ["Setting"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,27 @@
+"""The algorithms by name. To add one: write its file, then its line in :data:`ALGORITHMS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dpscaffold.algorithms.balanced import scaffold_balanced, scaffold_balanced_warm
+from dpscaffold.algorithms.base import Algorithm
+from dpscaffold.algorithms.fedavg import fedavg, fedsgd
+from dpscaffold.algorithms.fedprox import fedprox
+from dpscaffold.algorithms.scaffold import scaffold
+from dpscaffold.algorithms.scaffold_warm import scaffold_warm
+
+#: Every algorithm, by the name it has in a configuration. The conformance tests run over this
+#: table; configuration, commands, labels and the accountant ask it or the algorithm itself.
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": fedavg,
+    "fedsgd": fedsgd,
+    "fedprox": fedprox,
+    "scaffold": scaffold,
+    "scaffold-warm": scaffold_warm,
+    "scaffold-balanced": scaffold_balanced,
+    "scaffold-balanced-warm": scaffold_balanced_warm,
+}
+
+#: What a configuration that names no algorithm runs.
+DEFAULT = "scaffold"

@@ -1,0 +1,12 @@
+from .aggregate import aggregate as aggregate
+from .aggregate import mean_weights as mean_weights
+from .hardware import Hardware as Hardware
+from .loop import Loop as Loop
+from .memories import Memories as Memories
+from .registry import ENGINES as ENGINES
+from .simulator import Simulator as Simulator
+from .state import Draw as Draw
+from .state import Engine as Engine
+from .state import Gathered as Gathered
+from .state import StackedEngine as StackedEngine
+from .state import State as State

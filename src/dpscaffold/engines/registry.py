@@ -1,0 +1,26 @@
+"""The engines by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dpscaffold.engines.hardware import Hardware
+from dpscaffold.engines.loop import Loop
+from dpscaffold.engines.simulator import Simulator
+from dpscaffold.engines.state import Engine
+from dpscaffold.federation import Federation
+from dpscaffold.randomness import Randomness
+from dpscaffold.setting import Setting
+
+
+def _simulator(
+    setting: Setting, federation: Federation, hardware: Hardware, randomness: Randomness
+) -> Engine:
+    return Simulator([setting], [federation], hardware, [randomness])
+
+
+#: Each is made of a setting, its federation, the hardware and the streams.
+ENGINES: dict[str, Callable[[Setting, Federation, Hardware, Randomness], Engine]] = {
+    "simulator": _simulator,
+    "loop": Loop,
+}

@@ -1,0 +1,15 @@
+from .base import Batch as Batch
+from .base import Clip as Clip
+from .base import ClippedSum as ClippedSum
+from .base import Task as Task
+from .base import stacked_scores as stacked_scores
+from .linear import Linear as Linear
+from .logistic import Logistic as Logistic
+from .losses import LOSSES as LOSSES
+from .losses import SOFTMAX as SOFTMAX
+from .losses import Loss as Loss
+from .losses import huber as huber
+from .losses import loss_named as loss_named
+from .losses import weighted as weighted
+from .mlp import Mlp as Mlp
+from .module import ModuleTask as ModuleTask
