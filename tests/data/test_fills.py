@@ -14,6 +14,8 @@ from scipy import stats
 
 from dpscaffold import cli
 from dpscaffold.data import load_federation
+from dpscaffold.data.private import released
+from dpscaffold.data.readers import fills
 from dpscaffold.data.readers.fills import BINS, PrivateFill
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.costs import Cost
@@ -154,3 +156,15 @@ def test_system_noise_is_drawn_once_when_prepared(tmp_path: Path) -> None:
     step = next(s for s in stored.preparation if s.protection == "private")
     assert step.cost is not None and not step.cost.seeded
     assert step.cost.noise == pytest.approx(3.7306, rel=1e-3)  # the analytic Gaussian mechanism
+
+
+@pytest.mark.parametrize(("fill", "spread"), [("mean", 6.0), ("median", 3 * math.sqrt(2))])
+def test_secret_sums_lie_on_the_public_grid(fill: Any, spread: float, monkeypatch) -> None:
+    """And seeded ones do not: they are what they were."""
+    sums: list[np.ndarray] = []
+    monkeypatch.setattr(fills, "released", lambda *a: sums.append(released(*a)) or sums[-1])
+    step = 2.0 ** (math.floor(math.log2(spread)) - 20)
+    for entropy in ("system", "seed"):
+        rule = PrivateFill(fill=fill, low=0, high=10, noise=3.0, entropy=entropy)
+        rule.value("stay", VALUES, 0)
+        assert bool((sums[-1] % step == 0).all()) == (entropy == "system")

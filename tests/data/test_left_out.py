@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from typer.testing import CliRunner
 
 from dpscaffold import cli
 from dpscaffold.data import federation_of, load_federation
+from dpscaffold.data.readers.coding import LEFT_OUT
 from dpscaffold.privacy.preparation import told
 
 ODD = 'Sankt "Jürgen" [bold] 100 %s {0}, Süd'
@@ -97,3 +99,39 @@ def test_nobody_is_named_who_stays(tmp_path: Path, monkeypatch) -> None:
     load_federation(settings, notes.append)
     (warning,) = [note for note in notes if note.startswith("warning: Left out")]
     assert "north" not in warning and "(1 of 2)" in warning
+
+
+def test_which_records_are_complete_is_outside_the_guarantee(tmp_path: Path, monkeypatch) -> None:
+    """Dropping a record changes R_i: two tables that differ in one record alone train on different
+    numbers of records, so the statement names it, and a release refuses it unless overruled."""
+    monkeypatch.chdir(tmp_path)
+
+    def table(first: str) -> str:
+        rows = [f"{user},{i % 7},{i * 3 % 5 % 2}" for i, user in enumerate(USERS[:24])]
+        return "site,age,ill\n" + "\n".join([f"north,{first},1", *rows[1:]]) + "\n"
+
+    sizes = []
+    for first in ("3", ""):
+        (tmp_path / "a.csv").write_text(table(first))
+        data = {"source": "csv", "path": "a.csv", "label": "ill", "user": "site"}
+        loaded = load_federation({**data, "missing": "drop", "preprocess": []})
+        sizes.append(loaded.train.sizes.tolist() + loaded.test.sizes.tolist())
+        step = next(s for s in loaded.preparation if s.sentence == LEFT_OUT)
+        assert step.protection == "unprotected"
+    assert sizes[0] != sizes[1]
+    kept = load_federation({**data, "missing": 0.0, "preprocess": []})
+    assert LEFT_OUT not in kept.preprocessing
+    plan = "[plan]\nrounds = 1\nlocal_steps = 1\nuser_ratio = 1.0\n[privacy]\nnoise = 4.0\n"
+    given = "\n".join(f'{key} = "{value}"' for key, value in data.items())
+    more = 'classes = ["0", "1"]\npreprocess = []\n'
+    (tmp_path / "c.toml").write_text(f'[data]\n{given}\n{more}missing = "drop"\n{plan}')
+    refused = CliRunner().invoke(cli.app, ["train", "c.toml", "--out", "run", "--release"])
+    assert "Records with missing values were left out" in str(refused.exception)
+    assert "--allow unprotected-preprocessing" in str(refused.exception)
+    assert not (tmp_path / "run").exists()
+    words = ["train", "c.toml", "--out", "run", "--release", "-q"]
+    done = CliRunner().invoke(cli.app, [*words, "--allow", "unprotected-preprocessing"])
+    assert done.exit_code == 0, done.output
+    assert LEFT_OUT in json.loads((tmp_path / "run" / "privacy.json").read_text())["outside"]
+    kept_all = [*words[:3], "kept", *words[4:], "--set", "data.missing=0.0"]
+    assert CliRunner().invoke(cli.app, kept_all).exit_code == 0

@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dpscaffold.cipher import CipherStream
 from dpscaffold.data import preprocess
+from dpscaffold.data.preparation import fit
 from dpscaffold.data.private import (
     clip_rows,
     gaussian_delta,
@@ -224,3 +226,87 @@ def test_epsilon_is_for_the_whole_step() -> None:
     z = math.sqrt(2) * fitted.cost.noise
     whole = 1 / math.sqrt(1 / (2 * z) ** 2 + 1 / (math.sqrt(2) * z) ** 2)
     assert fitted.cost.add_remove == pytest.approx(whole, rel=1e-12)
+
+
+def on_the_grid(values: np.ndarray, spread: float) -> bool:
+    """Whole multiples of a power of two of at most 2⁻²⁰ of the noise's deviation."""
+    step = 2.0 ** (math.floor(math.log2(spread)) - 20)
+    return bool((values / step == np.round(values / step)).all())
+
+
+@pytest.mark.parametrize("noised", [noised_sum, noised_squares, noised_moments])
+def test_secret_noise_lies_on_the_public_grid_and_has_its_scale(noised: Any) -> None:
+    """The sums do not; from a seed nothing is rounded."""
+    shape = (200, 200) if noised is noised_moments else (40_000,)
+    sums = np.random.default_rng(1).normal(size=shape)
+    sums = (sums + sums.T) / 2 if noised is noised_moments else sums
+    delta = 3.0 if noised is noised_sum else math.sqrt(2) * 2.25
+    least = delta / math.sqrt(2) if noised is noised_moments else delta
+    secret = noised(sums, 1.5, 4.0, CipherStream(bytes(32)))
+    assert on_the_grid(secret, 4.0 * least) and not on_the_grid(sums, 4.0 * least)
+    assert not on_the_grid(noised(sums, 1.5, 4.0, np.random.default_rng(0)), 4.0 * least)
+    rows = np.triu_indices(200, 1) if noised is noised_moments else slice(None)
+    assert abs(measured((secret - sums)[rows], 4.0 * least) - 1) < BAND
+    if noised is noised_moments:
+        assert np.array_equal(secret, secret.T)
+
+
+def test_a_matrix_whose_halves_differ_shows_one_of_them() -> None:
+    """Rounding that differs across the diagonal, under the same noise, would tell it exactly."""
+    total = np.array([[1.0, 5.0], [2.0, 3.0]])
+    secret = noised_moments(total, 1.0, 1e-6, CipherStream(bytes(32)))
+    assert secret[0, 1] == secret[1, 0] == pytest.approx(2.0, abs=1e-3)
+
+
+def test_what_is_stored_is_made_of_the_grid() -> None:
+    """The mean is a multiple of the grid over N, in single precision; with noise as large as the
+    sum that tells grid from no grid, which the seeded run shows."""
+    rng = np.random.default_rng(3)
+    x = torch.from_numpy(rng.normal(size=(12, 60)).astype(np.float32))
+    data = Federation.from_arrays([(x, torch.arange(12) % 2)], [(x, torch.arange(12) % 2)])
+    step = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 7.0}
+    grid = 2.0 ** (math.floor(math.log2(14.0)) - 20)
+
+    def gridded(entropy: str) -> bool:
+        (shift,) = preprocess(data, [{**step, "entropy": entropy}], release=True).preparation
+        mean = shift.mean.astype(np.float64)
+        nearest = (np.round(mean * 12 / grid) * grid / 12).astype(np.float32)
+        return bool((nearest == shift.mean).all())
+
+    assert gridded("system") and not gridded("seed")
+
+
+def test_system_noise_is_the_ciphers_under_a_new_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    proper = CipherStream.__init__
+
+    def watched(self: CipherStream, key: bytes | None = None) -> None:
+        keys.append(key)
+        proper(self, key)
+
+    monkeypatch.setattr(CipherStream, "__init__", watched)
+    system = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 1.0}
+    preprocess(zeros(1, 4, 5), [{**system, "entropy": "system"}] * 2, release=True)
+    assert keys == [None, None]
+    preprocess(zeros(1, 4, 5), [system])
+    assert len(keys) == 2
+
+
+def test_seeded_noise_is_what_it_was() -> None:
+    """The released sum is the sum plus 2Bz times the normals of its own stream, to the bit."""
+    data = zeros(1, 4, 9)
+    step = {"step": "centre", "fit": "private", "norm_bound": 2.0, "noise": 3.0}
+    (shift,) = preprocess(data, [step], seed=8).preparation
+    normals = np.random.default_rng([8, *b"noise 0"]).standard_normal(9)
+    assert np.array_equal(shift.mean, (3.0 * 4.0 * normals / 4).astype(np.float32))
+
+
+def test_a_record_that_is_no_number_adds_nothing() -> None:
+    """Clipping is total here too: an earlier step that overflows spoils nobody's statistic."""
+    big = torch.full((4, 2), 3e38)
+    x = torch.cat([torch.ones(4, 2), big])
+    data = Federation.from_arrays([(x, torch.arange(8) % 2)], [(x, torch.arange(8) % 2)])
+    scaled = {"step": "standardise", "fit": "public", "mean": 0.0, "deviation": 1e-3}
+    centre = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": 1e-9}
+    fitted = fit(data.train.features, [scaled, centre])
+    assert fitted[1].mean == pytest.approx(np.full(2, 4 * 0.5**0.5 / 8), rel=1e-5)

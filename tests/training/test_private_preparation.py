@@ -16,6 +16,7 @@ from dpscaffold.cli import app
 from dpscaffold.data import load_federation, preprocess
 from dpscaffold.data.stored import earlier_steps
 from dpscaffold.privacy import PrivacyError
+from dpscaffold.setting import Setting
 
 DELTA, ROUNDS, NOISE, MEAN = 1e-3, 6, 4.0, 2.5
 CENTRE = {"step": "centre", "fit": "private", "norm_bound": 1.0, "noise": MEAN}
@@ -154,3 +155,23 @@ def test_one_seeded_step_of_an_older_folder_marks_all_its_costs():
     for sentences, marked in (([system], False), ([system, seeded], True), ([], True)):
         costs = [step.cost for step in earlier_steps(sentences, [cost]) if step.cost]
         assert [cost.seeded for cost in costs] == [marked]
+
+
+def test_a_mean_over_all_records_is_not_hidden_where_their_number_is(tmp_path):
+    """Under add/remove one record more changes the divisor, which has no noise: the step is named
+    outside and costs nothing; principal components have no divisor, and stay in the account."""
+    from dpscaffold.privacy import charged
+
+    steps = [CENTRE, {**CENTRE, "step": "pca", "components": 2}]
+    data = preprocess(federation(), steps).declaring(40)
+    plan = Plan(rounds=2, local_steps=1, user_ratio=1.0, data_ratio=0.5)
+    for neighbours, counted in (("add-remove", 1), ("zero-out", 2)):
+        privacy = Gaussian(noise=NOISE, sampling="poisson", neighbours=neighbours)
+        given = Setting(data.roster, Logistic(2, 3), fedavg(), plan, privacy, Budget(delta=DELTA))
+        run = given.describe()
+        costs, outside = charged(data.preparation, run)
+        assert len(costs) == counted and len(outside) == 2 - counted
+        assert charged(given.roster.schema.preparation, run) == (costs, outside)
+        said = train(data, given.task, fedavg(), plan, privacy, budget=given.budget).privacy
+        assert len(said["extra_costs"]) == counted
+        assert sum("mean: its noise hides" in text for text in said["outside"]) == 2 - counted

@@ -155,7 +155,7 @@ def _missing(found: Look) -> list[str]:
     rules.append('"*" = "drop"')
     return [
         "# Missing values become features of their own, which reads nothing off the records;",
-        "# records that lack anything else are left out.",
+        "# records that lack anything else are left out: how many they are is outside epsilon.",
         f"missing = {{ {', '.join(rules)} }}",
     ]
 

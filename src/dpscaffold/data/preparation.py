@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpscaffold.cipher import CipherStream
 from dpscaffold.data import prepared
 from dpscaffold.data.pool import stream
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
@@ -28,7 +29,14 @@ from dpscaffold.data.preprocessing import (
     UnitNorm,
     parse_steps,
 )
-from dpscaffold.data.private import clip_rows, noised_moments, noised_squares, noised_sum
+from dpscaffold.data.private import (
+    Stream,
+    clip_rows,
+    finite_rows,
+    noised_moments,
+    noised_squares,
+    noised_sum,
+)
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
@@ -133,11 +141,11 @@ class _Source:
         self.given = _given(step)
         self.released: list[Cost] = []
         system = self.private and step.entropy == "system"
-        self.rng = np.random.default_rng() if system else stream(seed, f"noise {number}")
+        self.rng: Stream = CipherStream() if system else stream(seed, f"noise {number}")
 
     def rows(self) -> Iterator[np.ndarray]:
         for rows in transformed(self.features, self.before):
-            yield clip_rows(rows, self._bound()) if self.private else rows
+            yield clip_rows(finite_rows(rows), self._bound()) if self.private else rows
 
     def mean(self) -> np.ndarray:
         if self.step.fit == "public":

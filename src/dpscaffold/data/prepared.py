@@ -63,6 +63,11 @@ class Shift:
         """d, the number of features that it takes."""
         return len(self.mean)
 
+    @property
+    def divided(self) -> bool:
+        """Whether a private sum was divided by how many records there are."""
+        return self.cost is not None
+
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         out: np.ndarray = rows - self.mean
         if self.factor is not None:
@@ -90,6 +95,11 @@ class Standardised:
     def width(self) -> int:
         """d, the number of features that it takes."""
         return len(self.mean)
+
+    @property
+    def divided(self) -> bool:
+        """Whether a private sum was divided by how many records there are."""
+        return self.cost is not None
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         out: np.ndarray = (rows - self.mean) / self.deviation

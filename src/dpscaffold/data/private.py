@@ -14,9 +14,12 @@ released                  Δ            why
 ========================  ===========  =======================================================
 
 The noise has standard deviation z·Δ, z the noise multiplier, in every direction of an orthonormal
-basis. The number of records is public under replace-one neighbours. For zero-out neighbours the
-sensitivities are B, B² and B², so the multipliers are 2z, √2·z and √2·z, the divisor being taken as
-a public constant.
+basis. From the operating system (:class:`~dpscaffold.cipher.CipherStream`) it comes under a key of
+its own for every statistic, and the noised sum is rounded to the public grid of uploads
+(:func:`~dpscaffold.cipher.on_grid`), so that its last bits tell nothing; from a seed it stays as it
+was drawn. A row that is not finite adds nothing. The number of records is public under replace-one
+neighbours. For zero-out neighbours the sensitivities are B, B² and B², so the multipliers are 2z,
+√2·z and √2·z, the divisor being taken as a public constant.
 
 References: Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss", 2014 (the matrix); Balle and Wang,
 "Improving the Gaussian mechanism", 2018 (the multiplier for a given ε and δ).
@@ -27,8 +30,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 
+from dpscaffold.cipher import CipherStream, on_grid
 from dpscaffold.errors import BadInput
+
+#: Where noise comes from: a seed, in a simulation, or a cipher under a key of the system's.
+Stream = np.random.Generator | CipherStream
 
 
 def clip_rows(rows: np.ndarray, bound: float) -> np.ndarray:
@@ -44,6 +52,15 @@ def clip_rows(rows: np.ndarray, bound: float) -> np.ndarray:
     return clipped
 
 
+def finite_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows with zeros for each that is not finite: it adds nothing, and spoils no sum of others.
+
+    >>> finite_rows(np.array([[3.0, 4.0], [np.inf, 1.0], [0.0, np.nan]])).tolist()
+    [[3.0, 4.0], [0.0, 0.0], [0.0, 0.0]]
+    """
+    return np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0)
+
+
 def sum_sensitivity(bound: float) -> float:
     """Δ of Σ x under replace-one: 2B."""
     return 2 * bound
@@ -54,33 +71,52 @@ def moment_sensitivity(bound: float) -> float:
     return math.sqrt(2) * bound**2
 
 
-def noised_sum(
-    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
-) -> np.ndarray:
+def released(total: np.ndarray, spread: float, normals: np.ndarray, stream: Stream) -> np.ndarray:
+    """total + spread·normals, float64: as it is from a seed; secret noise is rounded to the public
+    grid, whose step is a power of two at most 2⁻²⁰ of ``spread``.
+
+    >>> secret = released(np.array([0.3]), 2.0**19, np.array([1e-7]), CipherStream(bytes(32)))
+    >>> secret.tolist(), released(np.array([0.3]), 1.0, np.array([2.0]), np.random.default_rng())
+    ([0.5], array([2.3]))
+    """
+    noised = total + spread * normals
+    if isinstance(stream, np.random.Generator):
+        return noised
+    scale = torch.tensor(spread, dtype=torch.float64)
+    return on_grid(torch.from_numpy(np.atleast_1d(noised)), scale).numpy()
+
+
+def noised_sum(total: np.ndarray, bound: float, multiplier: float, rng: Stream) -> np.ndarray:
     """A sum (d,) of rows clipped to ``bound``, with noise of standard deviation 2B·z per
     coordinate."""
-    return total + multiplier * sum_sensitivity(bound) * rng.standard_normal(total.shape)
+    spread = multiplier * sum_sensitivity(bound)
+    return released(total, spread, rng.standard_normal(total.shape), rng)
 
 
-def noised_squares(
-    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
-) -> np.ndarray:
+def noised_squares(total: np.ndarray, bound: float, multiplier: float, rng: Stream) -> np.ndarray:
     """A sum (d,) of squares of clipped rows, with noise of standard deviation √2·B²·z per
     coordinate."""
-    return total + multiplier * moment_sensitivity(bound) * rng.standard_normal(total.shape)
+    spread = multiplier * moment_sensitivity(bound)
+    return released(total, spread, rng.standard_normal(total.shape), rng)
 
 
-def noised_moments(
-    total: np.ndarray, bound: float, multiplier: float, rng: np.random.Generator
-) -> np.ndarray:
+def noised_moments(total: np.ndarray, bound: float, multiplier: float, rng: Stream) -> np.ndarray:
     """A sum (d, d) of outer products of clipped rows, with symmetric noise.
 
     An orthonormal basis of the symmetric matrices has (e_i e_jᵀ + e_j e_iᵀ)/√2 off the diagonal, so
-    with Δ = √2·B² the noise has standard deviation z·Δ on the diagonal and z·Δ/√2 off it.
+    with Δ = √2·B² the noise has standard deviation z·Δ on the diagonal and z·Δ/√2 off it. The
+    sum's lower triangle stands for both: the other could differ in its last bits, under the same
+    noise.
     """
     square = rng.standard_normal(total.shape)
     symmetric = (square + square.T) / 2  # variance 1 on the diagonal, 1/2 off it
-    return total + multiplier * moment_sensitivity(bound) * symmetric
+    spread = multiplier * moment_sensitivity(bound)
+    if isinstance(rng, np.random.Generator):
+        return released(total, spread, symmetric, rng)
+    lower = np.tril(total)
+    mirrored = lower + np.tril(total, -1).T
+    # One grid for all entries, that of the smaller deviation.
+    return released(mirrored, spread / math.sqrt(2), symmetric * math.sqrt(2), rng)
 
 
 def gaussian_delta(epsilon: float, multiplier: float) -> float:

@@ -132,6 +132,7 @@ def earlier_steps(
                 add_remove=cost["add_remove_multiplier"],
                 seeded=not fresh,
             ),
+            divided=True,
         )
         for cost in costs
     ]

@@ -33,8 +33,9 @@ Rows = TypeVar("Rows")
 
 #: What is said of users who were chosen by their sizes in a run that hides sizes.
 COUNTED = (
-    "Who takes part at all was decided by how many records a user has (data.minimum_records), "
-    "which this run hides: whether a user is among them is outside the guarantee."
+    "Who takes part at all, and which of everybody's records are for training, was decided by how "
+    "many records users have (data.minimum_records, data.test_ratio), which this run hides: "
+    "whether a user or a record is among them is outside the guarantee."
 )
 
 
@@ -73,6 +74,8 @@ class Remark:
     named: str = ""
     #: That it looked at how many records users have, which is public only where R_i is.
     counted: bool = False
+    #: That what it released was divided by how many records there are, without noise on that.
+    divided: bool = False
 
     def __call__(self, rows: Rows) -> Rows:
         """The rows, as they are."""
@@ -81,7 +84,17 @@ class Remark:
 
 def remarks(steps: Iterable[Preparation]) -> list[Remark]:
     """Steps without their arrays: all that a statement needs of them."""
-    return [Remark(step.sentence, step.protection, step.cost) for step in steps]
+    return [
+        Remark(
+            step.sentence,
+            step.protection,
+            step.cost,
+            getattr(step, "named", ""),
+            getattr(step, "counted", False),
+            getattr(step, "divided", False),
+        )
+        for step in steps
+    ]
 
 
 def left_open(steps: Iterable[Preparation]) -> list[str]:
@@ -114,8 +127,9 @@ def charged(
 ) -> tuple[tuple[Cost, ...], tuple[Remark, ...]]:
     """What private preparation adds to a run's account, for the run's own neighbours.
 
-    A step that does not protect what the run protects (a whole user, say) cannot be added; the
-    second part of the answer names it as unprotected.
+    A step that does not protect what the run protects (a whole user; under add/remove, a quotient
+    whose divisor is the number of records) cannot be added; the second part of the answer names it
+    as unprotected.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=4, local_steps=5, users=10, cohort_size=2, records=40, batch_sizes=8,
@@ -130,7 +144,9 @@ def charged(
             unprotected.append(Remark(COUNTED, "unprotected"))
         if step.cost is None:
             continue
-        cost = None if run.unit == "user" else step.cost.under(run.sampling)
+        divided = run.relation == "add-remove" and getattr(step, "divided", False)
+        hidden = run.unit == "user" or divided
+        cost = None if hidden else step.cost.under(run.sampling)
         if cost is None:
             unprotected.append(
                 Remark(
@@ -155,7 +171,6 @@ _EARLIER: tuple[tuple[str, Protection], ...] = (
     (_FITTED + "differentially private for replace-one neighbours", "private"),
     ("Rows were scaled to unit norm, record by record", "none needed"),
     (r"Rows longer than \S+ were scaled down to it, record by record", "none needed"),
-    ("Records with missing values were left out, record by record", "none needed"),
     (r"Missing values were replaced by \S+, a constant", "none needed"),
 )
 

@@ -196,6 +196,13 @@ def notes_on(
 
 _LABELS = Remark(LABELS_READ_OFF, "unprotected")
 
+#: A record that maps to nothing changes R_i, which neighbours of every kind leave as it is.
+LEFT_OUT = (
+    "Records with missing values were left out (data.missing = 'drop'), so how many records a user "
+    "has tells how many of its records were complete: whether a record is complete is outside the "
+    "guarantee, which is for the values of complete ones."
+)
+
 
 def preparation_of(
     table: TableSource, coding: Coding, fitted: Mapping[str, str | PrivateFill]
@@ -216,8 +223,7 @@ def preparation_of(
         steps.append(Remark(said, "unprotected"))
     rules = table.missing.values() if isinstance(table.missing, Mapping) else [table.missing]
     if "drop" in rules:
-        left_out = "Records with missing values were left out, record by record (no fit)."
-        steps.append(Remark(left_out, "none needed"))
+        steps.append(Remark(LEFT_OUT, "unprotected"))
     for constant in dict.fromkeys(rule for rule in rules if isinstance(rule, int | float)):
         filled = f"Missing values were replaced by {constant:g}, a constant (no fit)."
         steps.append(Remark(filled, "none needed"))

@@ -10,9 +10,10 @@ mean      (Σ u, how many), together                   2: (1, 1) for (−1, 1)  
 median    how many in each of 100 bins of [a, b]      √2: two bins             1: one bin
 ========  ==========================================  =======================  =================
 
-Gaussian noise of standard deviation z·Δ is added, z the multiplier. The mean is the quotient,
-kept in the range; the median is where the noised counts, summed up, pass their half. All else is
-post-processing. Train and test records alike are protected, each being counted once.
+Gaussian noise of standard deviation z·Δ is added, z the multiplier; from the operating system it is
+a cipher's, and the noised sums lie on a public grid (:mod:`dpscaffold.data.private`). The mean is
+the quotient, kept in the range; the median is where the noised counts, summed up, pass their half.
+All else is post-processing. Train and test records alike are protected, each being counted once.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dpscaffold.cipher import CipherStream
 from dpscaffold.data.pool import stream
-from dpscaffold.data.private import gaussian_multiplier
+from dpscaffold.data.private import Stream, gaussian_multiplier, released
 from dpscaffold.privacy import Cost
 
 #: How many bins a private median looks at.
@@ -83,16 +85,17 @@ class PrivateFill(BaseModel):
     def value(self, column: str, values: np.ndarray, seed: int) -> float:
         """The number that is released, of values (n,) with NaN where one is missing."""
         system = self.entropy == "system"
-        rng = np.random.default_rng() if system else stream(seed, f"fill {column}")
+        rng: Stream = CipherStream() if system else stream(seed, f"fill {column}")
         there = np.clip(values[~np.isnan(values)].astype(np.float64), self.low, self.high)
         half, middle = (self.high - self.low) / 2, (self.high + self.low) / 2
         if self.fill == "mean":
             units = (there - middle) / half
             total = np.array([units.sum(), len(there)])
-            total += 2 * self.multiplier * rng.standard_normal(2)
+            total = released(total, 2 * self.multiplier, rng.standard_normal(2), rng)
             return float(middle + half * np.clip(total[0] / max(total[1], 1.0), -1.0, 1.0))
         counts = np.histogram(there, BINS, (self.low, self.high))[0].astype(np.float64)
-        counts += math.sqrt(2) * self.multiplier * rng.standard_normal(BINS)
+        spread = math.sqrt(2) * self.multiplier
+        counts = released(counts, spread, rng.standard_normal(BINS), rng)
         passed = np.cumsum(counts) >= counts.sum() / 2
         bin_ = int(np.argmax(passed)) if passed.any() else BINS // 2
         return float(self.low + (bin_ + 0.5) * 2 * half / BINS)
