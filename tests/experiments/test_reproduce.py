@@ -401,7 +401,7 @@ def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
 def test_the_list_has_every_experiment_and_a_time(monkeypatch):
     monkeypatch.setattr("dpscaffold.paper.listing.names", lambda: ("table1", "figure1", "figure2"))
     result = CliRunner().invoke(
-        app, ["reproduce", "--list", "--scale", "0.02"], env={"COLUMNS": "80"}
+        app, ["reproduce", "--list", "--estimate", "--scale", "0.02"], env={"COLUMNS": "80"}
     )
     assert result.exit_code == 0, result.output
     for name in ("table1", "figure1", "figure2", "user-steps", "time", "350+1750"):
@@ -409,9 +409,20 @@ def test_the_list_has_every_experiment_and_a_time(monkeypatch):
     assert "…" not in result.output
 
 
+def test_the_list_times_nothing_unless_asked(monkeypatch):
+    """Timing rounds of every shape takes longer than an answer may."""
+    monkeypatch.setattr("dpscaffold.paper.listing.names", lambda: ("figure1", "clip"))
+    monkeypatch.delattr("dpscaffold.paper.probe.Probe.seconds")
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [row["name"] for row in rows] == ["figure1", "clip"]
+    assert all("time" not in row and row["user-steps"].endswith(" M") for row in rows)
+
+
 def test_the_whole_list_at_full_size_fits_a_terminal(monkeypatch):
     monkeypatch.setattr("dpscaffold.paper.probe.Probe.seconds", lambda self, cases: 35_940.0)
-    result = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--estimate"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     assert (
         "…" not in result.output and "1050+1750" in result.output and "9 h 59 min" in result.output
@@ -443,6 +454,7 @@ def test_every_experiment_fits_a_narrow_list():
         (["table1", "--row", "11", "--scale", "0.01"], "has the rows '10'"),
         (["table1", "--row", "10", "--row", "11", "--scale", "0.01"], "--row is '11'"),
         (["all", "--row", "10"], "a row of one experiment"),
+        (["table1", "--estimate"], "--estimate is given without --list"),
         (["--list", "--row", "10"], "a row of one experiment"),
         (["table1", "--device", "cuda:99"], "device is 'cuda:99'"),
         ([], "no experiment was named"),

@@ -95,6 +95,7 @@ LINES: tuple[str, ...] = (
     " --participants 2 --config p.toml --json",
     "tune tune.toml --out tuned --json",
     "reproduce --list nothing",
+    "reproduce --list --estimate --scale 0.02 --json",
     "reproduce nothing --scale 0.001 --seeds 1 --out results",
     "provision f.toml --out kit --with-keys",
     "server status run --json",

@@ -16,7 +16,7 @@ SLOWEST = 20.0
 PATIENCE = 2.0
 #: Files that do such work; whatever else is slow is slow to answer.
 WORKING = ("rounds.py", "game.py", "onerun.py", "trial.py", "stack.py", "optimum.py", "solving.py")
-WORKING += ("probe.py",)  # reproduce --list times a few rounds of every shape
+WORKING += ("probe.py",)  # reproduce --list --estimate times rounds of every shape
 
 
 class Overdue(BaseException):

@@ -29,7 +29,13 @@ def reproduce_command(
         ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="list experiments, their size and time here")
+        bool, typer.Option("--list", help="list the experiments and their size")
+    ] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate", help="with --list: time a few rounds of each, for the time here"
+        ),
     ] = False,
     seeds: Annotated[
         int | None, typer.Option(help="runs of each setting [default: the paper's 3]")
@@ -72,11 +78,14 @@ def reproduce_command(
         raise BadInput(f"--list is given beside {name!r}; it lists all, give one or the other")
     if take is not None and (list_ or name in (None, "all")):
         raise BadInput(f"--take is {take}, the results of one experiment; name that experiment")
+    if estimate and not list_:
+        raise BadInput("--estimate is given without --list, whose times it adds; give both")
     if list_:
         from dpscaffold.paper.listing import as_rows, listing
 
-        with Console(stderr=True).status("timing a few rounds of each shape, about half a minute"):
-            shown = listing(request, chosen)
+        busy = "timing a few rounds of each shape, about half a minute"
+        with Console(stderr=True).status(busy if estimate else "counting"):
+            shown = listing(request, chosen, estimate)
         Console().print_json(data=as_rows(shown)) if as_json else Console().print(shown)
         return
     if name is None:

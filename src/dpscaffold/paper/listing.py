@@ -1,4 +1,4 @@
-"""The list of experiments with their size and an estimate of their time on this machine."""
+"""The list of experiments with their size and, where asked, an estimate of their time here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from dpscaffold.paper.reproduce import Request
 
 
-def listing(request: Request, device: torch.device) -> Table:
-    """One line per experiment, 80 columns wide; the time comes from a few timed rounds of each
-    shape."""
-    probe = Probe(device)
+def listing(request: Request, device: torch.device, estimate: bool = False) -> Table:
+    """One line per experiment, 80 columns wide; ``estimate`` adds the time, from a few timed rounds
+    of each shape, which takes half a minute by itself."""
+    probe = Probe(device) if estimate else None
+    timed = f"Experiments; time on {device} estimated from a few rounds of each shape"
     table = Table(
-        title=f"Experiments; time on {device} estimated from a few rounds of each shape",
+        title=timed if estimate else "Experiments; --estimate adds the time that each takes here",
         title_justify="left",
         box=None,
         caption="runs + cross-validation; runs that experiments share are made once",
@@ -33,7 +34,7 @@ def listing(request: Request, device: torch.device) -> Table:
     )
     for name in ("name", "shows"):
         table.add_column(name, no_wrap=True)
-    for name in ("runs", "user-steps", "time"):
+    for name in ("runs", "user-steps", *(("time",) if estimate else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for name in names():
         chosen = experiment(name)
@@ -41,10 +42,9 @@ def listing(request: Request, device: torch.device) -> Table:
         every = {case.digest: case for case in [*cases, *folded]}
         folds = f"+{len(folded)}" if folded else ""
         steps = sum(user_steps(case) for case in every.values())
-        time = about(probe.seconds(list(every.values())))
-        table.add_row(
-            name, chosen.brief, f"{len(every) - len(folded)}{folds}", f"{steps / 1e6:.1f} M", time
-        )
+        time = [about(probe.seconds(list(every.values())))] if probe else []
+        runs = f"{len(every) - len(folded)}{folds}"
+        table.add_row(name, chosen.brief, runs, f"{steps / 1e6:.1f} M", *time)
     return table
 
 
