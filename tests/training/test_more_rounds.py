@@ -28,6 +28,7 @@ from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.ledger import spent
+from dpscaffold.randomness import Randomness
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, evaluate_every=2, checkpoint_every=2)
 NOISY, SECRET = Gaussian(clip=1.0, noise=6.0), Gaussian(clip=1.0, noise=6.0, secret=True)
@@ -240,12 +241,66 @@ def test_a_target_halts_the_further_rounds(tmp_path: Path) -> None:
     assert more.privacy["server"]["epsilon"] <= target
 
 
-def test_what_caps_each_user_is_refused(tmp_path: Path) -> None:
-    budget = Budget(user_epsilon=50.0)
-    go(PLAN, tmp_path / "run", False, budget=budget)
-    with pytest.raises(BadInput, match=r"privacy\.user_epsilon caps .*fix plan\.max_rounds"):
-        go(replace(PLAN, rounds=8), tmp_path / "run", budget=budget)
-    assert "extends" not in (tmp_path / "run" / "ledger.jsonl").read_text()
+@pytest.mark.parametrize("privacy", [NOISY, SECRET], ids=["seeded", "secret"])
+@pytest.mark.parametrize("counted", [True, False], ids=["and a count", "epsilon alone"])
+def test_what_each_user_may_spend_holds_over_all_parts(tmp_path: Path, privacy, counted) -> None:
+    """A user declines where its sum over the parts, found here from the journal alone, would exceed
+    its ε, and takes part wherever it would not."""
+    full = replace(PLAN, user_ratio=1.0)
+    go(full, tmp_path / "probe", False, privacy)
+    run = read_account(tmp_path / "probe").ledger.run
+    group = run.group_of(0)
+    # Six participations and two more fit, three more do not; in one part seven would be too many.
+    cap = 1e-9 + spent(run, 6, group) + spent(run, 2, group)
+    budget = Budget(user_epsilon=cap, max_participations=7 if counted else None)
+    go(full, tmp_path / "run", False, privacy, budget=budget)
+    more = go(replace(full, rounds=10), tmp_path / "run", True, privacy, budget=budget)
+    took = {e.round: e.users for e in read_entries(Journal(tmp_path / "run" / "ledger.jsonl"))}
+    last = 7 if counted else 8
+    assert {r: len(users) for r, users in took.items()} == {
+        r: 8 if r <= last else 0 for r in range(1, 11)
+    }
+    exact = spent(run, 6, group) + spent(run, last - 6, group)
+    assert more.privacy["ledger"]["epsilon"] == pytest.approx(exact, rel=1e-12)
+    assert more.privacy["ledger"]["epsilon"] <= cap < exact + spent(run, 1, group)
+    assert more.privacy["delta"] == 2 * run.delta and more.rounds == 10
+
+
+def test_users_of_different_pasts_decline_at_different_times(tmp_path: Path) -> None:
+    run_folder, longer = tmp_path / "run", replace(PLAN, rounds=14)
+    go(PLAN, tmp_path / "probe", False)
+    run = read_account(tmp_path / "probe").ledger.run
+    cap = spent(run, 4, run.group_of(0)) + spent(run, 2, run.group_of(0))
+    budget = Budget(user_epsilon=cap)
+    go(PLAN, run_folder, False, budget=budget)
+    go(replace(PLAN, rounds=10), run_folder, budget=budget)
+    go(longer, run_folder, budget=budget)  # three parts
+    counts, declined = [[0] * 3 for _ in range(8)], 0
+    streams = Randomness(longer.seed)
+    for entry in read_entries(Journal(run_folder / "ledger.jsonl")):
+        part = (entry.round > 6) + (entry.round > 10)
+        for user in streams.cohort(entry.round, 8, 4).tolist():
+            after = [n + (k == part) for k, n in enumerate(counts[user])]
+            total = math.fsum(spent(run, n, run.group_of(user)) for n in after)
+            assert (user in entry.users) == (total <= cap), (entry.round, user)
+            declined += user not in entry.users
+            counts[user] = after if user in entry.users else counts[user]
+    assert declined >= 3, "the cap is met by nobody: the test shows nothing"
+    again = go(longer, run_folder, budget=budget)
+    assert again.privacy["ledger"]["epsilon"] <= cap
+
+
+def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Path) -> None:
+    full = replace(PLAN, rounds=2, user_ratio=1.0)
+    go(full, tmp_path / "probe", False)
+    run = read_account(tmp_path / "probe").ledger.run
+    path = tmp_path / "budget.jsonl"
+    Allowance.open(path, epsilon=100.0, delta=10 * run.delta)
+    budget = Budget(file=str(path), user_epsilon=40.0)
+    go(full, tmp_path / "run", False, budget=budget)
+    more = go(replace(full, rounds=12), tmp_path / "run", budget=budget)
+    granted, delta = Allowance(path).read().spent
+    assert granted >= more.privacy["ledger"]["epsilon"] > 0 and delta == more.privacy["delta"]
 
 
 @pytest.mark.parametrize("rounds", [10, 14])

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpscaffold.books.booking import Booking
 from dpscaffold.books.journal import Anchor, Journal
-from dpscaffold.books.parts import Parts, priced
+from dpscaffold.books.parts import Parts, allowed_in_parts, priced
 from dpscaffold.books.runfolder import RunFolder, plain
 from dpscaffold.books.runledger import (
     EXTENDS,
@@ -74,6 +74,7 @@ class Accounts:
         self._released = 0
         self._most_rounds = setting.plan.planned
         self._parts = Parts((setting.plan.planned,))
+        self._by_part: tuple[Ledger, ...] = ()  # kept where each user's ε is capped over parts
         self._later: Spending | None = None
         if self.run is None:
             if budget != Budget():
@@ -204,18 +205,12 @@ class Accounts:
         if self.run is None or rounds <= self._parts.ends[-1]:
             return
         assert self._journal is not None
-        if self.budget.user_epsilon is not None:
-            raise BadInput(
-                f"plan.rounds is raised to {rounds}, and privacy.user_epsilon caps what each user "
-                f"spends in the {self._parts.ends[-1]} rounds that were planned; fix "
-                f"plan.max_rounds before a run, or start another"
-            )
         parts = self._parts.extended(rounds)
         if self._booking:
             self._booking.extend(parts)
         self._withdraw_statement()
         self._journal.append({EXTENDS: rounds})
-        self._parts = parts
+        self._parts, self._by_part = parts, ()
         folder.write_text(SUMMARY, summary_text(self.ledger.to_dict(), self._journal))
 
     @property
@@ -297,13 +292,13 @@ class Accounts:
             return np.array(users, dtype=np.int64)
         active = drawn.tolist()
         if self.ledger.capped:
-            active = self.ledger.allowed(active)
+            active = self._allowed(round, active)
         if self._journal:
             self._withdraw_statement()
             line = {"round": round, "users": active, "again": again}
             self._journal.append({**line, "ahead": True} if ahead else line)
         self._released = self._released if ahead else max(self._released, round)
-        self.ledger.record(round, active, again=again)
+        self._record(round, active, again)
         if self._booking:
             self._booking.participate(round, again)
         return np.array(active, dtype=np.int64)
@@ -325,7 +320,25 @@ class Accounts:
         if self._journal:
             self._withdraw_statement()
             self._journal.append({"round": round, "users": list(users), "again": True})
-        self.ledger.record(round, users, again=True)
+        self._record(round, users, again=True)
+
+    def _allowed(self, round: int, drawn: Sequence[int]) -> list[int]:
+        """Those of the drawn users whom no cap lets decline; the ε of a user that was given more
+        rounds is the sum over the parts."""
+        if not self._parts.several or self.budget.user_epsilon is None:
+            return self.ledger.allowed(drawn)
+        if not self._by_part:
+            assert self._journal is not None  # parts come with a folder
+            self._by_part = self._parts.ledgers(self.ledger, read_entries(self._journal))
+        return allowed_in_parts(self._by_part, self._parts.of(round), self.costs, drawn)
+
+    def _record(self, round: int, users: Sequence[int], again: bool) -> None:
+        """Enter who takes part, in the ledger of all rounds and in that of their part."""
+        self.ledger.record(round, users, again=again)
+        if self._by_part:
+            place = self._parts.of(round)
+            first = self._parts.spans[place][0]
+            self._by_part[place].record(round - first + 1, users, again=again)
 
     def _recorded(self, round: int) -> tuple[int, ...]:
         """Who took part when this round first ran: a repeat under a cap must admit the same

@@ -51,7 +51,10 @@ class Prices:
         be, run again, each as often as it was. What preparing the data cost is spent in round 1."""
         run, setting = self._run, self._setting
         costs = self._costs if first == 1 else ()
-        ledger = Ledger(run, self._user_epsilon, costs)
+        count = rounds - first + 1
+        # Of a later part this counts the user's whole ε, of which less is left: too much, if any.
+        longest = replace(run, rounds=max(run.rounds, count))
+        ledger = Ledger(longest, self._user_epsilon, costs)
         randomness = setting.randomness()
         for round in range(first, rounds + 1):
             drawn = randomness.cohort(round, setting.users, setting.cohort_size)
@@ -59,7 +62,6 @@ class Prices:
         for round in repeats:
             drawn = randomness.cohort(round, setting.users, setting.cohort_size)
             ledger.record(round - first + 1, drawn.tolist(), again=True)
-        count = rounds - first + 1
         over = bound_for(run, "server").epsilon(run, count, costs, ledger.repeats)
         given = largest_epsilon(ledger.laws(), run.delta, costs)
         return Price(max(over, given), run.delta, count)
