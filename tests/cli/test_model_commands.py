@@ -130,7 +130,7 @@ def test_tables_and_figure(run: Path) -> None:
         (lambda text: text.replace(",a,", ",z,", 1), "row .* 'z' in column 'ward'.*never saw"),
         (lambda text: text.replace(",a,", ",,", 1), "row .* lacks a value of column 'ward'"),
         (lambda text: text.replace("pressure", "pressure,x", 1), "row has 5 values.*6 columns"),
-        (lambda text: "pressure,rate,ward\nhigh,1,a\n", "column 'pressure' holds 'high'"),
+        (lambda text: "pressure,rate,ward\nhigh,1,a\n", "row 0 holds 'high' in column 'pressure'"),
         (lambda text: "pressure,rate,ward\ninf,1,a\n", "row 0 has no finite number in column"),
         (lambda text: "", "is empty"),
     ],
@@ -175,7 +175,9 @@ def test_rows_that_training_would_refuse_are_marked_and_the_first_is_named(
     model = load_model(run / "run")
     rows = list(csv.DictReader((run / "clinic.csv").read_text().splitlines()))
     said = model.predict(run / "clinic.csv").tolist()
-    for row, column, value in ((7, "ward", "z"), (9, "pressure", ""), (30, "rate", "-inf")):
+    changes = [(7, "ward", "z"), (9, "pressure", ""), (30, "rate", "-inf")]
+    changes += [(44, "pressure", "> 200")] * (kind == "csv")
+    for row, column, value in changes:
         rows[row] = {**rows[row], column: value}
     path = tmp_path / f"rows.{kind}"
     if kind == "csv":
@@ -189,14 +191,91 @@ def test_rows_that_training_would_refuse_are_marked_and_the_first_is_named(
         }
         pyarrow.parquet.write_table(pyarrow.table(columns), path)
     done = command("predict", run / "run", path, "--out", tmp_path / "out.csv")
-    assert "3 of 240 rows have no prediction" in done.stderr
+    assert f"{len(changes)} of 240 rows have no prediction" in done.stderr
     assert "(row 7 holds 'z' in column 'ward', which the training never saw" in done.stderr
     found = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     names = [model.classes[k] for k in said]
-    marked = ["" if k in (7, 9, 30) else name for k, name in enumerate(names)]
+    wrong = {row for row, _, _ in changes}
+    marked = ["" if k in wrong else name for k, name in enumerate(names)]
     assert [row["prediction"] for row in found] == marked
     judged = json.loads(command("evaluate", run / "run", path, "--json").stdout)
-    assert (judged["rows"], judged["left_out"]) == (237, 3) and "row 7" in judged["gap"]
+    assert (judged["rows"], judged["left_out"]) == (240 - len(wrong), len(wrong))
+    assert "row 7" in judged["gap"]
+
+
+def test_a_text_among_numbers_late_in_a_long_file_costs_its_own_row_alone(
+    run: Path, tmp_path: Path
+) -> None:
+    """Numbers are read as texts from there on, and batches before it are not read twice."""
+    lines = (run / "clinic.csv").read_text().splitlines()
+    body = (lines[1:] * 800)[:150_000]
+    (tmp_path / "clean.csv").write_text("\n".join([lines[0], *body]) + "\n")
+    at = lines[0].split(",").index("pressure")
+    for row, text in ((140_001, "over"), (149_999, "1.2.3"), (140_007, " 1e1 ")):
+        cells = body[row].split(",")
+        cells[at] = text
+        body[row] = ",".join(cells)
+    (tmp_path / "rows.csv").write_text("\n".join([lines[0], *body]) + "\n")
+    model = load_model(run / "run")
+    for name in ("clean", "rows"):
+        found = predict_file(model, tmp_path / f"{name}.csv", tmp_path / f"{name}.out.csv")
+        assert found.rows == 150_000
+    assert found.incomplete == 2
+    assert found.gap == "row 140001 holds 'over' in column 'pressure', and a number is expected"
+    clean, marked = (
+        (tmp_path / f"{name}.out.csv").read_text().splitlines() for name in ("clean", "rows")
+    )
+    different = {k - 1 for k, (a, b) in enumerate(zip(clean, marked, strict=True)) if a != b}
+    assert different <= {140_001, 140_007, 149_999} and {140_001, 149_999} <= different
+
+
+def test_decimal_commas_and_dates_that_cannot_be_read_cost_their_own_rows(tmp_path: Path) -> None:
+    """The same rows with points and without a wrong cell are the oracle."""
+    rng = np.random.default_rng(3)
+    table = [
+        (
+            round(float(rng.normal(5, 2)), 2),
+            f"{1 + k % 28:02d}.03.2024",
+            "ab"[k % 2],
+            "yn"[k % 3 > 0],
+        )
+        for k in range(120)
+    ]
+    text = "weight;seen;site;ill\n" + "".join(
+        f"{w:.2f};{d};{s};{i}\n".replace(".", ",", 1) for w, d, s, i in table
+    )
+    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "c.toml").write_text(
+        f"""
+        [data]
+        source = "csv"
+        path = "{tmp_path / "t.csv"}"
+        label = "ill"
+        user = "site"
+        delimiter = ";"
+        decimal = ","
+        dates = {{ seen = "%d.%m.%Y" }}
+        [plan]
+        rounds = 3
+        local_steps = 1
+        user_ratio = 1.0
+        """
+    )
+    command("train", tmp_path / "c.toml", "--out", tmp_path / "run")
+    model = load_model(tmp_path / "run")
+    rows = text.splitlines()
+    wrong = {3: "x5,00", 5: "1.234,5", 8: "4;31.02.2024", 11: "4;2024"}
+    for row, start in wrong.items():
+        rest = rows[row + 1].split(";")
+        rows[row + 1] = ";".join([*start.split(";"), *rest[len(start.split(";")) :]])
+    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
+    for keep in ((), ("weight",)):
+        found = predict_file(model, tmp_path / "rows.csv", tmp_path / "out.csv", keep)
+        assert found.incomplete == 4
+        assert found.gap == "row 3 holds 'x5,00' in column 'weight', and a number is expected"
+        said = [r["prediction"] for r in csv.DictReader((tmp_path / "out.csv").open())]
+        clean = model.named(tmp_path / "t.csv")
+        assert said == ["" if k in wrong else name for k, name in enumerate(clean)]
 
 
 def test_unseen_categories_are_none_of_the_known_where_the_training_took_them_so(

@@ -16,6 +16,11 @@ import pyarrow.parquet
 from dpscaffold.data.readers.files import TableFile, Uncommented
 from dpscaffold.errors import BadInput, nearest
 
+
+class NotNumbers(BadInput):
+    """A column of numbers holds something else."""
+
+
 _BATCH_BYTES = 1 << 21
 _BATCH_ROWS = 1 << 15
 
@@ -146,7 +151,8 @@ def read_batches(
     except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
             raise BadInput(_not_text(file)) from None
-        raise BadInput(_explained(path, problem, names)) from None
+        kind = NotNumbers if _NO_NUMBER.search(str(problem)) else BadInput
+        raise kind(_explained(path, problem, names)) from None
     except OSError as problem:
         raise BadInput(
             f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
@@ -193,7 +199,7 @@ def _cast(
             or pa.types.is_decimal(kind)
             or pa.types.is_null(kind)
         ):
-            raise BadInput(
+            raise NotNumbers(
                 f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in "
                 f"categories or dates, or leave it out (exclude)"
             )
@@ -214,6 +220,10 @@ def _cast(
     return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
 
 
+#: Arrow's complaint of a value that is no number.
+_NO_NUMBER = re.compile(r"column #(\d+):.*invalid value '(.*)'")
+
+
 def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
     """One sentence for what Arrow found wrong with a file."""
     text = _first_line(problem)
@@ -223,7 +233,7 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
         return (
             f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} columns"
         )
-    if wrong := re.search(r"column #(\d+):.*invalid value '(.*)'", text):
+    if wrong := _NO_NUMBER.search(text):
         column = (
             names[int(wrong[1])] if int(wrong[1]) < len(names) else f"number {int(wrong[1]) + 1}"
         )

@@ -11,7 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from dpscaffold.data.readers.columns import column_names, read_batches, require_column
+from dpscaffold.data.readers.columns import (
+    NotNumbers,
+    column_names,
+    read_batches,
+    require_column,
+)
 from dpscaffold.data.readers.files import AUTO, Dialect, Format, TableFile, table_files
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
@@ -87,14 +92,34 @@ def raw_parts(
     texts = list(dict.fromkeys([*(name for name, _ in coding.categories), *others, *dated]))
     texts += [name for name in coding.numbers if name in others and name not in texts]
     first = 0
-    for batch in read_batches(file, numbers, texts, names):
-        rows, gaps = code_batch(coding, batch, path, first)
+    for batch in _batches(file, numbers, texts, names):
+        rows, gaps = code_batch(coding, batch, first, file.dialect.decimal)
         rows, complete = rows[gaps.complete], gaps.complete
         for step in rest:
             rows = step(rows)
         features = rows.astype(np.float32, copy=False)
         yield Part(first, features, complete, batch.select(list(others)), gaps.said)
         first += batch.num_rows
+
+
+def _batches(
+    file: TableFile, numbers: list[str], texts: list[str], names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Batches of a file. From the first value on that is no number, numbers are read as texts, so
+    that single rows can be left without an answer."""
+    done = 0
+    try:
+        for batch in read_batches(file, numbers, texts, names):
+            yield batch
+            done += batch.num_rows
+        return
+    except NotNumbers:
+        pass
+    for batch in read_batches(file, [], [*texts, *numbers], names):
+        past = min(done, batch.num_rows)
+        done -= past
+        if past < batch.num_rows:
+            yield batch.slice(past)
 
 
 class Gaps:
@@ -116,21 +141,25 @@ class Gaps:
 
 
 def code_batch(
-    coding: Coding, batch: pa.RecordBatch, path: Path, first: int
+    coding: Coding, batch: pa.RecordBatch, first: int, decimal: str = "."
 ) -> tuple[np.ndarray, Gaps]:
     """A batch as coded rows (N, d) float32, and which rows cannot be coded.
 
-    Records that the training left out or refused (a missing value, a category that it never saw,
-    infinity) have no features here: whoever predicts leaves them without an answer.
+    Records that the training left out or refused (a missing value, a text where a number or a date
+    should be, a category that it never saw, infinity) have no features here: whoever predicts
+    leaves them without an answer.
     """
     count = batch.num_rows
     rows = np.zeros((count, coding.features), dtype=np.float32)
     gaps = Gaps(count, first)
     fills, forms, at = dict(coding.fills), dict(coding.dates), len(coding.numbers)
     for j, name in enumerate(coding.numbers):
-        values = _numbers(batch.column(name), name, path, forms.get(name))
+        column, form = batch.column(name), forms.get(name)
+        values, wrong = _numbers(column, name, form, decimal)
+        what = "a number" if form is None else f"a date of the form {form}"
+        gaps.add(wrong, partial(_misread, column, name, what))
         gaps.add(np.isinf(values), _says(f"has no finite number in column '{name}'"))
-        gone = np.isnan(values)
+        gone = np.isnan(values) & ~wrong
         if gone.any():
             if name not in fills and isinstance(coding.missing, str):
                 gaps.add(gone, _says(f"lacks a value of column '{name}'"))
@@ -156,20 +185,41 @@ def code_batch(
     return rows, gaps
 
 
-def _numbers(column: pa.Array, name: str, path: Path, form: str | None = None) -> np.ndarray:
+#: A number as files write it.
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+def _numbers(
+    column: pa.Array, name: str, form: str | None, decimal: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The values (N,) float32, NaN where one is missing, and which cells hold something else."""
     if form is not None:
+        return _dates(column.to_pylist(), name, form)
+    if not pa.types.is_string(column.type):
+        return column.to_numpy(zero_copy_only=False), np.zeros(len(column), dtype=bool)
+    text = pa.compute.utf8_trim_whitespace(column)
+    if decimal != ".":
+        swapped = pa.compute.replace_substring(text, ".", "no number")
+        text = pa.compute.replace_substring(swapped, decimal, ".")
+    right = pa.compute.match_substring_regex(text, _NUMBER)
+    values = pa.compute.if_else(right, text, pa.scalar(None, pa.string())).cast(pa.float32())
+    return values.to_numpy(zero_copy_only=False), ~right.fill_null(True).to_numpy(False)
+
+
+def _dates(cells: Sequence[str | None], name: str, form: str) -> tuple[np.ndarray, np.ndarray]:
+    """Days since 1970, NaN where there is no date, and which cells hold something else."""
+    wrong = np.zeros(len(cells), dtype=bool)
+    try:
+        return days(name, cells, form), wrong
+    except BadInput:  # seldom, so only then one by one
+        pass
+    values = np.full(len(cells), np.nan, dtype=np.float32)
+    for row, cell in enumerate(cells):
         try:
-            return days(name, column.to_pylist(), form)
-        except BadInput as problem:
-            raise BadInput(f"{path}: {problem}") from None
-    if pa.types.is_string(column.type):
-        try:
-            column = column.cast(pa.float32())
-        except pa.ArrowInvalid as problem:
-            what = str(problem).splitlines()[0]
-            raise BadInput(f"{path}: column '{name}' should hold numbers ({what})") from None
-    values: np.ndarray = column.to_numpy(zero_copy_only=False)
-    return values
+            values[row] = days(name, [cell], form)[0]
+        except BadInput:
+            wrong[row] = True
+    return values, wrong
 
 
 def _fill(coding: Coding) -> float:
@@ -178,6 +228,10 @@ def _fill(coding: Coding) -> float:
 
 def _says(text: str) -> Callable[[int], str]:
     return lambda _: text
+
+
+def _misread(column: pa.Array, name: str, wanted: str, row: int) -> str:
+    return f"holds '{str(column[row].as_py())[:40]}' in column '{name}', and {wanted} is expected"
 
 
 def _never_seen(column: pa.Array, name: str, values: tuple[str, ...], row: int) -> str:
