@@ -29,9 +29,11 @@ for part in {LAZY}:
     importlib.import_module("dpscaffold." + part)
 lists = sorted(name for name in sys.modules if name.startswith("dpscaffold.") or name == "torch")
 inside = {{}}
-for part in {PARTS}:
+for part in {sorted(PARTS, key=lambda part: part not in LAZY)}:
+    before = set(sys.modules)
     importlib.import_module("dpscaffold." + part)
-    inside[part] = [name for name in sys.modules if name.startswith(f"dpscaffold.{{part}}.")]
+    new = set(sys.modules) - before
+    inside[part] = [name for name in new if name.startswith(f"dpscaffold.{{part}}.")]
 print(json.dumps([lists, inside]))
 """
     lists, inside = fresh(code)

@@ -66,7 +66,7 @@ def test_an_expired_certificate_is_refused(made, monkeypatch):
         def now(cls, tz=None):
             return later
 
-    monkeypatch.setattr("dpscaffold.provision.datetime.datetime", Later)
+    monkeypatch.setattr("dpscaffold.provision.certificates.datetime.datetime", Later)
     with pytest.raises(BadInput, match="expired on"):
         check_certificate(made / "server" / "server.crt")
 

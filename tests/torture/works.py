@@ -303,7 +303,8 @@ def budget_opened(folder: Path) -> object:
 
 def site_made(folder: Path) -> object:
     """A site whose keys belong to what it asks to be admitted with."""
-    from dpscaffold.provision import public_of, read_member, read_node_key, read_signing_key
+    from dpscaffold.engines.letters import public_of
+    from dpscaffold.provision import read_member, read_node_key, read_signing_key
     from dpscaffold.site.file import read_site_file
 
     file = read_site_file(folder / "one" / "site.toml")

@@ -11,12 +11,11 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dpscaffold.books.journal import Anchor
 from dpscaffold.engines.letters import (
     ASK,
     SERVER,
@@ -30,66 +29,31 @@ from dpscaffold.engines.letters import (
     commitment,
     digest,
     fresh_id,
-    joint_seed,
     reply,
     text_of,
     texts_of,
     whole_of,
 )
-from dpscaffold.site.file import Grant, Policy, Terms, check_terms, grant, most_within
+from dpscaffold.site.asked import Work
+from dpscaffold.site.checking import (
+    booking_of,
+    check_anchors,
+    check_round,
+    check_seen,
+    check_shapes,
+    check_vectors,
+    counts,
+    enrolment_of,
+    held,
+    named,
+    question_of,
+    roster_of,
+)
+from dpscaffold.site.file import Grant, Policy, check_terms, grant, most_within
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import Enrolment, Pending, RunMemory, StateFolder
-from dpscaffold.site.recovery import note_behind, read_behind
 
 Said = tuple[dict[str, Json], Vectors]
-
-
-class Work(Protocol):
-    """What an offer asks for, on this site's data: its public numbers and its computation."""
-
-    @property
-    def terms(self) -> Terms:
-        """The offer's numbers that a policy looks at."""
-        ...
-
-    @property
-    def records(self) -> int:
-        """R_i, public."""
-        ...
-
-    @property
-    def batch(self) -> int:
-        """b_i, public."""
-        ...
-
-    @property
-    def declared(self) -> bool:
-        """Whether R_i is a constant that the site declared."""
-        ...
-
-    @property
-    def data(self) -> str:
-        """The digest of the site's records."""
-        ...
-
-    def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
-        """Who of ``users`` is drawn for a round, from the joint seed or, where that is None, from
-        the plan's."""
-        ...
-
-    def expects(self, round: int) -> Mapping[str, int]:
-        """Names and lengths of the vectors of a round's task, without ``restore.*``."""
-        ...
-
-    def remembers(self) -> Mapping[str, int]:
-        """Names and lengths of the site's slots."""
-        ...
-
-    def participate(
-        self, round: int, user: int, told: Vectors, slots: Vectors
-    ) -> tuple[Vectors, Vectors]:
-        """One participation with noise of its own: the upload's vectors, and the new slots."""
-        ...
 
 
 @dataclass
@@ -169,7 +133,7 @@ class Site:
         if not isinstance(offer, dict):
             raise Refused("bad-offer", "it is not a table")
         promised = text_of(letter.header, "commitment", "bad-offer")
-        self._check_seen(letter.header, run, ledger)
+        check_seen(self.state, letter.header, run, ledger)
         plan, policy = digest(offer), self.policy()
         known = memory.enrolment()
         if known is None:
@@ -192,22 +156,22 @@ class Site:
             self._works[run] = work
         elif known.plan != plan or known.server_commitment != promised:
             raise Refused("plan-changed", f"enrolled in {known.plan}")
-        booking = self._booking(run, ledger)
+        booking = booking_of(run, ledger)
         return {
             "status": "yes",
             "records": known.records,
             "declared": known.declared,
             "cap": booking.grant.participations,
-            "uploads": _held(memory),
+            "uploads": held(memory),
             "commitment": commitment(run, self.name, known.nonce),
-            **_counts(booking, ledger),
+            **counts(booking, ledger),
         }, {}
 
     def _book(self, run: str, plan: str, policy: Policy, work: Work, ledger: SiteLedger) -> None:
         """A grant for a new run. One that the ledger holds already (the run's folder was lost)
         stays as it is."""
         if run in ledger.runs:
-            booking = self._booking(run, ledger)
+            booking = booking_of(run, ledger)
             if booking.plan != plan:
                 raise Refused("plan-changed", f"the ledger has {booking.plan}")
             return
@@ -237,13 +201,13 @@ class Site:
 
     def _begin(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
         """Fix roster and commitments, then show the nonce: from here on the grant is booked."""
-        known = self._enrolment(memory)
-        names, sizes, commitments = _roster_of(letter.header)
+        known = enrolment_of(memory)
+        names, sizes, commitments = roster_of(letter.header)
         if known.roster and (known.roster, known.sizes) != (names, sizes):
             raise Refused("roster-changed")
         if known.roster and dict(known.commitments) != commitments:
             raise Refused("roster-changed", "other commitments")
-        booking = self._booking(run, ledger)
+        booking = booking_of(run, ledger)
         if self.name not in names or sizes[names.index(self.name)] != known.records:
             raise Refused("roster-changed", "this site is not in it, or with another size")
         if set(commitments) != {*names, SERVER}:
@@ -261,7 +225,7 @@ class Site:
 
     def _draw(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
         """Check the nonces against their commitments and keep them."""
-        known = self._enrolment(memory)
+        known = enrolment_of(memory)
         nonces = texts_of(letter.header, "nonces", "bad-draw")
         if not known.roster or set(nonces) != set(known.commitments):
             raise Refused("bad-draw", "the run has not begun here, or names are missing")
@@ -277,18 +241,18 @@ class Site:
     def _task(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
         """One participation, or the same answer again."""
         header = letter.header
-        self._check_seen(header, run, ledger)
-        known = self._enrolment(memory)
-        booking = self._booking(run, ledger)
+        check_seen(self.state, header, run, ledger)
+        known = enrolment_of(memory)
+        booking = booking_of(run, ledger)
         pending = memory.pending()
-        self._check_anchors(known, pending, ledger)
+        check_anchors(known, pending, ledger)
         if header.get("plan") != known.plan:
             raise Refused("plan-changed")
         policy = self.policy()
         work = self._work(known, policy)
         round = whole_of(header, "round", "bad-round", least=1)
-        self._check_round(round, known, booking, work)
-        restore = _check_vectors(letter.vectors, work, round, policy.largest_value)
+        check_round(self.name, round, known, booking, work)
+        restore = check_vectors(letter.vectors, work, round, policy.largest_value)
         self.step("checked")
         acknowledged = text_of(header, "acknowledged", "state-mismatch")
         slots = memory.settle(acknowledged, restore, pending).slots
@@ -304,7 +268,7 @@ class Site:
         self.step("computed")
         memory.write_pending(pending)
         self.step("stored")
-        return self._upload(pending, self._booking(run, ledger), ledger, fresh=True)
+        return self._upload(pending, booking_of(run, ledger), ledger, fresh=True)
 
     def _compute(
         self,
@@ -329,76 +293,31 @@ class Site:
             "upload": pending.upload,
             "round": pending.round,
             "fresh": fresh,
-            **_counts(booking, ledger),
+            **counts(booking, ledger),
         }
         return fields, pending.vectors
 
     def _settle(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
         """Take the last acknowledgement; at the end of the run, the model too."""
-        self._check_seen(letter.header, run, ledger)
-        known = self._enrolment(memory)
+        check_seen(self.state, letter.header, run, ledger)
+        known = enrolment_of(memory)
         policy = self.policy()
         work = self._work(known, policy)
-        restore = _named(letter.vectors, "restore.") or None
+        restore = named(letter.vectors, "restore.") or None
         if restore is not None:
-            _check_shapes(restore, work.remembers())
+            check_shapes(restore, work.remembers())
         check_values(letter.vectors, policy.largest_value)
         acknowledged = text_of(letter.header, "acknowledged", "state-mismatch")
         slots = memory.settle(acknowledged, restore, memory.pending()).slots
         if letter.header.get("over") is True:
-            memory.write_model(dict(letter.header), _named(letter.vectors, "model."))
+            memory.write_model(dict(letter.header), named(letter.vectors, "model."))
             memory.amend(known, over=True)
         fields: dict[str, Json] = {"status": "yes"}
-        fields |= _counts(self._booking(run, ledger), ledger)
+        fields |= counts(booking_of(run, ledger), ledger)
         shared = {f"slot.{name}": value for name, value in slots.items()}
         return fields, shared if self.share_slots else {}
 
     # --- checks
-
-    def _enrolment(self, memory: RunMemory) -> Enrolment:
-        known = memory.enrolment()
-        if known is None:
-            raise Refused("unknown-run")
-        return known
-
-    def _booking(self, run: str, ledger: SiteLedger) -> Booking:
-        booking = ledger.runs.get(run)
-        if booking is None:
-            raise Refused("ledger-behind", f"the run {run} is not in the ledger")
-        if booking.released:
-            raise Refused("unknown-run", "its grant was taken back before it began")
-        return booking
-
-    def _check_seen(self, header: Header, run: str, ledger: SiteLedger) -> None:
-        """The server may not have seen more participations than the ledger holds."""
-        seen = whole_of(header, "seen", "bad-offer")
-        total = whole_of(header, "seen_total", "bad-offer")
-        booking = ledger.runs.get(run)
-        if seen > (booking.participations if booking else 0) or total > ledger.total:
-            note_behind(self.state, run, seen, total)
-        behind = read_behind(self.state)
-        if behind:
-            raise Refused("ledger-behind", f"the server has seen more: {behind}")
-
-    def _check_anchors(self, known: Enrolment, pending: Pending | None, ledger: SiteLedger) -> None:
-        """The ledger must still begin with what it held when these files were written."""
-        anchors = [Anchor.read(known.anchor, "enrolment.json")]
-        if pending is not None:
-            anchors.append(pending.anchor)
-        if not all(ledger.follows(anchor) for anchor in anchors):
-            raise Refused("ledger-behind", "the ledger was emptied, shortened or replaced")
-
-    def _check_round(self, round: int, known: Enrolment, booking: Booking, work: Work) -> None:
-        if round > work.terms.rounds:
-            raise Refused("bad-round", f"{round} of {work.terms.rounds}")
-        if not known.nonces:
-            raise Refused("bad-draw", "the nonces were never shown here")
-        seed = joint_seed(known.run, known.nonces) if work.terms.protected else None
-        drawn = work.cohort(round, len(known.roster), seed)
-        if known.roster.index(self.name) not in drawn:
-            raise Refused("not-drawn", f"round {round}")
-        if round < booking.last_round:
-            raise Refused("stale-round", f"{round}, after {booking.last_round}")
 
     def _work(self, known: Enrolment, policy: Policy) -> Work:
         """The run's work on the data that the site enrolled with, under the policy of today."""
@@ -420,63 +339,3 @@ class Site:
             return cap
         run = work.terms.run(work.records, work.batch, booking.grant.delta, work.declared)
         return most_within(run, left.epsilon, cap)
-
-
-def question_of(run: str, round: int, acknowledged: str, digests: Mapping[str, bytes]) -> str:
-    """What makes two tasks the same question: run, round, x and what is shared (by their vectors'
-    digests), and the memory that the answer starts from."""
-    asked: dict[str, Json] = {
-        k: v.hex() for k, v in digests.items() if not k.startswith("restore.")
-    }
-    return digest("question", run, round, acknowledged, asked)
-
-
-def _counts(booking: Booking, ledger: SiteLedger) -> dict[str, Json]:
-    return {"participations": booking.participations, "total": ledger.total}
-
-
-def _held(memory: RunMemory) -> list[Json]:
-    """The upload ids that this site knows of."""
-    pending = memory.pending()
-    return [memory.acknowledged().upload, *([pending.upload] if pending else [])]
-
-
-def _named(vectors: Vectors, prefix: str) -> dict[str, np.ndarray]:
-    return {k.removeprefix(prefix): v for k, v in vectors.items() if k.startswith(prefix)}
-
-
-def _check_vectors(
-    vectors: Vectors, work: Work, round: int, largest: float
-) -> dict[str, np.ndarray] | None:
-    """Names, lengths and values of a task's vectors; gives those to restore memory from."""
-    restore = _named(vectors, "restore.")
-    told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
-    _check_shapes(told, work.expects(round))
-    if restore:
-        _check_shapes(restore, work.remembers())
-    check_values(vectors, largest)
-    return restore or None
-
-
-def _check_shapes(vectors: Vectors, wanted: Mapping[str, int]) -> None:
-    found = {name: len(vector) for name, vector in vectors.items()}
-    if found != dict(wanted):
-        raise Refused("bad-shape", f"{found} instead of {dict(wanted)}")
-
-
-def _roster_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]:
-    names, sizes = header.get("roster"), header.get("sizes")
-    if (
-        not isinstance(names, list)
-        or not isinstance(sizes, list)
-        or not all(isinstance(name, str) and name for name in names)
-        or not all(type(size) is int and size > 0 for size in sizes)
-        or len(set(map(str, names))) != len(names)
-        or len(sizes) != len(names)
-    ):
-        raise Refused("roster-changed", "the roster is not a list of names with their sizes")
-    return (
-        tuple(str(name) for name in names),
-        tuple(int(str(size)) for size in sizes),
-        texts_of(header, "commitments", "bad-draw"),
-    )

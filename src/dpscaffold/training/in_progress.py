@@ -1,266 +1,44 @@
-"""train(): plan → engine → rounds → metrics → checkpoints. The only place that knows all the
-parts."""
+"""One run while it goes on: rounds, evaluation, checkpoints, and what it leaves behind.
+
+The only place that knows all the parts.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dpscaffold.algorithms import Algorithm
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
-from dpscaffold.budget import Budget
 from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
-from dpscaffold.events import (
-    Checkpointed,
-    Ended,
-    Evaluated,
-    Listener,
-    Observing,
-    RoundDone,
-    Row,
-    Several,
-    silence,
-)
+from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.federation import Federation
-from dpscaffold.local import Gaussian
-from dpscaffold.machine import device_failed, pick_devices, stop_signals
-from dpscaffold.metrics import Evaluator, Measures, baseline, constant_loss, late
-from dpscaffold.model import Model, Raw
+from dpscaffold.machine import device_failed, stop_signals
+from dpscaffold.metrics import Evaluator, Measures
+from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
-from dpscaffold.notebook import Shown, html_table, small_curve
-from dpscaffold.optimum import Optimum, solve
-from dpscaffold.plan import Plan
-from dpscaffold.privacy.showing import round_up
-from dpscaffold.progress import Progress
+from dpscaffold.notebook import Shown
+from dpscaffold.optimum import Optimum
 from dpscaffold.rounds import rounds
-from dpscaffold.scoring import shown_metric
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
-from dpscaffold.tasks import Task
 from dpscaffold.trained import Origin
+from dpscaffold.training.result import Result, summarise
 
-Observer = Callable[[int, Row], None]
 #: A metric of one's own: the model and the evaluation data → a number, under the function's name.
 OwnMetric = Callable[[Model, Federation], float]
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run gives back.
-
-    ``history`` has one row per evaluated round (the rows of ``metrics.jsonl``), ``params`` is the
-    output x^T or x̄, ``ended`` is ``"completed"``, ``"interrupted"`` or ``"budget"``, and
-    ``privacy`` the statement that is also written to ``privacy.json``.
-    """
-
-    setting: Setting
-    federation: Federation
-    history: list[dict[str, Any]]
-    params: Tensor
-    rounds: int
-    ended: str
-    optimum: Optimum | None = None
-    privacy: dict[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
-    seconds: float = 0.0
-    message: str = ""
-    origin: Origin = field(default_factory=Origin)
-
-    @property
-    def final(self) -> dict[str, Any]:
-        """The last evaluated round."""
-        return self.history[-1] if self.history else {}
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {value}" for name, value in self._told() if value is not None)
-        return f"Result({shown})"
-
-    def _told(self) -> list[tuple[str, Any]]:
-        """The few values that stand for a run."""
-        metric = shown_metric(self.federation.target)
-        value, first = self.final.get(metric), self.privacy.get("quoted") or {}
-        server = first.get("epsilon")
-        whom = "ε towards the server" if first.get("towards") == "server" else "ε given the draw"
-        return [
-            ("algorithm", self.setting.label),
-            ("data", self.federation.title),
-            ("rounds", self.rounds),
-            ("ended", self.ended),
-            (metric.replace("_", " "), None if value is None else f"{value:.4f}"),
-            (whom, None if server is None else round_up(server)),
-        ]
-
-    def _repr_html_(self) -> str:
-        metric = shown_metric(self.federation.target)
-        rows = self._told()
-        for name in (metric, "train_loss"):
-            values = [float(row[name]) for row in self.history if row.get(name) is not None]
-            what = name.replace("_", " ")
-            rows.append((f"{what} by round", small_curve(values, what)))
-        rows.append(("privacy", self.privacy.get("quote")))
-        return html_table("Result", rows)
-
-    def late(self, metric: str, fraction: float = 0.1) -> float | None:
-        """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report
-        it; None where a value is missing."""
-        return late(self.history, metric, self.rounds, fraction)
-
-    @property
-    def model(self) -> Model:
-        """The trained model, with the preparation that raw rows need."""
-        origin = replace(self.origin, rounds=self.rounds)
-        return Model.of(self.federation, self.setting.task, self.params, self.privacy, origin)
-
-    def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
-        """The class number, or the number, of each raw row, (N,).
-
-        Raw rows are what the data were before preparation; rows of the federation itself
-        (``federation.test.features``) are ``prepared`` already.
-        """
-        return self.model.predict(rows, prepared)
-
-
-def train(
-    federation: Federation,
-    task: Task,
-    algorithm: Algorithm,
-    plan: Plan,
-    privacy: Gaussian | None = None,
-    *,
-    budget: Budget | None = None,
-    engine: str = "simulator",
-    device: str = "cpu",
-    optimum: bool = False,
-    out: Path | str | None = None,
-    resume: bool = False,
-    observer: Observer | None = None,
-    listener: Listener | None = None,
-    config: Mapping[str, Any] | None = None,
-    chunk: int | None = None,
-    progress: bool = False,
-    metrics: Sequence[str | OwnMetric] = (),
-    dissimilarity: bool = True,
-    stopping: Stopping | None = None,
-    release: bool = False,
-    allow: Sequence[str] = (),
-) -> Result:
-    """Train one model and return what happened.
-
-    Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after
-    every round with its metrics (few between evaluations), and ``listener`` with every event
-    (:mod:`~dpscaffold.events`), whose rounds carry the parameters. With ``out`` everything is
-    written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
-    number, as without the interruption.
-    ``metrics`` are names (:data:`~dpscaffold.scoring.METRICS`) or functions of your own, called
-    with the model and the federation; ``dissimilarity=False`` leaves the users' gradients out of
-    the evaluation, which are most of its time for a network.
-    ``stopping`` ends the run early by a public validation set; ε is that of all planned rounds.
-    ``release=True`` is the recipe for a model that is handed out (:mod:`~dpscaffold.release`):
-    secret noise, a draw that nobody chose, and a refusal of what the promise would not cover unless
-    ``allow`` names it.
-    ``progress=True`` shows a live line, in notebooks too.
-    ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
-    round, save a checkpoint and return with ``ended="interrupted"``.
-
-    >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
-    >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)
-    >>> result = train(federation, Logistic(40, 10), scaffold(), Plan(rounds=4, local_steps=5),
-    ...                Gaussian(clip=1.0, noise=2.0))
-    >>> result.ended, result.rounds, sorted(result.final)[:2]
-    ('completed', 4, ['control_norm', 'epsilon_server'])
-    """
-    data = federation if federation.mapped else federation.validated()
-    setting = Setting(data.roster, task, algorithm, plan, privacy, budget or Budget())
-    if allow and not release:
-        raise BadInput(
-            "allow is given, which overrules what a release refuses, and nothing is released; add "
-            "release=True or leave it out"
-        )
-    if release:
-        from dpscaffold.release import released
-
-        setting = released(setting, data, allow, Path(out) if resume and out else None)
-        described = setting.to_dict() if config is None else dict(config)
-        recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
-        config = {**described, "privacy": {**described.get("privacy", {}), **recipe}}
-    listeners = (Observing(observer) if observer else silence, listener or silence)
-    with Progress(setting.label, plan.rounds, quiet=not progress) as line:
-        return run(
-            setting,
-            data,
-            Hardware(pick_devices(device), chunk),
-            engine=engine,
-            optimum=optimum,
-            out=out,
-            resume=resume,
-            listener=Several((*listeners, line)),
-            config=config,
-            metrics=metrics,
-            dissimilarity=dissimilarity,
-            stopping=stopping,
-            allowed=tuple(allow) if release else None,
-        )
-
-
-def run(
-    setting: Setting,
-    federation: Federation,
-    hardware: Hardware | None = None,
-    *,
-    engine: str = "simulator",
-    optimum: bool = False,
-    out: Path | str | None = None,
-    resume: bool = False,
-    listener: Listener = silence,
-    config: Mapping[str, Any] | None = None,
-    metrics: Sequence[str | OwnMetric] = (),
-    dissimilarity: bool = True,
-    stopping: Stopping | None = None,
-    allowed: tuple[str, ...] | None = None,
-    beside: str | None = None,
-) -> Result:
-    """As :func:`train`, for a setting that is made already and the federation that it is of.
-
-    ``allowed`` is what a release, made by :mod:`~dpscaffold.release`, was told to overlook; None
-    where nothing is released.
-    """
-    if federation.roster.sizes != setting.roster.sizes:
-        raise BadInput(
-            f"the setting is of {setting.roster.users} users and their sizes, and the federation "
-            f"{federation.title!r} has others, so its cost would not be what is accounted; make "
-            f"the setting of federation.roster"
-        )
-    if optimum and not setting.task.convex:
-        raise BadInput(
-            f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
-        )
-    going = _Training(
-        setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity
-    )
-    if stopping is not None:  # rows that do not fit are refused before anything is released
-        stopping.value(Model.of(federation, setting.task, setting.task.initial(setting.plan.seed)))
-    going.stopping, going.accounts.allowed, going.beside = stopping, allowed, beside
-    try:
-        going.open(Path(out) if out is not None else None, resume, config)
-        strength = setting.plan.regularisation
-        best = solve(federation, setting.task, strength) if optimum else None
-        return going.go(best)
-    finally:
-        going.close()
-
-
-class _Training:
+class RunInProgress:
     """One run in progress."""
 
     def __init__(
@@ -549,48 +327,3 @@ class _Training:
             return str(model.save(folder.file(WITHIN)).relative_to(folder.path))
         except BadInput as problem:
             return f"not stored: {problem}"
-
-
-def worse_than_constant(result: Result) -> str:
-    """What to lower where the loss exceeds that of a model that looks at no feature, or ""."""
-    constant = constant_loss(result.federation, result.setting.task)
-    ridge = 0.5 * result.setting.plan.regularisation * float(result.params.square().sum())
-    loss = result.final.get("train_loss")
-    if constant is None or (loss is not None and loss - ridge <= constant):
-        return ""
-    said = "not finite" if loss is None else f"{loss - ridge:.4g}"
-    plan, privacy = result.setting.plan, result.setting.privacy
-    noise = f", privacy.noise (now {privacy.noise:.4g})" if privacy else ""
-    return (
-        f"the training loss is {said}, above {constant:.4g}, that of the best answer that looks at "
-        f"no feature: lower plan.learning_rate (now {plan.learning_rate:g}){noise} or "
-        f"plan.local_steps (now {plan.local_steps})"
-    )
-
-
-def summarise(result: Result) -> dict[str, Any]:
-    """The contents of ``summary.json``."""
-    summary: dict[str, Any] = {
-        "algorithm": result.setting.label,
-        "data": result.setting.roster.title,
-        "simulated": bool(result.privacy.get("simulated", False)),
-        "ended": result.ended,
-        "message": result.message,
-        "rounds": result.rounds,
-        "seconds": round(result.seconds, 3),
-        "final": result.final,
-    }
-    if result.history:
-        constant = baseline(result.federation)
-        (shown,) = constant
-        summary["metric"] = shown
-        summary[f"late_{shown}"] = result.late(shown)
-        summary |= {f"baseline_{name}": value for name, value in constant.items()}
-        summary["late_train_loss"] = result.late("train_loss")
-        warning = worse_than_constant(result)
-        summary |= {"warning": warning} if warning else {}
-    if result.optimum:
-        summary |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
-        summary["optimum_loss"] = result.optimum.loss
-        summary["optimum_gradient_norm"] = result.optimum.gradient_norm
-    return summary

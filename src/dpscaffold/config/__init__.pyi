@@ -1,0 +1,13 @@
+from .algorithm import AlgorithmSettings as AlgorithmSettings
+from .configuration import Configuration as Configuration
+from .plan import FactsSettings as FactsSettings
+from .plan import PlanSettings as PlanSettings
+from .plan import StoppingSettings as StoppingSettings
+from .privacy import PrivacySettings as PrivacySettings
+from .reading import checked_facts as checked_facts
+from .reading import load as load
+from .reading import override as override
+from .reading import parse as parse
+from .reading import read_tables as read_tables
+from .table import ConfigTable as ConfigTable
+from .task import TaskSettings as TaskSettings

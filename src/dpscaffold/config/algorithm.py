@@ -1,0 +1,56 @@
+"""``[algorithm]``: a name, and the numbers of what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, PrivateAttr, ValidationInfo, model_validator
+
+from dpscaffold.algorithms import DEFAULT, Algorithm
+from dpscaffold.algorithms.naming import build, numbers_of
+from dpscaffold.config.table import ConfigTable, folder_of
+
+
+class AlgorithmSettings(ConfigTable):
+    """``[algorithm]``: an entry of ``ALGORITHMS`` or ``my_file:factory``, a server optimiser, and
+    the numbers of both, which are the arguments of their factories.
+
+    >>> AlgorithmSettings(name="fedprox").model_dump(exclude_none=True)
+    {'name': 'fedprox', 'mu': 0.1}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=True)
+
+    name: str = DEFAULT
+    server: str | None = None
+    _folder: Path | None = PrivateAttr(default=None)
+    _built: Algorithm = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any, info: ValidationInfo) -> Any:
+        """Spell the numbers out."""
+        if not isinstance(given, Mapping):
+            return given
+        name, server = given.get("name", DEFAULT), given.get("server")
+        if not isinstance(name, str) or not isinstance(server, str | None):
+            return given
+        numbers = {key: value for key, value in given.items() if key not in ("name", "server")}
+        return {**given, **numbers_of(name, server, numbers, folder_of(info))}
+
+    @model_validator(mode="after")
+    def _checked(self, info: ValidationInfo) -> AlgorithmSettings:
+        self._folder = folder_of(info)
+        self._built = build(self.name, self.server, self.model_extra or {}, self._folder)
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """Where a file of the user's own is looked for first."""
+        return self._folder
+
+    def build(self) -> Algorithm:
+        """The algorithm, which was built when the table was checked."""
+        return self._built

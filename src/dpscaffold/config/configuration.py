@@ -1,0 +1,96 @@
+"""All tables together: the run that they describe, and what is written beside a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from dpscaffold.checks import shares
+from dpscaffold.config.algorithm import AlgorithmSettings
+from dpscaffold.config.plan import FactsSettings, PlanSettings, StoppingSettings
+from dpscaffold.config.privacy import PrivacySettings
+from dpscaffold.config.table import ConfigTable
+from dpscaffold.config.task import TaskSettings
+from dpscaffold.data.config import DataSettings, Synthetic
+from dpscaffold.federation import Federation
+from dpscaffold.federation.roster import Roster
+from dpscaffold.privacy import Mechanism, describe
+from dpscaffold.setting import Setting
+
+
+class Configuration(ConfigTable):
+    """A whole configuration.
+
+    >>> from dpscaffold.config import load
+    >>> settings = load(None, ["plan.rounds=5", "algorithm.name=fedavg"])
+    >>> settings.plan.rounds, settings.algorithm.name
+    (5, 'fedavg')
+    """
+
+    data: DataSettings = Field(default_factory=Synthetic)
+    task: TaskSettings = TaskSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    plan: PlanSettings = PlanSettings()
+    privacy: PrivacySettings | None = None
+    facts: FactsSettings | None = None
+    stopping: StoppingSettings | None = None
+
+    def setting(self, data: Federation | Roster, planned: float | None = None) -> Setting:
+        """The run this configuration describes on those data, of which the roster is all that
+        matters; solves for the noise where ε is given. ``planned`` is η₀ where
+        ``learning_rate = "plan"`` (:func:`~dpscaffold.planner.asked.planned_setting`)."""
+        roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
+        plan, algorithm = self.plan.build(planned), self.algorithm.build()
+        if given is None:
+            return Setting(roster, self.task.build(roster.schema), algorithm, plan)
+        mechanism, budget = given.mechanism, given.budget
+        task = self.task.build(roster.schema)
+        setting = Setting(roster, task, algorithm, plan, mechanism, budget)
+        return setting if given.epsilon is None else setting.calibrated(given.epsilon)
+
+    @property
+    def beside(self) -> str | None:
+        """The folder of the configuration, where it names a file of a user's own."""
+        own = self.task.module is not None or ":" in self.algorithm.name
+        folder = self.algorithm.folder
+        return str(folder.absolute()) if own and folder is not None else None
+
+    def describe(self, sizes: Sequence[int]) -> Mechanism | None:
+        """What the run would do with users of these sizes, for the accountant; None without
+        privacy. Noise that is to be solved for counts as 1."""
+        given = self.privacy
+        if given is None:
+            return None
+        return describe(
+            users=len(sizes),
+            records=sizes,
+            memory=self.algorithm.build().memory,
+            rounds=self.plan.max_rounds or self.plan.rounds,
+            local_steps=self.plan.local_steps,
+            **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),
+            noise=1.0 if given.noise is None else given.noise,
+            clip=given.clip,
+            sampling=given.sampling,
+            unit=given.unit,
+            weighting=self.plan.weighting,
+            delta=given.delta,
+            max_participations=given.max_participations,
+            may_decline=given.budget.declines,
+            declared_sizes=self.data.declared_sizes is not None and given.neighbours != "zero-out",
+        )
+
+    def resolved(self, setting: Setting) -> dict[str, Any]:
+        """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to
+        defaults."""
+        tables = self.model_dump(mode="json", exclude_none=True)
+        if self.privacy is not None and setting.privacy is not None:
+            tables["privacy"].pop("epsilon", None)
+            tables["privacy"]["noise"] = setting.privacy.noise
+        tables["plan"]["warm_rounds"] = setting.warm_rounds
+        if self.plan.learning_rate == "plan":
+            tables["plan"]["learning_rate"] = setting.plan.learning_rate
+            facts = tables.setdefault("facts", {})
+            facts["planned"] = sorted({*facts.get("planned", ()), "plan.learning_rate"})
+        return tables

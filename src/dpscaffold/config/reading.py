@@ -1,0 +1,145 @@
+"""From a TOML file and overrides, key by key, to a configuration that was checked."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpscaffold.config.configuration import Configuration
+from dpscaffold.config.plan import FactsSettings
+from dpscaffold.config.sentences import sentence_of
+from dpscaffold.errors import BadInput
+
+
+def checked_facts(table: Mapping[str, Any]) -> FactsSettings:
+    """A ``[facts]`` table on its own; what is wrong with it is said in one sentence."""
+    return parse({"facts": table}).facts or FactsSettings()
+
+
+def load(
+    path: Path | str | None,
+    overrides: Sequence[str] = (),
+    base: Mapping[str, Any] | None = None,
+    unset: Sequence[str] = (),
+) -> Configuration:
+    """Read a TOML file (or start from ``base``), leave out the keys of ``unset``, apply
+    ``key=value`` overrides, and check everything."""
+    tables = dict(base or {}) if path is None else read_tables(path)
+    for key in unset:
+        tables = without(tables, key)
+    for item in overrides:
+        tables = unplanned(override(tables, item), item.partition("=")[0].strip())
+    return parse(tables, beside(Path(path)) if path is not None else None)
+
+
+def beside(path: Path) -> Path:
+    """Where files of a user's own are looked for: beside the configuration, which of a run folder's
+    is the one that the run began with."""
+    begun = path.parent / "run.json"
+    try:
+        told = json.loads(begun.read_text(encoding="utf-8")).get("beside")
+    except (OSError, ValueError, AttributeError):
+        return path.parent
+    return Path(told) if isinstance(told, str) else path.parent
+
+
+#: Keys that say nothing about how well a run learns.
+_HARMLESS = ("plan.seed", "plan.evaluate_every", "plan.checkpoint_every")
+
+
+def unplanned(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The tables after a change of one key by hand: where it was among what was planned on a public
+    surrogate, nothing is called planned any more, for who knows what the change was made by.
+
+    >>> unplanned({"facts": {"planned": ["plan"]}}, "plan.learning_rate")
+    {'facts': {}}
+    >>> unplanned({"facts": {"planned": ["plan"]}}, "data.users")
+    {'facts': {'planned': ['plan']}}
+    """
+    facts = dict(tables.get("facts", {})) if isinstance(tables.get("facts"), Mapping) else {}
+    named = facts.get("planned", ())
+    touched = any(key == name or key.startswith(f"{name}.") for name in named)
+    if not touched or key in _HARMLESS:
+        return dict(tables)
+    facts.pop("planned")
+    return {**tables, "facts": facts}
+
+
+def read_tables(path: Path | str) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(
+            f"the configuration {path} cannot be read: {error.strerror}; give the path of a "
+            f"TOML file"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
+
+
+def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The tables without one ``table.key``, or without a whole table.
+
+    >>> without({"privacy": {"noise": 2.0, "clip": 1.0}}, "privacy.noise")
+    {'privacy': {'clip': 1.0}}
+    """
+    first, _, rest = key.strip().partition(".")
+    if not first:
+        raise BadInput(f"--unset is {key!r}; name a table or table.key, e.g. privacy.noise")
+    if not rest:
+        return {name: table for name, table in tables.items() if name != first}
+    inner = tables.get(first)
+    if not isinstance(inner, Mapping):
+        return dict(tables)
+    return {**tables, first: without(inner, rest)}
+
+
+def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
+    """The tables with one ``table.key=value`` set; ``table.key=`` leaves a key out and
+    ``privacy=false`` a table.
+
+    >>> override({}, "plan.rounds=3")
+    {'plan': {'rounds': 3}}
+    """
+    key, separator, text = item.partition("=")
+    parts = key.strip().split(".")
+    changed = {
+        name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()
+    }
+    if separator and len(parts) == 1 and text.strip().lower() in ("false", "none"):
+        changed.pop(parts[0], None)
+        return changed
+    if not separator or len(parts) < 2 or not all(parts):
+        raise BadInput(f"--set is {item!r}; write table.key=value, e.g. plan.rounds=100")
+    if not text.strip():
+        return without(changed, key)
+    inner = changed
+    for part in parts[:-1]:
+        inner = inner.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise BadInput(f"--set is {item!r}, but {part} is not a table")
+    inner[parts[-1]] = _value(text.strip())
+    return changed
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Configuration:
+    """Check tables; the first thing wrong is said in one sentence. ``folder`` is where a user's own
+    algorithm is looked for first."""
+    try:
+        return Configuration.model_validate(tables, context={"folder": folder})
+    except ValidationError as error:
+        raise BadInput(sentence_of(error)) from None

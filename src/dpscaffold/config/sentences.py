@@ -1,0 +1,59 @@
+"""What is wrong with a table, in one sentence."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpscaffold.config.configuration import Configuration
+from dpscaffold.errors import BadInput, nearest
+
+
+def sentence_of(error: ValidationError) -> str:
+    """The first error as a sentence that names the key, the value and what would do."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, BadInput):
+        return str(cause)
+    if isinstance(cause, ValueError):
+        return f"{first['loc'][0]}: {cause}"
+    location = [str(part) for part in first["loc"]]
+    model = _model_at(location[:-1])
+    shown = ".".join(
+        part
+        for k, part in enumerate(location)
+        if not (k == 1 and location[0] == "data" and len(location) > 2)
+    )
+    if first["type"] == "extra_forbidden":
+        known = list(model.model_fields) if model else []
+        return f"unknown key {shown}{nearest(location[-1], known)}; known here: {', '.join(known)}"
+    return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _model_at(location: list[str]) -> type[BaseModel] | None:
+    """The model that holds the key, walking from the top; a tag of a union selects its member."""
+    model: type[BaseModel] = Configuration
+    candidates: list[type[BaseModel]] = [model]
+    for part in location:
+        found: list[type[BaseModel]] = []
+        for candidate in candidates:
+            if part in candidate.model_fields:
+                found += _members(candidate.model_fields[part].annotation)
+            else:
+                source = candidate.model_fields.get("source")
+                if source is not None and part in typing.get_args(source.annotation):
+                    found.append(candidate)
+        candidates = found
+    return candidates[0] if candidates else None
+
+
+def _members(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        return [model for part in typing.get_args(annotation) for model in _members(part)]
+    return []

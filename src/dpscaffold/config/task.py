@@ -1,0 +1,161 @@
+"""``[task]``: what is learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from dpscaffold.algorithms.naming import own_function
+from dpscaffold.checks import choice
+from dpscaffold.config.table import ConfigTable, folder_of
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.federation.schema import Target
+from dpscaffold.tasks import (
+    LOSSES,
+    SOFTMAX,
+    Linear,
+    Logistic,
+    Loss,
+    Mlp,
+    ModuleTask,
+    Task,
+    huber,
+    weighted,
+)
+
+
+class Rows(Protocol):
+    """What a task must fit: a federation, or the public facts of one."""
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        ...
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        ...
+
+
+class TaskSettings(ConfigTable):
+    """``[task]``: what is learnt, and whether to solve for the central optimum first.
+
+    ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`, by default softmax for classes,
+    squared for numbers and labels (one logistic loss each) for several labels; ``delta`` is where
+    the Huber loss turns from a square to a line. ``kind = "logistic"`` is the linear model under
+    softmax, or under one logistic loss a label.
+    """
+
+    kind: Literal["logistic", "linear", "mlp", "module"] = "logistic"
+    loss: str | None = None
+    delta: float | None = None
+    hidden: int = Field(default=200, ge=1)
+    module: str | None = None
+    shape: tuple[int, ...] | None = None
+    optimum: bool = False
+    _folder: Path | None = PrivateAttr(default=None)
+    class_weights: tuple[float, ...] | dict[str, float] | None = None
+    metrics: tuple[str, ...] | None = None
+    dissimilarity: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self, info: ValidationInfo) -> TaskSettings:
+        self._folder = folder_of(info)
+        if (self.kind == "module") != (self.module is not None):
+            raise BadInput(
+                f"task.module is {self.module!r} with task.kind {self.kind!r}; "
+                "a module task needs module = 'package.file:factory'"
+            )
+        if self.optimum and self.kind not in ("logistic", "linear"):
+            raise BadInput(
+                f"task.optimum is true with task.kind {self.kind!r}; "
+                "only the convex tasks 'logistic' and 'linear' have a central optimum"
+            )
+        if self.loss is not None:
+            choice("task.loss", self.loss, tuple(LOSSES))
+        if self.kind == "logistic" and self.loss not in (None, "softmax"):
+            raise BadInput(
+                f"task.loss is {self.loss!r} with task.kind 'logistic', which is the linear model "
+                f"under softmax; use task.kind = 'linear'"
+            )
+        if self.delta is not None and self.loss != "huber":
+            raise BadInput(
+                f"task.delta is {self.delta} with task.loss {self.loss!r}; "
+                "it belongs to task.loss = 'huber'"
+            )
+        return self
+
+    def build_loss(self, target: Target) -> Loss:
+        """The loss, which must fit the target."""
+        if self.kind == "logistic" and target.kind == "number":
+            raise BadInput(
+                "task.kind is 'logistic', which tells classes apart, and the target is a number; "
+                "use task.kind = 'linear' (loss 'squared' or 'huber')"
+            )
+        usual = {"class": "softmax", "number": "squared", "labels": "labels"}
+        if self.kind == "logistic" and target.kind == "labels" and self.loss is not None:
+            raise BadInput(
+                f"task.loss is {self.loss!r}, and the target is several labels; leave it out"
+            )
+        name = self.loss or usual[target.kind]
+        loss = LOSSES[name] if self.delta is None else huber(self.delta)
+        if self.class_weights is not None:
+            loss = weighted(loss, self._weights(target))
+        loss.fits(target.kind, len(target.classes))
+        return loss
+
+    def _weights(self, target: Target) -> tuple[float, ...]:
+        """One weight a class, in the order of the classes."""
+        given = self.class_weights
+        if not isinstance(given, dict):
+            return given or ()
+        stray = [name for name in given if name not in target.classes]
+        if stray:
+            raise BadInput(
+                f"task.class_weights names '{stray[0]}'{nearest(stray[0], target.classes)}; the "
+                f"classes are {', '.join(target.classes[:10])}"
+            )
+        return tuple(given.get(name, 1.0) for name in target.classes)
+
+    def build(self, federation: Rows) -> Task:
+        """The task, in the federation's shape."""
+        loss = self.build_loss(federation.target)
+        outputs = loss.outputs(len(federation.target.classes))
+        if self.kind == "logistic" and loss == SOFTMAX:
+            return Logistic(federation.dimension, outputs)
+        if self.kind in ("logistic", "linear"):
+            return Linear(federation.dimension, outputs, loss)
+        if self.kind == "mlp":
+            return Mlp(federation.dimension, outputs, self.hidden, loss)
+        assert self.module is not None
+        made = own_module(self.module, self._folder)
+        return ModuleTask(made, self.shape, self.module, loss)
+
+
+def own_module(name: str, folder: Path | None) -> nn.Module:
+    """What a user's own function makes, which must be a module ready to be trained."""
+    factory = own_function(name, folder, "task.module")
+    try:
+        made = factory()
+    except Exception as error:
+        raise BadInput(
+            f"task.module is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
+            f"mend it"
+        ) from error
+    if not isinstance(made, nn.Module):
+        shown = made.__name__ + ", a class" if isinstance(made, type) else type(made).__name__
+        raise BadInput(
+            f"task.module is {name!r}, which returned {shown}; the factory must return a "
+            f"torch.nn.Module"
+        )
+    if any(isinstance(value, UninitializedParameter) for value in made.parameters()):
+        raise BadInput(
+            f"task.module is {name!r}, whose layers have no sizes yet (lazy modules); give them "
+            f"their numbers of features"
+        )
+    return made

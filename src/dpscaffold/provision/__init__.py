@@ -1,0 +1,10 @@
+"""Keys, certificates and invitations of a federation, with ``cryptography`` alone.
+
+The federation's operator makes a certificate authority, the server's certificate, the coordinator's
+signing key and the secret between server and SuperLink; and one *invitation* per site, which holds
+public things only. A site makes its own keys, so private keys are made where they are used.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

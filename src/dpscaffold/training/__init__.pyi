@@ -1,0 +1,6 @@
+from .front import run as run
+from .front import train as train
+from .in_progress import OwnMetric as OwnMetric
+from .result import Result as Result
+from .result import summarise as summarise
+from .result import worse_than_constant as worse_than_constant

@@ -1,0 +1,156 @@
+"""train(): plan → engine → rounds → metrics → checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.budget import Budget
+from dpscaffold.engines import Hardware
+from dpscaffold.errors import BadInput
+from dpscaffold.events import Listener, Observing, Row, Several, silence
+from dpscaffold.federation import Federation
+from dpscaffold.local import Gaussian
+from dpscaffold.machine import pick_devices
+from dpscaffold.model import Model
+from dpscaffold.optimum import solve
+from dpscaffold.plan import Plan
+from dpscaffold.progress import Progress
+from dpscaffold.setting import Setting
+from dpscaffold.stopping import Stopping
+from dpscaffold.tasks import Task
+from dpscaffold.training.in_progress import OwnMetric, RunInProgress
+from dpscaffold.training.result import Result
+
+Observer = Callable[[int, Row], None]
+
+
+def train(
+    federation: Federation,
+    task: Task,
+    algorithm: Algorithm,
+    plan: Plan,
+    privacy: Gaussian | None = None,
+    *,
+    budget: Budget | None = None,
+    engine: str = "simulator",
+    device: str = "cpu",
+    optimum: bool = False,
+    out: Path | str | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    listener: Listener | None = None,
+    config: Mapping[str, Any] | None = None,
+    chunk: int | None = None,
+    progress: bool = False,
+    metrics: Sequence[str | OwnMetric] = (),
+    dissimilarity: bool = True,
+    stopping: Stopping | None = None,
+    release: bool = False,
+    allow: Sequence[str] = (),
+) -> Result:
+    """Train one model and return what happened.
+
+    Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after
+    every round with its metrics (few between evaluations), and ``listener`` with every event
+    (:mod:`~dpscaffold.events`), whose rounds carry the parameters. With ``out`` everything is
+    written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
+    number, as without the interruption.
+    ``metrics`` are names (:data:`~dpscaffold.scoring.METRICS`) or functions of your own, called
+    with the model and the federation; ``dissimilarity=False`` leaves the users' gradients out of
+    the evaluation, which are most of its time for a network.
+    ``stopping`` ends the run early by a public validation set; ε is that of all planned rounds.
+    ``release=True`` is the recipe for a model that is handed out (:mod:`~dpscaffold.release`):
+    secret noise, a draw that nobody chose, and a refusal of what the promise would not cover unless
+    ``allow`` names it.
+    ``progress=True`` shows a live line, in notebooks too.
+    ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
+    round, save a checkpoint and return with ``ended="interrupted"``.
+
+    >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
+    >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)
+    >>> result = train(federation, Logistic(40, 10), scaffold(), Plan(rounds=4, local_steps=5),
+    ...                Gaussian(clip=1.0, noise=2.0))
+    >>> result.ended, result.rounds, sorted(result.final)[:2]
+    ('completed', 4, ['control_norm', 'epsilon_server'])
+    """
+    data = federation if federation.mapped else federation.validated()
+    setting = Setting(data.roster, task, algorithm, plan, privacy, budget or Budget())
+    if allow and not release:
+        raise BadInput(
+            "allow is given, which overrules what a release refuses, and nothing is released; add "
+            "release=True or leave it out"
+        )
+    if release:
+        from dpscaffold.release import released
+
+        setting = released(setting, data, allow, Path(out) if resume and out else None)
+        described = setting.to_dict() if config is None else dict(config)
+        recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
+        config = {**described, "privacy": {**described.get("privacy", {}), **recipe}}
+    listeners = (Observing(observer) if observer else silence, listener or silence)
+    with Progress(setting.label, plan.rounds, quiet=not progress) as line:
+        return run(
+            setting,
+            data,
+            Hardware(pick_devices(device), chunk),
+            engine=engine,
+            optimum=optimum,
+            out=out,
+            resume=resume,
+            listener=Several((*listeners, line)),
+            config=config,
+            metrics=metrics,
+            dissimilarity=dissimilarity,
+            stopping=stopping,
+            allowed=tuple(allow) if release else None,
+        )
+
+
+def run(
+    setting: Setting,
+    federation: Federation,
+    hardware: Hardware | None = None,
+    *,
+    engine: str = "simulator",
+    optimum: bool = False,
+    out: Path | str | None = None,
+    resume: bool = False,
+    listener: Listener = silence,
+    config: Mapping[str, Any] | None = None,
+    metrics: Sequence[str | OwnMetric] = (),
+    dissimilarity: bool = True,
+    stopping: Stopping | None = None,
+    allowed: tuple[str, ...] | None = None,
+    beside: str | None = None,
+) -> Result:
+    """As :func:`train`, for a setting that is made already and the federation that it is of.
+
+    ``allowed`` is what a release, made by :mod:`~dpscaffold.release`, was told to overlook; None
+    where nothing is released.
+    """
+    if federation.roster.sizes != setting.roster.sizes:
+        raise BadInput(
+            f"the setting is of {setting.roster.users} users and their sizes, and the federation "
+            f"{federation.title!r} has others, so its cost would not be what is accounted; make "
+            f"the setting of federation.roster"
+        )
+    if optimum and not setting.task.convex:
+        raise BadInput(
+            f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
+        )
+    going = RunInProgress(
+        setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity
+    )
+    if stopping is not None:  # rows that do not fit are refused before anything is released
+        stopping.value(Model.of(federation, setting.task, setting.task.initial(setting.plan.seed)))
+    going.stopping, going.accounts.allowed, going.beside = stopping, allowed, beside
+    try:
+        going.open(Path(out) if out is not None else None, resume, config)
+        strength = setting.plan.regularisation
+        best = solve(federation, setting.task, strength) if optimum else None
+        return going.go(best)
+    finally:
+        going.close()

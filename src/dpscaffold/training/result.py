@@ -1,0 +1,140 @@
+"""What a run gives back, and its summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpscaffold.federation import Federation
+from dpscaffold.metrics import baseline, constant_loss, late
+from dpscaffold.model import Model, Raw
+from dpscaffold.notebook import html_table, small_curve
+from dpscaffold.optimum import Optimum
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.scoring import shown_metric
+from dpscaffold.setting import Setting
+from dpscaffold.trained import Origin
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives back.
+
+    ``history`` has one row per evaluated round (the rows of ``metrics.jsonl``), ``params`` is the
+    output x^T or x̄, ``ended`` is ``"completed"``, ``"interrupted"`` or ``"budget"``, and
+    ``privacy`` the statement that is also written to ``privacy.json``.
+    """
+
+    setting: Setting
+    federation: Federation
+    history: list[dict[str, Any]]
+    params: Tensor
+    rounds: int
+    ended: str
+    optimum: Optimum | None = None
+    privacy: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    seconds: float = 0.0
+    message: str = ""
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last evaluated round."""
+        return self.history[-1] if self.history else {}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value}" for name, value in self._told() if value is not None)
+        return f"Result({shown})"
+
+    def _told(self) -> list[tuple[str, Any]]:
+        """The few values that stand for a run."""
+        metric = shown_metric(self.federation.target)
+        value, first = self.final.get(metric), self.privacy.get("quoted") or {}
+        server = first.get("epsilon")
+        whom = "ε towards the server" if first.get("towards") == "server" else "ε given the draw"
+        return [
+            ("algorithm", self.setting.label),
+            ("data", self.federation.title),
+            ("rounds", self.rounds),
+            ("ended", self.ended),
+            (metric.replace("_", " "), None if value is None else f"{value:.4f}"),
+            (whom, None if server is None else round_up(server)),
+        ]
+
+    def _repr_html_(self) -> str:
+        metric = shown_metric(self.federation.target)
+        rows = self._told()
+        for name in (metric, "train_loss"):
+            values = [float(row[name]) for row in self.history if row.get(name) is not None]
+            what = name.replace("_", " ")
+            rows.append((f"{what} by round", small_curve(values, what)))
+        rows.append(("privacy", self.privacy.get("quote")))
+        return html_table("Result", rows)
+
+    def late(self, metric: str, fraction: float = 0.1) -> float | None:
+        """The mean of a metric over the last ``fraction`` of rounds, as the paper's tables report
+        it; None where a value is missing."""
+        return late(self.history, metric, self.rounds, fraction)
+
+    @property
+    def model(self) -> Model:
+        """The trained model, with the preparation that raw rows need."""
+        origin = replace(self.origin, rounds=self.rounds)
+        return Model.of(self.federation, self.setting.task, self.params, self.privacy, origin)
+
+    def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
+        """The class number, or the number, of each raw row, (N,).
+
+        Raw rows are what the data were before preparation; rows of the federation itself
+        (``federation.test.features``) are ``prepared`` already.
+        """
+        return self.model.predict(rows, prepared)
+
+
+def worse_than_constant(result: Result) -> str:
+    """What to lower where the loss exceeds that of a model that looks at no feature, or ""."""
+    constant = constant_loss(result.federation, result.setting.task)
+    ridge = 0.5 * result.setting.plan.regularisation * float(result.params.square().sum())
+    loss = result.final.get("train_loss")
+    if constant is None or (loss is not None and loss - ridge <= constant):
+        return ""
+    said = "not finite" if loss is None else f"{loss - ridge:.4g}"
+    plan, privacy = result.setting.plan, result.setting.privacy
+    noise = f", privacy.noise (now {privacy.noise:.4g})" if privacy else ""
+    return (
+        f"the training loss is {said}, above {constant:.4g}, that of the best answer that looks at "
+        f"no feature: lower plan.learning_rate (now {plan.learning_rate:g}){noise} or "
+        f"plan.local_steps (now {plan.local_steps})"
+    )
+
+
+def summarise(result: Result) -> dict[str, Any]:
+    """The contents of ``summary.json``."""
+    summary: dict[str, Any] = {
+        "algorithm": result.setting.label,
+        "data": result.setting.roster.title,
+        "simulated": bool(result.privacy.get("simulated", False)),
+        "ended": result.ended,
+        "message": result.message,
+        "rounds": result.rounds,
+        "seconds": round(result.seconds, 3),
+        "final": result.final,
+    }
+    if result.history:
+        constant = baseline(result.federation)
+        (shown,) = constant
+        summary["metric"] = shown
+        summary[f"late_{shown}"] = result.late(shown)
+        summary |= {f"baseline_{name}": value for name, value in constant.items()}
+        summary["late_train_loss"] = result.late("train_loss")
+        warning = worse_than_constant(result)
+        summary |= {"warning": warning} if warning else {}
+    if result.optimum:
+        summary |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}
+        summary["optimum_loss"] = result.optimum.loss
+        summary["optimum_gradient_norm"] = result.optimum.gradient_norm
+    return summary
