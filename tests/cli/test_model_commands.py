@@ -18,6 +18,7 @@ from test_model import clinic
 
 from dpscaffold import Logistic, Model, load_model
 from dpscaffold.config import load
+from dpscaffold.config.task import own_module
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.exporting import export
@@ -340,3 +341,67 @@ def test_an_exported_program_agrees(run: Path, tmp_path: Path) -> None:
     program, whole = torch.export.load(path).module(), model.to_module()
     rows = torch.tensor([[10_050.0, 1.0, 0.0], [9_900.0, 2.0, -0.001]])
     torch.testing.assert_close(program(rows), whole(rows))
+
+
+NET = """
+import torch
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+def other():
+    return torch.nn.Linear(5, 3)
+def late():
+    raise RuntimeError("no")
+"""
+
+
+def test_models_of_ones_own_module_are_used_by_every_command(tmp_path: Path) -> None:
+    """The code is named, found where the run's configuration lay, and not run unless it is."""
+    clinic(tmp_path / "clinic.csv")
+    (tmp_path / "own_net.py").write_text(NET + f"open({str(tmp_path / 'ran')!r}, 'a').write('x')\n")
+    (tmp_path / "own.toml").write_text(
+        f"""
+        [data]
+        source = "csv"
+        path = "{tmp_path / "clinic.csv"}"
+        label = "outcome"
+        user = "site"
+        categories = ["ward"]
+        [task]
+        kind = "module"
+        module = "own_net:net"
+        [plan]
+        rounds = 2
+        local_steps = 2
+        user_ratio = 1.0
+        [privacy]
+        noise = 1.0
+        """
+    )
+    run, rows = tmp_path / "run", tmp_path / "clinic.csv"
+    command("train", tmp_path / "own.toml", "--out", run)
+    command("train", "--resume", run, "--set", "plan.rounds=3")  # from another folder
+    (tmp_path / "ran").unlink()
+    for words in (("predict", run, rows), ("evaluate", run), ("export", run, "--to", "torch")):
+        refused = command(*words, check=False)
+        assert refused.returncode == 2 and "--module my_file:factory" in refused.stderr
+        assert not (tmp_path / "ran").exists()
+    named = ("--module", "own_net:net")
+    out = command("predict", run, rows, *named).stdout
+    model = load_model(run, module=own_module("own_net:net", tmp_path))
+    said = [row["prediction"] for row in csv.DictReader(out.splitlines())]
+    assert said == model.named(rows) and (tmp_path / "ran").exists()
+    held = json.loads(command("evaluate", run, *named, "--json").stdout)
+    whole = json.loads(command("evaluate", run, rows, *named, "--json").stdout)
+    assert 0 < held["rows"] < whole["rows"] == 240
+    exported = tmp_path / "model.pt2"
+    command("export", run, "--to", "torch", "--out", exported, *named)
+    assert exported.stat().st_size > 0
+    for name, sentence in (
+        ("own_net:other", "does not fit the stored model"),
+        ("own_net:late", "--module is 'own_net:late', whose factory failed with RuntimeError: no"),
+        ("own_net:gone", "has no function 'gone'"),
+        ("nowhere:net", "no file nowhere.py"),
+        ("net", "name a function of your own as 'my_file:factory'"),
+    ):
+        wrong = command("predict", run, rows, "--module", name, check=False)
+        assert wrong.returncode == 2 and sentence in wrong.stderr, wrong.stderr

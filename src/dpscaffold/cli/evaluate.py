@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+
 if TYPE_CHECKING:
     from dpscaffold.evaluation import Evaluation
     from dpscaffold.model import Model
@@ -28,14 +30,14 @@ def evaluate_command(
     figure: Annotated[
         Path | None, typer.Option(help="draw confusion and calibration (.png, .svg, .pdf)")
     ] = None,
+    module: ModuleOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
     """Metrics of the task, per site too, confusion and calibration; outside every guarantee."""
     from dpscaffold.books.runfolder import plain
     from dpscaffold.evaluation import evaluate_file
-    from dpscaffold.modelfolder import load_model
 
-    model = load_model(run)
+    model = chosen_model(run, module)
     found = evaluate_file(model, data, label, site) if data else _held_out(run, model)
     if figure is not None:
         from dpscaffold.report.evaluation import draw_evaluation

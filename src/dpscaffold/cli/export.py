@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+
 
 def export_command(
     run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
@@ -20,14 +22,14 @@ def export_command(
             "--only-protected", help="refuse a model that carries what no guarantee covers"
         ),
     ] = False,
+    module: ModuleOption = None,
 ) -> None:
     """Write a trained model, preparation included, for other software."""
     from dpscaffold.checks import choice
     from dpscaffold.exporting import FORMATS, export
-    from dpscaffold.modelfolder import load_model
 
     choice("--to", to, tuple(FORMATS))
-    model = load_model(run)
+    model = chosen_model(run, module)
     path = export(model, to, out or Path(FORMATS[to]), only_protected)
     for sentence in model.unprotected:
         typer.echo(f"leaves with the model, unprotected: {sentence}", err=True)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+
 
 def predict_command(
     run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
@@ -22,12 +24,12 @@ def predict_command(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="a column for the probability of every class")
     ] = False,
+    module: ModuleOption = None,
 ) -> None:
     """Predict for every row of a file, in its order; columns are found by name."""
-    from dpscaffold.modelfolder import load_model
     from dpscaffold.predicting import predict_file
 
-    model = load_model(run)
+    model = chosen_model(run, module)
     kept = [name.strip() for name in keep.split(",") if name.strip()]
     target = sys.stdout.buffer if out is None else out
     done = predict_file(model, data, target, kept, probabilities)

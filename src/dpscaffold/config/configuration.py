@@ -54,7 +54,7 @@ class Configuration(ConfigTable):
     def beside(self) -> str | None:
         """The folder of the configuration, where it names a file of a user's own."""
         own = self.task.module is not None or ":" in self.algorithm.name
-        folder = self.algorithm.folder
+        folder = self.task.folder or self.algorithm.folder  # a table that is left out knows none
         return str(folder.absolute()) if own and folder is not None else None
 
     def describe(self, sizes: Sequence[int]) -> Mechanism | None:

@@ -90,6 +90,11 @@ class TaskSettings(ConfigTable):
             )
         return self
 
+    @property
+    def folder(self) -> Path | None:
+        """Where a file of the user's own is looked for first."""
+        return self._folder
+
     def build_loss(self, target: Target) -> Loss:
         """The loss, which must fit the target."""
         if self.kind == "logistic" and target.kind == "number":
@@ -137,25 +142,25 @@ class TaskSettings(ConfigTable):
         return ModuleTask(made, self.shape, self.module, loss)
 
 
-def own_module(name: str, folder: Path | None) -> nn.Module:
+def own_module(name: str, folder: Path | None, argument: str = "task.module") -> nn.Module:
     """What a user's own function makes, which must be a module ready to be trained."""
-    factory = own_function(name, folder, "task.module")
+    factory = own_function(name, folder, argument)
     try:
         made = factory()
     except Exception as error:
         raise BadInput(
-            f"task.module is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
+            f"{argument} is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
             f"mend it"
         ) from error
     if not isinstance(made, nn.Module):
         shown = made.__name__ + ", a class" if isinstance(made, type) else type(made).__name__
         raise BadInput(
-            f"task.module is {name!r}, which returned {shown}; the factory must return a "
+            f"{argument} is {name!r}, which returned {shown}; the factory must return a "
             f"torch.nn.Module"
         )
     if any(isinstance(value, UninitializedParameter) for value in made.parameters()):
         raise BadInput(
-            f"task.module is {name!r}, whose layers have no sizes yet (lazy modules); give them "
+            f"{argument} is {name!r}, whose layers have no sizes yet (lazy modules); give them "
             f"their numbers of features"
         )
     return made

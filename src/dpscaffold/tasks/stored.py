@@ -73,7 +73,8 @@ def task_of(
     if module is None:
         raise BadInput(
             f"the model is of a {'module' if kind == 'module' else 'task'} of one's own "
-            f"({entry['name']!r}), whose code is not stored; give it: load_model(folder, module=…)"
+            f"({entry['name']!r}), whose code is not stored; give it: "
+            f"{'--module my_file:factory or ' * (kind == 'module')}load_model(folder, module=…)"
         )
     if not isinstance(module, nn.Module):
         return module

@@ -44,9 +44,7 @@ def column_names(file: TableFile) -> list[str]:
             raise BadInput(_not_text(file)) from None
         raise BadInput(_explained(path, problem, [])) from None
     except OSError as problem:
-        raise BadInput(
-            f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
-        ) from None
+        raise BadInput(_unreadable(path, problem)) from None
     names += [name for name, _ in file.constants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -154,9 +152,7 @@ def read_batches(
         kind = NotNumbers if _NO_NUMBER.search(str(problem)) else BadInput
         raise kind(_explained(path, problem, names)) from None
     except OSError as problem:
-        raise BadInput(
-            f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
-        ) from None
+        raise BadInput(_unreadable(path, problem)) from None
 
 
 def _with_constants(
@@ -245,6 +241,13 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
     if "Empty CSV file" in text:
         return f"{path} is empty"
     return f"{path} cannot be read: {text.rstrip('.')}"
+
+
+def _unreadable(path: Path, problem: OSError) -> str:
+    if not path.exists():
+        start = "" if path.is_absolute() else f"; relative paths start from {Path.cwd()}"
+        return f"{path} cannot be read: there is no such file{start}"
+    return f"{path} cannot be read: {problem.strerror or _first_line(problem)}"
 
 
 def _first_line(problem: Exception) -> str:

@@ -1,0 +1,35 @@
+"""The model that ``predict``, ``evaluate`` and ``export`` are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dpscaffold.model import Model
+
+ModuleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        help="my_file:factory, where the model is of a module of one's own: its code is run",
+    ),
+]
+
+
+def chosen_model(run: Path, module: str | None) -> Model:
+    """The model of a run folder or of a folder of its own.
+
+    Reading one runs no code. That of a module of one's own is not stored with it, so it is run only
+    where it is named; the file is looked for where the run's configuration lay, in the working
+    folder, then among what Python can import.
+    """
+    from dpscaffold.config.reading import beside
+    from dpscaffold.config.task import own_module
+    from dpscaffold.modelfolder import load_model
+
+    if module is None:
+        return load_model(run)
+    return load_model(run, own_module(module, beside(run / "config.toml"), "--module"))
