@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dpscaffold import cli
-from dpscaffold.data import load_federation
+from dpscaffold.data import load_federation, prepare
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import read_pool
 from dpscaffold.errors import BadInput
@@ -261,15 +261,38 @@ def test_a_missing_site_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_identifiers_and_crowds_of_categories_are_pointed_out(tmp_path: Path) -> None:
-    lines = [f"{1000 + i},{i % 7},c{i % 120},{i % 2}" for i in range(360)]
-    (tmp_path / "a.csv").write_text("visit,age,code,ill\n" + "\n".join(lines) + "\n")
+@pytest.mark.parametrize("streamed", [False, True], ids=["in memory", "prepared"])
+def test_identifiers_and_crowds_of_categories_are_pointed_out(
+    tmp_path: Path, streamed: bool
+) -> None:
+    """Long numbers too, which float32 would make equal; ages, dates and amounts are left alone."""
+    lines = [
+        f"{1000 + i},{i % 7},c{i % 120},{4_000_000_000 + i},{i / 3:.3f},{i % 2}" for i in range(360)
+    ]
+    header = "visit,age,code,insurance,dose,ill\n"
+    (tmp_path / "a.csv").write_text(header + "\n".join(lines) + "\n")
     notes: list[str] = []
     settings = {"source": "csv", "path": str(tmp_path / "a.csv"), "label": "ill", "users": 3}
-    load_federation({**settings, "categories": ["code"]}, notes.append)
+    settings |= {"categories": ["code"]}
+    if streamed:
+        prepare(settings, tmp_path / "prepared", notify=notes.append)
+    else:
+        load_federation(settings, notes.append)
     warnings = [note for note in notes if note.startswith("warning:")]
-    assert ["visit" in w or "code" in w for w in warnings] == [True, True], notes
-    assert not any("age" in warning.split("'")[1] for warning in warnings)
+    assert {w.split("'")[1] for w in warnings} == {"visit", "code", "insurance"}, notes
+    assert all("exclude it" in warning for warning in warnings)
+
+
+def test_an_identifier_is_one_over_all_files(tmp_path: Path) -> None:
+    """Within each small file ages differ too; bed numbers begin anew in each."""
+    for site in range(6):
+        rows = [f"{site * 10 + i},{20 + i},{i},{i % 2}" for i in range(8)]
+        text = "visit,age,bed,ill\n" + "\n".join(rows) + "\n"
+        (tmp_path / f"site{site}.csv").write_text(text)
+    notes: list[str] = []
+    load_federation({"source": "csv", "path": str(tmp_path), "label": "ill"}, notes.append)
+    warnings = [note for note in notes if note.startswith("warning: column")]
+    assert [w.split("'")[1] for w in warnings] == ["visit"], notes
 
 
 def test_a_nan_mean_is_never_filled_in(tmp_path: Path) -> None:

@@ -261,3 +261,11 @@ def test_what_a_site_may_have_as_data(tmp_path):
     ):
         with pytest.raises(BadInput, match=words):
             check_data_table(table, tmp_path)
+
+
+@pytest.mark.parametrize(("typed", "sentence"), [("", "nobody answered"), ("n\n", "was no")])
+def test_nothing_is_booked_without_a_yes(site, typed, sentence):
+    state = {path: path.read_bytes() for path in site.parent.rglob("*") if path.is_file()}
+    result = CliRunner().invoke(app, ["site", "recover", str(site)], input=typed)
+    assert isinstance(result.exception, BadInput) and sentence in str(result.exception)
+    assert {p: p.read_bytes() for p in site.parent.rglob("*") if p.is_file()} == state

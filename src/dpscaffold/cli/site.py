@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpscaffold.errors import BadInput
+
 app = typer.Typer(
     name="site", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
@@ -100,9 +102,19 @@ def recover(
     from dpscaffold.site.operation import recover_site
 
     if not yes:
-        typer.confirm("the rest of the grant will be booked as spent, for good; go on?", abort=True)
+        _ask("the rest of the grant will be booked as spent, for good; go on?")
     said = recover_site(file)
     typer.echo("\n".join(said) or "the ledger is not behind; nothing was booked")
+
+
+def _ask(question: str) -> None:
+    """Go on only after a yes."""
+    try:
+        agreed = typer.confirm(question)
+    except typer.Abort:  # no terminal, or its end
+        raise BadInput("nobody answered, so nothing was booked; give --yes to go on") from None
+    if not agreed:
+        raise BadInput("the answer was no, so nothing was booked")
 
 
 @app.command()

@@ -40,7 +40,7 @@ from dpscaffold.data.readers.coding import TableSource
 from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.data.readers.leaf import read_leaf
-from dpscaffold.data.readers.tables import feature_blocks, read_table, scan_table
+from dpscaffold.data.readers.tables import feature_blocks, identifiers_in, read_table, scan_table
 from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.writer import FederationWriter, require_free
@@ -364,10 +364,14 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
         tables.append(
             Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows]))
         )
+    identifiers = identifiers_in(scan)
     for start, block in feature_blocks(scan):
+        identifiers.add(block)
         for which, table in enumerate(tables):
             target = place[which, start : start + len(block)]
             table.features.numpy()[target[target >= 0]] = block[target >= 0]
+    for note in identifiers.notes() if notify else ():
+        notify(note)  # type: ignore[misc]
     title = _title(settings.path.rsplit("/", 1)[-1], settings)
     federation = Federation(
         tables[0],

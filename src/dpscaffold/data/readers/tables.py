@@ -30,6 +30,7 @@ from dpscaffold.data.readers.coding import (
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
 from dpscaffold.data.readers.files import TableFile, is_many, table_files
 from dpscaffold.data.readers.gaps import check_rules, fill_of, for_the_rest, is_fitted, rule_of
+from dpscaffold.data.readers.identifiers import Identifiers
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -71,8 +72,10 @@ def read_table(table: TableSource) -> Pool:
     """
     scan = scan_table(table)
     features = np.empty((len(scan.labels), scan.dimension), dtype=np.float32)
+    identifiers = identifiers_in(scan)
     for start, rows in feature_blocks(scan):
         features[start : start + len(rows)] = rows
+        identifiers.add(rows)
     return Pool(
         features,
         scan.labels,
@@ -81,24 +84,16 @@ def read_table(table: TableSource) -> Pool:
         1.0,
         scan.users,
         scan.user_names,
-        scan.notes + _identifiers(scan, features),
+        scan.notes + identifiers.notes(),
         scan.preparation,
         coded=True,
     )
 
 
-def _identifiers(scan: Scan, features: np.ndarray) -> tuple[str, ...]:
-    """A word about whole-number columns in which no two records agree."""
-    found = []
-    for j, name in enumerate(scan.coding.numbers if len(features) >= 20 else ()):
-        column = features[:, j]
-        whole = bool((column == np.floor(column)).all())
-        if whole and name not in scan.table.dates and len(np.unique(column)) == len(column):
-            found.append(
-                f"warning: column '{name}' has a number of its own for every record; if it names "
-                f"people or visits, exclude it"
-            )
-    return tuple(found)
+def identifiers_in(scan: Scan) -> Identifiers:
+    """What looks for identifiers among a table's numbers."""
+    numbers = enumerate(scan.coding.numbers)
+    return Identifiers({j: name for j, name in numbers if name not in scan.table.dates})
 
 
 def scan_table(table: TableSource) -> Scan:
