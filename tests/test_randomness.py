@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
 from dpscaffold import randomness as module
-from dpscaffold.randomness import NoiseStreams, Randomness, _smallest, in_threads
+from dpscaffold.randomness import NoiseStreams, Randomness, _draw_smallest, in_threads
 
 ALARM = 1e-6
 
@@ -246,6 +246,32 @@ def test_a_full_batch_is_every_record():
 @example(numbers=[k / 40 for k in range(40)], share=0.5)
 def test_the_smallest_keys_are_told_exactly(numbers, share):
     batch = max(1, round(share * len(numbers)))
-    keys = np.array(numbers) + 0.0  # no minus zero, whose pattern is the largest
-    found = _smallest(keys.view(np.uint64), batch).view(np.float64)
-    assert sorted(found) == sorted(numbers)[:batch]
+    rows = np.array([numbers, numbers[::-1], sorted(numbers)]) + 0.0  # no minus zero: its pattern
+    index = np.empty((3, batch), dtype=np.int64)  # would be the largest
+    _draw_smallest(Given(rows), len(numbers), index)
+    low = (1 << max(1, (len(numbers) - 1).bit_length())) - 1
+    for row, found in zip(rows, index, strict=True):
+        keys = [(key & ~low) | k for k, key in enumerate(row.view(np.uint64).tolist())]
+        assert sorted(found) == sorted(key & low for key in sorted(keys)[:batch])
+
+
+class Given:
+    """A stream that hands out what it is given."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.numbers = numbers
+
+    def random(self, out: np.ndarray) -> np.ndarray:
+        out[:] = self.numbers
+        return out
+
+
+def test_keys_that_their_number_lifts_above_the_bound_are_left_out():
+    """Of 100 records the upper bits of a bound are shared by keys on both sides of it."""
+    bound = (10 + 6 * 9**0.5) / 100
+    above = np.nextafter(bound, 1.0)  # with its number in place it may be on either side
+    row = np.full((1, 100), 0.9)
+    row[0, :12], row[0, 40:60] = 0.1, above
+    index = np.empty((1, 10), dtype=np.int64)
+    _draw_smallest(Given(row), 100, index)
+    assert set(index[0].tolist()) <= set(range(12)) and len(set(index[0].tolist())) == 10

@@ -156,39 +156,68 @@ def _draw_fixed(stream: Stream, records: int, index: np.ndarray) -> Batches:
         for k in range(steps):
             index[k] = stream.choice(records, batch, replace=False, shuffle=False)
     else:
-        low = np.uint64((1 << max(1, (records - 1).bit_length())) - 1)
-        number = np.arange(records, dtype=np.uint64)
         block = max(1, _BLOCK // records)
         for start in range(0, steps, block):
-            # Positive doubles compare like their bit patterns, so the upper bits of a uniform
-            # double serve as a random key (no tie before about 2^40 draws) and the lower bits may
-            # hold the number.
-            keys = stream.random(out=_scratch(min(block, steps - start), records)).view(np.uint64)
-            np.bitwise_and(keys, ~low, out=keys)
-            np.bitwise_or(keys, number, out=keys)
-            for k, row in enumerate(keys, start):
-                smallest = _smallest(row, batch)
-                np.bitwise_and(smallest, low, out=index[k], casting="unsafe")
+            _draw_smallest(stream, records, index[start : start + block])
     return Batches(index, np.full(steps, batch))
 
 
-def _smallest(keys: np.ndarray, batch: int) -> np.ndarray:
-    """The ``batch`` smallest of these keys (R,), which are uniform doubles as bit patterns.
+def _draw_smallest(stream: Stream, records: int, index: np.ndarray) -> None:
+    """The numbers of the b smallest of ``records`` random keys into each row of ``index`` (K, b).
 
-    Most keys are left out by one comparison, with a bound that is too low for fewer than one batch
-    in 10⁸ (six standard deviations); then, as ever, the smallest are told exactly.
-
-    >>> keys = np.array([0.9, 0.1, 0.5, 0.3]).view(np.uint64)
-    >>> sorted(_smallest(keys, 2).view(np.float64).tolist())
-    [0.1, 0.3]
+    Positive doubles compare like their bit patterns, so the upper bits of a uniform double serve as
+    a random key (no tie before about 2^40 draws) and the lower bits may hold the number. Most keys
+    are left out by one comparison, with a bound that is too low for fewer than one batch in 10⁸
+    (six standard deviations); then, as ever, the smallest are told exactly.
     """
-    records = len(keys)
+    steps, batch = index.shape
+    low = np.uint64((1 << max(1, (records - 1).bit_length())) - 1)
     bound = (batch + 6 * (batch * (1 - batch / records)) ** 0.5) / records
-    few = keys.compress(keys.view(np.float64) < bound) if bound < 1 else keys
-    if len(few) < batch:
-        few = keys
-    few.partition(batch - 1)
-    return few[:batch]
+    keys = stream.random(out=_scratch(steps, records)).view(np.uint64)
+    if bound < 1:
+        _take_few(keys, batch, low, np.array(bound).view(np.uint64), index)
+        return
+    keys = _numbered(keys, np.arange(records, dtype=np.uint64), low)
+    keys.partition(batch - 1, axis=1)
+    np.bitwise_and(keys[:, :batch], low, out=index, casting="unsafe")
+
+
+def _take_few(
+    keys: np.ndarray, batch: int, low: np.uint64, bound: np.ndarray, index: np.ndarray
+) -> None:
+    """The smallest of keys (K, R) that are few below a bound.
+
+    All steps at once but for the last: from Python, many small operations would take longer than
+    what they do, and threads that draw side by side would wait for each other.
+    """
+    steps, records = keys.shape
+    # The number's bits are not in the keys yet: a few too many pass, and are looked for below.
+    above = ((bound | low) + np.uint64(1)).view(np.float64)
+    places = np.flatnonzero(keys.ravel().view(np.float64) < above)
+    ends = np.searchsorted(places, np.arange(steps + 1) * records)
+    few = keys.ravel().take(places)
+    places -= np.repeat(np.arange(steps) * records, np.diff(ends))
+    few = _numbered(few, places.view(np.uint64), low)
+    rows = np.split(few, ends[1:-1])
+    if (few >= bound).any():
+        rows = [row[row < bound] for row in rows]
+    short = [k for k, row in enumerate(rows) if len(row) < batch]
+    for k in short:  # the bound was too low
+        rows[k] = _numbered(keys[k], np.arange(records, dtype=np.uint64), low)
+    for row in rows:
+        row.partition(batch - 1)
+    if rows[0].base is few and not short:
+        smallest = few.take(ends[:-1, None] + np.arange(batch))
+    else:
+        smallest = np.stack([row[:batch] for row in rows])
+    np.bitwise_and(smallest, low, out=index, casting="unsafe")
+
+
+def _numbered(keys: np.ndarray, numbers: np.ndarray, low: np.uint64) -> np.ndarray:
+    """Keys, in place, with numbers in their low bits."""
+    keys &= ~low
+    keys |= numbers
+    return keys
 
 
 def _scratch(rows: int, columns: int) -> np.ndarray:
@@ -273,8 +302,13 @@ def in_background(task: Callable[[], Drawn]) -> Future[Drawn]:
     return _background().submit(task)
 
 
+def draw_alone() -> None:
+    """From now on this thread draws by itself: others like it keep the other cores busy."""
+    _threads.alone = True
+
+
 def in_threads(task: Callable[[int], Drawn], count: int, worthwhile: bool = True) -> list[Drawn]:
     """[task(0), …, task(count−1)], in threads where that pays."""
-    if not worthwhile or count < 2:
+    if not worthwhile or count < 2 or getattr(_threads, "alone", False):
         return [task(u) for u in range(count)]
     return list(_pool().map(task, range(count)))

@@ -3,6 +3,8 @@ steps in its own programs."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,11 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Affine:
-    """direction(g, y) = g + ``shift`` + ``pull``·(y − x), or zero where it ``moves`` not."""
+    """direction(g, y) = g + Σ ``shifts`` + ``pull``·(y − x), or zero where it ``moves`` not.
 
-    shift: Tensor | None = None
+    Added to g one after the other, the shifts round as the direction itself does.
+    """
+
+    shifts: tuple[Tensor, ...] = ()
     pull: float = 0.0
     moves: bool = True
+
+    @property
+    def shift(self) -> Tensor | None:
+        """What stands still, in one."""
+        return functools.reduce(operator.add, self.shifts) if self.shifts else None
 
 
 def affine(direction: Direction, at: Participant) -> Affine | None:
@@ -42,9 +52,9 @@ def affine(direction: Direction, at: Participant) -> Affine | None:
     if isinstance(direction, Proximal):
         return Affine(pull=direction.mu)
     if direction is along_corrected:
-        return Affine(at.broadcast.shared["control"] - at.memory["control"])
+        return Affine((-at.memory["control"], at.broadcast.shared["control"]))
     if direction is along_balanced:
         control, seen = own_controls(at.memory)
         drift = seen * (at.broadcast.shared["cohort"] - control)
-        return Affine(drift + at.broadcast.shared["common"])
+        return Affine((drift, at.broadcast.shared["common"]))
     return None

@@ -27,6 +27,12 @@ class Hardware:
         """The first device: there the server's state lives."""
         return self.devices[0]
 
+    def cores(self, device: torch.device) -> int:
+        """How many threads share a worker's rows: those of a CPU that is named once."""
+        if device.type != "cpu" or len(self.devices) > 1:
+            return 1
+        return self.threads or torch.get_num_threads()
+
     @classmethod
     def on(cls, device: torch.device | str, chunk: int | None = None) -> Hardware:
         """One device."""

@@ -7,6 +7,7 @@ simply more rows, with their own step sizes, clips, noise scales and slots.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -32,12 +33,14 @@ from dpscaffold.federation import Federation
 from dpscaffold.local.drawing import Row
 from dpscaffold.randomness import OneRound, Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.tasks.base import apart
 
 
 class Simulator:
     """Gathers the rounds of one setting, or of several that share task, algorithm and shapes.
 
-    Shards of rows go to the hardware's devices, one worker each, at the same time. A GPU draws its
+    Shards of rows go to the hardware's devices, one worker each, at the same time; the cores of a
+    CPU share the rows of a worker (:mod:`~dpscaffold.engines.cores`). A GPU draws its
     own batches and noise; with ``ahead`` (by default in a secret run on one GPU) a background
     thread of the CPU draws the next round's batches while this one computes, and the draws are the
     same.
@@ -59,9 +62,13 @@ class Simulator:
             refuse_unlike(self.settings[0], other)
         # A worker for every device that is named, twice where it is named twice.
         stores: dict[torch.device, Store] = {}
-        self.workers = []
+        self.workers: list[Worker] = []
         for device in self.hardware.devices:
-            self.workers.append(Worker(self.settings, self.federations, device, stores.get(device)))
+            task = self.settings[0].task
+            if self.workers and not apart(task):
+                task = copy.deepcopy(task)
+            given = (device, stores.get(device), self.hardware.cores(device), task)
+            self.workers.append(Worker(self.settings, self.federations, *given))
             stores.setdefault(device, self.workers[-1].store)
         self._sizes = [data.train.offsets.diff().numpy() for data in self.federations]
         self._batches = [setting.batch_sizes.numpy() for setting in self.settings]

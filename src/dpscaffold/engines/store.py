@@ -65,4 +65,5 @@ class Store:
         starts = [0]
         for _, y in tables[:-1]:
             starts.append(starts[-1] + len(y))
-        return LocalRecords(features, squares, labels, starts)
+        tame = self.device.type == "cpu" and all_tame(squares)  # a GPU would be waited for
+        return LocalRecords(features, squares, labels, starts, tame)

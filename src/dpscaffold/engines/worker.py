@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
+from dpscaffold.engines.cores import Share, shares_of, side_by_side
 from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
-from dpscaffold.local.drawing import Indices, Row
+from dpscaffold.local.drawing import Indices, Row, distinct, indices
 from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.participate import participate
 from dpscaffold.machine import full_precision
 from dpscaffold.setting import Setting
+from dpscaffold.tasks.base import Task, apart
 
 #: Bytes that a chunk of rows may take on a CPU: larger chunks gain nothing there.
 CPU_CHUNK_BYTES = 256 << 20
@@ -25,7 +29,9 @@ CPU_RESIDENT_BYTES = 2 << 30
 class Worker:
     """A device with the records it needs: K steps of the rows that it is handed.
 
-    Workers on one device may share a ``store``.
+    Workers on one device may share a ``store``; a ``task`` that holds a module, which changes while
+    it is used, is each one's own. On a CPU, the rows are shared by so many ``cores``;
+    what comes of a row is the same, bit for bit, however many they are.
     """
 
     def __init__(
@@ -34,9 +40,11 @@ class Worker:
         federations: Sequence[Federation],
         device: torch.device,
         store: Store | None = None,
+        cores: int = 1,
+        task: Task | None = None,
     ) -> None:
         self.settings, self.federations, self.device = settings, federations, device
-        self.task = settings[0].task
+        self.task, self.cores = task or settings[0].task, cores
         limit = CPU_RESIDENT_BYTES
         if device.type == "cuda":
             limit = torch.cuda.mem_get_info(device)[0] // 2
@@ -57,7 +65,24 @@ class Worker:
         records = self.store.of([(self.federations[row.run], row.user) for row in rows])
         memory = {name: value.to(self.device) for name, value in memory.items()}
         graphs = self.graphs if self.store.resident else None
-        return participate(self.task, phase, rows, records, broadcast, memory, drawn, graphs)
+        cores = self.cores if apart(self.task) else 1
+        shares = shares_of(rows, self.task.parameters, cores)
+        if len(shares) < 2:
+            return participate(self.task, phase, rows, records, broadcast, memory, drawn, graphs)
+        # Drawn together, so that all are padded to one width: a product's last bits depend on it.
+        index, count = drawn or indices(broadcast.round, distinct(rows)[0])
+
+        def of(share: Share) -> Callable[[], tuple[Upload, Slots]]:
+            mine, part = [rows[k] for k in share.rows], (index[share.drawn], count[share.drawn])
+            places = torch.tensor(share.rows)
+            told = Broadcast(
+                broadcast.round, broadcast.params[places], _at(broadcast.shared, places)
+            )
+            own = replace(records, starts=[records.starts[k] for k in share.rows])
+            held = _at(memory, places)
+            return lambda: participate(self.task, phase, mine, own, told, held, part)
+
+        return _put_together(shares, side_by_side([of(share) for share in shares]))
 
     def give_back(self) -> None:
         """Hold no memory beyond the records."""
@@ -81,3 +106,22 @@ class Worker:
         if self.device.type == "cuda":
             budget = torch.cuda.mem_get_info(self.device)[0] // 3
         return max(1, budget // row)
+
+
+def _at(slots: Slots, places: Tensor) -> dict[str, Tensor]:
+    """The slots of some rows."""
+    return {name: value[places] for name, value in slots.items()}
+
+
+def _put_together(
+    shares: Sequence[Share], answers: Sequence[tuple[Upload, Slots]]
+) -> tuple[Upload, Slots]:
+    """The answers of all shares, in the order of the rows."""
+    order = torch.tensor([row for share in shares for row in share.rows]).argsort()
+    uploads, kept = zip(*answers, strict=True)
+
+    def joined(parts: Sequence[Slots]) -> dict[str, Tensor]:
+        return {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+
+    params = torch.cat([upload.params for upload in uploads])[order]
+    return Upload(params, joined([upload.totals for upload in uploads])), joined(kept)

@@ -15,6 +15,7 @@ from dpscaffold.local.devices import draws_on, on_device
 from dpscaffold.local.drawing import NOISE_BLOCK, Indices, Row, distinct, indices
 from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.records import LocalRecords
+from dpscaffold.local.scripted import scripted_steps
 from dpscaffold.local.steps import Scales, local_steps
 from dpscaffold.randomness import NoiseStreams
 from dpscaffold.tasks import Batch, Clip, Task
@@ -38,8 +39,13 @@ def participate(
     if drawn is None and draws_on(records.device, rows):
         return on_device(task, phase, rows, records, broadcast, memory, graphs)
     scales = scales_of(rows, records.device)
+    at = Participant(broadcast, memory, scales.known)
+    drawn = drawn or indices(broadcast.round, distinct(rows)[0])
+    local = scripted_steps(task, phase, at, rows, drawn, records, scales)
+    if local is not None:
+        return phase.finish(local, at)
     batches = noised_batches(broadcast.round, rows, records, task.parameters, drawn)
-    return local_steps(task, phase, Participant(broadcast, memory, scales.known), batches, scales)
+    return local_steps(task, phase, at, batches, scales)
 
 
 def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:

@@ -108,6 +108,15 @@ class Task(Protocol):
         ...
 
 
+def apart(task: Task) -> bool:
+    """Whether a task says that what comes of a user is the same, bit for bit, whichever users are
+    beside it, and may be computed in several threads at once (an attribute ``apart``).
+
+    Those that say nothing are computed by one thread at a time.
+    """
+    return bool(getattr(task, "apart", False))
+
+
 def stacked_scores(task: Task, models: Tensor, features: Tensor) -> Tensor:
     """Scores (S, N, outputs) of models (S, P), one after the other: :meth:`Task.scores_of` for a
     task that has no faster way."""

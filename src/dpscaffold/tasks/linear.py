@@ -57,6 +57,11 @@ class Linear:
         """Whether the loss is."""
         return self.loss.convex
 
+    @property
+    def apart(self) -> bool:
+        """What comes of a user is the same beside any others, and in any thread."""
+        return True
+
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""
         return with_ones(features)

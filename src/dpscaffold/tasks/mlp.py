@@ -69,6 +69,11 @@ class Mlp:
         """Numbers held per record: activations, errors and their squares."""
         return 4 * self.hidden + 4 * self.classes
 
+    @property
+    def apart(self) -> bool:
+        """What comes of a user is the same beside any others, and in any thread."""
+        return True
+
     def prepare(self, features: Tensor) -> Tensor:
         """Add the column of ones."""
         return with_ones(features)
