@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from typed import typed
 from typer.main import get_command
 
-from dpscaffold import __version__, cli
+from dpscaffold import __version__
 from dpscaffold.cli import COMMANDS, SUMMARIES, app
 from dpscaffold.cli.train import requested
 from dpscaffold.errors import BadInput
@@ -45,16 +46,7 @@ def run(*arguments, cwd, **variables):
 def here(monkeypatch, capsys, folder, *arguments):
     """The command line in this process: exit status, stdout, stderr."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["dpscaffold", *map(str, arguments)])
-    capsys.readouterr()
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as left:
-        code = left.code or 0
-    printed = capsys.readouterr()
-    assert "Traceback" not in printed.err
-    return code, printed.out, printed.err
+    return typed(monkeypatch, capsys, *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -10,23 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typed import TABLE
 
 from dpscaffold.config import load
 from dpscaffold.running import run_settings
 
-TABLE = """
-[data]
-source = "csv"
-path = "table.csv"
-label = "ill"
-user = "site"
-[plan]
-rounds = 2
-local_steps = 1
-user_ratio = 0.5
-[privacy]
-noise = 4.0
-"""
+WITH_NOISE = TABLE + "[privacy]\nnoise = 4.0\n"
 LINES = (
     "train c.toml --out new -q",
     "train --resume run --set plan.rounds=3 -q",
@@ -66,7 +55,7 @@ for line in sys.stdin.read().split("\\n"):
 def home(tmp_path: Path, monkeypatch) -> Path:
     rows = "\n".join(f"{i % 9},{'ns'[i % 2]},{'yn'[i * 7 % 4 < 2]}" for i in range(80))
     (tmp_path / "table.csv").write_text(f"age,site,ill\n{rows}\n")
-    (tmp_path / "c.toml").write_text(TABLE)
+    (tmp_path / "c.toml").write_text(WITH_NOISE)
     np.savez(tmp_path / "a.npz", features=np.eye(20), labels=np.arange(20) % 2)
     monkeypatch.chdir(tmp_path)
     run_settings(load(tmp_path / "c.toml"), tmp_path / "run", quiet=True)

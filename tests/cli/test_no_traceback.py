@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-from dpscaffold import cli
-
-SMALL = """
-[data]
-users = 5
-records = 40
-dimension = 4
-classes = 3
-[plan]
-rounds = 2
-local_steps = 2
-user_ratio = 0.4
-[privacy]
-noise = 4.0
-"""
+from typed import SMALL, typed
 
 MODULES = """
 import torch
@@ -60,14 +44,8 @@ def command(monkeypatch, capsys, tmp_path):
     (tmp_path / "mods.py").write_text(MODULES)
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["dpscaffold", *map(str, words)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as left:
-            code = left.code or 0
-        return code, capsys.readouterr().err
+        code, _, said = typed(monkeypatch, capsys, *words)
+        return code, said
 
     return run
 

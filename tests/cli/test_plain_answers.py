@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typed import SMALL, typed
 
-from dpscaffold import cli
 from dpscaffold.checks import number
 from dpscaffold.data.readers import catalogue
 from dpscaffold.data.readers.idx import write_idx
@@ -26,39 +27,13 @@ from dpscaffold.privacy import calibrate_noise, describe
 from dpscaffold.privacy.bounds import AGGREGATE, CAP, RANDOM_PARTICIPATION
 from dpscaffold.privacy.laws import LEAST_NOISE
 
-SMALL = """
-[data]
-users = 5
-records = 40
-dimension = 4
-classes = 3
-[plan]
-rounds = 2
-local_steps = 2
-user_ratio = 0.4
-[privacy]
-noise = 4.0
-"""
-
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.toml").write_text(SMALL)
 
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dpscaffold", *map(str, words)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as left:
-            code = int(left.code or 0)
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return code, printed.out, printed.err
-
-    return run
+    return partial(typed, monkeypatch, capsys)
 
 
 def test_provision_and_reproduce_answer_in_json(command, tmp_path: Path, monkeypatch) -> None:

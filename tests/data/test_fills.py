@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
+from typed import typed
 
-from dpscaffold import cli
 from dpscaffold.data import load_federation
 from dpscaffold.data.private import released
 from dpscaffold.data.readers import fills
@@ -99,17 +99,7 @@ def test_it_is_a_private_step_with_its_cost(tmp_path: Path, monkeypatch, capsys)
         "[plan]\nrounds = 2\nlocal_steps = 1\nuser_ratio = 0.5\n[privacy]\nnoise = 5.0\n"
     )
 
-    def command(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dpscaffold", *words])
-        capsys.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as left:
-            code = int(left.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
+    command = partial(typed, monkeypatch, capsys)
     code, out, err = command("train", "c.toml", "--out", "run", "--json")
     assert code == 0, err
     said = json.loads(out)["privacy"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from datetime import date, timedelta
 from pathlib import Path
@@ -13,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from typed import typed
 
-from dpscaffold import cli
 from dpscaffold.data import load_federation, prepare
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import read_pool
@@ -161,13 +160,9 @@ def test_who_is_left_out_is_named(folder: Path, tmp_path: Path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["dpscaffold", *words])
-        try:
-            cli.main()
-        except SystemExit as left:
-            assert not left.code, capsys.readouterr().err
-        printed = capsys.readouterr()
-        return printed.out + printed.err
+        code, out, err = typed(monkeypatch, capsys, *words)
+        assert code == 0, err
+        return out + err
 
     assert "site29" in run("data", "describe", "c.toml")
     assert "Left out for too few records: site29" in run("train", "c.toml", "--out", "run")
@@ -302,24 +297,10 @@ def test_a_nan_mean_is_never_filled_in(tmp_path: Path) -> None:
         load_federation({**settings, "missing": {"age": "mean"}})
 
 
-def command(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
-    """The command line in this process."""
-    monkeypatch.setattr(sys, "argv", ["dpscaffold", *map(str, words)])
-    capsys.readouterr()
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as left:
-        code = int(left.code or 0)
-    printed = capsys.readouterr()
-    assert "Traceback" not in printed.err
-    return code, printed.out, printed.err
-
-
 def test_thirty_hospitals_in_two_commands(folder: Path, tmp_path: Path, monkeypatch, capsys):
     """From a folder of mixed files to a private model, without touching what was drafted."""
     monkeypatch.chdir(tmp_path)
-    code, out, err = command(monkeypatch, capsys, "init", folder)
+    code, out, err = typed(monkeypatch, capsys, "init", folder)
     assert code == 0, err
     assert "outside epsilon" in out and "patient: left out (an identifier" in out
     text = (tmp_path / "sites.toml").read_text()
@@ -329,14 +310,14 @@ def test_thirty_hospitals_in_two_commands(folder: Path, tmp_path: Path, monkeypa
     assert data["exclude"] == ["patient"] and data["categories"] == ["ward"]
     assert data["encoding"] == data["decimal"] == data["delimiter"] == "auto"
     assert data["missing"]["stay"] == "indicator" and data["missing"]["ward"] == "category"
-    code, out, err = command(monkeypatch, capsys, "train", "sites.toml")
+    code, out, err = typed(monkeypatch, capsys, "train", "sites.toml")
     assert code == 0, err
     assert "site29" in err, "who is left out is named"
     said = json.loads((tmp_path / "runs" / "sites" / "privacy.json").read_text())
     assert 0.95 <= said["server"]["epsilon"] <= 1.0
     summary = json.loads((tmp_path / "runs" / "sites" / "summary.json").read_text())
     assert summary["ended"] == "completed" and summary["rounds"] == 100
-    code, _, err = command(monkeypatch, capsys, "init", folder)
+    code, _, err = typed(monkeypatch, capsys, "init", folder)
     assert code == 2 and "is there already" in err and text == (tmp_path / "sites.toml").read_text()
 
 
@@ -360,12 +341,12 @@ def test_init_reads_other_kinds(tmp_path: Path, monkeypatch, capsys) -> None:
         ("arrays.npz", {"source": "npz", "partition": "natural"}),
         ("one.csv", {"source": "csv", "user": "site", "target": "number"}),
     ):
-        code, _, err = command(monkeypatch, capsys, "init", name, "--json")
+        code, _, err = typed(monkeypatch, capsys, "init", name, "--json")
         assert code == 0, err
         tables = tomllib.loads((tmp_path / f"{Path(name).stem}.toml").read_text())
         assert expected.items() <= tables["data"].items()
         short = ["--set", "plan.rounds=2", "--set", "plan.local_steps=1", "-q"]
-        code, _, err = command(monkeypatch, capsys, "train", f"{Path(name).stem}.toml", *short)
+        code, _, err = typed(monkeypatch, capsys, "train", f"{Path(name).stem}.toml", *short)
         assert code == 0, (name, err)
 
 
@@ -384,6 +365,6 @@ def test_init_refuses_in_one_sentence(words, said, tmp_path, monkeypatch, capsys
     (tmp_path / "a.csv").write_text("age,ill\n1,no\n2,yes\n")
     (tmp_path / "empty.csv").write_text("age,ill\n")
     (tmp_path / "a.npz").write_text("no array")
-    code, _, err = command(monkeypatch, capsys, "init", *words)
+    code, _, err = typed(monkeypatch, capsys, "init", *words)
     assert code == 2 and said in err and err.count("error:") == 1
     assert not list(tmp_path.glob("*.toml"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from typed import typed
 from typer.testing import CliRunner
 
 from dpscaffold import cli
@@ -59,14 +59,9 @@ def test_who_is_left_out_is_named_everywhere(
     (tmp_path / "c.toml").write_text(f"[data]\n{lines}\n{plan}")
 
     def command(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["dpscaffold", *words])
-        capsys.readouterr()
-        try:
-            cli.main()
-        except SystemExit as left:
-            assert not left.code, capsys.readouterr().err
-        printed = capsys.readouterr()
-        return " ".join((printed.out + printed.err).split())
+        code, out, err = typed(monkeypatch, capsys, *words)
+        assert code == 0, err
+        return " ".join((out + err).split())
 
     assert ODD in command("data", "describe", "c.toml")
     assert ODD in " ".join(json.loads(command("data", "describe", "c.toml", "--json"))["notes"])

@@ -11,33 +11,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from typed import SMALL, TABLE
 
 from dpscaffold import cli
 
-SMALL = """
-[data]
-users = 5
-records = 40
-dimension = 4
-classes = 3
-[plan]
-rounds = 2
-local_steps = 2
-user_ratio = 0.4
-[privacy]
-noise = 4.0
-"""
-TABLE = """
-[data]
-source = "csv"
-path = "table.csv"
-label = "ill"
-user = "site"
-[plan]
-rounds = 2
-local_steps = 1
-user_ratio = 0.5
-"""
 TUNED = '\n[tune]\nfolds = 2\n[tune.grid]\n"plan.learning_rate" = [0.1, 0.5]\n'
 FEDERATION = """
 [federation]

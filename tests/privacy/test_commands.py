@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from dpscaffold.books.journal import Journal
 from dpscaffold.books.runledger import Opening, summary_text
 from dpscaffold.cli import app
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
 
 OPTIONS = (
@@ -34,7 +35,7 @@ def answer(*arguments: str):
 def refused(*arguments: str) -> str:
     """The sentence of the error; the program's entry prints it and exits with status 2."""
     result = call(*arguments)
-    assert isinstance(result.exception, PrivacyError), result.output
+    assert isinstance(result.exception, PrivacyError | BadInput), result.output
     message = str(result.exception)
     assert "\n" not in message
     return message

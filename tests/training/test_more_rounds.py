@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typed import typed
 
-from dpscaffold import BadInput, Gaussian, Logistic, Plan, cli, scaffold, synthetic, train
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.books.allowance import Allowance
 from dpscaffold.books.journal import Journal
 from dpscaffold.books.runledger import read_account, read_entries
@@ -388,19 +389,7 @@ def command(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.toml").write_text(CONFIG)
 
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dpscaffold", *map(str, words)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as left:
-            code = int(left.code or 0)
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return code, printed.out, printed.err
-
-    return run
+    return partial(typed, monkeypatch, capsys)
 
 
 def test_from_the_command_line(command, tmp_path: Path) -> None:

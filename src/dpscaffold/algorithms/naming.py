@@ -69,8 +69,8 @@ def build(
         raise
     except Exception as error:
         raise BadInput(
-            f"algorithm.name is {name!r}, whose factory failed with "
-            f"{type(error).__name__}: {error}; mend it or its numbers"
+            f"algorithm.name is {name!r}, whose factory failed with {type(error).__name__}: "
+            f"{error}; mend it or its numbers"
         ) from error
     if not isinstance(made, Algorithm):
         raise BadInput(

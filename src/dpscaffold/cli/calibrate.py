@@ -28,7 +28,7 @@ from dpscaffold.cli.privacy import (
     UserRatio,
     Users,
 )
-from dpscaffold.cli.subject import Subject, from_numbers, from_source
+from dpscaffold.cli.subject import Numbers, Subject, from_numbers, from_source
 from dpscaffold.privacy import (
     Bound,
     Goal,
@@ -96,20 +96,10 @@ def calibrate(
     goal = goal_from(epsilon, advantage, tpr, at_fpr, mu, group)
     if solve not in SOLVE:
         raise PrivacyError(f"--solve is {solve!r}; give noise, rounds or table")
-    numbers: dict[str, Any] = {
-        "users": users,
-        "records": records,
-        "rounds": rounds,
-        "local_steps": local_steps,
-        "user_ratio": user_ratio,
-        "data_ratio": data_ratio,
-        "noise": noise,
-        "sampling": sampling,
-        "algorithm": algorithm,
-        "unit": unit,
-        "neighbours": neighbours,
-        "max_participations": max_participations,
-    }
+    numbers = Numbers(
+        *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
+        *(sampling, algorithm, unit, neighbours, max_participations),
+    )
     about = _subject(source, numbers, delta, solve)
     run, costs = about.run, about.extra_costs
     assert run is not None  # _subject refuses a run without privacy
@@ -209,7 +199,7 @@ def solve_goal(
     }
 
 
-def _subject(source: Any, numbers: dict[str, Any], delta: float | None, solve: str) -> Subject:
+def _subject(source: Any, numbers: Numbers, delta: float | None, solve: str) -> Subject:
     """The run to solve for, and what its data cost already; what is solved for needs no value of
     its own."""
     if source is not None:
@@ -218,10 +208,10 @@ def _subject(source: Any, numbers: dict[str, Any], delta: float | None, solve: s
             raise PrivacyError(f"{source} describes a run without privacy; add a [privacy] table")
         about.whole("calibrate")
         return about
-    if solve in ("noise", "table") and numbers["noise"] is None:
-        numbers = {**numbers, "noise": 1.0}
-    if solve == "rounds" and numbers["rounds"] is None:
-        numbers = {**numbers, "rounds": 1}
+    if solve in ("noise", "table") and numbers.noise is None:
+        numbers = replace(numbers, noise=1.0)
+    if solve == "rounds" and numbers.rounds is None:
+        numbers = replace(numbers, rounds=1)
     return Subject(from_numbers(numbers, delta))
 
 

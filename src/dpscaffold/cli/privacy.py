@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpscaffold.algorithms import ALGORITHMS, DEFAULT
-from dpscaffold.cli.subject import Subject, from_numbers, from_source, refuse_numbers
+from dpscaffold.cli.subject import Numbers, Subject, from_numbers, from_source, refuse_numbers
 from dpscaffold.privacy import (
     VIEWS,
     Bound,
@@ -120,20 +120,10 @@ def privacy(
 ) -> None:
     """Say what a run guarantees: ε by view and bound, with δ, neighbours, theorem, and what to
     quote."""
-    numbers = {
-        "users": users,
-        "records": records,
-        "rounds": rounds,
-        "local_steps": local_steps,
-        "user_ratio": user_ratio,
-        "data_ratio": data_ratio,
-        "noise": noise,
-        "sampling": sampling,
-        "algorithm": algorithm,
-        "unit": unit,
-        "neighbours": neighbours,
-        "max_participations": max_participations,
-    }
+    numbers = Numbers(
+        *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
+        *(sampling, algorithm, unit, neighbours, max_participations),
+    )
     if sources and len(sources) > 1:
         several(sources, numbers, delta, fixed_in_advance, same_records, as_json, (plot, tradeoff))
         return
@@ -167,7 +157,7 @@ def privacy(
 
 def several(
     sources: list[Path],
-    numbers: dict[str, Any],
+    numbers: Numbers,
     delta: float | None,
     fixed_in_advance: bool,
     same_records: bool,

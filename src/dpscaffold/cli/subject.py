@@ -72,76 +72,93 @@ class Subject:
 MOST_NOISE = 1e7
 
 
-def from_numbers(
-    numbers: dict[str, Any], delta: float | None, noise: float | None = None
-) -> Mechanism:
+@dataclass(frozen=True)
+class Numbers:
+    """A run by its numbers, as the options give them; None is what was not given."""
+
+    users: int | None = None
+    records: int | None = None
+    rounds: int | None = None
+    local_steps: int | None = None
+    user_ratio: float | None = None
+    data_ratio: float | None = None
+    noise: float | None = None
+    sampling: str | None = None
+    algorithm: str | None = None
+    unit: str | None = None
+    neighbours: str | None = None
+    max_participations: int | None = None
+
+
+#: The numbers without which there is no run.
+NEEDED = ("users", "records", "rounds", "local_steps", "user_ratio", "data_ratio", "noise")
+
+
+def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
     """The run that the options describe; every missing or impossible one is named.
 
-    >>> run = from_numbers({"users": 100, "records": 4000, "rounds": 400, "local_steps": 50,
-    ...                     "user_ratio": 0.2, "data_ratio": 0.2, "noise": 60.0}, delta=None)
+    >>> run = from_numbers(Numbers(100, 4000, 400, 50, 0.2, 0.2, 60.0), delta=None)
     >>> run.cohort_size, run.worst.batch
     (20, 800)
     """
-    numbers = {**numbers, **({"noise": noise} if noise is not None else {})}
-    needed = ("users", "records", "rounds", "local_steps", "user_ratio", "data_ratio", "noise")
-    missing = [f"--{name.replace('_', '-')}" for name in needed if numbers.get(name) is None]
+    values = [getattr(numbers, name) for name in NEEDED]
+    missing = [_option(name) for name, value in zip(NEEDED, values, strict=True) if value is None]
     if missing:
         raise PrivacyError(
             f"missing {', '.join(missing)}; give them all, or a configuration or a run folder"
         )
-    for name in ("user_ratio", "data_ratio"):
-        if not 0.0 < numbers[name] <= 1.0:
-            raise PrivacyError(
-                f"--{name.replace('_', '-')} is {numbers[name]}; give a fraction above 0 and at "
-                f"most 1"
-            )
-    name = numbers.get("algorithm") or DEFAULT
+    users, records, rounds, local_steps, user_ratio, data_ratio, noise = values
+    for name, ratio in (("user_ratio", user_ratio), ("data_ratio", data_ratio)):
+        if not 0.0 < ratio <= 1.0:
+            raise PrivacyError(f"{_option(name)} is {ratio}; give a fraction above 0 and at most 1")
+    name = numbers.algorithm or DEFAULT
     try:
         factory_of(name, argument="--algorithm")
         algorithm = build(name)
     except BadInput as error:
         raise PrivacyError(str(error)) from error
-    if numbers["noise"] > MOST_NOISE:
+    if noise > MOST_NOISE:
         raise PrivacyError(
-            f"--noise is {numbers['noise']:g}, more than can be accounted for; give a number up to "
+            f"--noise is {noise:g}, more than can be accounted for; give a number up to "
             f"{MOST_NOISE:g}"
         )
-    if floor_share(numbers["user_ratio"], numbers["users"]) < 1:
-        raise PrivacyError(
-            f"--user-ratio is {numbers['user_ratio']}, which selects none of {numbers['users']} "
-            f"users"
-        )
-    sampling: Any = numbers.get("sampling") or "fixed"
-    unit: Any = numbers.get("unit") or "record"
+    if floor_share(user_ratio, users) < 1:
+        raise PrivacyError(f"--user-ratio is {user_ratio}, which selects none of {users} users")
+    sampling: Any = numbers.sampling or "fixed"
+    unit: Any = numbers.unit or "record"
     # Numbers on a command line are declared: nothing is read off data.
-    chosen = choose_relation(numbers.get("neighbours"), sampling, unit, declared=True)
-    sizes = [numbers["records"]] * numbers["users"]
+    chosen = choose_relation(numbers.neighbours, sampling, unit, declared=True)
+    sizes = [records] * users
     return describe(
         users=len(sizes),
         records=sizes,
         memory=algorithm.memory,
-        rounds=numbers["rounds"],
-        local_steps=numbers["local_steps"],
-        **shares(sizes, numbers["user_ratio"], numbers["data_ratio"]),
-        noise=numbers["noise"],
+        rounds=rounds,
+        local_steps=local_steps,
+        **shares(sizes, user_ratio, data_ratio),
+        noise=noise,
         sampling=sampling,
         unit=unit,
         declared_sizes=chosen == "add-remove",
         delta=delta,
-        max_participations=numbers.get("max_participations"),
+        max_participations=numbers.max_participations,
     )
 
 
-def refuse_numbers(numbers: dict[str, Any], source: Path) -> None:
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse_numbers(numbers: Numbers, source: Path) -> None:
     """Refuse options that a run folder or a configuration already answers."""
-    given = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None]
+    given = [_option(name) for name, value in vars(numbers).items() if value is not None]
     if given:
         raise PrivacyError(
             f"{given[0]} is given beside {source}, which already says it; give one or the other"
         )
 
 
-def from_source(source: Path, numbers: dict[str, Any], delta: float | None) -> Subject:
+def from_source(source: Path, numbers: Numbers, delta: float | None) -> Subject:
     """What a run folder or a configuration describes."""
     refuse_numbers(numbers, source)
     about = from_folder(source) if source.is_dir() else from_config(source)

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dpscaffold.cli.subject import from_source
+from dpscaffold.cli.subject import Numbers, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
 from dpscaffold.privacy.showing import round_up
@@ -46,7 +46,7 @@ def compose(
 def parts_of(source: Path, delta: float | None) -> list[Part]:
     """One run folder or configuration, with the bounds it quotes; a run that was given more rounds
     comes in the parts that were planned one after another."""
-    about = from_source(source, {}, delta)
+    about = from_source(source, Numbers(), delta)
     if about.run is None:
         raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
     said = about.statement()

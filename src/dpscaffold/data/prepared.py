@@ -39,6 +39,16 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
+def _by_mean(step: Shift | Standardised) -> int:
+    """d, the number of features that it takes."""
+    return len(step.mean)
+
+
+def _charged(step: Shift | Standardised) -> bool:
+    """Whether a private sum was divided by how many records there are."""
+    return step.cost is not None
+
+
 @dataclass(frozen=True, eq=False)
 class Shift:
     """x ↦ (x − mean)·factor, feature by feature, in single precision.
@@ -55,18 +65,10 @@ class Shift:
     protection: Protection
     sentence: str
     cost: Cost | None = None
+    width = property(_by_mean)
+    divided = property(_charged)
     __eq__ = same_fields
     __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def width(self) -> int:
-        """d, the number of features that it takes."""
-        return len(self.mean)
-
-    @property
-    def divided(self) -> bool:
-        """Whether a private sum was divided by how many records there are."""
-        return self.cost is not None
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         out: np.ndarray = rows - self.mean
@@ -88,18 +90,10 @@ class Standardised:
     protection: Protection
     sentence: str
     cost: Cost | None = None
+    width = property(_by_mean)
+    divided = property(_charged)
     __eq__ = same_fields
     __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def width(self) -> int:
-        """d, the number of features that it takes."""
-        return len(self.mean)
-
-    @property
-    def divided(self) -> bool:
-        """Whether a private sum was divided by how many records there are."""
-        return self.cost is not None
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         out: np.ndarray = (rows - self.mean) / self.deviation

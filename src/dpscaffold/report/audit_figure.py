@@ -10,7 +10,7 @@ from dpscaffold.audit.play import Report
 from dpscaffold.audit.subject import Case
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.whole import whole_file
+from dpscaffold.report.saving import save_figure
 
 
 def plot_audit(report: Report, case: Case, path: Path | str) -> None:
@@ -40,13 +40,7 @@ def plot_audit(report: Report, case: Case, path: Path | str) -> None:
     right.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1.1))
     right.set(xlabel="false-positive rate", ylabel="true-positive rate")
     right.legend(frameon=False, fontsize="small")
-    try:
-        with whole_file(path) as partial:
-            figure.savefig(partial)
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"the figure cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"
-        ) from error
+    save_figure(figure, path)
 
 
 def round_down(value: float) -> str:

@@ -10,8 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dpscaffold.data.heterogeneity import Description, shown_users
-from dpscaffold.errors import BadInput
-from dpscaffold.whole import whole_file
+from dpscaffold.report.saving import save_figure
 
 #: More rows than this cannot be told apart on paper.
 MOST_USERS = 400
@@ -28,9 +27,10 @@ def description_figure(description: Description) -> Figure:
     _pooled_labels(figure.add_subplot(grid[0, 0], sharex=heat), description)
     _sizes(figure.add_subplot(grid[:, 1]), description)
     figure.suptitle(
-        f"{description.title}: {description.users:,} users, {description.train_records:,} "
-        f"training records\nlabel heterogeneity {description.label_heterogeneity:.3f} "
-        f"(i.i.d. about {description.label_heterogeneity_iid:.3f}), "
+        f"{description.title}: {description.users:,} users, "
+        f"{description.train_records:,} training records\n"
+        f"label heterogeneity {description.label_heterogeneity:.3f} (i.i.d. about "
+        f"{description.label_heterogeneity_iid:.3f}), "
         f"feature heterogeneity {description.feature_heterogeneity:.3f}",
         fontsize=11,
     )
@@ -87,8 +87,4 @@ def _short(name: str, most: int = 12) -> str:
 
 def save_description(description: Description, path: str | Path) -> None:
     """Write the figure; the ending of the name chooses PNG, SVG or PDF."""
-    try:
-        with whole_file(path) as partial:
-            description_figure(description).savefig(partial, dpi=150)
-    except (OSError, ValueError) as problem:
-        raise BadInput(f"the figure cannot be written to {path}: {problem}") from None
+    save_figure(description_figure(description), path, 150)

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from dpscaffold.errors import BadInput
 from dpscaffold.evaluation import Evaluation
+from dpscaffold.report.saving import save_figure
 from dpscaffold.scoring import titled
-from dpscaffold.whole import whole_file
 
 #: How many sites and classes a terminal is shown.
 SHOWN = 20
@@ -90,8 +90,7 @@ def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> No
         axis.set(ylabel=titled(name))
         axis.tick_params(axis="x", rotation=90)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
-        figure.savefig(partial, dpi=150)
+    save_figure(figure, path, 150)
     plt.close(figure)
 
 

@@ -12,7 +12,8 @@ from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice
 from dpscaffold.privacy.showing import digits_up
-from dpscaffold.whole import whole_file, write_text
+from dpscaffold.report.saving import save_figure
+from dpscaffold.whole import write_text
 
 
 def score_name(found: Recommendation) -> str:
@@ -133,6 +134,5 @@ def _draw(found: Recommendation, path: Path) -> None:
     for axis in (left, right):
         axis.grid(alpha=0.3)
     figure.suptitle("Planned on public surrogates; no private record was read", fontsize=10)
-    with whole_file(path) as partial:
-        figure.savefig(partial, dpi=130)
+    save_figure(figure, path, 130)
     plt.close(figure)

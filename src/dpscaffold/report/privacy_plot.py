@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.privacy import PAPER_THIRD_PARTY, VIEWS, Cost, Mechanism, PrivacyError, bound_for
-from dpscaffold.whole import whole_file
+from dpscaffold.privacy import PAPER_THIRD_PARTY, VIEWS, Cost, Mechanism, bound_for
+from dpscaffold.report.saving import save_figure
 
 
 def epsilon_curves(
@@ -61,10 +61,4 @@ def plot_epsilon(
     )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    try:
-        with whole_file(path) as partial:
-            figure.savefig(partial)
-    except (OSError, ValueError) as error:
-        raise PrivacyError(
-            f"the plot cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"
-        ) from error
+    save_figure(figure, path)

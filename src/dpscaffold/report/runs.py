@@ -15,8 +15,8 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.progress import duration
 from dpscaffold.report.fitting import Column, fitted
+from dpscaffold.report.saving import save_figure
 from dpscaffold.scoring import titled
-from dpscaffold.whole import whole_file
 
 if TYPE_CHECKING:
     from dpscaffold.training import Result
@@ -252,8 +252,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
         handles, labels, loc="outside lower center", ncol=min(5, len(labels)), frameon=False
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
-        figure.savefig(partial, dpi=150)
+    save_figure(figure, path, 150)
     plt.close(figure)
 
 

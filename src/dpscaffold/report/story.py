@@ -120,9 +120,9 @@ def _spending(told: Told) -> Section:
         blocks += [
             Bars("How often users took part", "participations", "users", _binned(counts)),
             Text(
-                f"Given who took part, the user who spent most spent "
-                f"ε = {round_up(ledger['epsilon'])}, the median user "
-                f"{round_up(spread['median'])} and the least {round_up(spread['min'])}."
+                f"Given who took part, the user who spent most spent ε = "
+                f"{round_up(ledger['epsilon'])}, the median user {round_up(spread['median'])} and "
+                f"the least {round_up(spread['min'])}."
             ),
             _left_out(counts, mechanism),
         ]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.privacy import PrivacyError, TradeOff
-from dpscaffold.whole import whole_file
+from dpscaffold.privacy import TradeOff
+from dpscaffold.report.saving import save_figure
 
 
 def plot_tradeoff(curves: Mapping[str, TradeOff], path: Path | str, group: int = 5) -> None:
@@ -39,10 +39,4 @@ def plot_tradeoff(curves: Mapping[str, TradeOff], path: Path | str, group: int =
     for axes in (left, right):
         axes.grid(alpha=0.3)
     left.legend(frameon=False)
-    try:
-        with whole_file(path) as partial:
-            figure.savefig(partial)
-    except (OSError, ValueError) as error:
-        raise PrivacyError(
-            f"the plot cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"
-        ) from error
+    save_figure(figure, path)

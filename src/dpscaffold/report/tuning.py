@@ -12,6 +12,7 @@ from rich.table import Table
 from dpscaffold.books.runfolder import to_toml
 from dpscaffold.experiments.tuning import Score, Tuned
 from dpscaffold.report.fitting import Column, fitted
+from dpscaffold.report.saving import save_figure
 from dpscaffold.whole import whole_file, write_text
 
 
@@ -133,6 +134,5 @@ def _draw(tuned: Tuned, path: Path) -> None:
     axis.grid(alpha=0.3)
     if others:
         axis.legend(fontsize=8, frameon=False)
-    with whole_file(path) as partial:
-        figure.savefig(partial, dpi=130)
+    save_figure(figure, path, 130)
     plt.close(figure)

@@ -1,0 +1,23 @@
+"""Figures on disk: whole, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpscaffold.errors import BadInput
+from dpscaffold.whole import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def save_figure(figure: Figure, path: Path | str, dpi: int | None = None) -> None:
+    """Write a figure; the ending of the name chooses PNG, SVG or PDF."""
+    try:
+        with whole_file(path) as partial:
+            figure.savefig(partial, dpi=dpi or figure.dpi)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"the figure cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"
+        ) from error
