@@ -7,6 +7,7 @@ and stand outside every privacy guarantee if they are published.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from dpscaffold.scoring import (
     shown_metric,
 )
 from dpscaffold.tasks import Batch, Loss, Task
+from dpscaffold.tasks.base import apart
 from dpscaffold.tasks.clipping import prepared
 
 #: Records evaluated together; bounds the memory of an evaluation.
@@ -73,6 +75,12 @@ class Measures:
             return expected
         wanted = dict.fromkeys((expected[0].name, *self.metrics))
         return tuple(METRICS[name] for name in wanted)
+
+
+def judging(task: Task, device: torch.device) -> Task:
+    """The task that judges models beside the rounds on a GPU: a copy where it holds a module, which
+    changes while it is used."""
+    return copy.deepcopy(task) if device.type == "cuda" and not apart(task) else task
 
 
 class Evaluator:

@@ -19,6 +19,7 @@ from dpscaffold.engines import (
     Engine,
     Gathered,
     Memories,
+    Simulator,
     StackedEngine,
     State,
     mean_weights,
@@ -63,7 +64,8 @@ def stacked_rounds(
     states: list[State],
 ) -> Iterator[list[Round]]:
     """The same for runs of equal shape. ``states`` is moved in place; between two rounds the caller
-    may change it."""
+    may change it. A round that the engine is to redo (the caller asked whether it was cut short) is
+    yielded once more."""
     first = settings[0]
     for number in range(states[0].round + 1, first.plan.rounds + 1):
         draws: list[Draw] = []
@@ -79,13 +81,17 @@ def stacked_rounds(
             cohort = cast("Cohort", DrawnCohort(setting, draw, held, phase.mirrored))
             told = phase.announce(states[k].server, cohort)
             broadcasts.append(Broadcast(number, states[k].server.params, told))
-        gathered = engine.gather_all(phase, broadcasts, draws)
-        for k, (setting, got) in enumerate(zip(settings, gathered, strict=True)):
-            server = states[k].server
-            if got.arrived:  # a round of which nothing came back leaves the server as it was
-                server = phase.update(server, got.mean, setting.plan.server_rate)
-            states[k] = states[k].moved(server, setting)
-        yield [Round(number, *one) for one in zip(draws, gathered, list(states), strict=True)]
+        before, gathered = list(states), engine.gather_all(phase, broadcasts, draws)
+        while True:
+            for k, (setting, got) in enumerate(zip(settings, gathered, strict=True)):
+                server = before[k].server
+                if got.arrived:  # a round of which nothing came back leaves the server as it was
+                    server = phase.update(server, got.mean, setting.plan.server_rate)
+                states[k] = before[k].moved(server, setting)
+            yield [Round(number, *one) for one in zip(draws, gathered, list(states), strict=True)]
+            if not engine.to_redo:
+                break
+            gathered = engine.again()
 
 
 def announced(
@@ -147,6 +153,15 @@ class _Single:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.all_memories = engine, [engine.memories]
+
+    @property
+    def to_redo(self) -> bool:
+        """Whether the last round was cut short; most engines know no such thing."""
+        return bool(getattr(self.engine, "to_redo", False))
+
+    def again(self) -> list[Gathered]:
+        assert isinstance(self.engine, Simulator)
+        return self.engine.again()
 
     def gather_all(
         self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]

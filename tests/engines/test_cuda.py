@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
+from dpscaffold.aside import Aside
+from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.local import devices, participate
 from dpscaffold.local.graphs import Graphs
+from dpscaffold.rounds import plain_draws, rounds
+from dpscaffold.setting import Setting
+from dpscaffold.training import in_progress
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -90,3 +95,51 @@ def test_a_recording_that_fails_leaves_the_current_stream_alone(caplog):
     assert "could not be recorded" in caplog.text
     assert torch.cuda.current_stream() == before
     assert made["y"].tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "scaffold-balanced"])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("privacy", PRIVACY)
+def test_no_round_waits_for_the_device(privacy, task, algorithm):
+    """Neither recorded rounds nor those that follow; PyTorch raises where one does."""
+    data = synthetic(alpha=2, beta=2, users=12, records=80, seed=5)
+    plan = Plan(rounds=20, local_steps=4, user_ratio=0.5, data_ratio=0.2)
+    run = Setting(data.roster, TASKS[task](), ALGORITHMS[algorithm](), plan, PRIVACY[privacy])
+    device = torch.device("cuda")
+    engine = Simulator([run], [data], Hardware.on(device))
+    start = State.initial(run, device)
+    left = rounds(run, engine, plain_draws(run, engine.randomness[0]), start)
+    for _ in range(12):  # recorded, and every user has been seen, so that no table has to grow
+        next(left)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            done = next(left)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(done.state.params.isfinite().all()) and not engine.cut_short()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_poisson_batches_that_do_not_fit_come_again(task, monkeypatch):
+    meant = outcome("cuda", task, "scaffold", "poisson").params
+    monkeypatch.setattr(devices, "poisson_width", lambda records, batch: batch + 1)
+    seen, real = [], Simulator.cut_short
+    monkeypatch.setattr(Simulator, "cut_short", lambda self: seen.append(real(self)) or seen[-1])
+    found = outcome("cuda", task, "scaffold", "poisson").params
+    assert any(seen)
+    torch.testing.assert_close(found, meant, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_judging_beside_the_rounds_changes_nothing(task, monkeypatch, tmp_path):
+    def run(folder):
+        data = synthetic(alpha=2, beta=2, users=12, records=80, seed=5)
+        plan = Plan(rounds=9, local_steps=4, data_ratio=0.2, evaluate_every=2, checkpoint_every=2)
+        return train(data, TASKS[task](), ALGORITHMS["scaffold"](), plan, PRIVACY["fixed"],
+                     device="cuda", out=tmp_path / folder)  # fmt: skip
+
+    beside = run("beside")
+    monkeypatch.setattr(in_progress, "Aside", lambda *_: Aside(torch.device("cpu")))
+    in_line = run("in-line")
+    assert torch.equal(beside.params, in_line.params) and beside.history == in_line.history

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -34,6 +35,17 @@ from dpscaffold.local.drawing import Row
 from dpscaffold.randomness import OneRound, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import apart
+
+
+@dataclass(frozen=True)
+class _Last:
+    """The last round: what was asked for, and its users' slots before it where it may have to be
+    run again."""
+
+    phase: Algorithm
+    broadcasts: list[Broadcast]
+    draws: list[Draw]
+    before: list[tuple[Memories, list[int], Slots]] = field(default_factory=list)
 
 
 class Simulator:
@@ -74,6 +86,9 @@ class Simulator:
         self._batches = [setting.batch_sizes.numpy() for setting in self.settings]
         self._shards = Shards(self.workers, self.hardware.chunk or self._fitting_chunk())
         self._streams: dict[tuple[int, int], Randomness] = {}
+        self._last: _Last | None = None
+        #: The last round is to be gathered once more: see :meth:`cut_short`.
+        self.to_redo = False
         self.all_memories: list[Memories] = [self.fresh_memories(s) for s in self.settings]
         #: The slots of the first run's users (the only one, outside a stack).
         self.memories = self.all_memories[0]
@@ -117,6 +132,10 @@ class Simulator:
             for user in draw.active.tolist()
         ]
         told = StackedBroadcast(broadcasts)
+        last = _Last(phase, list(broadcasts), list(draws))
+        self._last, self.to_redo = last, False
+        for worker in self.workers:
+            worker.cut.flags.clear()
         sums = [
             Aggregate(setting, draw, told.params[0])
             for setting, draw in zip(self.settings, draws, strict=True)
@@ -131,10 +150,34 @@ class Simulator:
                 # diverged would poison the others.
                 for run, where, users in by_run(shard):
                     sums[run].add(users, part(upload, where))
-                    self.all_memories[run].keep(users, of_slice(kept, where))
+                    memories = self.all_memories[run]
+                    if any(worker.cut.flags for worker in self.workers):
+                        last.before.append((memories, users, memories.recall(users)))
+                    memories.keep(users, of_slice(kept, where))
         finally:
             self._forget(round)
         return [one.gathered() for one in sums]
+
+    def cut_short(self) -> bool:
+        """Whether Poisson batches of the last round did not fit, so that what it made is not a
+        number: it is then to be gathered :meth:`again`. Waits for the device, which the round
+        itself does not: ask where a number is not finite."""
+        self.to_redo = any(worker.cut.happened() for worker in self.workers)
+        return self.to_redo
+
+    def again(self) -> list[Gathered]:
+        """The last round with the same draws, and room for every record in every batch."""
+        last = self._last
+        assert last is not None
+        for memories, users, slots in last.before:
+            memories.keep(users, slots)
+        try:
+            for worker in self.workers:
+                worker.cut.whole = True
+            return self.gather_all(last.phase, last.broadcasts, last.draws)
+        finally:
+            for worker in self.workers:
+                worker.cut.whole = False
 
     def _participate(
         self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast

@@ -145,6 +145,15 @@ class StackedEngine(Protocol):
         """The slots of each run's users."""
         ...
 
+    @property
+    def to_redo(self) -> bool:
+        """Whether the last round is to be gathered :meth:`again`."""
+        ...
+
+    def again(self) -> list[Gathered]:
+        """The last round with the same draws."""
+        ...
+
     def gather_all(
         self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]
     ) -> list[Gathered]:

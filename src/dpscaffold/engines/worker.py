@@ -12,6 +12,7 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.cores import Share, shares_of, side_by_side
 from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
+from dpscaffold.local.devices import CutShort
 from dpscaffold.local.drawing import Indices, Row, distinct, indices
 from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.participate import participate
@@ -50,6 +51,7 @@ class Worker:
             limit = torch.cuda.mem_get_info(device)[0] // 2
         self.store = store or Store(federations, self.task, device, limit)
         self.graphs = Graphs() if device.type == "cuda" else None
+        self.cut = CutShort()
         if device.type == "cuda":
             full_precision()
 
@@ -68,7 +70,8 @@ class Worker:
         cores = self.cores if apart(self.task) else 1
         shares = shares_of(rows, self.task.parameters, cores)
         if len(shares) < 2:
-            return participate(self.task, phase, rows, records, broadcast, memory, drawn, graphs)
+            given = (self.task, phase, rows, records, broadcast, memory, drawn, graphs, self.cut)
+            return participate(*given)
         # Drawn together, so that all are padded to one width: a product's last bits depend on it.
         index, count = drawn or indices(broadcast.round, distinct(rows)[0])
 

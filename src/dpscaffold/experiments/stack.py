@@ -24,7 +24,7 @@ from dpscaffold.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.experiments.beside import Evaluations
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.federation import Federation
-from dpscaffold.metrics import Evaluator, evaluate_all, late
+from dpscaffold.metrics import Evaluator, evaluate_all, judging, late
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 
@@ -155,7 +155,8 @@ def train_stack(
     with Evaluations(evaluators, schedule.full, device) as evaluations:
         for done in stacked_rounds(settings, engine, drawings, states):
             round = done[0].number
-            _set_aside_diverged(engine, states, outcomes, round)
+            if _set_aside_diverged(engine, states, outcomes, round):
+                continue
             models = [state.params for state in states]
             if round in evaluated:
                 evaluations.ask(round, models)
@@ -185,9 +186,10 @@ def evaluators_of(
     """One evaluator per run; those of one federation share its records."""
     first: dict[int, Evaluator] = {}
     found = []
+    task = judging(settings[0].task, device)
     for setting, data in zip(settings, federations, strict=True):
         strength = setting.plan.regularisation
-        base = first.setdefault(id(data), Evaluator(data, setting.task, strength, device))
+        base = first.setdefault(id(data), Evaluator(data, task, strength, device))
         found.append(base.sharing(strength, (optima or {}).get((id(data), strength))))
     return found
 
@@ -201,10 +203,12 @@ def _note(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]], round: in
 
 def _set_aside_diverged(
     engine: Simulator, states: list[State], outcomes: Sequence[Outcome], round: int
-) -> None:
+) -> bool:
     """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no
-    surprises."""
+    surprises; or say that the round was cut short, and comes again."""
     finite = torch.isfinite(torch.stack([state.params for state in states])).all(1).tolist()
+    if not all(finite) and engine.cut_short():
+        return True
     for k, (outcome, fine) in enumerate(zip(outcomes, finite, strict=True)):
         if not fine:
             if outcome.diverged is None:
@@ -212,3 +216,4 @@ def _set_aside_diverged(
             fresh = State.initial(outcome.setting, engine.device)
             states[k] = replace(fresh, round=round, averaged=states[k].averaged)
             engine.begin_anew(k)
+    return False

@@ -8,7 +8,8 @@ that a GPU can record it once and replay it (:mod:`~dpscaffold.local.graphs`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import nan
 
 import numpy as np
 import torch
@@ -31,6 +32,23 @@ _NOISE = 1 << 28
 
 #: How many labels and row norms are gathered for all steps at once.
 _GATHERED = 1 << 25
+
+
+@dataclass
+class CutShort:
+    """Whether a Poisson batch of a round did not fit its padded width (chance 2⁻¹²⁸ each): the
+    device's own answers, which nobody waits for until what the round made is looked at.
+
+    What was cut short is not a number, and so can be mistaken for nothing; the round is then run
+    again, with the same draws and room for every record (``whole``).
+    """
+
+    flags: list[Tensor] = field(default_factory=list)
+    whole: bool = False
+
+    def happened(self) -> bool:
+        """Wait for the device, and say."""
+        return any(bool(flag) for flag in self.flags)
 
 
 def draws_on(device: torch.device, rows: Sequence[Row]) -> bool:
@@ -172,8 +190,12 @@ def on_device(
     broadcast: Broadcast,
     memory: Slots,
     graphs: Graphs | None = None,
+    cut: CutShort | None = None,
 ) -> tuple[Upload, Slots]:
-    """K local steps of these rows with draws of the device; recorded where there are graphs."""
+    """K local steps of these rows with draws of the device; recorded where there are graphs.
+
+    Where a Poisson batch is cut short, ``cut`` will tell; without it the device is waited for.
+    """
     firsts, places = distinct(rows)
     layout = Layout.of(rows, task.parameters, places is not None)
     numbers = integers(broadcast.round, firsts, places, records.starts)
@@ -201,21 +223,25 @@ def on_device(
         made = {"params": upload.params}
         made |= {f"totals.{name}": value for name, value in upload.totals.items()}
         made |= {f"kept.{name}": value for name, value in kept.items()}
-        if drawn.overflowed is not None:
-            made["overflowed"] = drawn.overflowed
-        return made
+        if drawn.overflowed is None or whole:
+            return made
+        poisoned = {k: value.masked_fill(drawn.overflowed, nan) for k, value in made.items()}
+        return {**poisoned, "overflowed": drawn.overflowed}
 
     def plain(inputs: Tensors) -> Tensors:
         return work(inputs, broadcast.round)
 
-    if graphs is None:
+    if cut is not None and cut.whole:
+        made = work(given, broadcast.round, whole=True)
+    elif graphs is None:
         made = plain(given)
     else:
         made = graphs.run(_key(task, phase, layout, records, given), work, given, plain)
-    if "overflowed" in made and bool(made.pop("overflowed")):
-        # A Poisson batch was cut short (chance 2⁻¹²⁸): the same round with room for every record.
+    overflowed = made.pop("overflowed", None)
+    if overflowed is not None and cut is not None:
+        cut.flags.append(overflowed)
+    elif overflowed is not None and bool(overflowed):
         made = work(given, broadcast.round, whole=True)
-        made.pop("overflowed")
     return Upload(made["params"], _under("totals.", made)), _under("kept.", made)
 
 

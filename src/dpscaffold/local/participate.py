@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
-from dpscaffold.local.devices import draws_on, on_device
+from dpscaffold.local.devices import CutShort, draws_on, on_device
 from dpscaffold.local.drawing import NOISE_BLOCK, Indices, Row, distinct, indices
 from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.records import LocalRecords
@@ -30,14 +30,16 @@ def participate(
     memory: Slots,
     drawn: Indices | None = None,
     graphs: Graphs | None = None,
+    cut: CutShort | None = None,
 ) -> tuple[Upload, Slots]:
     """K local steps of these rows from y = x; their uploads and new slots, all (U, ·).
 
     ``drawn`` are the batches of the distinct rows where they were drawn ahead. A GPU draws for
-    itself, unless the run is secret, and records its work where it is given ``graphs``.
+    itself, unless the run is secret, and records its work where it is given ``graphs``; with
+    ``cut`` it is not waited for.
     """
     if drawn is None and draws_on(records.device, rows):
-        return on_device(task, phase, rows, records, broadcast, memory, graphs)
+        return on_device(task, phase, rows, records, broadcast, memory, graphs, cut)
     scales = scales_of(rows, records.device)
     at = Participant(broadcast, memory, scales.known)
     drawn = drawn or indices(broadcast.round, distinct(rows)[0])

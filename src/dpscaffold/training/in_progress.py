@@ -5,9 +5,11 @@ The only place that knows all the parts.
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dpscaffold.aside import Aside
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
@@ -23,7 +26,7 @@ from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.federation import Federation
 from dpscaffold.machine import device_failed, stop_signals
-from dpscaffold.metrics import Evaluator, Measures
+from dpscaffold.metrics import Evaluator, Measures, Metrics, judging
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown
@@ -34,12 +37,42 @@ from dpscaffold.stopping import Stopping
 from dpscaffold.trained import Origin
 from dpscaffold.training.result import Result, summarise
 
+CPU = torch.device("cpu")
+
 #: A metric of one's own: the model and the evaluation data → a number, under the function's name.
 OwnMetric = Callable[[Model, Federation], float]
 
 
+class Owed:
+    """What a round still owes while the next one runs. As a context it is settled, if it can be,
+    where something else fails."""
+
+    def __init__(self) -> None:
+        self._by: Callable[[], None] | None = None
+
+    def by(self, work: Callable[[], None]) -> None:
+        """Do this before anything is told of the next round."""
+        self._by = work
+
+    def settle(self) -> None:
+        """Do what is owed, once."""
+        work, self._by = self._by, None
+        if work is not None:
+            work()
+
+    def __enter__(self) -> Owed:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        with suppress(Exception) if failed else nullcontext():
+            self.settle()
+
+
 class RunInProgress:
     """One run in progress."""
+
+    #: Judge models in a thread beside the next round on a CPU as well, as on a GPU.
+    ahead = False
 
     def __init__(
         self,
@@ -82,7 +115,8 @@ class RunInProgress:
     def evaluate(self) -> Evaluator:
         """Made when it is first needed, and the optimum is known."""
         strength = self.setting.plan.regularisation
-        given = (self.federation, self.setting.task, strength, self.device)
+        task = judging(self.setting.task, self.device)
+        given = (self.federation, task, strength, self.device)
         return Evaluator(*given, self.optimum_loss, self.measures)
 
     def open(self, out: Path | None, resume: bool, config: Mapping[str, Any] | None) -> None:
@@ -193,22 +227,35 @@ class RunInProgress:
             self._book_all()
         counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds
-        with stop_signals() as stop:
+        with stop_signals() as stop, Aside(self.device, self.ahead) as aside, Owed() as owed:
             for done in rounds(setting, engine, draw, state):
+                owed.settle()
                 round, state = done.number, done.state
                 if isinstance(engine, Simulator):  # it may have had to take smaller chunks
                     self.hardware = replace(self.hardware, chunk=engine.chunk)
-                self._check_finite(state)
+                finite = bool(torch.isfinite(state.params).all())
+                if not finite and isinstance(engine, Simulator) and engine.cut_short():
+                    continue  # it comes again, with room for every record
+                self._check_finite(state, finite)
                 row: dict[str, Any] = {
                     "round": round,
                     **done.gathered.metrics,
                     **self.accounts.live(max(round, counted)),
                 }
+                stores = round % plan.checkpoint_every == 0 or round == plan.rounds
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
-                    row = self._evaluate(state, engine.memories, row)
+                    judged = self._judge(state, engine.memories, row, aside)
+                    if aside.overlaps and round < plan.rounds and not stop and not self.stopping:
+                        self.seconds = time.perf_counter() - started
+                        kept = self._snapshot(state, engine.memories) if stores else None
+                        if self.device.type == "cpu":  # where it would be what goes on changing
+                            kept = copy.deepcopy(kept)
+                        owed.by(partial(self._conclude, state, judged, kept))
+                        continue
+                    row = judged()
                 self.tell(RoundDone(round, plan.rounds, (state.params,), (row,)))
                 self.seconds = time.perf_counter() - started
-                if round % plan.checkpoint_every == 0 or round == plan.rounds or stop:
+                if stores or stop:
                     self._checkpoint(state, engine.memories)
                 if round < plan.rounds and self._stops(row):
                     message = f"stopped early after round {round} of {plan.rounds}"
@@ -225,7 +272,7 @@ class RunInProgress:
             and (not self.history or self.history[-1]["round"] < state.round)
         ):
             row = {"round": state.round, **self.accounts.live(state.round)}
-            self._evaluate(state, engine.memories, row)
+            self._judge(state, engine.memories, row, Aside(CPU))()
             self._checkpoint(state, engine.memories)
         return self._finish(state, ended, message, optimum)
 
@@ -240,29 +287,57 @@ class RunInProgress:
             return False
         return self.stopping.is_over([float(old["validation"]) for old in self.history])
 
-    def _evaluate(self, state: State, memories: Memories, row: dict[str, Any]) -> dict[str, Any]:
-        """Judge the output; where it is an average, the last iterate too."""
-        row = row | self.evaluate(state.output)
-        if state.averaged:
-            row |= {f"last_{key}": value for key, value in self.evaluate(state.params).items()}
-        if self.own:
-            model = Model.of(self.federation, self.setting.task, state.output.cpu())
-            row |= {name: float(of(model, self.federation)) for name, of in self.own.items()}
-        if self.stopping is not None:
-            model = Model.of(self.federation, self.setting.task, state.output.cpu())
-            row["validation"] = self.stopping.value(model)
-        row["control_norm"] = None  # a column of every run, filled where there is a control
-        row |= self.setting.algorithm.shows(state.server)
-        row |= {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
-        row = plain(row)
-        self.history.append(row)
-        if self.folder:
-            self.folder.append_metrics(row)
-        self.tell(Evaluated(state.round, (row,)))
-        return row
+    def _judge(
+        self, state: State, memories: Memories, row: dict[str, Any], aside: Aside
+    ) -> Callable[[], dict[str, Any]]:
+        """Begin to judge the output, where it is an average the last iterate too; what is returned
+        waits for the answer and notes it."""
+        # Of this round, not of the next. The norm is a column of every run.
+        norms = {"control_norm": None, **self.setting.algorithm.shows(state.server)}
+        norms |= {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
 
-    def _check_finite(self, state: State) -> None:
-        if bool(torch.isfinite(state.params).all()):
+        def judged() -> Metrics:
+            found = self.evaluate(state.output)
+            if state.averaged:
+                last = self.evaluate(state.params)
+                found = found | {f"last_{key}": value for key, value in last.items()}
+            return found
+
+        answer = aside.begin(judged)
+
+        def noted() -> dict[str, Any]:
+            found: dict[str, Any] = plain(
+                {**row, **answer.result(), **self._judged_by_own(state), **norms}
+            )
+            self.history.append(found)
+            if self.folder:
+                self.folder.append_metrics(found)
+            self.tell(Evaluated(state.round, (found,)))
+            return found
+
+        return noted
+
+    def _judged_by_own(self, state: State) -> dict[str, float]:
+        """Metrics of one's own, and that which stops the run early."""
+        if not self.own and self.stopping is None:
+            return {}
+        model = Model.of(self.federation, self.setting.task, state.output.cpu())
+        found = {name: float(of(model, self.federation)) for name, of in self.own.items()}
+        if self.stopping is not None:
+            found["validation"] = self.stopping.value(model)
+        return found
+
+    def _conclude(
+        self, state: State, judged: Callable[[], dict[str, Any]], kept: dict[str, Any] | None
+    ) -> None:
+        """Tell and store a round that was judged while the next one ran."""
+        row = judged()
+        self.tell(RoundDone(state.round, self.setting.plan.rounds, (state.params,), (row,)))
+        if kept is not None:
+            self._store(kept)
+
+    def _check_finite(self, state: State, finite: bool) -> None:
+        if finite:
             return
         kept = ""
         if self.folder:
@@ -277,22 +352,28 @@ class RunInProgress:
         )
 
     def _checkpoint(self, state: State, memories: Memories) -> None:
+        if self.folder:
+            self._store(self._snapshot(state, memories))
+
+    def _snapshot(self, state: State, memories: Memories) -> dict[str, Any]:
+        """What a checkpoint of this moment holds, but for the metrics that are written by then."""
+        anchor = self.accounts.anchor
+        return {
+            "state": state.to_dict(),
+            "memories": memories.to_dict(),
+            "chunk": self.hardware.chunk,
+            "threads": torch.get_num_threads(),
+            "journal": vars(anchor) if anchor else None,
+            "seconds": self.seconds,
+        }
+
+    def _store(self, snapshot: dict[str, Any]) -> None:
+        """Write a checkpoint."""
         if not self.folder:
             return
-        anchor = self.accounts.anchor
-        self.folder.save_checkpoint(
-            {
-                "state": state.to_dict(),
-                "memories": memories.to_dict(),
-                "chunk": self.hardware.chunk,
-                "threads": torch.get_num_threads(),
-                "journal": vars(anchor) if anchor else None,
-                "metrics": self.folder.metrics_digest,
-                "seconds": self.seconds,
-            }
-        )
-        self.stored = state.round
-        self.tell(Checkpointed(state.round))
+        self.folder.save_checkpoint({**snapshot, "metrics": self.folder.metrics_digest})
+        self.stored = snapshot["state"]["round"]
+        self.tell(Checkpointed(self.stored))
 
     def _finish(self, state: State, ended: str, message: str, optimum: Optimum | None) -> Result:
         """Write what a finished (or halted) run leaves behind."""
