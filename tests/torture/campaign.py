@@ -31,7 +31,7 @@ from faults import (
 )
 from forked import Lost
 from grid import crash_at, points
-from works import Work
+from works import MIRROR, Work
 
 #: The process alone, or the power with it.
 CUTS = (False, True)
@@ -124,6 +124,7 @@ def campaign(given: argparse.Namespace) -> int:
         return play(faults, 60 * given.minutes)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(MIRROR.removeprefix("file://"), ignore_errors=True)
 
 
 def _asked(name: str, only: str) -> bool:

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from works import (
+    DATASET,
+    MIRROR,
     Work,
     a_federation,
     a_run_on_rows,
+    a_site_behind,
     an_old_report,
     booked,
     budget_opened,
+    downloaded,
     exists,
     files_under,
+    onnx_inputs,
     open_budget,
     prepared,
+    published,
+    recovered,
     roster,
     same_bytes,
     same_text,
@@ -39,6 +46,24 @@ PLANNED += ["--epsilon", "8", "--rounds", "3", "--local-steps", "2", "--out", "p
 REPRODUCED = ["reproduce", "figure1", "--row", "K = 50", "--scale", "0.01", "--seeds", "1"]
 REPRODUCED += ["--out", "paper", "-q"]
 AUDIT = ["audit", "run.toml", "--trials", "100", "--view", "server", "--figure", "figure.png"]
+DOWNLOAD = ["data", "download", DATASET, "--data-dir", "fetched", "--mirror", MIRROR]
+FETCHED = (f"fetched/{DATASET}/one.bin", f"fetched/{DATASET}/two.bin")
+RECOVER = ["site", "recover", "one/site.toml", "--yes"]
+#: Commands that are not killed here, and why.
+EXCUSED = {
+    "calibrate": "prints",
+    "config explain": "prints",
+    "config show": "prints",
+    "data list": "prints",
+    "server start": "a process of a deployment: tests/deploy/test_processes.py kills it",
+    "server run": "a process of a deployment: tests/deploy/test_processes.py kills it",
+    "site start": "a process of a deployment: tests/deploy/test_processes.py kills it",
+    "server status": "prints",
+    "site check": "prints",
+    "site evaluate": "prints",
+    "site ledger": "prints",
+    "site status": "prints",
+}
 ROWED = ("--label", "ill", "--user", "site", "--out", "rows.toml")
 
 
@@ -66,6 +91,7 @@ def quick() -> list[tuple[Work, int]]:
     return [
         (Work("data prepare", PREPARE, prepared, [*PREPARE, "--overwrite"]), 3),
         (Work("data prepare table", TABLE, prepared, [*TABLE, "--overwrite"]), 2),
+        (Work("data download", DOWNLOAD, downloaded, prepare=published, outputs=FETCHED), 1),
         (figure("data describe", "data", "describe", "run.toml", "--out"), 1),
         (Work("budget", opened, budget_opened), 1),
         (
@@ -146,6 +172,15 @@ def models() -> list[tuple[Work, int]]:
             ),
             1,
         ),
+        (
+            Work(
+                "export onnx",
+                ["export", "rowed", "--to", "onnx", "--out", "model.onnx"],
+                onnx_inputs,
+                prepare=a_run_on_rows,
+            ),
+            1,
+        ),
     ]
 
 
@@ -178,6 +213,7 @@ def federations() -> list[tuple[Work, int]]:
             1,
         ),
         (Work("site init", made, site_made, prepare=provisioned, outputs=("one/site.toml",)), 1),
+        (Work("site recover", RECOVER, recovered, prepare=a_site_behind), 1),
         (Work("server admit", admitted, roster, prepare=a_federation), 1),
         (Work("server remove", removed, roster, prepare=with_one), 1),
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -42,6 +44,9 @@ sites = ["one", "two"]
 ROWS = ["site,age,dose,ill"] + [
     f"{user},{(user * 7 + k) % 5 + 20},{k % 3}.5,{k % 2}" for user in range(6) for k in range(25)
 ]
+#: A dataset of two files that is published in a folder of this machine.
+DATASET, MIRROR = "torture", f"file://{tempfile.gettempdir()}/dpscaffold-torture-{os.getpid()}"
+PUBLISHED = {"one.bin": bytes(range(256)) * 3000 + b"\n", "two.bin": b"\0" * 1000 + b"all of it\n"}
 #: What may differ between two runs of one configuration: times, and the ε shown beside a round that
 #: is run again, which counts the rounds after it that were released before the fault.
 TIMES = ("seconds", "epsilon_server")
@@ -226,6 +231,36 @@ def done(folder: Path, *commands: list[str]) -> None:
         expect(run(folder, arguments) == 0, f"{' '.join(arguments)} fails", folder)
 
 
+def published(folder: Path) -> None:
+    """Something to download, and the catalogue's entry for it, which children inherit."""
+    from dpscaffold.data.readers.catalogue import CATALOGUE, Dataset, Published
+
+    place = Path(MIRROR.removeprefix("file://"))
+    place.mkdir(exist_ok=True)
+    for name, content in PUBLISHED.items():
+        (place / name).write_bytes(content)
+    files = tuple(
+        Published(name, len(content), hashlib.md5(content).hexdigest())
+        for name, content in PUBLISHED.items()
+    )
+    CATALOGUE[DATASET] = Dataset(DATASET, "for the campaign", files)
+
+
+def downloaded(folder: Path) -> object:
+    """Whether every file came whole."""
+    place = folder / "fetched" / DATASET
+    return {name: (place / name).read_bytes() == content for name, content in PUBLISHED.items()}
+
+
+def onnx_inputs(folder: Path) -> object:
+    """What an exported model takes; it must be one."""
+    import onnx
+
+    model = onnx.load(folder / "model.onnx")
+    onnx.checker.check_model(model)
+    return [one.name for one in model.graph.input]
+
+
 def open_budget(folder: Path) -> None:
     """A budget that is never exhausted here."""
     done(folder, ["budget", "budget.jsonl", "--epsilon", "40", "--delta", "0.01"])
@@ -253,6 +288,39 @@ def a_federation(folder: Path) -> None:
     """A provisioned server and a site that asks to be admitted."""
     done(folder, ["provision", "sites.toml", "--out", "keys"])
     done(folder, ["site", "init", "keys/one.invitation", "--out", "one"])
+
+
+def a_site_behind(folder: Path) -> None:
+    """A site whose server has seen more than its ledger holds."""
+    from dpscaffold.site.file import Grant, read_site_file
+    from dpscaffold.site.ledger import SiteLedger
+    from dpscaffold.site.memory import StateFolder
+    from dpscaffold.site.recovery import note_behind
+
+    a_federation(folder)
+    file = read_site_file(folder / "one" / "site.toml")
+    state = StateFolder(file.state, file.name)
+    ledger = SiteLedger(state.ledger, file.name)
+    ledger.book(RUN, "plan", Grant(9, None, 0.0), {})
+    ledger.begin(RUN, "fixed")
+    ledger.participate(RUN, 1)
+    note_behind(state, RUN, 4, 4)
+    state.close()
+
+
+def recovered(folder: Path) -> object:
+    """That the whole grant is booked as spent, and the site is not behind any more."""
+    from dpscaffold.site.file import read_site_file
+    from dpscaffold.site.ledger import SiteLedger
+
+    file = read_site_file(folder / "one" / "site.toml")
+    booking = SiteLedger(file.state / "ledger.jsonl", file.name).runs[RUN]
+    if booking.participations < booking.grant.participations:
+        raise Lost(f"{booking.participations} of {booking.grant.participations} are booked")
+    return (file.state / "behind.json").exists()
+
+
+RUN = "ab" * 16
 
 
 def exists(*names: str) -> Result:

@@ -21,6 +21,7 @@ from pathlib import Path
 from dpscaffold.data.readers.catalogue import Dataset, Published, data_folder, dataset
 from dpscaffold.data.readers.images import md5_of
 from dpscaffold.errors import BadInput
+from dpscaffold.whole import sync_file, sync_folder, write_text
 
 #: Called with (file name, bytes so far, bytes in all or None).
 Progress = Callable[[str, int, int | None], None]
@@ -116,8 +117,15 @@ def fetch(
             f"what came from {url} {defect}; it was removed, try again or use another --mirror"
         )
     _mark(part).unlink(missing_ok=True)
-    os.replace(part, target)
+    _named(part, target)
     return target
+
+
+def _named(part: Path, target: Path) -> None:
+    """Give a finished transfer its name; a power cut leaves it whole, or not there."""
+    sync_file(part)
+    os.replace(part, target)
+    sync_folder(target.parent)
 
 
 def _transfer(url: str, part: Path, progress: Progress | None, name: str) -> None:
@@ -204,12 +212,12 @@ def unpack(archive: Path) -> list[Path]:
                 part = path.with_name(path.name + ".part")
                 with packed.open(member) as source, open(part, "wb") as out:
                     shutil.copyfileobj(source, out, _CHUNK)
-                os.replace(part, path)
+                _named(part, path)
                 paths.append(path)
     except (zipfile.BadZipFile, EOFError, OSError) as problem:
         raise BadInput(
             f"{archive} cannot be unpacked ({problem}); remove it and fetch it again"
         ) from None
-    archive.with_name(archive.name + ".unpacked").write_text("\n".join(path.name for path in paths))
+    write_text(archive.with_name(archive.name + ".unpacked"), "\n".join(p.name for p in paths))
     archive.unlink()
     return sorted(paths)
