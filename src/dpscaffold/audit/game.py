@@ -2,7 +2,7 @@
 
 In the server's view a user's uploads are all that depends on its record, so a game is that user's
 participations and nothing else, and thousands of games are the users of one simulated federation.
-A third party and participants see sums over a round, so there every game is a run of its own.
+Views of sums are in :mod:`dpscaffold.audit.sums`.
 
 The step size, the model that is sent out and everybody's data are the adversary's choice: DP holds
 for all of them. It sends x⁰ in every round and takes a step size so small that a canary's gradient
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import torch
 from scipy.special import logsumexp
 from scipy.stats import binom
 
@@ -50,9 +49,6 @@ STATISTICS = (
     "moves less another user's",
     "moves less the noise of the configured seed",
 )
-#: Those of a third party, or of participants, who see a round's sums.
-OF_SUMS = ("sums of moves", "sums of control variates")
-
 #: (inside, outside): statistics (S, n) of games on the two datasets.
 Played = tuple[Array, Array]
 
@@ -62,7 +58,8 @@ class Subject:
     """What is audited: the mechanism as described, and the parts of the run that make it.
 
     ``participations`` is how often the user took part, where that is known; else it is drawn, as
-    the run draws it. ``seed`` is the one that is written in the configuration.
+    the run draws it. ``seed`` is the one that is written in the configuration. ``step`` is the
+    adversary's step size where it needs a certain one.
     """
 
     task: Task
@@ -74,6 +71,7 @@ class Subject:
     pair: Pair
     seed: int
     participations: int | None = None
+    step: float | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -82,7 +80,7 @@ class Subject:
         ratio = pair.batch / pair.records
         noise = self.privacy.scale(self.privacy.clip, pair.batch) * math.sqrt(run.local_steps)
         length = float(pair.inside[0].nan_to_num(0.0).norm(dim=1).max()) + 1
-        step = 0.02 / (length * (noise + run.local_steps * float(run.clip)))
+        step = self.step or 0.02 / (length * (noise + run.local_steps * float(run.clip)))
         return Plan(
             rounds=run.rounds + 2,
             local_steps=run.local_steps,
@@ -100,8 +98,10 @@ class Subject:
         return Setting(federation.roster, self.task, algorithm, self.plan, self.privacy)
 
     def federation(self, tables: list[bool | None]) -> Federation:
-        """Users with the canary (True), without it (False or None)."""
-        held = [self.pair.inside if table else self.pair.outside for table in tables]
+        """Users with the canary (True), without it (False), and others (None)."""
+        pair = self.pair
+        known = {True: pair.inside, False: pair.outside, None: pair.others or pair.outside}
+        held = [known[table] for table in tables]
         made = federation_of(held, self.kind, self.classes)
         return made.declaring(self.pair.records) if self.run.declared_sizes else made
 
@@ -142,52 +142,13 @@ def server_games(
             active = np.concatenate([active, active + victims])
         draw = Draw(active, active)
         phase = setting.algorithm.phase(number, setting.warm_rounds)
-        engine.gather(phase, _sent(setting, engine, phase, draw, number), draw)
+        engine.gather(phase, sent(setting, engine, phase, draw, number), draw)
         ledger.enter(engine.round_seen(), number, seeded=bystanders and subject.privacy.secret)
     statistics = ledger.statistics(victims, bystanders)
     return statistics[:, ::2], statistics[:, 1::2]
 
 
-def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders: int = 0) -> Played:
-    """So many games on each dataset as a third party sees them, or ``colluders`` of the
-    participants, who subtract what they uploaded themselves."""
-    others: list[bool | None] = [None] * (subject.run.cohort_size - 1)
-    worlds = [subject.federation([inside, *others]) for inside in (True, False)]
-    settings = [subject.setting(world) for world in worlds]
-    runs = 2 * games
-    engine = Watched(
-        [settings[k % 2] for k in range(runs)],
-        [worlds[k % 2] for k in range(runs)],
-        [subject.streams(rng) for _ in range(runs)],
-        subject.pair.direction,
-    )
-    users = np.arange(subject.run.cohort_size)
-    everyone, nobody = Draw(users, users), Draw(users, users[:0])
-    times, scores = subject.times(runs, rng), np.zeros((2, runs))
-    for number in range(1, int(times.max(initial=0)) + 1):
-        takes_part = times >= number
-        phase = settings[0].algorithm.phase(number, settings[0].warm_rounds)
-        sent = _sent(settings[0], engine, phase, everyone, number)
-        draws = [everyone if active else nobody for active in takes_part]
-        gathered = engine.gather_all(phase, [sent] * runs, draws)
-        seen = engine.round_seen()
-        moves = engine.along(torch.stack([got.mean.params for got in gathered]))
-        totals = [
-            sum(float(engine.along(v)) for v in got.mean.totals.values() if v.ndim and len(v) > 1)
-            for got in gathered
-        ]
-        own = np.isin(seen.users, users[1 : 1 + colluders])
-        moves -= np.bincount(seen.runs[own], seen.move[own], runs) / len(users)
-        known = np.zeros(runs)
-        for value in seen.totals.values():
-            known += np.bincount(seen.runs[own], value[own], runs) / len(users)
-        scores += np.stack([-moves, np.array(totals) - known]) * takes_part
-    return scores[:, ::2], scores[:, 1::2]
-
-
-def _sent(
-    setting: Setting, engine: Watched, phase: Algorithm, draw: Draw, number: int
-) -> Broadcast:
+def sent(setting: Setting, engine: Watched, phase: Algorithm, draw: Draw, number: int) -> Broadcast:
     """x⁰ and what the algorithm announces with it, in every round."""
     state = replace(State.initial(setting, engine.device), round=number - 1)
     return announced(setting, state, draw, engine.memories, phase)

@@ -10,18 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.audit.game import (
-    NOT_FINITE,
-    OF_SUMS,
-    STATISTICS,
-    Played,
-    Subject,
-    server_games,
-    sum_games,
-)
+from dpscaffold.audit.escape import escaping
+from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, Subject, server_games
 from dpscaffold.audit.limits import Proof, prove
 from dpscaffold.audit.onerun import OneRun
 from dpscaffold.audit.subject import Case, Claim
+from dpscaffold.audit.sums import OF_SUMS, statistics, sum_games
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.loss import Array
@@ -170,13 +164,17 @@ def _view(
     rng: np.random.Generator,
     watch: Watch | None,
 ) -> Finding:
-    """All games of one view, and the better of what its two kinds of game prove."""
+    """All games of one view, and the better of what its two kinds of game prove. Sums are played
+    on the loss that lifts a canary out of them, where there is one."""
     started = time.monotonic()
 
     def left() -> float:
         return seconds - (time.monotonic() - started)
 
     server = claim.view == "server"
+    names_of: tuple[str, ...] = STATISTICS if server else OF_SUMS
+    if not server and (lifted := escaping(subject, claim.colluders)):
+        subject, names_of = lifted, tuple(f"{name}, on an escaping loss" for name in OF_SUMS)
     proofs: list[tuple[Proof, tuple[str, ...]]] = []
     if server:
         probed = server_games(subject, PROBES, rng, bystanders=True)
@@ -195,8 +193,10 @@ def _view(
         if watch:
             watch(claim.view, games, limits.trials, max(0.0, left()))
     inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
+    if not server:
+        inside, outside = statistics(inside, outside)
     found = prove(inside, outside, claim.delta, confidence, claim.curve)
-    proofs.append((found, STATISTICS if server else OF_SUMS))
+    proofs.append((found, names_of))
     best, names = max(proofs, key=lambda pair: pair[0].epsilon)
     return Finding(
         claim.view,

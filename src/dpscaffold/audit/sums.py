@@ -1,0 +1,109 @@
+"""Games in the views of a third party and of participants, who see a round's sums alone.
+
+Every game is a run of its own. The adversary sees, round by round, how far the sum of moves and the
+sum of what users remember lie along the canary; how much each tells is learnt on the games that
+choose the event, and never on those that are counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dpscaffold.audit.game import Played, Subject, sent
+from dpscaffold.audit.limits import CHOOSING
+from dpscaffold.audit.watching import Seen, Watched
+from dpscaffold.engines import Draw, Gathered
+from dpscaffold.privacy.loss import Array
+
+#: What the adversary computes from what it saw, by place.
+OF_SUMS = ("sums of moves", "sums of control variates", "sums by round, weighted")
+
+
+def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders: int = 0) -> Played:
+    """So many games on each dataset as a third party sees them, or ``colluders`` of the
+    participants, who subtract what they uploaded themselves: (2·rounds, games), moves and control
+    variates, 0 in rounds without the user."""
+    others: list[bool | None] = [None] * (subject.run.cohort_size - 1)
+    worlds = [subject.federation([inside, *others]) for inside in (True, False)]
+    settings = [subject.setting(world) for world in worlds]
+    runs = 2 * games
+    engine = Watched(
+        [settings[k % 2] for k in range(runs)],
+        [worlds[k % 2] for k in range(runs)],
+        [subject.streams(rng) for _ in range(runs)],
+        subject.pair.direction,
+    )
+    users = np.arange(subject.run.cohort_size)
+    everyone, nobody = Draw(users, users), Draw(users, users[:0])
+    times, known = subject.times(runs, rng), users[1 : 1 + colluders]
+    most = subject.participations or subject.run.max_participations or subject.run.rounds
+    seen, kept = np.zeros((2, most, runs)), np.zeros(runs)
+    for number in range(1, int(times.max(initial=0)) + 1):
+        takes_part = times >= number
+        phase = settings[0].algorithm.phase(number, settings[0].warm_rounds)
+        told = sent(settings[0], engine, phase, everyone, number)
+        draws = [everyone if active else nobody for active in takes_part]
+        gathered = engine.gather_all(phase, [told] * runs, draws)
+        moves, changes = _sums(engine, gathered, engine.round_seen(), known, len(users))
+        kept += changes * takes_part  # what is remembered follows from what was sent before
+        seen[:, number - 1] = np.stack([-moves, kept]) * takes_part
+    flat = seen.reshape(2 * most, runs)
+    return flat[:, ::2], flat[:, 1::2]
+
+
+def _sums(
+    engine: Watched, gathered: list[Gathered], seen: Seen, known: np.ndarray, users: int
+) -> tuple[Array, Array]:
+    """The round's mean move and mean change of memory along the canary, (runs,), without what the
+    ``known`` users uploaded."""
+    runs, own = len(gathered), np.isin(seen.users, known)
+    moves = engine.along(torch.stack([got.mean.params for got in gathered]))
+    totals = np.array([
+        sum(float(engine.along(v)) for v in got.mean.totals.values() if v.ndim and len(v) > 1)
+        for got in gathered
+    ])  # fmt: skip
+    moves = moves - np.bincount(seen.runs[own], seen.move[own], runs) / users
+    for value in seen.totals.values():
+        totals = totals - np.bincount(seen.runs[own], value[own], runs) / users
+    return moves, totals
+
+
+def statistics(inside: Array, outside: Array) -> Played:
+    """Rounds (2T, n) of games as statistics (3, n): the plain sums, and the one whose weights best
+    tell the first third of the games apart (Fisher's linear discriminant), which are those that
+    choose the event.
+
+    >>> rng = np.random.default_rng(0)
+    >>> rounds = rng.normal(size=(2, 4, 3000)) * [[1.0], [9.0], [1.0], [1.0]]
+    >>> best = statistics(rounds[0] + 0.5, rounds[1])[0][2]
+    >>> bool(0.9 < best.mean() / best.std() / 0.5 / 3**0.5 < 1.2)
+    True
+    """
+    cut = max(1, int(CHOOSING * min(inside.shape[1], outside.shape[1])))
+    weights = _discriminant(inside[:, :cut], outside[:, :cut])
+    half = len(inside) // 2
+    made = [
+        np.stack([world[:half].sum(0), world[half:].sum(0), weights @ world])
+        for world in (inside, outside)
+    ]
+    return made[0], made[1]
+
+
+def _discriminant(inside: Array, outside: Array) -> Array:
+    """S⁻¹·(difference of means), (F,), S the covariance within, drawn to its diagonal where games
+    are few."""
+    centred = [world - world.mean(1, keepdims=True) for world in (inside, outside)]
+    games = inside.shape[1] + outside.shape[1]
+    within = sum(world @ world.T for world in centred) / games
+    deviations = np.sqrt(np.diag(within))
+    used = deviations > 1e-9 * max(deviations.max(initial=0.0), 1e-300)
+    weights = np.zeros(len(inside))
+    if not used.any():
+        return weights
+    scaled = within[np.ix_(used, used)] / np.outer(deviations[used], deviations[used])
+    towards = min(1.0, used.sum() / games + 1e-6)
+    scaled = (1 - towards) * scaled + towards * np.eye(int(used.sum()))
+    apart = (inside.mean(1) - outside.mean(1))[used] / deviations[used]
+    weights[used] = np.linalg.solve(scaled, apart) / deviations[used]
+    return weights
