@@ -19,6 +19,7 @@ from dpscaffold.audit.onerun import play_one_run
 from dpscaffold.audit.play import Limits, audit
 from dpscaffold.audit.subject import Claim, read_case
 from dpscaffold.cli import app
+from dpscaffold.federation import Federation
 from dpscaffold.local import participate as participate_module
 from dpscaffold.local import steps as steps_module
 from dpscaffold.privacy import TradeOff
@@ -284,6 +285,43 @@ def test_not_a_number_passes(config, monkeypatch):
     monkeypatch.setattr(linear_module, "clip_outer", naive)
     for sampling in ("fixed", "poisson"):
         assert audited(config, f"privacy.sampling={sampling}").beaten
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_clip_read_off_the_batch(config, monkeypatch, sampling):
+    """The median of the batch's norms in place of C: one record decides how far others reach."""
+    proper = clipping_module.clip_outer
+    monkeypatch.setattr(linear_module, "clip_outer", lambda p, w, clip: proper(p, w, "median"))
+    assert audited(config, f"privacy.sampling={sampling}").beaten
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_more_local_steps_than_are_counted(config, monkeypatch, sampling):
+    """Epochs in place of K steps: whoever has more records takes more of them."""
+    proper = participate_module.noised_batches
+
+    def epochs(number, *given):
+        yield from proper(number, *given)
+        for pass_ in (1, 2, 3):
+            yield from proper(number + 1000 * pass_, *given)
+
+    monkeypatch.setattr(participate_module, "noised_batches", epochs)
+    report = audited(config, f"privacy.sampling={sampling}", limits=replace(QUICK, trials=800))
+    assert report.beaten
+
+
+def test_sizes_read_off_the_data_where_sizes_are_hidden(config, monkeypatch):
+    """b_i = ⌊sR_i⌋ of the true R_i under add/remove: the scale of the noise tells the size."""
+    hidden = ["privacy.neighbours=add-remove", "data.declared_sizes=32", "privacy.noise=8"]
+    overrides = ("privacy.sampling=poisson", "plan.rounds=6", *hidden)
+    assert not audited(config, *overrides).beaten
+    proper = Federation.roster.func
+    monkeypatch.setattr(
+        Federation,
+        "roster",
+        property(lambda self: replace(proper(self), sizes=tuple(self.train.sizes.tolist()))),
+    )
+    assert audited(config, *overrides).beaten
 
 
 def with_claim(case, laws):

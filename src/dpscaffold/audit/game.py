@@ -49,6 +49,8 @@ STATISTICS = (
     "moves less another user's",
     "moves less the noise of the configured seed",
 )
+#: Of how many participations each upload is looked at by itself.
+LOOKED = 32
 #: (inside, outside): statistics (S, n) of games on the two datasets.
 Played = tuple[Array, Array]
 
@@ -126,7 +128,7 @@ def server_games(
     """So many games on each dataset, as the server sees them.
 
     With ``bystanders`` each user has another one beside it, whose data the adversary knows, and the
-    last statistics are there too.
+    last statistics are there too; without, the uploads of each participation follow.
     """
     victims = 2 * games
     tables: list[bool | None] = [place % 2 == 0 for place in range(victims)]
@@ -166,6 +168,7 @@ class _Ledger:
         self.steps = subject.run.local_steps
         self.memory = {name: np.zeros(users) for name in remembered}
         self.sums = np.zeros((5, users))
+        self.looked = np.zeros((2, min(LOOKED, subject.run.rounds), users))
         self.noise = np.zeros(users)
 
     def enter(self, seen: Seen, number: int, seeded: bool) -> None:
@@ -175,14 +178,18 @@ class _Ledger:
         broken = ~np.isfinite(seen.move + seen.rest)
         move = -np.nan_to_num(seen.move, posinf=0.0, neginf=0.0) / (step * self.unit)
         held = sum((value[users] for value in self.memory.values()), np.zeros(len(users)))
-        control = np.zeros(len(users))
+        control, changed = np.zeros(len(users)), np.zeros(len(users))
         for name, value in seen.totals.items():
             told = np.nan_to_num(value, posinf=0.0, neginf=0.0) * self.steps / self.unit
+            changed += told
             if name in self.memory:
                 self.memory[name][users] += told
                 control += self.memory[name][users]
             else:
                 control += told
+        now = self.times[users] - 1
+        early = now < self.looked.shape[1]
+        self.looked[:, now[early], users[early]] = np.stack([move, changed])[:, early]
         rest = np.nan_to_num(seen.rest, posinf=0.0) / (step * self.unit)
         for place, value in enumerate((control, move + held, move, rest, broken)):
             self.sums[place][users] += value
@@ -204,7 +211,7 @@ class _Ledger:
         own = self.sums[:, :victims]
         ratios = [self._likelihood(own[place]) for place in (1, 0)]
         if not bystanders:
-            return np.stack([*ratios, *own])
+            return np.stack([*ratios, *own, *self.looked.reshape(-1, self.looked.shape[2])])
         best = own[1]
         others = [best - self.sums[1, victims:], best - self.noise[:victims]]
         return np.stack([*ratios, *own, *others])

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpscaffold.audit.escape import escaping
 from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, Subject, server_games
-from dpscaffold.audit.limits import Proof, prove
+from dpscaffold.audit.limits import Proof, prove, weighted
 from dpscaffold.audit.onerun import OneRun
 from dpscaffold.audit.subject import Case, Claim
 from dpscaffold.audit.sums import OF_SUMS, statistics, sum_games
@@ -24,6 +24,8 @@ from dpscaffold.privacy.loss import Array
 PROBES = 200
 #: The share of the minutes and of the chance of error that each view may take.
 SHARES = {"server": 0.7, "third_party": 0.15, "participant": 0.15}
+#: How many statistics there are without bystanders, and the one that is made of single uploads.
+ALONE, WEIGHTED = STATISTICS.index(NOT_FINITE) + 1, "uploads of every round, weighted"
 #: About how many steps of users are played at a time; the time is looked at in between.
 BLOCK = 40_000
 
@@ -172,7 +174,7 @@ def _view(
         return seconds - (time.monotonic() - started)
 
     server = claim.view == "server"
-    names_of: tuple[str, ...] = STATISTICS if server else OF_SUMS
+    names_of: tuple[str, ...] = (*STATISTICS[:ALONE], WEIGHTED) if server else OF_SUMS
     if not server and (lifted := escaping(subject, claim.colluders)):
         subject, names_of = lifted, tuple(f"{name}, on an escaping loss" for name in OF_SUMS)
     proofs: list[tuple[Proof, tuple[str, ...]]] = []
@@ -193,8 +195,7 @@ def _view(
         if watch:
             watch(claim.view, games, limits.trials, max(0.0, left()))
     inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
-    if not server:
-        inside, outside = statistics(inside, outside)
+    inside, outside = (told_apart if server else statistics)(inside, outside)
     found = prove(inside, outside, claim.delta, confidence, claim.curve)
     proofs.append((found, names_of))
     best, names = max(proofs, key=lambda pair: pair[0].epsilon)
@@ -214,6 +215,15 @@ def _view(
         round(time.monotonic() - started, 2),
         _points(inside[found.statistic], outside[found.statistic]),
     )
+
+
+def told_apart(inside: Array, outside: Array) -> Played:
+    """Games in the server's view: their statistics, and every upload weighted as best tells."""
+    best = weighted(inside[ALONE:], outside[ALONE:])
+    made = [
+        np.stack([*world[:ALONE], row]) for world, row in zip((inside, outside), best, strict=True)
+    ]
+    return made[0], made[1]
 
 
 def _block(subject: Subject, users: int) -> int:

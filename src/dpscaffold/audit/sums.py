@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dpscaffold.audit.game import Played, Subject, sent
-from dpscaffold.audit.limits import CHOOSING
+from dpscaffold.audit.limits import weighted
 from dpscaffold.audit.watching import Seen, Watched
 from dpscaffold.engines import Draw, Gathered
 from dpscaffold.privacy.loss import Array
@@ -70,40 +70,11 @@ def _sums(
 
 
 def statistics(inside: Array, outside: Array) -> Played:
-    """Rounds (2T, n) of games as statistics (3, n): the plain sums, and the one whose weights best
-    tell the first third of the games apart (Fisher's linear discriminant), which are those that
-    choose the event.
-
-    >>> rng = np.random.default_rng(0)
-    >>> rounds = rng.normal(size=(2, 4, 3000)) * [[1.0], [9.0], [1.0], [1.0]]
-    >>> best = statistics(rounds[0] + 0.5, rounds[1])[0][2]
-    >>> bool(0.9 < best.mean() / best.std() / 0.5 / 3**0.5 < 1.2)
-    True
-    """
-    cut = max(1, int(CHOOSING * min(inside.shape[1], outside.shape[1])))
-    weights = _discriminant(inside[:, :cut], outside[:, :cut])
-    half = len(inside) // 2
+    """Rounds (2T, n) of games as statistics (3, n): the plain sums, and the rounds weighted as best
+    tells."""
+    best, half = weighted(inside, outside), len(inside) // 2
     made = [
-        np.stack([world[:half].sum(0), world[half:].sum(0), weights @ world])
-        for world in (inside, outside)
+        np.stack([world[:half].sum(0), world[half:].sum(0), score])
+        for world, score in zip((inside, outside), best, strict=True)
     ]
     return made[0], made[1]
-
-
-def _discriminant(inside: Array, outside: Array) -> Array:
-    """S⁻¹·(difference of means), (F,), S the covariance within, drawn to its diagonal where games
-    are few."""
-    centred = [world - world.mean(1, keepdims=True) for world in (inside, outside)]
-    games = inside.shape[1] + outside.shape[1]
-    within = sum(world @ world.T for world in centred) / games
-    deviations = np.sqrt(np.diag(within))
-    used = deviations > 1e-9 * max(deviations.max(initial=0.0), 1e-300)
-    weights = np.zeros(len(inside))
-    if not used.any():
-        return weights
-    scaled = within[np.ix_(used, used)] / np.outer(deviations[used], deviations[used])
-    towards = min(1.0, used.sum() / games + 1e-6)
-    scaled = (1 - towards) * scaled + towards * np.eye(int(used.sum()))
-    apart = (inside.mean(1) - outside.mean(1))[used] / deviations[used]
-    weights[used] = np.linalg.solve(scaled, apart) / deviations[used]
-    return weights
