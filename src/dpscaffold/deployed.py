@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
-from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
+from dpscaffold.books.runfolder import Identity, RunFolder
+from dpscaffold.books.written import plain, to_toml
 from dpscaffold.budget import Budget
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.engines import Draw, State

@@ -272,7 +272,7 @@ def evaluate_all(
 ) -> list[Metrics]:
     """The metrics of each evaluator's own model, (P,) each; models of one federation are scored
     together. Without ``full`` the metric that is shown alone."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}  # by the federation's id, while the evaluators hold it
     for k, evaluator in enumerate(evaluators):
         groups.setdefault(id(evaluator.federation), []).append(k)
     rows: list[Metrics] = [{} for _ in models]

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from dpscaffold.books.runfolder import plain, versions
+from dpscaffold.books.written import plain, versions
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.page import render

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -196,6 +197,25 @@ def refusal(arguments, monkeypatch, capsys) -> str:
         main()
     assert ended.value.code == 2
     return " ".join(capsys.readouterr().err.split())
+
+
+def test_names_of_algorithms_stand_in_the_registry_alone() -> None:
+    """And in what is an application of them: the paper's experiments, and the demo's four runs."""
+    root = Path(algorithms.__file__).parents[1]
+    for path in root.rglob("*.py"):
+        place = path.relative_to(root).as_posix()
+        if place.startswith(("algorithms/", "paper/")) or place == "cli/demo.py":
+            continue
+        texts = (node.value for node in ast.walk(ast.parse(path.read_text("utf-8")))
+                 if isinstance(node, ast.Constant))  # fmt: skip
+        assert not {text for text in texts if isinstance(text, str)} & ALGORITHMS.keys(), place
+
+
+def test_a_text_is_no_number(config) -> None:
+    with pytest.raises(BadInput, match=r"algorithm.by is 'much'; it must be a number, 1.0"):
+        load(config, ["algorithm.name=mine:scaled", "algorithm.by=much"])
+    with pytest.raises(BadInput, match=r"algorithm.beta is 'much'; it must be a number"):
+        load(config, ["algorithm.server=momentum", "algorithm.beta=much"])
 
 
 def test_the_command_line_names_its_own_option(monkeypatch, capsys):

@@ -23,8 +23,6 @@ from dpscaffold.data import preprocess
 from dpscaffold.data.preparation import fit
 from dpscaffold.data.private import (
     clip_rows,
-    gaussian_delta,
-    gaussian_multiplier,
     moment_sensitivity,
     noised_moments,
     noised_squares,
@@ -32,6 +30,7 @@ from dpscaffold.data.private import (
     sum_sensitivity,
 )
 from dpscaffold.federation import Federation
+from dpscaffold.privacy.gaussian import gaussian_delta, gaussian_multiplier
 
 BAND = 0.02
 rows = hnp.arrays(np.float64, 4, elements=st.floats(-1e3, 1e3))

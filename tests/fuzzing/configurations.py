@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import to_toml
+from dpscaffold.books.written import to_toml
 from dpscaffold.config import load, override, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.reference.keys import keys

@@ -43,6 +43,13 @@ def numbers_of(
                 f"known here: {', '.join(keys)}"
             )
     numbers = {**known, **given}
+    numeric = _numeric(factory_of(name, folder)) | _numeric(_server(server))
+    for key in numeric & given.keys():
+        if isinstance(given[key], str):
+            raise BadInput(
+                f"algorithm.{key} is {given[key]!r}; it must be a number, {known[key]} where it is "
+                f"left out"
+            )
     for key, value in numbers.items():
         if value is inspect.Parameter.empty:
             raise BadInput(f"algorithm.{key} is missing, and {name} has no default; give a value")
@@ -126,6 +133,18 @@ def _arguments(factory: Factory | None, skip: int = 0) -> dict[str, Any]:
         return {}
     found = list(inspect.signature(factory).parameters.values())[skip:]
     return {p.name: p.default for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _numeric(factory: Factory | None) -> set[str]:
+    """The arguments of a factory that are numbers: by their default, and by no other annotation."""
+    if factory is None:
+        return set()
+    plain = ("float", "int", float, int, inspect.Parameter.empty)
+    return {
+        name
+        for name, given in inspect.signature(factory).parameters.items()
+        if type(given.default) in (int, float) and given.annotation in plain
+    }
 
 
 def _module(place: str, folder: Path | None, said: str) -> ModuleType:

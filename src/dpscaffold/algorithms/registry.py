@@ -25,3 +25,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 
 #: What a configuration that names no algorithm runs.
 DEFAULT = "scaffold"
+
+#: What a plan compares where no algorithm is asked for.
+RIVALS = ("scaffold-balanced", "fedavg")
+
+#: What a site takes part in unless its policy says otherwise.
+AGREED = ("scaffold", "scaffold-warm", "fedavg")

@@ -20,7 +20,7 @@ import numpy as np
 from dpscaffold.books.booking import Booking
 from dpscaffold.books.journal import Anchor, Journal
 from dpscaffold.books.parts import Parts, allowed_in_parts, priced
-from dpscaffold.books.runfolder import RunFolder, plain
+from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import (
     EXTENDS,
     JOURNAL,
@@ -35,6 +35,7 @@ from dpscaffold.books.runledger import (
     read_parts,
     summary_text,
 )
+from dpscaffold.books.written import plain
 from dpscaffold.budget import Budget
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput

@@ -23,18 +23,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import platform
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 import torch
 
+from dpscaffold.books.written import plain, versions
 from dpscaffold.errors import BadInput
 from dpscaffold.plan import Plan
 from dpscaffold.whole import hold, sync_file, whole_file, write_text, write_texts
@@ -331,32 +329,6 @@ def _is_left_over(path: Path) -> bool:
     return path.name in BEGUN or (path.name.startswith(".") and ".partial" in path.name)
 
 
-def versions() -> dict[str, str]:
-    """What made a run."""
-    import numpy
-
-    from dpscaffold import __version__
-
-    return {
-        "dpscaffold": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-    }
-
-
-def plain(value: Any) -> Any:
-    """JSON values only: infinities and NaN become None, tuples lists."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
 def _first_difference(
     saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
 ) -> tuple[str, Any, Any] | None:
@@ -369,16 +341,3 @@ def _first_difference(
         elif old != new:
             return f"{prefix}{key}", old, new
     return None
-
-
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Tables as TOML text."""
-    return tomli_w.dumps(_without_none(tables))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_without_none(item) for item in value]
-    return value

@@ -291,9 +291,9 @@ def summary_table(description: Description) -> Table:
 def label_table(description: Description) -> Table:
     """Some users, evenly chosen, with their sizes and a shade for each label's share of their
     records."""
-    from dpscaffold.data.heterogeneity import shown_users
+    from dpscaffold.report.fitting import shown_users
 
-    chosen = shown_users(description.users, _MOST_USERS).tolist()
+    chosen = shown_users(description.users, _MOST_USERS)
     title = "labels by user" + (
         f" ({len(chosen)} of {description.users:,})" if len(chosen) < description.users else ""
     )

@@ -29,6 +29,7 @@ def demo_command(
     """Train DP-SCAFFOLD, DP-FedAvg and DP-FedSGD side by side with non-private SCAFFOLD."""
     from rich.console import Console
 
+    from dpscaffold.algorithms import ALGORITHMS
     from dpscaffold.cli.compare import show
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
@@ -44,8 +45,8 @@ def demo_command(
     federation = None
     for name, algorithm, private in RUNS:
         changes = [f"algorithm.name={algorithm}"]
-        if algorithm == "fedsgd":
-            changes.append("plan.local_steps=5")
+        if ALGORITHMS[algorithm]().full_pass:
+            changes.append(f"plan.local_steps={round(1 / DEMO['plan']['data_ratio'])}")
         if not private:
             changes.append("privacy=false")
         if rounds is not None:

@@ -34,7 +34,7 @@ def evaluate_command(
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
     """Metrics of the task, per site too, confusion and calibration; outside every guarantee."""
-    from dpscaffold.books.runfolder import plain
+    from dpscaffold.books.written import plain
     from dpscaffold.evaluation import evaluate_file
 
     model = chosen_model(run, module)

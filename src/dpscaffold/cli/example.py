@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpscaffold.algorithms import DEFAULT
+
 #: The demo's federation and plan: the paper's synthetic data at its highest heterogeneity, with
 #: half the records and half the noise multiplier, so the noise on a gradient is the paper's.
 DEMO: dict[str, Any] = {
     "data": {"source": "synthetic", "alpha": 5.0, "beta": 5.0, "users": 100, "records": 2500},
     "task": {"kind": "logistic", "optimum": True},
-    "algorithm": {"name": "scaffold"},
+    "algorithm": {"name": DEFAULT},
     "plan": {
         "rounds": 300,
         "local_steps": 50,

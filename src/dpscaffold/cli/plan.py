@@ -52,7 +52,7 @@ def plan_command(
     """Recommend algorithm, T, K, l, s, C, η₀ and σ_g on public surrogates; no record is read."""
     from rich.console import Console
 
-    from dpscaffold.books.runfolder import plain
+    from dpscaffold.books.written import plain
     from dpscaffold.config import read_tables
     from dpscaffold.events import Stopped
     from dpscaffold.machine import pick_device, stop_signals

@@ -85,7 +85,7 @@ def train_command(
     """Train a model and write a run folder."""
     from rich.console import Console
 
-    from dpscaffold.books.runfolder import plain
+    from dpscaffold.books.written import plain
     from dpscaffold.config import load
     from dpscaffold.events import silence
     from dpscaffold.report.runs import summary_lines

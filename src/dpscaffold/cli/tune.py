@@ -35,7 +35,7 @@ def tune_command(
     (tune.private = true); write the best configuration."""
     from rich.console import Console
 
-    from dpscaffold.books.runfolder import plain
+    from dpscaffold.books.written import plain
     from dpscaffold.errors import BadInput
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
@@ -88,7 +88,7 @@ def _tune_privately(
     quiet: bool,
 ) -> None:
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
-    from dpscaffold.books.runfolder import plain
+    from dpscaffold.books.written import plain
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.private_tuning import tune_privately
     from dpscaffold.machine import pick_device, stop_signals

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from dpscaffold.data.blocks import blocks
 from dpscaffold.federation import Federation
@@ -158,8 +157,3 @@ def feature_heterogeneity(federation: Federation) -> float:
     return (
         float(np.clip(between / total, 0.0, 1.0)) if total > 1e-12 * max(squares, 1e-300) else 0.0
     )
-
-
-def shown_users(users: int, most: int) -> torch.Tensor:
-    """At most ``most`` users, evenly spaced, for tables and figures."""
-    return torch.linspace(0, users - 1, min(users, most)).round().to(torch.int64)

@@ -33,7 +33,6 @@ import numpy as np
 import torch
 
 from dpscaffold.cipher import CipherStream, on_grid
-from dpscaffold.errors import BadInput
 
 #: Where noise comes from: a seed, in a simulation, or a cipher under a key of the system's.
 Stream = np.random.Generator | CipherStream
@@ -117,39 +116,3 @@ def noised_moments(total: np.ndarray, bound: float, multiplier: float, rng: Stre
     mirrored = lower + np.tril(total, -1).T
     # One grid for all entries, that of the smaller deviation.
     return released(mirrored, spread / math.sqrt(2), symmetric * math.sqrt(2), rng)
-
-
-def gaussian_delta(epsilon: float, multiplier: float) -> float:
-    """δ(ε) of a Gaussian mechanism: Φ(1/(2z) − εz) − e^ε Φ(−1/(2z) − εz).
-
-    >>> round(gaussian_delta(1.0, 1.0), 6)
-    0.126937
-    """
-    from scipy.special import log_ndtr
-
-    a, b = 1 / (2 * multiplier) - epsilon * multiplier, -1 / (2 * multiplier) - epsilon * multiplier
-    return float(np.exp(log_ndtr(a)) - np.exp(epsilon + log_ndtr(b)))
-
-
-def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier with which one Gaussian release is (ε, δ)-differentially
-    private.
-
-    >>> z = gaussian_multiplier(1.0, 1e-5)
-    >>> round(z, 3), gaussian_delta(1.0, z) <= 1e-5
-    (3.731, True)
-    """
-    if not epsilon > 0 or not 0 < delta < 1:
-        raise BadInput(
-            f"epsilon is {epsilon} and delta {delta}; epsilon must be positive and delta lie "
-            f"between 0 and 1"
-        )
-    from scipy.optimize import brentq
-
-    low, high = 1e-3, 1.0
-    while gaussian_delta(epsilon, high) > delta:
-        low, high = high, 2 * high
-    while gaussian_delta(epsilon, low) < delta:
-        low /= 2
-    z = brentq(lambda x: gaussian_delta(epsilon, x) - delta, low, high, xtol=1e-12)
-    return float(z) * (1 + 1e-9)

@@ -27,6 +27,7 @@ class Store:
         device: torch.device,
         limit: int | None = None,
     ) -> None:
+        # Kept here, so that no other object can take the id of one of them.
         self.federations = list({id(f): f for f in federations}.values())
         self.task = task
         self.device = device

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpscaffold.algorithms import DEFAULT
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.data import synthetic
 from dpscaffold.federation import Federation
@@ -50,7 +51,7 @@ def demo_tables(rounds: int = ROUNDS, rehearsal: bool = True) -> dict[str, dict[
     }
     return {
         "schema": {"features": 40, "classes": 10},
-        "algorithm": {"name": "scaffold"},
+        "algorithm": {"name": DEFAULT},
         "plan": plan | {"data_ratio": 0.2, "learning_rate": 0.5, "evaluate_every": 10},
         "privacy": {"clip": 1.0, "noise": 10.0},
         "deploy": {"rehearsal": rehearsal, "resend": 3.0, "deadline": 300.0},

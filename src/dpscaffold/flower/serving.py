@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import RunFolder, plain
+from dpscaffold.books.runfolder import RunFolder
+from dpscaffold.books.written import plain
 from dpscaffold.deployed import Deployment, Served, read_totals
 from dpscaffold.engines.enrolment import Correspondence
 from dpscaffold.engines.exchange import Stopped

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import plain
+from dpscaffold.books.written import plain
 from dpscaffold.experiments.stack import Outcome
 from dpscaffold.metrics import late
 from dpscaffold.paper.cases import Case

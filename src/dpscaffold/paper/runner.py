@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dpscaffold.books.runfolder import versions
+from dpscaffold.books.written import versions
 from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
 from dpscaffold.events import Listener, StackBegun, StackDone

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
+from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.budget import Budget, View
 from dpscaffold.checks import choice
 from dpscaffold.errors import BadInput
@@ -27,9 +28,6 @@ from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
-
-#: Compared where no algorithm is asked for.
-RIVALS = ("scaffold-balanced", "fedavg")
 
 #: A cheaper candidate is preferred where it loses at most this: half a point.
 TOLERANCE = 0.005

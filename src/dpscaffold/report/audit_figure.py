@@ -10,19 +10,15 @@ from dpscaffold.audit.play import Report
 from dpscaffold.audit.subject import Case
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.report.saving import save_figure
+from dpscaffold.report.drawing import new_figure, save_figure
 
 
 def plot_audit(report: Report, case: Case, path: Path | str) -> None:
     """Proved and claimed ε by view on the left; the counted tests against the claimed trade-off
     curve of the server's view on the right, where none may lie above the line."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not report.findings:
         raise BadInput("no game was played, so there is nothing to draw")
-    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.6, 3.4)
     left, right = figure.subplots(1, 2)
     names = [finding.view.replace("_", " ") for finding in report.findings]
     places = np.arange(len(names))

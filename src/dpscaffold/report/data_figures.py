@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from dpscaffold.data.heterogeneity import Description, shown_users
-from dpscaffold.report.saving import save_figure
+from dpscaffold.data.heterogeneity import Description
+from dpscaffold.report.drawing import new_figure, save_figure
+from dpscaffold.report.fitting import shown_users
 
 #: More rows than this cannot be told apart on paper.
 MOST_USERS = 400
@@ -19,8 +19,7 @@ MOST_USERS = 400
 def description_figure(description: Description) -> Figure:
     """A heatmap of each user's label shares, the pooled shares above it, and the distribution of
     sizes."""
-    figure = Figure(figsize=(9.5, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.5, 5.4)
     grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1), height_ratios=(1, 4))
     heat = figure.add_subplot(grid[1, 0])
     _labels_by_user(heat, description)
@@ -38,7 +37,7 @@ def description_figure(description: Description) -> Figure:
 
 
 def _labels_by_user(axes: Axes, description: Description) -> None:
-    chosen = shown_users(description.users, MOST_USERS).numpy()
+    chosen = shown_users(description.users, MOST_USERS)
     counts = description.counts[chosen]
     shares = counts / counts.sum(axis=1, keepdims=True)
     image = axes.imshow(

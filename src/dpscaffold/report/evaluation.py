@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dpscaffold.errors import BadInput
 from dpscaffold.evaluation import Evaluation
-from dpscaffold.report.saving import save_figure
+from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.scoring import titled
 
 #: How many sites and classes a terminal is shown.
@@ -65,16 +65,10 @@ def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> No
     """Confusion and calibration, or for numbers the error by site."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput(f"--figure is {path}; name a .png, .svg or .pdf file")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     if not found.calibration and not found.sites:
         raise BadInput("there is nothing to draw: the target is a number, and there are no sites")
-    figure, axes = plt.subplots(
-        1, 2 if found.confusion else 1, figsize=(9, 4), constrained_layout=True, squeeze=False
-    )
+    figure = new_figure(9, 4)
+    axes = figure.subplots(1, 2 if found.confusion else 1, squeeze=False)
     if found.confusion:
         _draw_confusion(axes[0, 0], np.array(found.confusion), classes)
     axis = axes[0, -1]
@@ -91,7 +85,6 @@ def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> No
         axis.tick_params(axis="x", rotation=90)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, 150)
-    plt.close(figure)
 
 
 def _draw_confusion(axis: Any, table: np.ndarray, classes: Sequence[str]) -> None:

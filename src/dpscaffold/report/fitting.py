@@ -108,3 +108,10 @@ def fitted(columns: Sequence[Column], width: int, title: str = "") -> Table:
 def _needs(columns: Sequence[Column]) -> int:
     """The width of a table of these columns: three blanks between them."""
     return sum(column.width for column in columns) + 3 * (len(columns) - 1)
+
+
+def shown_users(users: int, most: int) -> list[int]:
+    """At most ``most`` users, evenly spaced, for tables and figures."""
+    import torch
+
+    return torch.linspace(0, users - 1, min(users, most)).round().long().tolist()

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import plain, to_toml
+from dpscaffold.books.written import plain, to_toml
 from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice
 from dpscaffold.privacy.showing import digits_up
-from dpscaffold.report.saving import save_figure
+from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.whole import write_text
 
 
@@ -112,12 +112,8 @@ def write_plan(
 
 def _draw(found: Recommendation, path: Path) -> None:
     """The score over η₀, one curve per separation, and over ε."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
+    figure = new_figure(9, 3.4)
+    left, right = figure.subplots(1, 2)
     rates = [trial.rate for trial in found.choice.trials]
     each = len(found.choice.trials[0].scores) // len(SEPARATIONS)
     for k, separation in enumerate(SEPARATIONS):
@@ -135,4 +131,3 @@ def _draw(found: Recommendation, path: Path) -> None:
         axis.grid(alpha=0.3)
     figure.suptitle("Planned on public surrogates; no private record was read", fontsize=10)
     save_figure(figure, path, 130)
-    plt.close(figure)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.privacy import PAPER_THIRD_PARTY, VIEWS, Cost, Mechanism, bound_for
-from dpscaffold.report.saving import save_figure
+from dpscaffold.report.drawing import new_figure, save_figure
 
 
 def epsilon_curves(
@@ -38,11 +38,7 @@ def plot_epsilon(
     run: Mechanism, path: Path | str, costs: Sequence[Cost] = (), colluders: int = 1
 ) -> None:
     """Draw the curves to a file; its ending chooses the format."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.4, 4.0)
     axes = figure.add_subplot()
     styles = {
         "server": ("-", "server"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpscaffold.books.runfolder import plain, to_toml
+from dpscaffold.books.written import plain, to_toml
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
 from dpscaffold.model import Model
 from dpscaffold.privacy.showing import digits_up, round_up

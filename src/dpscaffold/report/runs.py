@@ -14,8 +14,8 @@ from dpscaffold.books.runledger import SUMMARY, read_account
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.progress import duration
+from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import Column, fitted
-from dpscaffold.report.saving import save_figure
 from dpscaffold.scoring import titled
 
 if TYPE_CHECKING:
@@ -208,11 +208,6 @@ def _shown(value: float | None, digits: int) -> str:
 
 def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     """Test accuracy, gap to the optimum and dissimilarity against rounds, one line per run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     panels = [
         (m, label)
         for m, label in PANELS
@@ -222,9 +217,8 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
         panels.insert(1, ("train_loss", "train loss F(x)"))
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput(f"--out is {path}; name a .png, .svg or .pdf file")
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.6 * len(panels), 3.8), constrained_layout=True
-    )
+    figure = new_figure(4.6 * len(panels), 3.8)
+    axes = figure.subplots(1, len(panels))
     for axis, (metric, label) in zip(axes if len(panels) > 1 else [axes], panels, strict=True):
         for k, run in enumerate(runs):
             points = [
@@ -253,7 +247,6 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, 150)
-    plt.close(figure)
 
 
 def summary_lines(result: Result) -> list[str]:

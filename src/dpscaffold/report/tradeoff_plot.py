@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.privacy import TradeOff
-from dpscaffold.report.saving import save_figure
+from dpscaffold.report.drawing import new_figure, save_figure
 
 
 def plot_tradeoff(curves: Mapping[str, TradeOff], path: Path | str, group: int = 5) -> None:
@@ -17,11 +17,7 @@ def plot_tradeoff(curves: Mapping[str, TradeOff], path: Path | str, group: int =
     ``curves`` are trade-off functions by label. The first is drawn for a ``group`` of its records
     too. No test reaches below a line on the left, nor above it on the right.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.6, 3.6)
     left, right = figure.subplots(1, 2)
     whole, small = np.linspace(0.0, 1.0, 401), np.geomspace(1e-4, 1.0, 401)
     left.plot(whole, 1 - whole, color="0.6", linewidth=1, label="a coin")

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.table import Table
 
-from dpscaffold.books.runfolder import to_toml
+from dpscaffold.books.written import to_toml
 from dpscaffold.experiments.tuning import Score, Tuned
+from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import Column, fitted
-from dpscaffold.report.saving import save_figure
 from dpscaffold.whole import whole_file, write_text
 
 
@@ -99,13 +99,9 @@ def _text(value: Any) -> str:
 
 def _draw(tuned: Tuned, path: Path) -> None:
     """Accuracy over the first key of the grid, one line per value of the others."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     key, *others = tuned.tune.grid
-    figure, axis = plt.subplots(figsize=(5.2, 3.6), constrained_layout=True)
+    figure = new_figure(5.2, 3.6)
+    axis = figure.subplots()
     lines: dict[str, list[Score]] = {}
     for score in tuned.scores:
         name = ", ".join(f"{other} = {_text(score.values[other])}" for other in others)
@@ -135,4 +131,3 @@ def _draw(tuned: Tuned, path: Path) -> None:
     if others:
         axis.legend(fontsize=8, frameon=False)
     save_figure(figure, path, 130)
-    plt.close(figure)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from dpscaffold.algorithms.registry import AGREED
 from dpscaffold.errors import BadInput
 from dpscaffold.provision import Invitation, Member, make_node_key, make_signing_key, write_whole
 from dpscaffold.whole import write_text
@@ -45,7 +47,7 @@ _POLICY = {
     "max_data_ratio": ("0.5", "s"),
     "units": ('["record"]', "what is hidden: a record, or a user's whole data"),
     "samplings": ('["fixed", "poisson"]', "of batches"),
-    "algorithms": ('["scaffold", "scaffold-warm", "fedavg"]', "by name, from installed code"),
+    "algorithms": (json.dumps(AGREED), "by name, from installed code"),
     "tasks": ('["logistic", "mlp"]', "a module of one's own only by its full name"),
     "max_parameters": ("2_000_000", "of the model"),
     "largest_value": ("1e4", "of any number that the server sends"),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dpscaffold.algorithms.registry import AGREED
 from dpscaffold.engines.letters import Refused, checked_public
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.privacy import Mechanism, PrivacyError, describe, no_guarantee
@@ -45,7 +46,7 @@ class Policy(_Table):
     max_data_ratio: float = Field(default=0.5, gt=0, le=1)
     units: tuple[Literal["record", "user"], ...] = ("record",)
     samplings: tuple[Literal["fixed", "poisson"], ...] = ("fixed", "poisson")
-    algorithms: tuple[str, ...] = ("scaffold", "scaffold-warm", "fedavg")
+    algorithms: tuple[str, ...] = AGREED
     tasks: tuple[str, ...] = ("logistic", "mlp")
     max_parameters: int = Field(default=2_000_000, ge=1)
     largest_value: float = Field(default=1e4, gt=0, le=1e6)

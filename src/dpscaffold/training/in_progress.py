@@ -20,7 +20,8 @@ import torch
 from dpscaffold.aside import Aside
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
-from dpscaffold.books.runfolder import Identity, RunFolder, plain, to_toml
+from dpscaffold.books.runfolder import Identity, RunFolder
+from dpscaffold.books.written import plain, to_toml
 from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone

@@ -6,6 +6,7 @@ they guard against damage and mix-ups, not against forgery.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,3 +150,9 @@ def data_folder(chosen: str | Path | None = None) -> Path:
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE]).expanduser()
     return Path(platformdirs.user_data_dir("dpscaffold", appauthor=False))
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

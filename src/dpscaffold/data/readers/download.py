@@ -18,8 +18,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dpscaffold.data.readers.catalogue import Dataset, Published, data_folder, dataset
-from dpscaffold.data.readers.images import md5_of
+from dpscaffold.data.readers.catalogue import Dataset, Published, data_folder, dataset, md5_of
 from dpscaffold.errors import BadInput
 from dpscaffold.whole import sync_file, sync_folder, write_text
 

@@ -26,8 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpscaffold.cipher import CipherStream
 from dpscaffold.data.pool import stream
-from dpscaffold.data.private import Stream, gaussian_multiplier, released
+from dpscaffold.data.private import Stream, released
 from dpscaffold.privacy import Cost
+from dpscaffold.privacy.gaussian import gaussian_multiplier
 
 #: How many bins a private median looks at.
 BINS = 100

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder
+from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder, md5_of
 from dpscaffold.data.readers.idx import read_idx, shape_text
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Target
@@ -210,12 +210,6 @@ def _unpacked(path: Path) -> str:
             return digest.hexdigest()
     except (OSError, EOFError, zlib.error):
         return ""
-
-
-def md5_of(path: Path) -> str:
-    """The MD5 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _pool(

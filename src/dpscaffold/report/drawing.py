@@ -1,4 +1,4 @@
-"""Figures on disk: whole, or not at all."""
+"""Figures without a screen, and on disk whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from dpscaffold.whole import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, drawn by no window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def save_figure(figure: Figure, path: Path | str, dpi: int | None = None) -> None:
