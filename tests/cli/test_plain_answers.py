@@ -26,6 +26,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import calibrate_noise, describe
 from dpscaffold.privacy.bounds import AGGREGATE, CAP, RANDOM_PARTICIPATION
 from dpscaffold.privacy.laws import LEAST_NOISE
+from dpscaffold.privacy.showing import round_up
 
 
 @pytest.fixture
@@ -121,6 +122,41 @@ from dpscaffold.algorithms import fedavg
 def net(): return nn.Linear(4, 3)
 def mine(): return fedavg()
 """
+
+
+@pytest.mark.parametrize(("width", "plain"), [(40, True), (40, False), (80, True)])
+def test_tables_are_whole_on_narrow_and_old_consoles(command, tmp_path, width, plain) -> None:
+    """No line is longer than the console, no cell is cut, and every epsilon is there."""
+    (tmp_path / "c.toml").write_text(SMALL)
+    for name, seed in (("first-run-of-two", "1"), ("second-run-of-two", "2")):
+        command("train", "c.toml", "--out", name, "--set", f"plan.seed={seed}", "-q")
+    command("budget", "b.jsonl", "--epsilon", "9", "--delta", "1e-2")
+    command("train", "c.toml", "--out", "third", "--set", "privacy.budget_file=b.jsonl", "-q")
+    said = json.loads(Path("first-run-of-two/privacy.json").read_text())
+    epsilon = round_up(said["server"]["epsilon"])
+    calls = ["privacy first-run-of-two", "privacy first-run-of-two second-run-of-two"]
+    calls += ["compare first-run-of-two second-run-of-two", "budget b.jsonl"]
+    calls += ["evaluate first-run-of-two", "audit c.toml --trials 100 --minutes 0.01"]
+    script = "import sys\nfrom dpscaffold import cli\nfor line in sys.argv[1:]:\n"
+    script += "    sys.argv = ['dpscaffold', *line.split()]\n    print('== ' + line)\n"
+    script += "    try:\n        cli.main()\n    except SystemExit as left:\n"
+    script += "        assert left.code in (0, None), left.code\n"
+    encoding = "ascii" if plain else "utf-8"
+    environment = {**os.environ, "COLUMNS": str(width), "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *calls], capture_output=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    parts = done.stdout.decode(encoding).split("== ")[1:]
+    assert len(parts) == len(calls)
+    for part in parts:
+        call, _, shown = part.partition("\n")
+        # A digest of 64 letters has no place to be broken at.
+        lines = [line for line in shown.splitlines() if "/" not in line and len(line.split()) > 1]
+        assert max(map(len, lines)) <= width, (call, max(lines, key=len))
+        assert "…" not in shown.replace(", …", "") or "compare" in call, shown
+        if call.startswith(("privacy", "compare")):
+            assert epsilon in shown, shown
 
 
 def test_a_resumed_run_finds_its_own_files(command, tmp_path: Path, monkeypatch) -> None:

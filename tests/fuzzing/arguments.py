@@ -57,7 +57,7 @@ LINES: tuple[str, ...] = (
     f"calibrate {NUMBERS} --mu 1 --max-participations 2",
     f"calibrate {NUMBERS} --tpr 0.2 --at-fpr 0.05",
     "calibrate c.toml --advantage 0.1 --view third-party",
-    "audit c.toml --trials 20 --minutes 0.01 --view server --json",
+    "audit c.toml --trials 100 --minutes 0.01 --view server --json",
     "audit c.toml --one-run 1 --minutes 0.01 --seed 3 --confidence 0.9",
     "budget shared.json --epsilon 3 --delta 1e-5",
     "budget shared.json --json",

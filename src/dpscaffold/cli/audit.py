@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
+from dpscaffold.report.fitting import legible
 
 #: The exit status of an audit that refutes a claim.
 BEATEN = 4
@@ -76,13 +75,9 @@ def audit_command(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
     else:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for head in ("view", "proved ε", "claimed ε", "ratio", "games", "by"):
-            table.add_column(head, justify="right" if "ε" in head or head == "ratio" else "left")
-        for row in audit_rows(report):
-            table.add_row(*row)
+        head = ("view", "proved ε", "claimed ε", "ratio", "games", "by")
         console = Console()
-        console.print(table)
+        console.print(legible(head, list(audit_rows(report)), console.width), highlight=False)
         for sentence in audit_sentences(report, confidence):
             console.print(sentence, highlight=False)
         if figure is not None:

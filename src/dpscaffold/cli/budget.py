@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dpscaffold.books.allowance import Allowance, Book
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.fitting import legible
 
 
 def budget_command(
@@ -45,11 +44,9 @@ def budget_command(
 def show(book: Book, console: Console) -> None:
     """A row per run, then what is spent and left: spent rounded up, left rounded down."""
     if book.grants:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("run", "data", "rounds", "of", "epsilon", "delta", "noise"):
-            table.add_column(name, justify="left" if name in ("run", "data") else "right")
-        for run, grant in book.grants.items():
-            table.add_row(
+        head = ("run", "data", "rounds", "of", "epsilon", "delta", "noise")
+        rows = [
+            (
                 run,
                 grant.data[:12],
                 str(book.participations.get(run, 0)),
@@ -58,7 +55,9 @@ def show(book: Book, console: Console) -> None:
                 f"{grant.delta:.3g}",
                 "secret" if grant.noise_seed is None else f"seed {grant.noise_seed}",
             )
-        console.print(table)
+            for run, grant in book.grants.items()
+        ]
+        console.print(legible(head, rows, console.width))
         neighbours = next(iter(book.grants.values())).neighbours
         console.print(f"neighbours: {neighbours}")
     epsilon, delta = book.left

@@ -51,7 +51,7 @@ def evaluate_command(
     from dpscaffold.report.evaluation import evaluation_tables
 
     console = Console()
-    for part in evaluation_tables(found, model.classes):
+    for part in evaluation_tables(found, model.classes, console.width):
         console.print(part, highlight=False)
     if figure is not None:
         console.print(f"figure: {figure}", highlight=False)

@@ -24,6 +24,7 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.human import GROUPS, losses
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import NO_NOISE
+from dpscaffold.report.fitting import legible
 
 Source = Annotated[
     Path | None, typer.Argument(help="a configuration (TOML) or a run folder, instead of numbers")
@@ -212,26 +213,7 @@ def checked_view(view: str | None) -> tuple[str, ...]:
 def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
     """The table of views × bounds, the assumptions that all share, and what to quote."""
     if said["bounds"]:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("view", no_wrap=True)
-        table.add_column("epsilon", justify="right", no_wrap=True)
-        table.add_column("bound", no_wrap=True)
-        table.add_column("theorem", overflow="fold")
-        for view in views:
-            for row in said["bounds"]:
-                if view in row["views"] and row["applies"]:
-                    quoted = said[view].get("bound") == row["name"]
-                    mark = " ← quote" if quoted else ""
-                    style = "bold" if quoted else ""
-                    table.add_row(
-                        view,
-                        round_up(row["epsilon"]),
-                        row["name"] + mark,
-                        row["theorem"],
-                        style=style,
-                    )
-        if table.row_count:
-            console.print(table)
+        show_bounds(said, console, views)
         console.print(f"delta: {digits_up(said['delta'], 4)}", highlight=False)
         show_deltas(said, console, views)
         console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
@@ -247,6 +229,31 @@ def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VI
         console.print(f"head of the journal: {said['journal']['head']}", style="dim")
     for sentence in said["outside"]:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)
+
+
+#: Terminals of fewer columns are shown bounds without their theorems.
+NARROW = 60
+
+
+def show_bounds(said: dict[str, Any], console: Console, views: Sequence[str]) -> None:
+    """Every bound that applies, by view; the one to quote is marked."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("view", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("bound", no_wrap=True)
+    table.add_column("theorem", overflow="fold")
+    short = []
+    for view in views:
+        for row in said["bounds"]:
+            if view in row["views"] and row["applies"]:
+                quoted = said[view].get("bound") == row["name"]
+                cells = view, round_up(row["epsilon"]), row["name"] + " ← quote" * quoted
+                table.add_row(*cells, row["theorem"], style="bold" if quoted else "")
+                short.append(cells)
+    if short:
+        narrow = console.width < NARROW
+        heads = ("view", "epsilon", "bound")
+        console.print(legible(heads, short, console.width) if narrow else table)
 
 
 def show_deltas(said: dict[str, Any], console: Console, views: Sequence[str]) -> None:
@@ -265,8 +272,5 @@ def show_human(said: dict[str, Any], console: Console) -> None:
     from dpscaffold.privacy.human_tables import groups_table, terms_table
 
     for head, rows in (terms_table(human), groups_table(human)):
-        table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(legible(head, rows, console.width))
     console.print(said["person"], highlight=False)

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dpscaffold.cli.subject import Numbers, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.fitting import legible
 
 SIMULATED = (
     "simulated: the noise of a run with a seed can be removed by whoever holds the seed; with "
@@ -102,16 +101,19 @@ def _digest(source: Path, tables: dict[str, Any]) -> str | None:
 
 def show_together(answer: Together, console: Console) -> None:
     """A row per run and one for all, then how they were put together and what it means."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    for name in ("rounds", *(f"epsilon, {_label(view)}" for view in answer.epsilon), "delta"):
-        table.add_column(name, justify="right", overflow="fold")
-    for alone in answer.runs:
-        values = (round_up(alone.epsilon[view]) for view in answer.epsilon)
-        table.add_row(alone.name, str(alone.rounds), *values, f"{alone.delta:.3g}")
+    head = ("run", "rounds", *(f"epsilon, {_label(view)}" for view in answer.epsilon), "delta")
+    rows = [
+        (
+            alone.name,
+            str(alone.rounds),
+            *(round_up(alone.epsilon[view]) for view in answer.epsilon),
+            f"{alone.delta:.3g}",
+        )
+        for alone in answer.runs
+    ]
     values = (round_up(value) for value in answer.epsilon.values())
-    table.add_row("together", "", *values, f"{answer.delta:.3g}", style="bold")
-    console.print(table)
+    rows.append(("together", "", *values, f"{answer.delta:.3g}"))
+    console.print(legible(head, rows, console.width))
     for sentence in sentences(answer):
         console.print(sentence, highlight=False)
 

@@ -4,59 +4,13 @@ from __future__ import annotations
 
 import codecs
 import sys
+from functools import cache
+from typing import Any
 
-#: How a sign is spelled where the terminal's encoding lacks it.
-SPELLED = {
-    "α": "alpha",
-    "β": "beta",
-    "γ": "gamma",
-    "δ": "delta",
-    "ε": "epsilon",
-    "η": "eta",
-    "λ": "lambda",
-    "μ": "mu",
-    "σ": "sigma",
-    "Δ": "Delta",
-    "Σ": "sum",
-    "≤": "<=",
-    "≥": ">=",
-    "≠": "!=",
-    "≈": "~",
-    "×": "x",
-    "·": "-",
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "…": "...",
-    "→": "->",
-    "←": "<-",
-    "∞": "inf",
-    "⌊": "floor(",
-    "⌋": ")",
-    "√": "sqrt ",
-    "’": "'",
-    "‘": "'",
-    "“": '"',
-    "”": '"',
-    "ℓ": "l",
-    "²": "^2",
-    "⁻": "-",
-    "░": ".",
-    "▒": ":",
-    "▓": "*",
-    "█": "#",
-    "₀": "0",
-    "₁": "1",
-    "₂": "2",
-    "ö": "oe",
-    "ü": "ue",
-    "ä": "ae",
-    "é": "e",
-    "è": "e",
-}
+from dpscaffold.report.spelling import PLAIN, spelled
 
 
-def spelled(error: UnicodeError) -> tuple[str, int]:
+def respelled(error: UnicodeError) -> tuple[str, int]:
     """What a codec asks for signs that it lacks.
 
     >>> import dpscaffold.cli.words
@@ -65,17 +19,13 @@ def spelled(error: UnicodeError) -> tuple[str, int]:
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    signs = error.object[error.start : error.end]
-    return "".join(SPELLED.get(sign, "?") for sign in signs), error.end
+    before = error.object[error.start - 1] if error.start else ""
+    words = spelled(error.object[error.start : error.end], before)
+    return words.encode("ascii", "replace").decode(), error.end
 
 
 NAME = "dpscaffold-spelled"
-codecs.register_error(NAME, spelled)
-
-
-#: ASCII with signs spelled out, under a name of its own: click takes plain ASCII for a mistake in
-#: the settings of a console and would write UTF-8 to it.
-PLAIN = "dpscaffold-ascii"
+codecs.register_error(NAME, respelled)
 
 
 class _Encoder(codecs.IncrementalEncoder):
@@ -84,6 +34,8 @@ class _Encoder(codecs.IncrementalEncoder):
 
 
 def _plain(name: str) -> codecs.CodecInfo | None:
+    """ASCII under a name of its own: click takes plain ASCII for a mistake in the settings of a
+    console and would write UTF-8 to it."""
     if name.replace("_", "-") != PLAIN:
         return None
     ascii_ = codecs.lookup("ascii")
@@ -110,3 +62,19 @@ def speak_plainly() -> None:
         except LookupError:
             ascii_ = True
         reconfigure(errors=NAME, **({"encoding": PLAIN} if ascii_ else {}))
+        if ascii_:
+            _spell_before_layout()
+
+
+@cache
+def _spell_before_layout() -> None:
+    """Let Rich measure words as they will be written: a table laid out with ε and written with
+    epsilon would burst its columns."""
+    from rich.console import Console
+
+    plain = Console.render_str
+
+    def render_str(self: Console, text: str, **style: Any) -> Any:
+        return plain(self, spelled(text), **style)
+
+    Console.render_str = render_str  # type: ignore[method-assign]

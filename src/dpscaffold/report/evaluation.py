@@ -19,8 +19,9 @@ from dpscaffold.scoring import titled
 SHOWN = 20
 
 
-def evaluation_tables(found: Evaluation, classes: Sequence[str]) -> Iterator[Any]:
-    """The metrics beside their baseline, then classes, confusion and sites as far as they fit."""
+def evaluation_tables(found: Evaluation, classes: Sequence[str], width: int = 80) -> Iterator[Any]:
+    """The metrics beside their baseline, then classes, confusion and sites as far as they fit into
+    so many columns."""
     table = _table(f"{found.rows} rows", "metric", "value", "baseline")
     for name, value in found.metrics.items():
         table.add_row(titled(name), _shown(value), _shown(found.baseline.get(name)))
@@ -29,29 +30,45 @@ def evaluation_tables(found: Evaluation, classes: Sequence[str]) -> Iterator[Any
     if found.left_out:
         yield f"{found.left_out} rows were left out, as in the training ({found.gap})"
     if found.by_class:
-        yield _rows("classes", found.by_class)
+        yield _rows("classes", found.by_class, width)
     if found.confusion and len(classes) <= SHOWN:
         table = _table("confusion: true class down, predicted across", "", *classes)
         for name, row in zip(classes, found.confusion, strict=True):
             table.add_row(name, *map(str, row))
         yield table
     if found.sites:
-        yield _rows("sites", found.sites)
+        yield _rows("sites", found.sites, width)
     yield found.note
 
 
-def _rows(title: str, entries: Sequence[dict[str, Any]]) -> Table:
-    more = f", first {SHOWN} of {len(entries)} (all with --json)" if len(entries) > SHOWN else ""
-    table = _table(title + more, *(key.replace("_", " ") for key in entries[0]))
-    for entry in entries[:SHOWN]:
-        table.add_row(*(_shown(value) for value in entry.values()))
+def _rows(title: str, entries: Sequence[dict[str, Any]], width: int) -> Table:
+    shown = entries[:SHOWN]
+    keys = _fitting(shown, width)
+    more = [f"first {SHOWN} of {len(entries)}"] if len(entries) > SHOWN else []
+    more += [f"{len(keys)} of {len(entries[0])} columns"] if len(keys) < len(entries[0]) else []
+    said = f"{title}, {', '.join(more)} (all with --json)" if more else title
+    table = _table(said, *(key.replace("_", " ") for key in keys))
+    for entry in shown:
+        table.add_row(*(_shown(entry[key]) for key in keys))
     return table
+
+
+def _fitting(entries: Sequence[dict[str, Any]], width: int) -> list[str]:
+    """The first columns that a terminal of this width shows whole; never less than the name and
+    two more."""
+    keys, used = list(entries[0]), 0
+    for place, key in enumerate(keys):
+        longest = max(map(len, key.split("_")))  # a head may be broken between its words
+        used += 3 + max(longest, *(len(_shown(entry[key])) for entry in entries))
+        if used > width and place > 2:
+            return keys[:place]
+    return keys
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="left" if k == 0 else "right")
+    for k, column in enumerate(columns):  # folded where it must be: a cut name may be any
+        table.add_column(column, justify="left" if k == 0 else "right", overflow="fold")
     return table
 
 

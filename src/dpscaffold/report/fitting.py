@@ -10,6 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from dpscaffold.report.spelling import as_written
+
 #: The least of a name that is shown.
 LEAST = 8
 #: Names are shortened to this before a column is left out.
@@ -31,6 +33,10 @@ class Column:
     def width(self) -> int:
         """The longest text."""
         return max(len(text) for text in (self.title, *self.cells))
+
+    def as_written(self) -> Column:
+        """The column as the terminal will show it."""
+        return replace(self, title=as_written(self.title), cells=tuple(map(as_written, self.cells)))
 
     def within(self, width: int) -> Column:
         """The column with its names cut to a width."""
@@ -69,13 +75,15 @@ def _middle(name: str, width: int) -> str:
         return name[:width]
     last = name.rfind(" ", len(name) - (2 * width) // 3)
     tail = name[last:] if last > 0 else name[-max(1, width // 3) :]
-    return name[: width - len(tail) - 1] + "…" + tail
+    mark = as_written("x…")[-1]  # one column wide on every console
+    return name[: width - len(tail) - 1] + mark + tail
 
 
 def fitted(columns: Sequence[Column], width: int, title: str = "") -> Table:
     """A table no wider than ``width``: names are shortened, then columns left out, the least
     important first, then names shortened more."""
-    kept = list(columns)
+    kept = [column.as_written() for column in columns]
+    title = as_written(title)
     for comfort in (COMFORT, LEAST):
         if _needs([column.within(comfort) for column in kept]) <= width:
             break
@@ -102,6 +110,33 @@ def fitted(columns: Sequence[Column], width: int, title: str = "") -> Table:
         table.add_column(Text(column.title), justify=column.justify, no_wrap=True)
     for row in zip(*(column.cells for column in kept), strict=True):
         table.add_row(*map(Text, row))
+    return table
+
+
+def legible(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table | Text:
+    """A table in which no word is cut, the first column's titles to the left; where the terminal
+    is too narrow for one, a sentence per row.
+
+    >>> print(legible(("view", "ε"), [("server", "1.000")], 10))
+    view server: ε 1.000
+    """
+    written = [[as_written(cell) for cell in row] for row in rows]
+    longest = [
+        max([*map(len, as_written(name).split()), *(len(row[k]) for row in written)], default=0)
+        for k, name in enumerate(head)
+    ]
+    if sum(longest) + 3 * (len(head) - 1) > width:
+        lines = (
+            f"{head[0]} {first}: "
+            + ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], rest, strict=True))
+            for first, *rest in rows
+        )
+        return Text(as_written("\n".join(lines)))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for k, name in enumerate(head):
+        table.add_column(name, justify="left" if k == 0 else "right", min_width=longest[k])
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
