@@ -75,6 +75,7 @@ def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: 
         json.dumps(read_account(tmp_path / "run").statement())
     )
     assert f"{len(said['parts'])} parts" in said["quote"]
+    assert "more rounds once after" in said["quote"]
     with pytest.raises(BadInput, match="a run can be given more rounds, not fewer"):
         go(PLAN, tmp_path / "run")
 

@@ -111,9 +111,9 @@ def _added(
     ]
     stated = replace(run, delta=min(delta, 1 - 1e-12))
     said["human"] = _human(said, stated, groups)
+    times = "once" if len(each) == 2 else f"{len(each) - 1} times"
     said["quote"] = quote(said, stated, costs, draw_given) + (
-        f" The run was given more rounds {len(each) - 1 or ''}".rstrip()
-        + f" time{'s' if len(each) > 2 else ''} after it was planned: epsilon and delta are the "
+        f" The run was given more rounds {times} after it was planned: epsilon and delta are the "
         f"sums of its {len(each)} parts, as for runs one after another."
     )
     return said
