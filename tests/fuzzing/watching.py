@@ -11,6 +11,8 @@ from dpscaffold.cli import _sentence
 
 #: No answer may take more seconds of CPU, which on an idle machine is the time one waits.
 SLOWEST = 20.0
+#: Nor wait so long for something else, on a machine that is busy too.
+HANGS = 600.0
 #: After so long, work that was asked for (a training of a million rounds) is interrupted as a
 #: person would do it.
 PATIENCE = 2.0
@@ -43,11 +45,11 @@ def watched() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, step)
 
     def hangs(number: int, frame: FrameType | None) -> None:
-        raise Overdue(10 * SLOWEST)
+        raise Overdue(HANGS)
 
     before = signal.signal(signal.SIGPROF, late), signal.signal(signal.SIGALRM, hangs)
     signal.setitimer(signal.ITIMER_PROF, PATIENCE)
-    signal.setitimer(signal.ITIMER_REAL, 10 * SLOWEST)
+    signal.setitimer(signal.ITIMER_REAL, HANGS)
     try:
         yield
     except KeyboardInterrupt:
