@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -38,8 +38,10 @@ from dpscaffold import (
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.federation import Federation
 from dpscaffold.rounds import plain_draws, stacked_rounds
+from dpscaffold.randomness import Sampling
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
+from dpscaffold.training import in_progress
 
 #: Milliseconds of a round, or seconds of a run, that were set as goals for an H200.
 GOALS = {
@@ -88,7 +90,13 @@ def settled(device: torch.device) -> None:
 
 
 def stack(
-    data: Federation, task: Task, plan: Plan, runs: int, device: torch.device, recorded: bool
+    data: Federation,
+    task: Task,
+    plan: Plan,
+    runs: int,
+    device: torch.device,
+    recorded: bool,
+    sampling: Sampling = "fixed",
 ) -> tuple[Iterator[object], Simulator]:
     """Runs of different seeds side by side."""
     settings = [
@@ -96,8 +104,8 @@ def stack(
             data.roster,
             task,
             scaffold(),
-            Plan(**{**plan.__dict__, "seed": seed}),
-            Gaussian(clip=1.5, noise=60.0),
+            replace(plan, seed=seed),
+            Gaussian(clip=1.5, noise=60.0, sampling=sampling),
         )
         for seed in range(runs)
     ]
@@ -134,16 +142,17 @@ def measure(
     runs: int,
     device: torch.device,
     repeats: int,
+    sampling: Sampling = "fixed",
 ) -> None:
     """One row: the round recorded, and kernel by kernel."""
-    left, engine = stack(data, task, plan, runs, device, recorded=True)
+    left, engine = stack(data, task, plan, runs, device, True, sampling)
     median, best = timed(left, device, repeats)
     held = engine.workers[0].graphs
     recorded = held is not None and all(held._held.values()) and len(held._held) > 0
-    left, _ = stack(data, task, plan, runs, device, recorded=False)
+    left, _ = stack(data, task, plan, runs, device, False, sampling)
     plain, _ = timed(left, device, max(3, repeats // 3))
     with kernels.switched_off():
-        left, _ = stack(data, task, plan, runs, device, recorded=True)
+        left, _ = stack(data, task, plan, runs, device, True, sampling)
         unfused, _ = timed(left, device, max(3, repeats // 3))
     row = {
         "round": name,
@@ -224,6 +233,28 @@ def femnist_sized(report: Report, device: torch.device, rounds: int) -> None:
             f"FEMNIST's shape, {algorithm.shown}, {result.rounds} rounds: "
             f"{time.perf_counter() - start:.1f} s (goal: 8 s for 400)"
         )
+
+
+def evaluated(report: Report, data: Federation, plan: Plan, device: torch.device) -> None:
+    """Rounds of which every one is evaluated, beside the next round and in line."""
+    times = {}
+    real = in_progress.Aside
+    short = replace(plan, rounds=40, evaluate_every=1)
+    for way in ("beside", "in line", "beside", "in line"):
+        if way == "in line":
+            in_progress.Aside = lambda *_: real(torch.device("cpu"))  # type: ignore[assignment]
+        try:
+            start = time.perf_counter()
+            train(data, Logistic(40, 10), scaffold(), short, Gaussian(clip=1.5, noise=60.0),
+                  device=str(device))  # fmt: skip
+            settled(device)
+            times[way] = time.perf_counter() - start
+        finally:
+            in_progress.Aside = real
+    report.note(
+        f"40 rounds, each evaluated: {times['beside']:.2f} s beside the next round, "
+        f"{times['in line']:.2f} s in line"
+    )
 
 
 def figure1(report: Report, out: Path, device: torch.device) -> None:
@@ -323,6 +354,12 @@ def main() -> None:
 
         report.part(name, rounds_of)
         write(report, chosen.out, device, command)
+    report.part(
+        "Poisson batches",
+        lambda: measure(report, "logistic, 1 run, Poisson batches", data, Logistic(40, 10), plan, 1,
+                        device, repeats, "poisson"),
+    )  # fmt: skip
+    report.part("evaluation", lambda: evaluated(report, data, plan, device))
     report.part("same numbers", lambda: same_numbers(report, data, plan, device))
     if device.type == "cuda":
         report.part("launches", lambda: launches(report, data, plan, device))
@@ -330,7 +367,7 @@ def main() -> None:
         alpha=1, beta=1, users=16, records=100 if small else 2500, dimension=784, classes=10
     )
     deep = Plan(rounds=10**6, local_steps=steps, user_ratio=0.5, data_ratio=0.2, learning_rate=0.5)
-    few = Plan(**{**deep.__dict__, "local_steps": 2 if small else 10})
+    few = replace(deep, local_steps=2 if small else 10)
     report.part(
         "network",
         lambda: measure(report, "network 784-200-10", images, Mlp(784, 10, hidden=200), deep, 1,

@@ -1,16 +1,22 @@
 """A federation larger than memory should be: 100,000 users × 200 records × 100 features, 8 GB on
-disk.
+disk, or a million users × 20 records × 40 features.
 
 Writes it with a ``FederationWriter`` (unless the folder is there), maps it, describes it and trains
 a few rounds of DP-SCAFFOLD, while a thread samples this process's anonymous memory (mapped pages,
 which the system may drop at any time, do not count).
 
     python benchmarks/scale.py --folder FOLDER [--users 100000] [--rounds 3] [--keep]
+    python benchmarks/scale.py --folder FOLDER --users 1000000 --records 25 --dimension 40 \\
+        --user-ratio 0.001 --algorithms scaffold scaffold-balanced
+
+A fifth of the records is held out. At the end the most that the whole process ever held is printed,
+mapped pages included (``ru_maxrss``).
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import shutil
 import threading
 import time
@@ -20,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpscaffold import Gaussian, Logistic, Plan, scaffold, train
+from dpscaffold import ALGORITHMS, Gaussian, Logistic, Plan, train
 from dpscaffold.data import FederationWriter, describe, load
 
 if TYPE_CHECKING:
@@ -86,6 +92,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--user-ratio", type=float, default=0.002)
+    parser.add_argument("--algorithms", nargs="+", default=["scaffold"], choices=ALGORITHMS)
     parser.add_argument("--keep", action="store_true", help="leave the folder for another time")
     chosen = parser.parse_args()
 
@@ -114,9 +121,14 @@ def main() -> None:
         learning_rate=1.0,
         evaluate_every=chosen.rounds,
     )
-    with watched(f"train {chosen.rounds} rounds of DP-SCAFFOLD"):
-        result = train(federation, task, scaffold(), plan, Gaussian(clip=1.5, noise=10.0))
-    print({name: value for name, value in result.final.items() if isinstance(value, float)})
+    for name in chosen.algorithms:
+        with watched(f"train {chosen.rounds} rounds of {name} with noise"):
+            result = train(
+                federation, task, ALGORITHMS[name](), plan, Gaussian(clip=1.5, noise=10.0)
+            )
+        print({name: value for name, value in result.final.items() if isinstance(value, float)})
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"the whole process: at most {most:.2f} GB resident, mapped pages included")
     if not chosen.keep:
         shutil.rmtree(chosen.folder)
 

@@ -122,15 +122,17 @@ class Evaluator:
 
     def test_side(self, params: Tensor) -> Metrics:
         """What is measured on the test records: the metrics of the target."""
-        scores, targets, users, accuracy, seen = [], [], [], 0.0, 0
+        parts: list[tuple[Tensor, ...]] = []
+        accuracy, seen = 0.0, 0
         for x, y, user, sizes in self._of("test"):
-            scores.append(self.task.scores_of(params[None], x)[0])
-            targets.append(y)
-            users.append(user + seen)
+            scores = self.task.scores_of(params[None], x)[0]
+            parts.append((scores, y, user + seen))
             seen += len(sizes)
             if self.federation.target.kind == "class":
-                accuracy += float(_accuracy_sums(scores[-1][None], y, user, sizes)[0])
-        found = report(self.metrics, torch.cat(scores), torch.cat(targets), torch.cat(users), seen)
+                accuracy += float(_accuracy_sums(scores[None], y, user, sizes)[0])
+        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+        parts.clear()  # of many records the two would be much
+        found = report(self.metrics, columns[0], columns[1], columns[2], seen)
         if self.federation.target.kind == "class":  # summed as for many models, to the last bit
             found["test_accuracy"] = accuracy / self.federation.users
         return found

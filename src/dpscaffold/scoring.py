@@ -30,6 +30,9 @@ from dpscaffold.labelscoring import (
     subset_accuracy,
 )
 
+#: Rows whose scores are held in float64 at a time.
+_BLOCK = 1 << 18
+
 #: Scores (N, outputs), targets (N,), groups (N,) in 0 to G − 1, and G → values (G,) in float64.
 ByGroup = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -105,8 +108,9 @@ def log_loss(scores: Tensor, targets: Tensor, group: Tensor, groups: int) -> Ten
     """The mean of −log p(true class)."""
     if scores.shape[1] == 1:
         losses = softplus((1 - 2 * targets) * scores[:, 0].double())
-    else:
-        losses = cross_entropy(scores.double(), targets, reduction="none")
+    else:  # in float64, a block of rows at a time
+        blocks = zip(scores.split(_BLOCK), targets.split(_BLOCK), strict=True)
+        losses = torch.cat([cross_entropy(z.double(), t, reduction="none") for z, t in blocks])
     return _mean(losses, group, groups)
 
 

@@ -15,6 +15,7 @@ checkpoint.pt        the state after some round; replaced whole, never edited
 model/               the model, once the run has ended (:mod:`~dpscaffold.modelfolder`)
 summary.json         final metrics, timing and how the run ended
 privacy.json / .md   the privacy statement
+run.log              warnings, where there were any (:mod:`~dpscaffold.books.runlog`)
 .lock                held by the process at work; says which
 ===================  ==========================================================================
 """

@@ -89,6 +89,8 @@ class Ghost:
         loss: RowLoss,
     ) -> None:
         self.module, self.shapes, self.forward, self.loss = module, dict(shapes), forward, loss
+        #: What was said of parameters that take the slower path; nothing where none does.
+        self.said = ""
         self._layers = dict(module.named_modules())
         self._wirings: dict[tuple[torch.Size, torch.dtype], tuple[Wiring, int]] = {}
         self._convolves = any(
@@ -267,7 +269,8 @@ class Ghost:
         numbers = numbers or sum(shape.numel() for shape in self.shapes.values())
         self._wirings[rows.features.shape[2:], rows.features.dtype] = wiring, numbers
         if wiring.slow:
-            _log.warning(slower_path(self.module, wiring.slow))
+            self.said = slower_path(self.module, wiring.slow)
+            _log.warning(self.said)
         return wiring, numbers
 
 

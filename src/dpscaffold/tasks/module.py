@@ -74,6 +74,11 @@ class ModuleTask:
         self.module.requires_grad_(False)
         self._ghost = Ghost(self.module, self.shapes, self._score, loss.values)
 
+    @property
+    def slower(self) -> str:
+        """Which parameters take the slower path, in a sentence for a run's log; "" where none."""
+        return self._ghost.said
+
     def prepare(self, features: Tensor) -> Tensor:
         """Features as they are; they are reshaped on use."""
         return features

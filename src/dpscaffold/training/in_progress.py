@@ -21,6 +21,7 @@ from dpscaffold.aside import Aside
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder
+from dpscaffold.books.runlog import RunLog
 from dpscaffold.books.written import plain, to_toml
 from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
@@ -104,6 +105,7 @@ class RunInProgress:
         self.stated = setting.to_dict()
         self.randomness = setting.randomness()
         self.folder: RunFolder | None = None
+        self.log: RunLog | None = None
         self.history: list[dict[str, Any]] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
@@ -152,6 +154,11 @@ class RunInProgress:
             self.folder.begin(to_toml(described), identity, self.stated)
             self.accounts.attach(self.folder, digest.value)
 
+        self.log = RunLog(self.folder.path)
+        slower = getattr(self.setting.task, "slower", "")
+        if slower:  # the module was looked at when the setting was made
+            self.log.note(slower)
+
     def _refuse_claims(self, said: Mapping[str, Any]) -> None:
         """A folder is stated by its configuration, which must not claim more than the run does."""
         secret = self.setting.privacy is not None and self.setting.privacy.secret
@@ -168,6 +175,8 @@ class RunInProgress:
 
     def close(self) -> None:
         """Let other processes work on the run folder."""
+        if self.log is not None:
+            self.log.close()
         if self.folder:
             self.folder.release()
 
