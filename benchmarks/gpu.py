@@ -37,8 +37,8 @@ from dpscaffold import (
 )
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.federation import Federation
-from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.randomness import Sampling
+from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 from dpscaffold.training import in_progress
