@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 from typed import typed
 from typer.testing import CliRunner
 
 from dpscaffold import cli
 from dpscaffold.data import federation_of, load_federation
+from dpscaffold.data.loading import DEALT_BY_LABEL
 from dpscaffold.data.readers.coding import LEFT_OUT
 from dpscaffold.privacy.preparation import told
 
@@ -130,3 +132,31 @@ def test_which_records_are_complete_is_outside_the_guarantee(tmp_path: Path, mon
     assert LEFT_OUT in json.loads((tmp_path / "run" / "privacy.json").read_text())["outside"]
     kept_all = [*words[:3], "kept", *words[4:], "--set", "data.missing=0.0"]
     assert CliRunner().invoke(cli.app, kept_all).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("dealing", "looks"),
+    [
+        ({"partition": "similarity", "similarity": 0}, True),
+        ({"partition": "similarity", "similarity": 100}, False),
+        ({"partition": "shards"}, True),
+        ({"partition": "dirichlet", "alpha": 0.5}, True),
+        ({"partition": "quantity", "alpha": 1.0}, False),
+    ],
+    ids=str,
+)
+def test_records_dealt_out_by_their_labels_are_named(dealing: dict, looks: bool, tmp_path) -> None:
+    """Where the statement is silent, another label of one record changes nothing but that record;
+    where it speaks, it may change what several users hold."""
+    rows = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    held = []
+    for first in (0, 2):
+        labels = np.arange(60) % 3
+        labels[0] = first
+        np.savez(tmp_path / "a.npz", features=rows, labels=labels)
+        settings = {"source": "npz", "path": tmp_path / "a.npz", "users": 5, "preprocess": []}
+        held.append(load_federation({**settings, **dealing}))
+        named = [s.protection for s in held[-1].preparation if s.sentence == DEALT_BY_LABEL]
+        assert named == ["unprotected"] * looks
+    changed = sum(not torch.equal(held[0].train.of(u)[0], held[1].train.of(u)[0]) for u in range(5))
+    assert (changed > 1) == looks

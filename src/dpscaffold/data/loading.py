@@ -247,16 +247,16 @@ def deal(
 
 
 def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
-    """Who takes no part and by which rule, for the statement. The names (``gone``) are kept apart:
-    where whole users are hidden the rule alone may be said, as a name tells how many records
-    somebody has.
+    """Who takes no part and by which rule, for the statement, or how records were dealt out where
+    they had no owners. The names (``gone``) are kept apart: where whole users are hidden the rule
+    alone may be said, as a name tells how many records somebody has.
 
     >>> from dpscaffold.data.config import parse_data
-    >>> left_out(parse_data({"source": "digits", "users": 5}))
+    >>> left_out(parse_data({"source": "digits", "users": 5, "similarity": 100}))
     ()
     """
     if settings.chosen_partition != "natural":
-        return ()
+        return (Remark(DEALT_BY_LABEL, "unprotected"),) if _looks_at_labels(settings) else ()
     said = (
         f"Users with fewer than {settings.minimum_records} records, if any, were left out before "
         f"training (data.minimum_records)"
@@ -268,6 +268,20 @@ def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
     said += ". How many records a user has counts as public here."
     counted = settings.minimum_records > 1
     return (Remark(said, "none needed", named=named(gone), counted=counted),)
+
+
+#: A record that had no owner was given one by its label: another label would move others too.
+DEALT_BY_LABEL = (
+    "Records were dealt out to users by their labels (data.partition), so that another label of "
+    "one record would move records between several users: who holds which record is outside the "
+    "guarantee, which is for the records as they were dealt."
+)
+
+
+def _looks_at_labels(settings: Pooled) -> bool:
+    """Whether users are made by sorting records."""
+    alike = settings.chosen_partition == "similarity" and settings.similarity >= 100
+    return settings.chosen_partition != "quantity" and not alike
 
 
 def named(gone: Sequence[str], most: int = 20) -> str:
