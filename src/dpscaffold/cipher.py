@@ -95,6 +95,11 @@ def on_grid(values: Tensor, spread: Tensor) -> Tensor:
     >>> on_grid(torch.tensor([[0.3, -1.7]], dtype=torch.float64), torch.tensor([[2.0**19]]))
     tensor([[ 0.5000, -1.5000]], dtype=torch.float64)
     """
-    safe = torch.where(spread > 0, spread.double(), 1.0)
-    step = torch.exp2(torch.floor(torch.log2(safe)) - GRID_BITS)
+    step = grid_step(spread)
     return torch.where(spread > 0, torch.round(values / step) * step, values)
+
+
+def grid_step(spread: Tensor) -> Tensor:
+    """The distance of the grid's values for a noise of this standard deviation, in float64."""
+    safe = torch.where(spread > 0, spread.double(), 1.0)
+    return torch.exp2(torch.floor(torch.log2(safe)) - GRID_BITS)

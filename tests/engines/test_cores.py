@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,7 +67,27 @@ def test_secret_noise_is_each_users_own_whatever_the_cores(monkeypatch):
 
     monkeypatch.setattr(OneRound, "_private", keyed)
     secret = Gaussian(clip=0.7, noise=0.8, secret=True)
-    same_by_all_cores(setting("scaffold", "logistic", secret, user_ratio=1.0))
+    run = setting("scaffold", "logistic", secret, user_ratio=1.0)
+    same_by_all_cores(run)
+    scripted, plain, taken = scripted_and_not(monkeypatch, lambda: shared_by(run, 2))
+    assert torch.equal(scripted, plain) and all(taken)
+
+
+def test_secret_noise_that_is_not_held_is_used_whatever_it_is(monkeypatch):
+    """A site draws new noise each time it asks: were it asked again only where an error grew wild,
+    the noise would no longer be Gaussian."""
+    run = setting("scaffold", "logistic", Gaussian(clip=0.7, noise=0.8, secret=True))
+    real, held = participation.scripted_steps, []
+
+    def spied(task, phase, at, rows, *more):
+        held.append(isinstance(rows[0].randomness, OneRound))
+        bare = [replace(row, randomness=Randomness(0, secret=True)) for row in rows]
+        assert real(task, phase, at, bare, *more) is None
+        return real(task, phase, at, rows, *more)
+
+    monkeypatch.setattr(participation, "scripted_steps", spied)
+    Driven(Simulator([run], [run.federation], Hardware())).drive()
+    assert held and all(held)
 
 
 def test_chunks_are_shared_in_turn():
@@ -128,6 +149,8 @@ def test_few_users_and_little_work_are_not_shared(monkeypatch):
     assert not shares_of(rows_of(3), 10, 16)
     monkeypatch.setattr(cores, "_WORTHWHILE", 1 << 20)
     assert not shares_of(rows_of(20), 10, 2)
+    assert len(shares_of(rows_of(20), 1 << 20, 2)) == 2
+    assert not shares_of(rows_of(20), 1 << 24, 2)  # products that PyTorch's threads are good at
 
 
 def test_the_shares_really_run_beside_each_other():

@@ -31,6 +31,9 @@ _BUSY = 0.7
 #: more than it gains.
 _WORTHWHILE = 1 << 20
 
+#: The same of one row, above which PyTorch's own threads are busy enough inside its products.
+_LARGE = 1 << 24
+
 
 @dataclass(frozen=True)
 class Share:
@@ -45,8 +48,8 @@ def shares_of(rows: Sequence[Row], parameters: int, cores: int) -> list[Share]:
 
     Rows that draw alike (runs of one seed in a stack) stay together, so that they are drawn once.
     """
-    work = len(rows) * max(row.batch for row in rows) * parameters
-    if cores < 2 or len(rows) < 2 or work < _WORTHWHILE:
+    work = max(row.batch for row in rows) * parameters
+    if cores < 2 or len(rows) < 2 or len(rows) * work < _WORTHWHILE or work > _LARGE:
         return []
     firsts, places = distinct(rows)
     largest = -(-len(firsts) // min(cores, len(firsts)))

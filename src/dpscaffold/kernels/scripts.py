@@ -29,7 +29,8 @@ class CpuSteps:
     - ``features`` (N, D) with ones, ``labels``, ``squares`` (N,): tame records.
     - ``index`` (V, K, B) and ``counts`` (V, K) or None (all real): the batches of V distinct rows.
     - ``places`` (U,) or None: which of them each row draws; ``starts`` (U, 1) of its records.
-    - ``noise`` (K, V, P) or None, and its ``spread`` (U, 1).
+    - ``noise`` (K, V, P) or None, and its ``spread`` (U, 1); secret noise is in float64, and sums
+      with it are rounded to multiples of ``grid`` (U, 1) in float64.
     - ``step_size``, ``regularisation``, ``divisor`` (U, 1); ``bound`` (U,) or None: C.
     - ``x`` (U, P); a step goes along the gradient, plus ``shifts`` (U, P) one after the other, plus
       ``pull``·(y − x), or nowhere where it ``moves`` not.
@@ -44,6 +45,7 @@ class CpuSteps:
     starts: Tensor
     noise: Tensor | None
     spread: Tensor
+    grid: Tensor | None
     step_size: Tensor
     regularisation: Tensor
     divisor: Tensor
@@ -82,6 +84,7 @@ def _steps(
     starts: Tensor,
     noise: Tensor | None,
     spread: Tensor,
+    grid: Tensor | None,
     step_size: Tensor,
     regularisation: Tensor,
     divisor: Tensor,
@@ -148,7 +151,12 @@ def _steps(
             normals = noise[k]
             if places is not None:
                 normals = normals.index_select(0, places)
-            gradient.addcmul_(spread, normals)
+            if grid is None:
+                gradient.addcmul_(spread, normals)
+            else:
+                noised = gradient.double().addcmul_(spread.double(), normals)
+                noised = torch.where(spread > 0, torch.round(noised / grid) * grid, noised)
+                gradient = noised.to(gradient.dtype)
         gradient.addcmul_(regularisation, y)
         total += gradient
         if moves:

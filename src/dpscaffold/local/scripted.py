@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Local, Participant
 from dpscaffold.algorithms.affine import affine
+from dpscaffold.cipher import grid_step
 from dpscaffold.kernels.scripts import CpuSteps, run_on_cpu
 from dpscaffold.local.drawing import NOISE_BLOCK, Indices, Row, distinct
 from dpscaffold.local.fused import model_of
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.steps import Scales
-from dpscaffold.randomness import NoiseStreams
+from dpscaffold.randomness import NoiseStreams, OneRound
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.base import BOUNDS, SHORTEST
 from dpscaffold.tasks.clipping import TAME
@@ -33,12 +35,13 @@ def scripted_steps(
     """What K steps leave behind, (U, P) each; None where they have to be taken one by one.
 
     That is so for models, losses and directions without a script, clips read off the batch, means
-    rescaled towards whole users, secret noise, and records or errors that are not all tame.
+    rescaled towards whole users, records or errors that are not all tame, and noise that could not
+    be drawn again as it was if an error grows wild on the way: whether noise is used must not
+    depend on what it is.
     """
     model, way = model_of(task), affine(phase.direction, at)
     rescaled = scales.unit == "user" and scales.sampling == "poisson"
-    secret = any(row.randomness.secret for row in rows)
-    if model is None or way is None or rescaled or secret or not records.tame:
+    if model is None or way is None or rescaled or not records.tame or not _repeats(rows):
         return None
     if isinstance(scales.clip, str) or records.device.type != "cpu":
         return None
@@ -65,6 +68,7 @@ def scripted_steps(
             starts=torch.tensor(records.starts)[:, None],
             noise=None if noise is None else torch.from_numpy(noise),
             spread=spread,
+            grid=grid_step(spread) if noise is not None and noise.dtype == np.float64 else None,
             step_size=scales.step_size,
             regularisation=scales.regularisation,
             divisor=scales.divisor,
@@ -79,3 +83,8 @@ def scripted_steps(
             return None
         y, total = found
     return Local(y, total / scales.steps)
+
+
+def _repeats(rows: Sequence[Row]) -> bool:
+    """Whether draws that are asked for twice are the same: those of a seed, or of held keys."""
+    return all(not row.randomness.secret or isinstance(row.randomness, OneRound) for row in rows)
