@@ -364,6 +364,44 @@ def test_nothing_is_stated_below_the_exact_composition(lengths, noise, sampling,
             assert row["epsilon"] == said["server"]["epsilon"]
 
 
+def _spent(said: object, place: str = "") -> dict[str, float]:
+    """Every ε, and what it means, that a statement holds, by its place; of the whole run alone."""
+    found: dict[str, float] = {}
+    if isinstance(said, dict):
+        for key, value in said.items():
+            if key in ("epsilon", "accuracy") and isinstance(value, float):
+                found[f"{place}/{key}"] = value
+            elif key != "parts":
+                found |= _spent(value, f"{place}/{key}")
+    elif isinstance(said, list):
+        for k, value in enumerate(said):
+            found |= _spent(value, f"{place}/{k}")
+    return found
+
+
+@pytest.mark.parametrize("draw_given", [False, True])
+@pytest.mark.parametrize("seed_public", [False, True])
+def test_no_number_of_a_statement_is_that_of_the_first_part(draw_given, seed_public) -> None:
+    """Whatever is quoted, tabled or told to a person is of the whole run."""
+    run = describe(rounds=4, local_steps=2, users=4, cohort_size=2, records=50, batch_sizes=5,
+                   noise=4.0, delta=0.003)  # fmt: skip
+    parts = [Ledger(run), Ledger(run)]
+    for part in parts:
+        for round in range(1, 5):
+            part.record(round, [0, round % 3 + 1])
+    told = {"draw_given": draw_given, "seed_public": seed_public}
+    one, both = (statement_of_parts(parts[:count], **told) for count in (1, 2))
+    before, after = _spent(one), _spent(both)
+    assert before.keys() <= after.keys() and len(before) > 10
+    assert not [place for place, value in before.items() if after[place] <= value]
+    first = "ledger" if draw_given and not seed_public else "server"
+    assert both["quoted"]["epsilon"] == both[first]["epsilon"]
+    sentence = both["human"][first]["sentence"]
+    assert both["person"].lower().endswith(sentence[1:].lower())
+    assert one["delta_note"] is None and "delta = 0.006" in both["delta_note"]
+    assert both["outside"][0] == both["delta_note"]
+
+
 def _at(ledger: Ledger, delta: float) -> Ledger:
     other = Ledger.from_dict(ledger.to_dict())
     other.run = replace(other.run, delta=delta)

@@ -24,8 +24,8 @@ from dpscaffold.privacy.human import GROUPS, terms_of
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.preparation import Preparation
-from dpscaffold.privacy.quote import quote
-from dpscaffold.privacy.statement import statement
+from dpscaffold.privacy.quote import for_a_person, quote, quoted
+from dpscaffold.privacy.statement import large_delta, statement
 
 Said = dict[str, Any]
 
@@ -111,6 +111,11 @@ def _added(
     ]
     stated = replace(run, delta=min(delta, 1 - 1e-12))
     said["human"] = _human(said, stated, groups)
+    said["delta_note"] = note = large_delta(stated)
+    rest = [sentence for sentence in said["outside"] if sentence != each[0]["delta_note"]]
+    said["outside"] = [*([note] if note else []), *rest]
+    said["quoted"] = quoted(said, draw_given)
+    said["person"] = for_a_person(said)
     times = "once" if len(each) == 2 else f"{len(each) - 1} times"
     said["quote"] = quote(said, stated, costs, draw_given) + (
         f" The run was given more rounds {times} after it was planned: epsilon and delta are the "

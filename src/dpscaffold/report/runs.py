@@ -57,7 +57,12 @@ class RunRecord:
     @property
     def quoted(self) -> dict[str, Any]:
         """The ε to quote; statements of earlier versions name that of the server alone."""
-        return dict(self.privacy.get("quoted") or self.privacy.get("server") or {})
+        said = self.privacy
+        told = dict(said.get("quoted") or said.get("server") or {})
+        if said.get("parts"):  # earlier versions quoted the first part of a run given more rounds
+            place = "ledger" if told.get("towards") == "everybody" else "server"
+            told["epsilon"] = said[place]["epsilon"]
+        return told
 
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
