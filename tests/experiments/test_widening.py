@@ -113,6 +113,48 @@ def test_one_pass_keeps_its_steps_and_other_columns_their_ladder(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("peak", "clips"), [(0.7, {0.5, 0.75, 1.0, 1.5, 2.0}), (1.6, {1.0, 1.5, 2.0})]
+)
+def test_clips_are_climbed_at_the_best_steps_with_steps_as_long(tmp_path, peak, clips):
+    """Accuracy peaks at one C and one ηC, and K = 1 is better: every C is searched along its own
+    ladder with K = 1 alone, on and on while the best C lies at an end."""
+    chosen, _ = small()
+    chosen = replace(chosen, rows=(replace(chosen.rows[0], clips=(0.25, 0.5, 0.75, 1.0, 2.0)),))
+    cases, archive = chosen.cases(1), Archive(tmp_path, "frontier")
+
+    def finish(some: list[Case]) -> None:
+        for case in some:
+            s = case.settings
+            off = abs(math.log(s.privacy.clip / peak)) + abs(
+                math.log(s.plan.rate * s.privacy.clip / 3)
+            )
+            accuracy = {"test_accuracy": 0.9 - 0.1 * off + 0.05 * (s.plan.local_steps == 1)}
+            made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
+            archive.extend(
+                [Finished(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
+            )
+
+    finish(cases)
+    while more := widened(chosen, cases, archive):
+        assert all(case not in archive for case in more)
+        finish(more)
+        cases += more
+    tried = {(c.settings.plan.local_steps, c.settings.privacy.clip) for c in cases}
+    assert tried == {(10, 1.5), *((1, clip) for clip in clips)}
+    results = Results(chosen, cases, (), archive)
+    [place] = results.places
+    best = results.best(place, average)
+    shown = results.places[place][best][0].case.settings
+    nearest = min(clips, key=lambda clip: abs(math.log(clip / peak)))
+    assert shown.privacy.clip == nearest and shown.plan.local_steps == 1
+    assert ("C = " in best) == (nearest != 1.5) and "K = 1" in best
+    for clip in clips:  # each C to the end of its own search
+        rates = {c.settings.plan.rate: c for c in cases if c.settings.privacy.clip == clip}
+        top = min(rates, key=lambda rate: abs(math.log(rate * clip / 3)))
+        assert not at_end(list(rates), top)
+
+
 def test_an_unfinished_place_waits_and_a_ladder_ends(tmp_path):
     chosen, cases = small()
     archive = Archive(tmp_path, "frontier")

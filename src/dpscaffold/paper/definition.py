@@ -7,8 +7,8 @@ product: every row × column × line × choice × seed is a run. ``choices`` are
 hyperparameters of which the best is shown; a line or a column may have ``rates``, the η₀ to choose
 from. An entry may differ ``by_row``. A row's ``ladder`` holds the η₀ that are tried besides, one
 after the other, while the best lies at an end; in columns that are searched ``finely``, ``finer``
-holds those between its rungs that are tried beside the best, and ``steps`` other K than the
-entry's (:mod:`dpscaffold.paper.widening`).
+holds those between its rungs that are tried beside the best, and ``steps`` and ``clips`` other K
+and C than the entry's (:mod:`dpscaffold.paper.widening`).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Level:
 
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
     largest T at that published ε, and ``by_row`` holds what differs in a row. ``ladder`` are all η₀
-    that a row may try, ``finer`` those between them, and ``steps`` the K besides its own, both in
-    columns that are searched ``finely``.
+    that a row may try, ``finer`` those between them, and ``steps`` and ``clips`` the K and C besides
+    its own, all in columns that are searched ``finely``.
     """
 
     label: str
@@ -71,6 +71,7 @@ class Level:
     ladder: tuple[float, ...] = ()
     finer: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
+    clips: tuple[float, ...] = ()
     finely: bool = False
 
     @classmethod
@@ -86,6 +87,7 @@ class Level:
             ladder=tuple(table.get("ladder", ())),
             finer=tuple(table.get("finer", ())),
             steps=tuple(table.get("steps", ())),
+            clips=tuple(table.get("clips", ())),
             finely=bool(table.get("finely", False)),
         )
 
@@ -178,13 +180,15 @@ def _rates(entry: Level) -> list[Level]:
     return [Level(rate_label(rate), {"plan.learning_rate": rate}) for rate in entry.rates]
 
 
-def rate_label(rate: float, steps: int | None = None) -> str:
-    """The label of a step size as a choice, with K where that is another than the entry's.
+def rate_label(rate: float, steps: int | None = None, clip: float | None = None) -> str:
+    """The label of a step size as a choice, with K and C where they are others than the entry's.
 
-    >>> rate_label(0.5), rate_label(0.5, 1)
-    ('η₀ = 0.5', 'η₀ = 0.5 (K = 1)')
+    >>> rate_label(0.5), rate_label(0.5, 1), rate_label(0.5, 1, 0.75)
+    ('η₀ = 0.5', 'η₀ = 0.5 (K = 1)', 'η₀ = 0.5 (K = 1, C = 0.75)')
     """
-    return f"η₀ = {rate:g}" + (f" (K = {steps})" if steps is not None else "")
+    others = [f"K = {steps}"] if steps is not None else []
+    others += [f"C = {clip:g}"] if clip is not None else []
+    return f"η₀ = {rate:g}" + (f" ({', '.join(others)})" if others else "")
 
 
 def names() -> tuple[str, ...]:

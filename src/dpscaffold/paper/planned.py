@@ -20,7 +20,7 @@ from dpscaffold.paper.solving import sizes_of, solved_noise
 from dpscaffold.paper.text import markdown
 from dpscaffold.paper.widening import at_rate
 from dpscaffold.planner.facts import Facts
-from dpscaffold.planner.trial import climb
+from dpscaffold.planner.trial import Trial, best_trial, choose_rates
 from dpscaffold.setting import Setting
 from dpscaffold.whole import write_text
 
@@ -28,13 +28,24 @@ from dpscaffold.whole import write_text
 FILE = "planned.json"
 
 Rates = dict[Place, float]
+Scored = dict[Place, tuple[Trial, ...]]
 
 
 def read_planned(root: Path) -> Rates:
-    """The step sizes that were chosen so far; empty without any."""
+    """The step sizes that are chosen by the scores on surrogates so far; empty without any."""
+    return {place: best_trial(trials).rate for place, trials in _read(root).items()}
+
+
+def _read(root: Path) -> Scored:
     try:
         rows = json.loads((root / "planner" / FILE).read_text(encoding="utf-8"))
-        return {(r["row"], r["column"], r["line"]): float(r["learning_rate"]) for r in rows}
+        return {
+            (row["row"], row["column"], row["line"]): tuple(
+                Trial(one["learning_rate"], tuple(one["scores"]), one["own_models"])
+                for one in row["tried"]
+            )
+            for row in rows
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -43,8 +54,9 @@ def plan_places(
     experiment: Experiment, cases: Sequence[Case], root: Path, device: torch.device, tell: Listener
 ) -> Rates:
     """Choose η₀ for every private place that has none yet, among the rungs of its row's ladder;
-    what was found for an algorithm is kept at once. Only the configuration is read, no data."""
-    found = read_planned(root)
+    the scores of all of them on every surrogate are kept at once, algorithm by algorithm. Only the
+    configuration is read, no data."""
+    found = _read(root)
     for row, line in product(experiment.rows, experiment.lines):
         here = [c for c in cases if _place(c)[::2] == (row.label, line.label)]
         first = {_place(case): case for case in reversed(here)}
@@ -53,10 +65,10 @@ def plan_places(
             continue
         settings = [_public(case) for case in todo]
         guess = _facts(todo[0]).guess
-        choices = climb(settings, guess, row.ladder, device=device, tell=tell)
-        found |= {_place(c): choice.rate for c, choice in zip(todo, choices, strict=True)}
+        choices = choose_rates(settings, guess, row.ladder, widen=False, device=device, tell=tell)
+        found |= {_place(c): choice.trials for c, choice in zip(todo, choices, strict=True)}
         _write(found, root / "planner" / FILE)
-    return found
+    return read_planned(root)
 
 
 def planned_cases(cases: Sequence[Case], rates: Rates) -> list[Case]:
@@ -95,11 +107,22 @@ def _public(case: Case) -> Setting:
     )
 
 
-def _write(found: Rates, path: Path) -> None:
+def _write(found: Scored, path: Path) -> None:
+    """One place a line: the choice, and what it was made from."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    keys = ("row", "column", "line", "learning_rate")
-    rows = [dict(zip(keys, (*place, rate), strict=True)) for place, rate in found.items()]
-    write_text(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    keys = ("row", "column", "line")
+    rows = [
+        dict(zip(keys, place, strict=True))
+        | {"learning_rate": best_trial(trials).rate, "tried": [_trial(one) for one in trials]}
+        for place, trials in found.items()
+    ]
+    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    write_text(path, f"[\n {lines}\n]\n")
+
+
+def _trial(one: Trial) -> dict[str, object]:
+    scores = [round(score, 5) for score in one.scores]
+    return {"learning_rate": one.rate, "scores": scores, "own_models": one.own_models}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.config import Configuration
 from dpscaffold.paper.archive import Finished
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.epsilons import epsilons
@@ -217,12 +218,18 @@ def _both(results: Results, place: Place) -> str:
 
 
 def _rate(results: Results, place: Place) -> str:
-    """The η₀ that is shown, with a mark where no smaller or no larger one was tried with its K."""
-    plans = {choice: runs[0].case.settings.plan for choice, runs in results.places[place].items()}
+    """The η₀ that is shown, with a mark where no smaller or no larger one was tried with its K and
+    C."""
+    found = {choice: runs[0].case.settings for choice, runs in results.places[place].items()}
     choice = results.chosen(place)
-    shown = plans[choice]
-    tried = [plan.rate for plan in plans.values() if plan.local_steps == shown.local_steps]
-    return rate(choice) + ("†" if at_end(tried, shown.rate) else "")
+    shown = found[choice]
+    alike = [one.plan for one in found.values() if _dials(one) == _dials(shown)]
+    at_an_end = at_end([plan.rate for plan in alike], shown.plan.rate)
+    return rate(choice) + ("†" if at_an_end else "")
+
+
+def _dials(settings: Configuration) -> tuple[object, ...]:
+    return settings.plan.local_steps, settings.privacy and settings.privacy.clip
 
 
 def _noise(finished: Finished) -> str:

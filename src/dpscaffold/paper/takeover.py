@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ TOLERANCE = 1e-3
 #: What the ``made`` of a run taken over says instead of a device.
 TAKEN = "taken over from results.csv"
 
-Key = tuple[str, str, str, int, float, float]
+Key = tuple[str, str, str, int, float, float, float | None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def take_over(
     """Add the runs of ``path`` that are cases of the experiment, its ladders included, to the
     archive."""
     wanted = {_key(case): case for case in [*cases, *_rungs(experiment, cases)]}
-    alike = {key[:5]: case for key, case in reversed(wanted.items())}  # whatever its K
+    alike = {key[:5]: case for key, case in reversed(wanted.items())}  # whatever its K and C
     taken: list[Finished] = []
     known, left = 0, dict[str, int]()
     for key, rows in _runs(path).items():
@@ -70,7 +71,7 @@ def take_over(
 
 
 def _rungs(experiment: Experiment, cases: Sequence[Case]) -> Iterable[Case]:
-    """Every case at every η₀ and K that its row may try."""
+    """Every case at every η₀, K and C that its row may try."""
     rows = {row.label: row for row in experiment.rows}
     first: dict[tuple[Any, ...], Case] = {}
     for case in cases:
@@ -78,15 +79,22 @@ def _rungs(experiment: Experiment, cases: Sequence[Case]) -> Iterable[Case]:
     for case in first.values():
         row = rows[case.labels["row"]]
         for rate in (*row.ladder, *row.finer):
-            yield at_rate(case, rate)
-            yield from (at_rate(case, rate, steps) for steps in row.steps)
+            clips = row.clips if case.private else ()
+            for steps, clip in product((None, *row.steps), (None, *clips)):
+                yield at_rate(case, rate, steps, clip)
 
 
 def _key(case: Case) -> Key:
     labels = case.labels
     rate = float(case.tables["plan"]["learning_rate"])
     steps = float(case.tables["plan"]["local_steps"])
-    return labels["row"], labels["column"], labels["line"], int(labels["seed"]), rate, steps
+    place = labels["row"], labels["column"], labels["line"], int(labels["seed"])
+    return *place, rate, steps, _clip(case)
+
+
+def _clip(case: Case) -> float | None:
+    privacy = case.tables.get("privacy")
+    return float(privacy["clip"]) if privacy and privacy["clip"] != "median" else None
 
 
 def _runs(path: Path) -> dict[Key, list[dict[str, str]]]:
@@ -104,7 +112,7 @@ def _runs(path: Path) -> dict[Key, list[dict[str, str]]]:
             if not row["fold"]:
                 key = (row["row"], row["column"], row["line"])
                 chosen = float(row["learning_rate"]), float(row["local_steps"])
-                run = (*key, int(row["seed"]), *chosen)
+                run = (*key, int(row["seed"]), *chosen, _number(row["clip"]))
                 found.setdefault(run, []).append(row)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(

@@ -3,21 +3,28 @@
 A row of a definition may have a ``ladder`` of η₀. Where the best of the step sizes that were tried
 at a place is the smallest or the largest of them, the next rung on that side is run too. Once the
 best lies inside, columns that are searched ``finely`` try the row's ``finer`` values on either
-side of it, and then the same search with its other ``steps`` K, for every algorithm that has local
-steps of its own.
+side of it, then the same search with its other ``steps`` K, for every algorithm that has local
+steps of its own, and then, at the best K, with the next smaller and larger of its ``clips`` C,
+going on while the best C lies at an end of those tried.
 What is asked for follows from the definition and the finished runs alone, so an interrupted search
 goes on where it stopped, and results are drawn from the same runs that were searched.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Level, rate_label
 from dpscaffold.paper.results import Place, Results, Summary, average
+
+
+#: What a search of η₀ is made with: K, and C (None without privacy).
+Fixed = tuple[int, float | None]
 
 
 def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> list[Case]:
@@ -27,35 +34,53 @@ def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> 
     fine = {column.label for column in experiment.columns if column.finely}
     if not rows:
         return []
-    asked: dict[Place, dict[int, dict[float, list[Case]]]] = {}
+    asked: dict[Place, dict[Fixed, dict[float, list[Case]]]] = {}
     for case in cases:
         place = (case.labels["row"], case.labels["column"], case.labels["line"])
-        plan = case.tables["plan"]
-        at_steps = asked.setdefault(place, {}).setdefault(int(plan["local_steps"]), {})
-        at_steps.setdefault(float(plan["learning_rate"]), []).append(case)
+        here = asked.setdefault(place, {}).setdefault(_fixed(case), {})
+        here.setdefault(float(case.tables["plan"]["learning_rate"]), []).append(case)
     results = Results(experiment, cases, (), archive)
     found: list[Case] = []
-    for place, by_steps in asked.items():
+    for place, by_fixed in asked.items():
         if place[0] in rows:
             row = rows[place[0]]
             if place[1] not in fine:
-                row = replace(row, finer=(), steps=())
-            searches = [_search(row, results, tried) for tried in by_steps.values()]
-            found += [case for search in searches for case in search.next()]
-            if all(search.over for search in searches):
-                found += searches[0].with_other_steps(tuple(by_steps))
+                row = replace(row, finer=(), steps=(), clips=())
+            searches = {fixed: _search(row, results, tried) for fixed, tried in by_fixed.items()}
+            found += [case for search in searches.values() for case in search.next()]
+            if all(search.over for search in searches.values()):
+                found += _others(searches)
     return found
+
+
+def _fixed(case: Case) -> Fixed:
+    clip = case.tables["privacy"]["clip"] if case.private else None
+    return int(case.tables["plan"]["local_steps"]), clip
+
+
+def _others(searches: dict[Fixed, Search]) -> list[Case]:
+    """Where all searches of a place are over: those with the row's other K, and when they are over
+    too those with the next C on either side of the best one."""
+    own = next(iter(searches.values()))
+    more = own.with_other_steps([steps for steps, _ in searches])
+    if more or not own.row.clips:
+        return more
+    (steps, clip), best = max(searches.items(), key=lambda item: item[1].reached)
+    tried = [other for of, other in searches if of == steps and other is not None]
+    return best.with_other_clips(next_clips(tried, clip, own.row.clips)) if clip else []
 
 
 @dataclass(frozen=True)
 class Search:
-    """The step sizes that were tried at one place with one K, each with its seeds; ``best`` is None
-    while some are unfinished, and ``failed`` says that every one diverged."""
+    """The step sizes that were tried at one place with one K and C, each with its seeds; ``best``
+    is None while some are unfinished, ``failed`` says that every one diverged, and ``reached`` is
+    the best mean accuracy."""
 
     row: Level
     tried: dict[float, list[Case]]
     best: float | None
     failed: bool
+    reached: float = -math.inf
 
     @property
     def rates(self) -> list[float]:
@@ -84,15 +109,40 @@ class Search:
         seeds = next(iter(self.tried.values()))
         if self.best is None or seeds[0].settings.algorithm.build().full_pass:
             return []
-        best = self.best
-        near = sorted(self.row.ladder, key=lambda rate: abs(rate / best - best / rate))[:3]
+        near = _near(self.row.ladder, self.best)
         others = [steps for steps in self.row.steps if steps not in known]
+        return [at_rate(case, rate, steps) for steps in others for rate in near for case in seeds]
+
+    def with_other_clips(self, clips: Sequence[float]) -> list[Case]:
+        """The rungs around where each C would have the best step as long as here: ηC the same."""
+        seeds = next(iter(self.tried.values()))
+        if self.best is None or self.failed:
+            return []
+        own = float(seeds[0].tables["privacy"]["clip"])
         return [
-            at_rate(case, rate, steps)
-            for steps in others
-            for rate in sorted(near)
+            at_rate(case, rate, clip=clip)
+            for clip in clips
+            for rate in _near(self.row.ladder, self.best * own / clip)
             for case in seeds
         ]
+
+
+def _near(ladder: Sequence[float], middle: float) -> list[float]:
+    """The three rungs nearest to a step size, by their ratio."""
+    return sorted(sorted(ladder, key=lambda rate: abs(math.log(rate / middle)))[:3])
+
+
+def next_clips(tried: Sequence[float], best: float, clips: Sequence[float]) -> list[float]:
+    """The next C below and above the best one, of those not tried yet.
+
+    >>> next_clips([1.5], 1.5, [0.5, 1.0, 2.0]), next_clips([1.0, 1.5, 2.0], 1.5, [0.5, 1.0, 2.0])
+    ([1.0, 2.0], [])
+    >>> next_clips([1.0, 1.5, 2.0], 1.0, [0.5, 1.0, 2.0])
+    [0.5]
+    """
+    below = max((clip for clip in clips if clip < best), default=best)
+    above = min((clip for clip in [*clips, *tried] if clip > best), default=best)
+    return [clip for clip in (below, above) if clip not in tried]
 
 
 def _search(row: Level, results: Results, tried: dict[float, list[Case]]) -> Search:
@@ -104,7 +154,8 @@ def _search(row: Level, results: Results, tried: dict[float, list[Case]]) -> Sea
         return Search(row, tried, None, False)
     found = {rate: Summary.of([average(run) for run in runs[rate]]) for rate in tried}
     best = max(found, key=lambda rate: (not found[rate].diverged, found[rate].rank))
-    return Search(row, tried, best, bool(found[best].diverged))
+    failed = bool(found[best].diverged)
+    return Search(row, tried, best, failed, -math.inf if failed else found[best].rank)
 
 
 def between(tried: Sequence[float], best: float, finer: Sequence[float]) -> list[float]:
@@ -150,11 +201,17 @@ def at_end(tried: Sequence[float], best: float) -> bool:
     return best in (min(tried), max(tried))
 
 
-def at_rate(case: Case, rate: float, steps: int | None = None) -> Case:
-    """The same run with another η₀, and another K where one is given."""
-    own = " (K = " in case.labels["choice"]
-    shown = steps if steps is not None else case.tables["plan"]["local_steps"] if own else None
-    changed = case.with_set({"plan.learning_rate": rate})
+def at_rate(case: Case, rate: float, steps: int | None = None, clip: float | None = None) -> Case:
+    """The same run with another η₀, and another K and C where they are given; a choice names
+    those that are not its entry's own."""
+    changes: dict[str, Any] = {"plan.learning_rate": rate}
     if steps is not None:
-        changed = changed.with_set({"plan.local_steps": steps})
-    return replace(changed, labels=case.labels | {"choice": rate_label(rate, shown)})
+        changes["plan.local_steps"] = steps
+    if clip is not None:
+        changes["privacy.clip"] = clip
+    changed, before = case.with_set(changes), case.labels["choice"]
+    if steps is None and "K = " in before:
+        steps = changed.tables["plan"]["local_steps"]
+    if clip is None and "C = " in before:
+        clip = changed.tables["privacy"]["clip"]
+    return replace(changed, labels=case.labels | {"choice": rate_label(rate, steps, clip)})

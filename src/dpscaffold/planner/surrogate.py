@@ -36,7 +36,7 @@ from dpscaffold.setting import Setting
 SEPARATIONS = (0.5, 1.0)
 
 #: Users, participants, records in a batch, steps and test records of a surrogate, at most.
-USERS, PARTICIPANTS, BATCH, STEPS, TESTED = 25, 5, 32, 5, 4000
+USERS, PARTICIPANTS, BATCH, STEPS, TESTED = 200, 20, 32, 10, 4000
 
 #: Where users have models of their own there are so many times more of them: few are learnt by
 #: heart.
@@ -83,9 +83,7 @@ class Shape:
     def of(cls, setting: Setting, differ: Differing = "classes") -> Shape:
         """That of the setting's surrogate: its own numbers, or the most that is tried."""
         share, most = setting.cohort_size / setting.users, PARTICIPANTS
-        if differ == "models":
-            most *= MORE
-        users = min(setting.users, max(2 * most, round(most / share)), USERS * 4)
+        users = min(setting.users, max(2 * most, round(most / share)), USERS)
         batch = min(BATCH, max(1, round(float(setting.batch_sizes.double().mean()))))
         records = max(batch, min(int(setting.sizes.double().mean()), round(batch / 0.2)))
         steps = min(STEPS, setting.plan.local_steps)

@@ -28,6 +28,9 @@ FLAT = 0.01
 #: Surrogates of each separation, each with its own data, participants and noise.
 SEEDS = (0, 1)
 
+#: Participants of a stack: surrogates are small, so more of them fit than real runs.
+ROWS = {"cpu": 1024, "cuda": 4096}
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -53,6 +56,11 @@ class Trial:
         return fmean(means)
 
 
+def best_trial(trials: Sequence[Trial]) -> Trial:
+    """The best mean over surrogates; the smaller of equals."""
+    return max(trials, key=lambda trial: (round(trial.score, 6), -trial.rate))
+
+
 @dataclass(frozen=True)
 class Choice:
     """What was tried for one setting, in the order of η₀."""
@@ -62,8 +70,8 @@ class Choice:
 
     @property
     def best(self) -> Trial:
-        """The best mean over surrogates; the smaller of equals."""
-        return max(self.trials, key=lambda trial: (round(trial.score, 6), -trial.rate))
+        """That which the rule chooses."""
+        return best_trial(self.trials)
 
     @property
     def score(self) -> float:
@@ -115,28 +123,6 @@ def choose_rates(
     bench = Bench(guess, torch.device(device), tell, tuple(seeds))
     waves = WIDENINGS + 1 if widen else 1
     return _search(settings, bench, rates, lambda choice: choice.ends, waves)
-
-
-def climb(
-    settings: Sequence[Setting],
-    guess: Guess,
-    ladder: Sequence[float],
-    device: torch.device | str = "cpu",
-    tell: Listener = silence,
-) -> list[Choice]:
-    """The best rung of a ladder for every setting: every third first, then the neighbours of the
-    best until both were tried. Where the score has one peak this is the best of all rungs."""
-    if not ladder:
-        raise BadInput("the ladder is empty; give the step sizes to choose from")
-    rungs = sorted(ladder)
-
-    def neighbours(choice: Choice) -> list[float]:
-        place, tried = rungs.index(choice.rate), {trial.rate for trial in choice.trials}
-        near = rungs[max(0, place - 1) : place + 2]
-        return [rate for rate in near if rate not in tried]
-
-    bench = Bench(guess, torch.device(device), tell)
-    return _search(settings, bench, rungs[1::3] or rungs, neighbours, len(rungs))
 
 
 def _search(
@@ -209,7 +195,7 @@ class Bench:
 
     def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        stacks = split(runs, self.device, rows=1024)
+        stacks = split(runs, self.device, rows=ROWS[self.device.type])
         for number, stack in enumerate(stacks, 1):
             first = runs[stack[0]].plan
             work = float(sum(runs[k].cohort_size for k in stack)) * first.rounds
