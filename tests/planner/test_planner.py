@@ -36,7 +36,7 @@ from dpscaffold.experiments.tuning import Score, Tuned, parse_tuning
 from dpscaffold.planner.asked import planned_rate
 from dpscaffold.planner.recommend import default_task, numbers_sent
 from dpscaffold.planner.surrogate import Guess, Shape, kinds, on_surrogate, surrogate
-from dpscaffold.planner.trial import Bench, Choice, Trial, choose_rates, climb
+from dpscaffold.planner.trial import Bench, Choice, Trial, choose_rates
 from dpscaffold.setting import Setting
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
@@ -305,23 +305,21 @@ def test_both_kinds_of_surrogates_weigh_alike_and_are_tried():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 9), st.integers(0, 8))
-def test_climbing_finds_the_peak_of_a_ladder(rungs, peak):
-    """With one peak, the best of the rungs that are tried is the best of all, and fewer are
-    tried than there are once there are six."""
-    ladder = [float(3**k) for k in range(rungs)]
-    top = ladder[min(peak, rungs - 1)]
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_every_rung_of_a_ladder_is_tried_once_and_the_best_is_chosen(scores):
+    """Whatever the scores, with two peaks as well; of equals the smaller step."""
+    ladder = [float(3**k) for k in range(len(scores))]
     asked: list[float] = []
 
     def scored(self, wanted):
         asked.extend(rate for _, rate in wanted)
-        return [Trial(rate, (1 - abs(math.log(rate / top)) / 100,)) for _, rate in wanted]
+        return [Trial(rate, (round(scores[ladder.index(rate)], 3),)) for _, rate in wanted]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Bench, "run", scored)
-        found = climb([public()], Guess(), ladder)[0]
-    assert found.rate == top and len(set(asked)) == len(asked)
-    if rungs >= 6:
-        assert len(asked) < rungs
-    with pytest.raises(BadInput, match="ladder is empty"):
-        climb([public()], Guess(), [])
+        found = choose_rates([public()], Guess(), ladder, widen=False)[0]
+    assert asked == ladder
+    rounded = [round(score, 3) for score in scores]
+    assert found.rate == ladder[rounded.index(max(rounded))]
+    with pytest.raises(BadInput, match="rates is empty"):
+        choose_rates([public()], Guess(), [], widen=False)

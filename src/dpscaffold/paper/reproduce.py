@@ -116,17 +116,16 @@ def reproduce(
     show = show or (lambda name, work: nullcontext(silence))
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:
         run_cases(cases, archive, device, tell, experiment.optimum)
-        while more := widened(experiment, cases, archive):
-            run_cases(more, archive, device, tell, experiment.optimum)
-            cases += more
         if experiment.plans:
-            rates = plan_places(experiment, cases, request.out, device, tell)
-            more = planned_cases(cases, rates)
+            more = planned_cases(cases, plan_places(experiment, cases, request.out, device, tell))
             run_cases(more, archive, device, tell, experiment.optimum)
             cases += more
         elif experiment.kind == "frontier":  # what was planned before is shown beside
             more = planned_cases(cases, read_planned(request.out))
             cases += [case for case in more if case in archive]
+        while more := widened(experiment, cases, archive):  # a planned best may lie at an end too
+            run_cases(more, archive, device, tell, experiment.optimum)
+            cases += more
         run_cases(folded, archive, device, tell)
         if request.only_runs:
             return [archive.path.name]

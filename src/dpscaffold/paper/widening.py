@@ -174,22 +174,27 @@ def between(tried: Sequence[float], best: float, finer: Sequence[float]) -> list
 def rungs(
     tried: Sequence[float], best: float, ladder: Sequence[float], failed: bool = False
 ) -> list[float]:
-    """The next step sizes on the side where the best one lies at the end; below all where every one
-    ``failed``, that is diverged. At the ladder's own end there is none.
+    """The next step sizes on the side where the best one lies at the end, and those between it and
+    its neighbours where a planned one was tried beyond a gap; below all where every one ``failed``,
+    that is diverged. At the ladder's own end there is none.
 
     >>> rungs([0.1, 0.3], 0.3, [0.03, 0.1, 0.3, 1.0]), rungs([0.1, 0.3, 1.0], 0.3, [0.03, 3.0])
     ([1.0], [])
     >>> rungs([0.1, 0.3], 0.3, [0.03, 0.1, 0.3, 1.0], failed=True)
     [0.03]
+    >>> rungs([0.1, 3.0], 3.0, [0.1, 0.3, 1.0, 3.0, 10.0])
+    [1.0, 10.0]
     """
-    below = [rate for rate in ladder if rate < min(tried)]
-    above = [rate for rate in ladder if rate > max(tried)]
-    found = []
-    if below and (failed or best == min(tried)):
-        found.append(max(below))
-    if above and not failed and best == max(tried):
-        found.append(min(above))
-    return found
+    if failed:
+        return [max(below)] if (below := [rate for rate in ladder if rate < min(tried)]) else []
+    next_below = max((rate for rate in ladder if rate < best), default=best)
+    next_above = min((rate for rate in ladder if rate > best), default=best)
+    found = [rate for rate in (next_below, next_above) if rate not in tried and rate != best]
+    return [rate for rate in found if not any(_within(other, rate, best) for other in tried)]
+
+
+def _within(one: float, end: float, other: float) -> bool:
+    return min(end, other) < one < max(end, other)
 
 
 def at_end(tried: Sequence[float], best: float) -> bool:

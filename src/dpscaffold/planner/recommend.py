@@ -22,7 +22,7 @@ from dpscaffold.events import Listener, silence
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio
-from dpscaffold.planner.surrogate import Shape
+from dpscaffold.planner.surrogate import Guess, Shape
 from dpscaffold.planner.trial import RATES, SEEDS, Choice, choose_rates
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
@@ -130,7 +130,7 @@ def recommend(
     """
     limits, preset = limits or Limits(), preset or Preset()
     first = _candidates(facts, goal, limits, preset)
-    tried = choose_rates(first, facts.guess, device=device, tell=tell)
+    tried = _tried(first, facts.guess, device, tell)
     best = _cheapest(tried)
     if preset.clip is None:
         near = [best.rate / 3, best.rate, best.rate * 3]
@@ -151,6 +151,23 @@ def recommend(
     left = tuple(one for one in tried if one is not best)
     score = max(public.score, best.score)
     return Recommendation(facts, goal, setting, best, left, score, tuple(points))
+
+
+def _tried(
+    settings: Sequence[Setting], guess: Guess, device: torch.device | str, tell: Listener
+) -> list[Choice]:
+    """η₀ of every candidate: of those with the most rounds among all rates, and of an algorithm's
+    fewer rounds around that."""
+    most = max(one.plan.rounds for one in settings)
+    whole = [one for one in settings if one.plan.rounds == most]
+    found = choose_rates(whole, guess, device=device, tell=tell)
+    for known in list(found):
+        name, place = known.setting.algorithm.name, known.trials.index(known.best)
+        near = [trial.rate for trial in known.trials[max(0, place - 1) : place + 2]]
+        fewer = [one for one in settings if one.plan.rounds < most and one.algorithm.name == name]
+        if fewer:
+            found += choose_rates(fewer, guess, near, device=device, tell=tell)
+    return found
 
 
 def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:

@@ -38,10 +38,6 @@ SEPARATIONS = (0.5, 1.0)
 #: Users, participants, records in a batch, steps and test records of a surrogate, at most.
 USERS, PARTICIPANTS, BATCH, STEPS, TESTED = 200, 20, 32, 10, 4000
 
-#: Where users have models of their own there are so many times more of them: few are learnt by
-#: heart.
-MORE = 2
-
 #: How much further apart users lie there than the records of one.
 APART = 10.0
 
@@ -80,7 +76,7 @@ class Shape:
     steps: int
 
     @classmethod
-    def of(cls, setting: Setting, differ: Differing = "classes") -> Shape:
+    def of(cls, setting: Setting) -> Shape:
         """That of the setting's surrogate: its own numbers, or the most that is tried."""
         share, most = setting.cohort_size / setting.users, PARTICIPANTS
         users = min(setting.users, max(2 * most, round(most / share)), USERS)
@@ -142,7 +138,7 @@ def surrogate(
     >>> surrogate(public, Guess(), 0.5)
     Federation(surrogate: 25 users, 40 train records each, 40 features, 10 classes)
     """
-    shape, schema = Shape.of(setting, differ), setting.roster.schema
+    shape, schema = Shape.of(setting), setting.roster.schema
     stream = np.random.default_rng([seed, round(1000 * separation)])
     tested = -(-TESTED // shape.users)
     each = shape.records + tested
@@ -232,11 +228,10 @@ def on_surrogate(
     stand_in: Federation,
     rate: float,
     seed: int = 0,
-    differ: Differing = "classes",
 ) -> Setting:
     """The setting's run on its surrogate: T, C, λ and the distance of a round stay, and so does the
     noise of a round's mean, v/(mK) in every coordinate, v = (2Cσ_g/b)² on average over users."""
-    shape = Shape.of(setting, differ)
+    shape = Shape.of(setting)
     ratio = shape.batch / shape.records
     plan = replace(
         setting.plan,

@@ -182,7 +182,7 @@ class Bench:
                         setting, self.guess, kind.separation, kind.seed, kind.differ
                     )
                 data.append(stand_ins[key])
-                runs.append(on_surrogate(setting, stand_ins[key], rate, kind.seed, kind.differ))
+                runs.append(on_surrogate(setting, stand_ins[key], rate, kind.seed))
                 owner.append(k)
         scores: list[list[float]] = [[] for _ in asked]
         for k, outcome, federation in zip(owner, self._train(runs, data), data, strict=True):
