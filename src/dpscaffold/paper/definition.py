@@ -57,7 +57,7 @@ class Level:
 
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
     largest T at that published ε, and ``by_row`` holds what differs in a row. ``ladder`` are all η₀
-    that a row may try, ``finer`` those between them, and ``steps`` and ``clips`` the K and C besides
+    that a row may try, ``finer`` those between them, and ``steps`` and ``clips`` the K and C beside
     its own, all in columns that are searched ``finely``.
     """
 

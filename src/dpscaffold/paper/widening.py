@@ -22,7 +22,6 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Level, rate_label
 from dpscaffold.paper.results import Place, Results, Summary, average
 
-
 #: What a search of η₀ is made with: K, and C (None without privacy).
 Fixed = tuple[int, float | None]
 

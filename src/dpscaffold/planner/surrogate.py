@@ -136,7 +136,7 @@ def surrogate(
     >>> roster = synthetic(users=40, records=50).roster
     >>> public = Setting(roster, Logistic(40, 10), scaffold(), Plan())
     >>> surrogate(public, Guess(), 0.5)
-    Federation(surrogate: 25 users, 40 train records each, 40 features, 10 classes)
+    Federation(surrogate: 40 users, 40 train records each, 40 features, 10 classes)
     """
     shape, schema = Shape.of(setting), setting.roster.schema
     stream = np.random.default_rng([seed, round(1000 * separation)])
