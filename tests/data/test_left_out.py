@@ -14,11 +14,11 @@ import torch
 from typed import typed
 from typer.testing import CliRunner
 
-from dpscaffold import cli
+from dpscaffold import Gaussian, Logistic, Plan, cli, fedavg, train
 from dpscaffold.data import federation_of, load_federation
 from dpscaffold.data.loading import DEALT_BY_LABEL
 from dpscaffold.data.readers.coding import LEFT_OUT
-from dpscaffold.privacy.preparation import told
+from dpscaffold.privacy.preparation import COUNTED, told
 
 ODD = 'Sankt "Jürgen" [bold] 100 %s {0}, Süd'
 USERS = [*["north", "south"] * 12, ODD]
@@ -160,3 +160,20 @@ def test_records_dealt_out_by_their_labels_are_named(dealing: dict, looks: bool,
         assert named == ["unprotected"] * looks
     changed = sum(not torch.equal(held[0].train.of(u)[0], held[1].train.of(u)[0]) for u in range(5))
     assert (changed > 1) == looks
+
+
+@pytest.mark.parametrize("neighbours", ["add-remove", "zero-out"])
+def test_one_record_more_deals_all_of_them_anew(neighbours: str, tmp_path: Path) -> None:
+    """So under add/remove who holds what is outside; under zero-out the number is the same."""
+    rng, made = np.random.default_rng(0), []
+    rows, labels = rng.normal(size=(61, 3)).astype(np.float32), np.arange(61) % 3
+    for count in (60, 61):
+        np.savez(tmp_path / "a.npz", features=rows[:count], labels=labels[:count])
+        keys = {"users": 5, "similarity": 100, "preprocess": [], "declared_sizes": 10}
+        made.append(load_federation({"source": "npz", "path": tmp_path / "a.npz", **keys}))
+    same = [torch.equal(made[0].train.of(u)[0], made[1].train.of(u)[0]) for u in range(5)]
+    assert not any(same)
+    privacy = Gaussian(noise=4.0, sampling="poisson", neighbours=neighbours)
+    plan = Plan(rounds=1, local_steps=1, user_ratio=0.4, data_ratio=0.5)
+    said = train(made[0], Logistic(3, 3), fedavg(), plan, privacy).privacy
+    assert (COUNTED in said["outside"]) == (neighbours == "add-remove")

@@ -14,6 +14,7 @@ from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, scaffold, tra
 from dpscaffold.cli import app
 from dpscaffold.errors import Diverged
 from dpscaffold.privacy import RANDOM_PARTICIPATION
+from dpscaffold.privacy.preparation import COUNTED
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, data_ratio=0.5, checkpoint_every=2)
 
@@ -164,9 +165,9 @@ def test_users_chosen_by_their_sizes_where_sizes_are_hidden(tmp_path):
         privacy = Gaussian(noise=4.0, unit=unit)
         folder = tmp_path / unit
         said = train(data, Logistic(1, 2), fedavg(), PLAN, privacy, out=folder).privacy
-        found[unit] = [line for line in said["outside"] if "how many records a user has" in line]
+        found[unit] = [line for line in said["outside"] if line == COUNTED]
         assert stated(folder)["outside"] == said["outside"]
     assert len(found["user"]) == 1 and not found["record"]
-    with pytest.raises(BadInput, match="how many records a user has"):
+    with pytest.raises(BadInput, match="by how many records there are"):
         train(data, Logistic(1, 2), fedavg(), PLAN, Gaussian(noise=4.0, unit="user"), release=True)
     train(data, Logistic(1, 2), fedavg(), PLAN, Gaussian(noise=4.0), release=True)

@@ -71,7 +71,12 @@ def load_federation(
     )
     federation = _load(settings, notify, release)
     sizes = settings.declared_sizes
-    return federation if sizes is None else federation.declaring(sizes)
+    if sizes is None:
+        return federation
+    if isinstance(settings, Pooled) and settings.chosen_partition != "natural":
+        dealt_out = Remark(DEALT_BY_NUMBER, "none needed", counted=True)
+        federation = replace(federation, preparation=(*federation.preparation, dealt_out))
+    return federation.declaring(sizes)
 
 
 def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
@@ -276,6 +281,10 @@ DEALT_BY_LABEL = (
     "one record would move records between several users: who holds which record is outside the "
     "guarantee, which is for the records as they were dealt."
 )
+
+
+#: Said where sizes are declared: one record more would deal all of them out anew.
+DEALT_BY_NUMBER = "Records were dealt out to users by how many there are (data.partition)."
 
 
 def _looks_at_labels(settings: Pooled) -> bool:

@@ -33,9 +33,9 @@ Rows = TypeVar("Rows")
 
 #: What is said of users who were chosen by their sizes in a run that hides sizes.
 COUNTED = (
-    "Who takes part at all, and which of everybody's records are for training, was decided by how "
-    "many records users have (data.minimum_records, data.test_ratio), which this run hides: "
-    "whether a user or a record is among them is outside the guarantee."
+    "Who takes part at all, who holds which record, and which records are for training was decided "
+    "by how many records there are (data.minimum_records, data.partition, data.test_ratio), which "
+    "this run hides: whether a user or a record is among them is outside the guarantee."
 )
 
 
