@@ -13,7 +13,7 @@ from small import UNEQUAL, federation
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.federation import tables as module
+from dpscaffold.federation import records as module
 from dpscaffold.federation.schema import Target
 
 

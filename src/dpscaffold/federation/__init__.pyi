@@ -1,3 +1,3 @@
+from .records import Records as Records
 from .tables import Digest as Digest
 from .tables import Federation as Federation
-from .tables import Records as Records
