@@ -266,12 +266,19 @@ class Given:
         return out
 
 
-def test_keys_that_their_number_lifts_above_the_bound_are_left_out():
-    """Of 100 records the upper bits of a bound are shared by keys on both sides of it."""
-    bound = (10 + 6 * 9**0.5) / 100
-    above = np.nextafter(bound, 1.0)  # with its number in place it may be on either side
-    row = np.full((1, 100), 0.9)
-    row[0, :12], row[0, 40:60] = 0.1, above
-    index = np.empty((1, 10), dtype=np.int64)
-    _draw_smallest(Given(row), 100, index)
-    assert set(index[0].tolist()) <= set(range(12)) and len(set(index[0].tolist())) == 10
+@pytest.mark.parametrize("batch", [900, 1000, 1100, 1200, 1300, 1400])
+def test_the_order_within_a_batch_is_that_of_the_keys_below_the_bound(batch):
+    """Sums are taken in that order, so it is part of what a seed means. Keys near the bound share
+    its upper bits, and their numbers decide on which side they are."""
+    stream, records = np.random.default_rng(4), 6000
+    bound = (batch + 6 * (batch * (1 - batch / records)) ** 0.5) / records
+    low = np.uint64(8191)
+    rows = stream.random((20, records))
+    rows[:, 100::70] = bound
+    keys = (rows.view(np.uint64) & ~low) | np.arange(records, dtype=np.uint64)
+    index = np.empty((20, batch), dtype=np.int64)
+    _draw_smallest(Given(rows), records, index)
+    for row, found in zip(keys, index, strict=True):
+        few = row[row.view(np.float64) < bound]
+        few.partition(batch - 1)
+        assert np.array_equal(found, few[:batch] & low)
