@@ -56,6 +56,7 @@ class Description:
 def describe(federation: Federation) -> Description:
     """Look through a federation once, block by block: a mapped one is not loaded.
 
+    >>> import torch
     >>> x, y = torch.eye(4), torch.tensor([0, 0, 1, 1])
     >>> halves = [(x[:2], y[:2]), (x[2:], y[2:])]
     >>> apart = Federation.from_arrays(halves, halves)
