@@ -19,7 +19,7 @@ class Identifiers:
 
     >>> found = Identifiers({0: "visit", 1: "age", 2: "insurance"})
     >>> n = np.arange(30.0)
-    >>> found.add(np.stack([n, n % 7, 4e9 + n], axis=1).astype(np.float32))
+    >>> found.add(np.stack([n, n % 7, 4e9 + 100 * n], axis=1).astype(np.float32))
     >>> [name for name, _ in found.named()]
     ['visit', 'insurance']
     """
