@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dpscaffold.algorithms import Upload
+from dpscaffold.algorithms import Local, Upload
 from dpscaffold.audit.escape import Escaping
 from dpscaffold.audit.onerun import play_one_run
 from dpscaffold.audit.play import Limits, audit
@@ -22,6 +22,7 @@ from dpscaffold.cli import app
 from dpscaffold.federation import Federation
 from dpscaffold.local import participate as participate_module
 from dpscaffold.local import steps as steps_module
+from dpscaffold.local.records import LocalRecords
 from dpscaffold.privacy import TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses
@@ -174,33 +175,56 @@ def test_noise_does_not_average_out_over_local_steps(config):
 # --- planted mistakes -------------------------------------------------------------------------
 
 
-def test_control_variates_without_noise(config, monkeypatch):
-    """Δc from the gradients as they were before the noise."""
-    proper = participate_module.local_steps
-
-    def leaky(task, algorithm, at, batches, scales):
-        drawn = list(batches)
-        noised, _ = proper(task, algorithm, at, drawn, scales)
-        silent = [(batch, torch.zeros_like(noise)) for batch, noise in drawn]
-        bare, kept = proper(task, algorithm, at, silent, scales)
-        return Upload(noised.params, bare.totals), kept
-
-    monkeypatch.setattr(participate_module, "local_steps", leaky)
-    assert audited(config).beaten
+def step_by_step(monkeypatch):
+    """Steps are not taken by a script, so that what is planted in them is run."""
+    monkeypatch.setattr(participate_module, "scripted_steps", lambda *given: None)
 
 
-def test_moves_without_noise(config, monkeypatch):
+def leaking(monkeypatch, scripted, join):
+    """What K steps leave behind with their noise and without it, joined."""
+    if not scripted:
+        step_by_step(monkeypatch)
+    for name in ("scripted_steps", "local_steps"):
+        proper = getattr(participate_module, name)
+
+        def leaky(*given, proper=proper):
+            *others, batches, scales = given
+            batches = batches if isinstance(batches, LocalRecords) else list(batches)
+            noised = proper(*others, batches, scales)
+            if noised is None:
+                return None
+            if isinstance(batches, list):
+                batches = [(batch, torch.zeros_like(noise)) for batch, noise in batches]
+            return join(noised, proper(*others, batches, replace(scales, noise=None)))
+
+        monkeypatch.setattr(participate_module, name, leaky)
+
+
+@pytest.mark.parametrize("scripted", [True, False], ids=["by script", "step by step"])
+def test_control_variates_without_noise(config, monkeypatch, scripted):
+    """Δc from the gradients as they were before the noise: in every round, or (where Δc follows
+    from Δy otherwise) in the warm one."""
+    warm = ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1")
+
+    def join(noised, bare):
+        if isinstance(noised, Local):
+            return Local(noised.params, bare.mean_gradient)
+        return Upload(noised[0].params, bare[0].totals), bare[1]
+
+    leaking(monkeypatch, scripted, join)
+    assert audited(config, *(warm if scripted else ())).beaten
+
+
+@pytest.mark.parametrize("scripted", [True, False], ids=["by script", "step by step"])
+def test_moves_without_noise(config, monkeypatch, scripted):
     """The noise is in the control variate alone."""
-    proper = participate_module.local_steps
 
-    def leaky(task, algorithm, at, batches, scales):
-        drawn = list(batches)
-        noised, kept = proper(task, algorithm, at, drawn, scales)
-        silent = [(batch, torch.zeros_like(noise)) for batch, noise in drawn]
-        bare, _ = proper(task, algorithm, at, silent, scales)
-        return Upload(bare.params, noised.totals), kept
+    def join(noised, bare):
+        if isinstance(noised, Local):
+            return Local(bare.params, noised.mean_gradient)
+        return Upload(bare[0].params, noised[0].totals), noised[1]
 
-    monkeypatch.setattr(participate_module, "local_steps", leaky)
+    leaking(monkeypatch, scripted, join)
     assert audited(config).beaten
 
 
@@ -298,6 +322,7 @@ def test_a_clip_read_off_the_batch(config, monkeypatch, sampling):
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_more_local_steps_than_are_counted(config, monkeypatch, sampling):
     """Epochs in place of K steps: whoever has more records takes more of them."""
+    step_by_step(monkeypatch)
     proper = participate_module.noised_batches
 
     def epochs(number, *given):

@@ -79,12 +79,19 @@ def upper_limit(count: int, games: int, tail: float) -> float:
 
 
 def prove(
-    inside: Array, outside: Array, delta: float, confidence: float, curve: TradeOff | None = None
+    inside: Array,
+    outside: Array,
+    delta: float,
+    confidence: float,
+    curve: TradeOff | None = None,
+    for_curve: int = 0,
 ) -> Proof:
     """The ε that games prove, from statistics (S, n) of games on one dataset and on its neighbour.
 
     One event is chosen for ε and one against the claimed trade-off ``curve``, on the first third of
-    the games; both are counted on the others, and share the chance of error.
+    the games; both are counted on the others, and share the chance of error. The last ``for_curve``
+    statistics are looked at for the curve alone: ε rests on rare events, of which a statistic that
+    was fitted to few games knows little.
 
     >>> rng = np.random.default_rng(0)
     >>> apart = prove(rng.normal(3, 1, (1, 3000)), rng.normal(0, 1, (1, 3000)), 1e-5, 0.95)
@@ -94,7 +101,7 @@ def prove(
     """
     cut = _cut(inside, outside)
     tail = (1 - confidence) / (2 if curve is None else 4)
-    chosen = _choose(inside[:, :cut], outside[:, :cut], delta, curve, tail)
+    chosen = _choose(inside[:, :cut], outside[:, :cut], delta, curve, tail, for_curve)
     epsilon = 0.0
     beaten = False
     seen = []
@@ -152,7 +159,12 @@ def _discriminant(inside: Array, outside: Array) -> Array:
 
 
 def _choose(
-    inside: Array, outside: Array, delta: float, curve: TradeOff | None, tail: float
+    inside: Array,
+    outside: Array,
+    delta: float,
+    curve: TradeOff | None,
+    tail: float,
+    for_curve: int = 0,
 ) -> tuple[Event, ...]:
     """The event that promises the largest ε, and the one that stands out most from the curve."""
     best: tuple[float, Event] = (-math.inf, Event(0, 0.0, True, True))
@@ -168,7 +180,7 @@ def _choose(
                 low, high = rates[0][0], rates[1][1]
                 gain = np.log(np.maximum(low - delta, 1e-300) / high)
                 k = int(np.argmax(gain))
-                if gain[k] > best[0]:
+                if gain[k] > best[0] and statistic < len(inside) - for_curve:
                     best = float(gain[k]), Event(statistic, float(both[k]), above, positive)
                 if curve is None:
                     continue

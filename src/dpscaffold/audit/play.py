@@ -196,7 +196,8 @@ def _view(
             watch(claim.view, games, limits.trials, max(0.0, left()))
     inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
     inside, outside = (told_apart if server else statistics)(inside, outside)
-    found = prove(inside, outside, claim.delta, confidence, claim.curve)
+    for_curve = int(server)  # the weighted statistic
+    found = prove(inside, outside, claim.delta, confidence, claim.curve, for_curve)
     proofs.append((found, names_of))
     best, names = max(proofs, key=lambda pair: pair[0].epsilon)
     return Finding(
