@@ -42,7 +42,7 @@ doctest: $(VENV)/.ready-dev  ## the examples in the docstrings
 
 docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	@echo "open site/index.html"
+	@echo "open site/index.html (searching needs a server: $(BIN)/python -m http.server -d site)"
 
 notebooks: $(VENV)/.ready-docs  ## run the notebooks of the documentation and keep what they show
 	$(BIN)/python tests/notebooks.py

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -112,6 +113,7 @@ def together(seed: int, first: int, count: int) -> Iterator[str]:
 
 def main(count: int = 100_000, seed: int = 0, first: int = 0) -> int:
     """Run so many cases and print what went wrong as it does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let their jobs ignore it
     arguments.load_all()  # once, before the children
     began, failures = time.monotonic(), 0
     for line in together(seed, first, count):
