@@ -94,6 +94,27 @@ def test_damaged_run_folders(command, finished, tmp_path, name, damage):
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "refused"),
+    [
+        ("config.toml", b"\xff\xfe[plan]", True),
+        ("config.toml", b"[plan\nrounds", True),
+        ("summary.json", b"[1, {}]", True),
+        ("privacy.json", b"null", True),
+        ("versions.json", b"3", True),
+        ("metrics.jsonl", b"\xff\xfe{}\n", True),
+        ("metrics.jsonl", b"", True),
+        ("checkpoint.pt", b"", False),
+    ],
+)
+def test_a_report_of_a_damaged_run_is_refused_or_whole(command, finished, name, content, refused):
+    shutil.copytree(finished, "bad")
+    (Path("bad") / name).write_bytes(content)
+    code, said = command("report", "bad", "--out", "page.html")
+    assert code == (2 if refused else 0) and said.count("error:") == refused, said
+    assert Path("page.html").exists() != refused
+
+
+@pytest.mark.parametrize(
     ("factory", "sentence"),
     [
         ("lazy", "lazy modules"),

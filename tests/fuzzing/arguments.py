@@ -50,6 +50,18 @@ LINES: tuple[str, ...] = (
     f"privacy {NUMBERS} --noise 4 --sampling poisson --unit record --neighbours zero-out",
     f"privacy {NUMBERS} --noise 4 --view participant --colluders 2 --group 2 --delta 1e-4",
     "privacy run --json",
+    "privacy hurt --json",
+    "train --resume hurt -q",
+    "train --resume hurt --set plan.rounds=3",
+    "report hurt --out hurt.html",
+    "compare hurt run --json",
+    "compare hurt --out hurt.svg",
+    "evaluate hurt --json",
+    "predict hurt table.csv --out said.csv",
+    "export hurt --to safetensors --out exported",
+    "calibrate hurt --epsilon 2",
+    "audit hurt --trials 100 --minutes 0.001",
+    "config show hurt/config.toml",
     "privacy run run2 --fixed-in-advance --same-records",
     "privacy c.toml --tradeoff t.svg",
     f"calibrate {NUMBERS} --epsilon 2 --json",
@@ -115,12 +127,42 @@ def attempt(rng: random.Random, folder: Path) -> str:
     if rng.random() < 0.05 or not home.exists():
         _furnish(home)
     words = mutated(rng, rng.choice(LINES).split())
-    attempt.last = [repr(words)]  # type: ignore[attr-defined]
-    code, said = run(words, home)
-    attempt.last = [f"{words!r}: {code}, {said[-200:]}"]  # type: ignore[attr-defined]
-    if "Traceback" in said or code not in (0, 2, 3, 4, 130, 143):
+    said = damage(rng, home) if "hurt" in words or "hurt/config.toml" in words else ""
+    attempt.last = [f"{said}{words!r}"]  # type: ignore[attr-defined]
+    code, told = run(words, home)
+    attempt.last = [f"{said}{words!r}: {code}, {told[-200:]}"]  # type: ignore[attr-defined]
+    if "Traceback" in told or code not in (0, 2, 3, 4, 130, 143):
         raise RuntimeError(f"exit {code}")
     return ""
+
+
+def damage(rng: random.Random, home: Path) -> str:
+    """Make ``hurt``, a copy of a run with one of its files cut, changed, emptied or lost."""
+    hurt = home / "hurt"
+    shutil.rmtree(hurt, ignore_errors=True)
+    whole = home / rng.choice(("run", "run3"))
+    if not whole.is_dir():
+        return ""
+    shutil.copytree(whole, hurt)
+    files = sorted(path for path in hurt.rglob("*") if path.is_file() and path.name != ".lock")
+    path = rng.choice(files)
+    content, at = bytearray(path.read_bytes()), 0
+    kind = rng.choice(("cut", "not text", "flipped", "emptied", "lost", "doubled", "other JSON"))
+    if kind == "cut":
+        del content[rng.randrange(len(content) + 1) :]
+    elif kind == "not text":
+        content = bytearray(b"\xff\xfe") + content
+    elif kind == "flipped" and content:
+        at = rng.randrange(len(content))
+        content[at] ^= 1 << rng.randrange(8)
+    elif kind == "doubled":
+        content = content * 2
+    elif kind == "other JSON":
+        content = bytearray(rng.choice((b"[]", b"{}", b"null", b"3", b'"x"', b"[1, {}]\n")))
+    path.unlink()
+    if kind != "lost":
+        path.write_bytes(b"" if kind == "emptied" else bytes(content))
+    return f"{path.relative_to(home)} {kind} at {at}: "
 
 
 def mutated(rng: random.Random, words: list[str]) -> list[str]:

@@ -304,11 +304,14 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(
                 f"{path} is not valid JSON ({error}); restore it or start the run anew"
             ) from error
+        if not isinstance(found, dict):
+            raise BadInput(f"{path} holds no table of values; restore it or start the run anew")
+        return found
 
     def _replace(self, name: str, write: Any) -> None:
         with whole_file(self.path / name) as partial:

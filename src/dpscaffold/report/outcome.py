@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.runfolder import RunFolder
+from dpscaffold.config.reading import read_tables
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.progress import duration
 from dpscaffold.report.blocks import Block, Grid, Section, Text, section
@@ -46,6 +47,7 @@ def tell(path: Path) -> Told:
     """Read a run folder for a report."""
     folder, run = RunFolder(path), read_run(path)
     index = folder.read_json("model/model.json") or {}
+    read_tables(folder.file("config.toml"))  # a damaged one is refused, not printed
     text = folder.file("config.toml").read_text(encoding="utf-8")
     versions = folder.read_json("versions.json") or {}
     return Told(run, text, versions, folder.read_json("run.json") or {}, index)

@@ -102,6 +102,9 @@ def read_run(path: Path) -> RunRecord:
             f"{path} holds no run (no config.toml); name a folder written by dpscaffold train"
         )
     history = folder.metrics()
+    written = folder.file("metrics.jsonl")
+    if not history and written.exists() and b"\n" in written.read_bytes():
+        raise BadInput(f"{written} is damaged; restore it or start the run anew")
     if not history:
         raise BadInput(
             f"the run in {path} has no evaluated round yet; let it reach one, or lower "
