@@ -46,6 +46,10 @@ epsilon = 2.0
 FUNCTION = 0x1
 
 
+#: Where steps are taken, one by one or all K in a script: their noise is still to be drawn.
+STEPS = ("noised_query", "scripted_steps")
+
+
 class FirstStep(BaseException):
     """The first local step is about to be taken."""
 
@@ -75,7 +79,7 @@ class Tour:
             self.changes += 1
         self.visits.append((room, f"{place}:{code.co_name}"))
         self.counts[code.co_qualname if hasattr(code, "co_qualname") else code.co_name] += 1
-        if code.co_name == "noised_query":
+        if code.co_name in STEPS:
             raise FirstStep
 
 

@@ -20,7 +20,7 @@ ROOT = Path(dpscaffold.__file__).parent
 #: Low to high; what stands on one line may use each other as long as there is no cycle.
 LAYERS = (
     "errors",
-    "checks machine cipher philox whole kernels aside",
+    "checks machine cipher philox whole kernels",
     "privacy",
     "notebook federation plan budget randomness devicedraws",
     "data tasks algorithms scoring labelscoring",

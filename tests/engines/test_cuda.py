@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
-from dpscaffold.aside import Aside
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.local import devices, participate
 from dpscaffold.local.graphs import Graphs
+from dpscaffold.machine import Aside
 from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.training import in_progress

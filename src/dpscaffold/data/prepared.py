@@ -44,9 +44,9 @@ def _by_mean(step: Shift | Standardised) -> int:
     return len(step.mean)
 
 
-def _charged(step: Shift | Standardised) -> bool:
-    """Whether a private sum was divided by how many records there are."""
-    return step.cost is not None
+def _note_division(step: Shift | Standardised) -> None:
+    """``divided`` says whether a private sum was divided by how many records there are."""
+    object.__setattr__(step, "divided", step.cost is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +66,11 @@ class Shift:
     sentence: str
     cost: Cost | None = None
     width = property(_by_mean)
-    divided = property(_charged)
     __eq__ = same_fields
     __hash__ = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        _note_division(self)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         out: np.ndarray = rows - self.mean
@@ -91,9 +93,11 @@ class Standardised:
     sentence: str
     cost: Cost | None = None
     width = property(_by_mean)
-    divided = property(_charged)
     __eq__ = same_fields
     __hash__ = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        _note_division(self)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         out: np.ndarray = (rows - self.mean) / self.deviation

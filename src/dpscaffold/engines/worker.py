@@ -45,11 +45,12 @@ class Worker:
         task: Task | None = None,
     ) -> None:
         self.settings, self.federations, self.device = settings, federations, device
-        self.task, self.cores = task or settings[0].task, cores
+        self.task = task or settings[0].task
         limit = CPU_RESIDENT_BYTES
         if device.type == "cuda":
             limit = torch.cuda.mem_get_info(device)[0] // 2
         self.store = store or Store(federations, self.task, device, limit)
+        self.cores = cores if apart(self.task) else 1
         self.graphs = Graphs() if device.type == "cuda" else None
         self.cut = CutShort()
         if device.type == "cuda":
@@ -67,8 +68,7 @@ class Worker:
         records = self.store.of([(self.federations[row.run], row.user) for row in rows])
         memory = {name: value.to(self.device) for name, value in memory.items()}
         graphs = self.graphs if self.store.resident else None
-        cores = self.cores if apart(self.task) else 1
-        shares = shares_of(rows, self.task.parameters, cores)
+        shares = shares_of(rows, self.task.parameters, self.cores)
         if len(shares) < 2:
             given = (self.task, phase, rows, records, broadcast, memory, drawn, graphs, self.cut)
             return participate(*given)

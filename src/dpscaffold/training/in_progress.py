@@ -9,7 +9,6 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 import torch
 
-from dpscaffold.aside import Aside
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder
@@ -27,7 +25,7 @@ from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.federation import Federation
-from dpscaffold.machine import device_failed, stop_signals
+from dpscaffold.machine import Aside, Owed, device_failed, stop_signals
 from dpscaffold.metrics import Evaluator, Measures, Metrics, judging
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
@@ -43,31 +41,6 @@ CPU = torch.device("cpu")
 
 #: A metric of one's own: the model and the evaluation data → a number, under the function's name.
 OwnMetric = Callable[[Model, Federation], float]
-
-
-class Owed:
-    """What a round still owes while the next one runs. As a context it is settled, if it can be,
-    where something else fails."""
-
-    def __init__(self) -> None:
-        self._by: Callable[[], None] | None = None
-
-    def by(self, work: Callable[[], None]) -> None:
-        """Do this before anything is told of the next round."""
-        self._by = work
-
-    def settle(self) -> None:
-        """Do what is owed, once."""
-        work, self._by = self._by, None
-        if work is not None:
-            work()
-
-    def __enter__(self) -> Owed:
-        return self
-
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        with suppress(Exception) if failed else nullcontext():
-            self.settle()
 
 
 class RunInProgress:
@@ -152,9 +125,9 @@ class RunInProgress:
         else:
             self.accounts.check_room()
             self.folder.begin(to_toml(described), identity, self.stated)
+            self.log = RunLog(self.folder.path)
             self.accounts.attach(self.folder, digest.value)
-
-        self.log = RunLog(self.folder.path)
+        self.log = self.log or RunLog(self.folder.path)
         slower = getattr(self.setting.task, "slower", "")
         if slower:  # the module was looked at when the setting was made
             self.log.note(slower)
