@@ -17,12 +17,8 @@ from dpscaffold import BadInput
 from dpscaffold.cipher import CipherStream
 from dpscaffold.cli import app
 from dpscaffold.experiments import private_tuning
-from dpscaffold.experiments.private_tuning import (
-    PrivatelyTuned,
-    noised,
-    right_answers,
-    tune_privately,
-)
+from dpscaffold.experiments.private_scores import Comparison, noised, record_sums, scored
+from dpscaffold.experiments.private_tuning import PrivatelyTuned, tune_privately
 from dpscaffold.experiments.tuning import parse_tuning
 from dpscaffold.modelfolder import load_model
 from dpscaffold.privacy import Cost, describe
@@ -30,6 +26,7 @@ from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.composition import Part, together
 from dpscaffold.privacy.selected import Trials, account
 from dpscaffold.privacy.selection import Stopping
+from dpscaffold.scoring import METRICS
 
 CPU = torch.device("cpu")
 TOY = {
@@ -119,7 +116,7 @@ def test_preparation_counts_once():
 def test_candidates_are_drawn_with_replacement_each_as_likely(monkeypatch):
     """150 tunings without training: J is geometric with the mean asked for, and the two candidates
     come up evenly; a law of another mean is rejected (wrong once in 10,000)."""
-    monkeypatch.setattr(private_tuning, "_scored", lambda *rest: 0.5)
+    monkeypatch.setattr(private_tuning, "scored", lambda *rest: 0.5)
     monkeypatch.setattr(private_tuning, "account", lambda trials: trials)
 
     class Bare:
@@ -184,13 +181,71 @@ def test_right_answers_are_counted():
 
     data = load_federation(settings.data)
     outcome = Outcome(setting, model=found.winner.model)
-    counts, sizes = right_answers(outcome, data.test)
+    counts, sizes = record_sums(outcome, data.test, Comparison(METRICS["accuracy"]))
     task = setting.task
     for user in range(data.users):
         x, y = data.test.of(user)
         scores = task.scores(found.winner.model, task.prepare(x))
         assert counts[user] == int((scores.argmax(1) == y).sum()) and sizes[user] == len(y)
     assert table.public is None
+
+
+def test_one_record_changes_no_sum_by_more_than_the_bound():
+    """Whatever the scores, infinite ones too: neighbours that differ in one record, by hand."""
+    stream = torch.Generator().manual_seed(1)
+    logits = 50 * torch.randn(40, 3, generator=stream)
+    logits[0] = torch.tensor([math.inf, 0.0, -math.inf])
+    labels = torch.randint(3, (40,), generator=stream)
+    loss = Comparison(METRICS["log_loss"], 2.0)
+    counts = loss.counts(logits, labels)
+    plain = torch.logsumexp(logits.double(), 1) - logits.double()[torch.arange(40), labels]
+    assert counts[1:].tolist() == pytest.approx(plain[1:].clamp(max=2.0).tolist())
+    assert float(counts[0]) in (0.0, 2.0) and float(counts.max()) == 2.0
+    z, t = 5 * torch.randn(40, 1, generator=stream), torch.randn(40, generator=stream)
+    for name, power in (("mae", 1), ("rmse", 2)):
+        error = Comparison(METRICS[name], 3.0)
+        known = (z[:, 0].double() - t.double()).abs().clamp(max=3.0) ** power
+        assert error.counts(z, t).tolist() == pytest.approx(known.tolist())
+        assert error.most == 3.0**power and error.shown(9.0) == 9.0 ** (1 / power)
+
+
+def test_noise_of_a_score_is_in_units_of_its_bound():
+    """The spread of scores of one model over 300 tries is z·B·√M/N, and no other bound's (wrong
+    once in 10,000)."""
+    settings, table = parse_tuning(
+        TOY | {"tune": PRIVATE | {"metric": "log_loss", "score_bound": 4.0, "score_noise": 2.0}}
+    )
+    from dpscaffold.data.loading import load_federation
+    from dpscaffold.experiments.stack import Outcome
+
+    data, setting = load_federation(settings.data), _setting(settings)
+    outcome = Outcome(setting, model=torch.zeros(setting.task.parameters))
+    compared = Comparison(METRICS["log_loss"], 4.0)
+    sums, sizes = record_sums(outcome, data.test, compared)
+    assert sums == pytest.approx(sizes * math.log(10), rel=1e-6)  # a model of zeros
+    run = setting.describe()
+    # five folds of so many training records each hold sizes.sum() out
+    held = [int(4 * size) for size in sizes]
+    found = np.array([scored(outcome, data.test, compared, table, run, held) for _ in range(300)])
+    wanted = 2.0 * 4.0 * math.sqrt(data.users) / sizes.sum()
+    ratio = found.var(ddof=1) / wanted**2 * 299
+    low, high = stats.chi2(299).ppf([5e-5, 1 - 5e-5])
+    assert low < ratio < high and not low < ratio / 4 < high and not low < ratio * 2 < high
+    assert abs(found.mean() - math.log(10)) < 4 * wanted / math.sqrt(300)
+
+
+def test_the_smallest_loss_wins_and_any_metric_is_for_public_records():
+    found = tuned(seed=4, metric="log_loss", score_bound=5.0, trials=4.0, most=6)
+    scores = [trial.score for trial in found.trials if trial.score is not None]
+    assert len(found.trials) <= 6 and found.winner.score == min(scores)
+    assert found.released()["metric"] == "log_loss"
+    assert "at most 6" in found.released()["number_of_trials"]
+    public = {"users": 3, "records": 40, "alpha": 0.0, "beta": 0.0, "iid": True, "seed": 9}
+    table = {"private": True, "public": public, "grid": PRIVATE["grid"], "trials": 2.0}
+    settings, read = parse_tuning(TOY | {"tune": table | {"metric": "balanced_accuracy"}})
+    found = tune_privately(settings, read, CPU, choosing=random.Random(1))
+    assert found.winner.score == max(t.score for t in found.trials)
+    assert found.released()["metric"] == "balanced_accuracy"
 
 
 def test_a_public_score_costs_nothing_and_has_no_noise():
@@ -227,7 +282,7 @@ def test_preparation_without_protection_is_named_to_everybody():
     assert "Outside the guarantee: " in found.privacy_note
     assert found.released()["privacy"]["outside"] == list(found.outside)
     assert found.seen_by_server()["privacy"]["outside"] == list(found.outside)
-    digits = {"source": "digits", "users": 6, "preprocess": ["unit-norm"]}
+    digits = {"source": "digits", "users": 6, "preprocess": ["unit-norm"], "similarity": 100}
     settings, table = parse_tuning(TOY | {"data": digits, "tune": PRIVATE})
     assert tune_privately(settings, table, CPU, choosing=random.Random(0)).outside == ()
     assert told and "accuracy" not in repr(told)  # held-out scores leave with noise alone
@@ -272,7 +327,13 @@ def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
         ({"stopping": "constant"}, "tune.stopping is 'constant'"),
         ({"folds_run": 2}, "tune.folds_run is given"),
         ({"output": "last"}, "tune.output is given"),
-        ({"metric": "log_loss"}, "compared by accuracy"),
+        ({"metric": "log_loss"}, "give tune.score_bound"),
+        ({"metric": "f1"}, "needs two classes"),
+        ({"metric": "balanced_accuracy"}, "one record can change by any amount"),
+        ({"metric": "rmse"}, "is for numbers"),
+        ({"score_bound": 2.0}, "a record counts at most 1"),
+        ({"metric": "log_loss", "score_bound": 0.0}, "tune.score_bound is 0"),
+        ({"most": 0}, "tune.most is 0"),
         ({"grid": {"privacy.noise": [0.0, 4.0]}}, "trains without noise"),
         ({"grid": {"privacy.sampling": ["fixed", "poisson"]}}, "same unit and sampling"),
         ({"public": {"users": 3, "records": 40, "dimension": 7}}, "leave one of them out"),

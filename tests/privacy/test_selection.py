@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ LAWS = [
     Stopping(5.0, math.inf),
     Stopping(0.4, math.inf),
 ]
+BOUNDED = [replace(law, most=most) for law in LAWS for most in (1, 4, 30)]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
@@ -81,6 +83,72 @@ def test_drawn_numbers_follow_the_law_and_no_other(law):
             assert chi_square(other, draws) < 1e-3, other  # a wrong mean or shape is seen
 
 
+@pytest.mark.parametrize("law", BOUNDED, ids=str)
+def test_a_bounded_law_is_the_law_given_that_it_is_kept(law):
+    """Against the law without a bound, restricted and divided by hand; draws follow it, and neither
+    the smaller of J and N nor the law without a bound."""
+    free, n = replace(law, most=None), law.most
+    whole = np.array([free.probability(j) for j in range(n + 1)])
+    given_kept = whole / whole.sum()
+    assert [law.probability(j) for j in range(-1, n + 3)] == pytest.approx(
+        [0, *given_kept, 0, 0], abs=1e-12
+    )
+    assert law.within == pytest.approx(whole.sum(), rel=1e-12)
+    assert law.expected == pytest.approx(given_kept @ np.arange(n + 1)) and law.expected <= law.mean
+    for q in (0.0, 0.4, 1.0):
+        assert law.generating(q) == pytest.approx(given_kept @ q ** np.arange(n + 1))
+    stream = random.Random(7)
+    counts = np.bincount([law.draw(stream) for _ in range(6000)], minlength=n + 1)
+    assert len(counts) == n + 1  # none above the bound
+    kept = given_kept * 6000 > 5
+    others = max(1e-9, 6000 * given_kept[~kept].sum())
+    expected = np.array([*(6000 * given_kept[kept]), others])
+    found = np.array([*counts[kept], counts[~kept].sum()])
+    assert stats.chisquare(found, expected * 6000 / expected.sum()).pvalue > 1e-4
+    cut = whole.copy()
+    cut[n] += 1 - whole.sum()  # the smaller of J and N
+    if n > 1 and cut[n] > 1.2 * given_kept[n] and 6000 * given_kept[n] > 20:
+        assert stats.binomtest(int(counts[n]), 6000, min(1.0, cut[n])).pvalue < 1e-3
+
+
+def test_a_bound_costs_nothing_and_saves_where_it_binds():
+    orders = np.array([2.0, 8.0, 40.0])
+    curve = 0.01 * orders
+
+    def profile(epsilon: float) -> float:
+        return 1e-3 * math.exp(-epsilon)
+
+    for law in LAWS:
+        free = selected_renyi(law, orders, curve, profile)
+        far = selected_renyi(replace(law, most=20_000), orders, curve, profile)
+        near = selected_renyi(replace(law, most=9), orders, curve, profile)
+        assert far == pytest.approx(free, rel=1e-3)
+        if not law.poisson:
+            assert (near < free).all()
+            tight = selected_profile(replace(law, most=9), profile, lambda d: -math.log(d), 1e-5)
+            assert tight < selected_profile(law, profile, lambda d: -math.log(d), 1e-5)
+
+
+def test_stopping_at_the_bound_instead_of_drawing_again_would_cost_more():
+    """Why J is drawn again above its bound: the smaller of J and 2 with a mean of 50 is nearly the
+    constant 2, and the ratio of chances exceeds what the law without a bound allows."""
+    law, eps = Stopping(50.0), 0.3
+    first = law.probability(1)
+
+    def slope(q: float) -> float:  # f′ of the smaller of J and 2
+        return first + 2 * (1 - first) * q
+
+    q = 1e-3 * math.exp(eps)
+    allowed = ((1 - 0.98 * 1e-3) / (1 - 0.98 * q)) ** 2
+    assert slope(q) / slope(1e-3) > allowed
+    drawn = replace(law, most=2)
+
+    def given_kept(q: float) -> float:
+        return drawn.probability(1) + 2 * drawn.probability(2) * q
+
+    assert given_kept(q) / given_kept(1e-3) <= allowed
+
+
 def test_closed_forms():
     """Pure ε-DP: (2 + η)ε whatever the mean; the theorems' own formulas, one order by hand."""
     for shape in (0.0, 0.5, 1.0, 2.0):
@@ -130,11 +198,11 @@ def winner(law: Stopping, q: np.ndarray) -> np.ndarray:
     return np.concatenate([reached[:1], np.diff(reached)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.floats(0.02, 1), min_size=2, max_size=6),
     st.lists(st.floats(-0.8, 0.8), min_size=6, max_size=6),
-    st.sampled_from(LAWS),
+    st.sampled_from([*LAWS, *BOUNDED]),
     st.sampled_from([1e-3, 1e-2, 0.05]),
 )
 def test_reported_epsilon_is_at_least_that_of_the_winner_itself(weights, tilts, law, delta):
@@ -190,6 +258,19 @@ def test_a_constant_number_of_trials_would_cost_more():
 def test_bad_laws_are_refused(mean, shape, said):
     with pytest.raises(PrivacyError, match=said):
         Stopping(mean, shape)
+
+
+@pytest.mark.parametrize(
+    ("law", "said"),
+    [({"mean": 5.0, "most": 0}, "the most trials are 0"),
+     ({"mean": 5.0, "most": 2_000_000}, "from 1 to"),
+     ({"mean": 9000.0, "most": 2}, "once in more than"),
+     ({"mean": 900.0, "shape": math.inf}, "too large to draw"),
+     ({"mean": 5000.0, "shape": 900.0}, "too large to draw")],
+)  # fmt: skip
+def test_laws_that_cannot_be_drawn_are_refused(law, said):
+    with pytest.raises(PrivacyError, match=said):
+        Stopping(**law)
 
 
 def test_the_profile_is_not_used_where_it_is_not_proved():

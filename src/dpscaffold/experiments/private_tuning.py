@@ -2,7 +2,7 @@
 
 J is drawn first, then J candidates with replacement from the grid, each equally likely. Every trial
 trains with noise and participants of its own, drawn from the operating system, and is scored: on
-public records, or by counts of right answers to which every user adds noise. The best score wins.
+public records, or by sums of bounded scores to which every user adds noise. The best score wins.
 The server sees all of it, so towards it the trials compose; whoever is given the winner alone is
 protected by the random J (:mod:`dpscaffold.privacy.selection`).
 """
@@ -15,23 +15,21 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.cipher import CipherStream
 from dpscaffold.config import Configuration
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Evaluated, Event, Listener, RoundDone, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
+from dpscaffold.experiments.private_scores import Comparison, comparison, scored
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.experiments.tuning import SettingOf, TuneSettings, with_values
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Cost, Mechanism, charged
 from dpscaffold.privacy.preparation import left_open
 from dpscaffold.privacy.selected import Accounted, Trials, account
-from dpscaffold.scoring import predicted_class
 from dpscaffold.setting import Setting
 
 #: The name of what scores cost.
@@ -73,7 +71,8 @@ class PrivatelyTuned:
     title: str
     federation: Federation = field(repr=False)
     scored_on: str
-    outside: tuple[str, ...] = ()
+    outside: tuple[str, ...]
+    compared: Comparison
 
     @property
     def winner(self) -> Trial:
@@ -83,7 +82,7 @@ class PrivatelyTuned:
         if not finite:
             first = {key: values[0] for key, values in self.tune.grid.items()}
             return Trial(first, None, None)
-        return max(finite, key=lambda trial: trial.score or 0.0)
+        return max(finite, key=lambda trial: self.compared.sign * (trial.score or 0.0))
 
     @property
     def privacy_note(self) -> str:
@@ -105,6 +104,7 @@ class PrivatelyTuned:
         return {
             "values": self.winner.values,
             "score": self.winner.score,
+            "metric": self.compared.metric.name,
             "scored_on": self.scored_on,
             "number_of_trials": str(self.tune.stopping_law),
             "privacy": {**self.privacy.to_third_parties(), "outside": list(self.outside)},
@@ -130,6 +130,7 @@ def tune_privately(
         dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
     ]
     whole = load_federation(settings.data)
+    compared = comparison(table, whole.target)
     trained, judged, scored_on = _records(settings, table, whole)
     candidates = [_candidate(setting_of(with_values(settings, point), trained)) for point in points]
     runs = [_described(one, whole) for one in candidates]
@@ -138,15 +139,18 @@ def tune_privately(
     # before anything runs, and whatever comes of it
     drawn = [stream.randrange(len(points)) for _ in range(table.stopping_law.draw(stream))]
     outcomes = _train([_fresh(candidates[p]) for p in drawn], trained, device, tell)
+    sizes = trained.roster.sizes
     trials = tuple(
-        Trial(points[p], _scored(outcome, trained, judged, table, runs[0]), outcome.model)
+        Trial(points[p], scored(outcome, judged, compared, table, runs[0], sizes), outcome.model)
         for p, outcome in zip(drawn, outcomes, strict=True)
     )
     prepared = whole.roster.schema.preparation
     costs, unprotected = charged(prepared, runs[0])
     privacy = account(Trials(tuple(runs), tuple(drawn), table.stopping_law, score, costs))
     outside = tuple(left_open([*prepared, *unprotected]))
-    return PrivatelyTuned(settings, table, trials, privacy, whole.title, whole, scored_on, outside)
+    return PrivatelyTuned(
+        settings, table, trials, privacy, whole.title, whole, scored_on, outside, compared
+    )
 
 
 def _records(
@@ -154,13 +158,6 @@ def _records(
 ) -> tuple[Federation, Records, str]:
     """What candidates train on, and what they are judged on."""
     target = whole.target
-    if target.kind != "class" or table.metric not in (None, "accuracy"):
-        asked = table.metric or f"the target is {target}"
-        raise BadInput(
-            f"tune.private is true, and candidates are compared by accuracy, whose count one "
-            f"record changes by at most 1 ({asked}); leave tune.metric out, and tune a number's "
-            f"prediction on public records, without tune.private"
-        )
     if table.public is None:
         fold = fold_federation(whole, 0, table.folds, table.seed)
         return fold, fold.test, f"one of {table.folds} parts of every user's records, held out"
@@ -206,7 +203,8 @@ def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
         raise BadInput(
             "tune.private is true, and candidates are scored on private records: give "
             "tune.score_noise, the deviation of the noise that every user adds to its count of "
-            "right answers (10, say), or [tune.public] records that are public"
+            "right answers (10, say; in units of tune.score_bound for errors), or [tune.public] "
+            "records that are public"
         )
     if run.relation == "add-remove":
         raise BadInput(
@@ -246,50 +244,6 @@ def unscored(tell: Listener) -> Listener:
             tell(event)
 
     return told
-
-
-def _scored(
-    outcome: Outcome, trained: Federation, judged: Records, table: TuneSettings, run: Mechanism
-) -> float | None:
-    """The share of right answers: as it is on public records, else from noised counts. A run that
-    diverged has none, whatever the records: its parameters tell, and they are accounted for."""
-    if outcome.diverged is not None or outcome.model is None:
-        return None
-    counts, sizes = right_answers(outcome, judged)
-    if table.public is not None:
-        return float(counts.sum() / sizes.sum())
-    assert table.score_noise is not None
-    stream = CipherStream()
-    if run.unit == "user":  # a share changes by at most 1 with all of a user's records
-        shares = counts / np.maximum(sizes, 1)
-        return float(np.mean(noised(shares, table.score_noise, stream, 1e-6)))
-    public = np.asarray(trained.roster.sizes, dtype=float).sum() / (table.folds - 1)
-    return float(noised(counts, table.score_noise, stream, 1.0).sum() / public)
-
-
-def right_answers(outcome: Outcome, judged: Records) -> tuple[np.ndarray, np.ndarray]:
-    """How many of each user's records a run's model predicts rightly, and how many there are."""
-    assert outcome.model is not None
-    task, params = outcome.setting.task, outcome.model
-    counts, sizes = [], []
-    for user in range(len(judged.sizes)):
-        features, labels = judged.of(user)
-        with torch.no_grad():
-            found = predicted_class(task.scores(params, task.prepare(features)))
-        counts.append(float((found == labels).sum()))
-        sizes.append(float(len(labels)))
-    return np.array(counts), np.array(sizes)
-
-
-def noised(values: np.ndarray, deviation: float, stream: CipherStream, grain: float) -> np.ndarray:
-    """Each value with noise of its own, rounded to the grain, as each user would send it: rounding
-    is done afterwards and hides the last bits of the noise.
-
-    >>> bool((noised(np.array([3.0, 4.0]), 0.1, CipherStream(bytes(32)), 1.0) % 1 == 0).all())
-    True
-    """
-    sent = values + deviation * stream.standard_normal(len(values))
-    return np.asarray(np.rint(sent / grain) * grain)
 
 
 def as_lines(values: Mapping[str, Any]) -> str:

@@ -53,8 +53,9 @@ class TuneSettings(ConfigTable):
 
     ``private`` asks for an honest ε (:mod:`dpscaffold.experiments.private_tuning`): about
     ``trials`` candidates are drawn at random, their number by the law ``stopping`` (of ``shape``
-    η), and scored on ``public`` records, or on private ones with noise of deviation
-    ``score_noise``.
+    η, given that it is at most ``most``), and scored on ``public`` records, or on private ones with
+    noise of deviation ``score_noise``, in units of ``score_bound`` where a record's loss or error
+    is cut at it.
     """
 
     grid: dict[str, tuple[Any, ...]] = Field(
@@ -70,7 +71,9 @@ class TuneSettings(ConfigTable):
     stopping: Literal["negative-binomial", "poisson"] = "negative-binomial"
     shape: float = 1.0
     trials: float = 10.0
+    most: int | None = Field(default=None, ge=1)
     score_noise: float | None = None
+    score_bound: float | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> TuneSettings:
@@ -93,7 +96,8 @@ class TuneSettings(ConfigTable):
 
     def _check_private(self) -> None:
         """Keys of private tuning are refused without it, and others with it."""
-        own = {"stopping", "shape", "trials", "score_noise"} & self.model_fields_set
+        own = {"stopping", "shape", "trials", "most", "score_noise", "score_bound"}
+        own &= self.model_fields_set
         if not self.private:
             if own:
                 raise BadInput(
@@ -121,15 +125,30 @@ class TuneSettings(ConfigTable):
             raise BadInput(
                 f"tune.score_noise is {self.score_noise:g}; give a finite number above 0"
             )
+        self._check_bound()
         _ = self.stopping_law
+
+    def _check_bound(self) -> None:
+        if self.score_bound is None:
+            return
+        if not 0 < self.score_bound < math.inf:
+            raise BadInput(
+                f"tune.score_bound is {self.score_bound:g}; give a finite number above 0"
+            )
+        if self.public is not None:
+            raise BadInput(
+                f"tune.score_bound is {self.score_bound:g}, and candidates are scored on "
+                f"[tune.public] records, which need none; leave one of them out"
+            )
 
     @property
     def stopping_law(self) -> Stopping:
         """The law of the number of private trials."""
         try:
-            return Stopping(self.trials, math.inf if self.stopping == "poisson" else self.shape)
+            shape = math.inf if self.stopping == "poisson" else self.shape
+            return Stopping(self.trials, shape, self.most)
         except PrivacyError as error:
-            raise BadInput(f"tune.trials and tune.shape: {error}") from error
+            raise BadInput(f"tune.trials, tune.shape and tune.most: {error}") from error
 
     @property
     def used_folds(self) -> int:

@@ -10,6 +10,7 @@ from dpscaffold.books.written import plain, to_toml
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
 from dpscaffold.model import Model
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.scoring import titled
 from dpscaffold.trained import Origin
 from dpscaffold.whole import whole_file, write_text
 
@@ -23,7 +24,8 @@ def shown_winner(tuned: PrivatelyTuned) -> str:
             f"and nothing was learnt about it."
         )
     return (
-        f"Chosen privately: {as_lines(winner.values)}, accuracy {winner.score:.4f} on "
+        f"Chosen privately: {as_lines(winner.values)}, "
+        f"{titled(tuned.compared.metric.name)} {winner.score:.4f} on "
         f"{tuned.scored_on}."
     )
 
