@@ -24,6 +24,7 @@ from dpscaffold.engines import (
     State,
     mean_weights,
 )
+from dpscaffold.machine import sent
 from dpscaffold.randomness import Randomness
 from dpscaffold.setting import Setting
 
@@ -78,9 +79,10 @@ def stacked_rounds(
         broadcasts = []
         for k, (setting, draw) in enumerate(zip(settings, draws, strict=True)):
             held = engine.all_memories[k]
-            cohort = cast("Cohort", DrawnCohort(setting, draw, held, phase.mirrored))
-            told = phase.announce(states[k].server, cohort)
-            broadcasts.append(Broadcast(number, states[k].server.params, told))
+            server = states[k].server
+            cohort = DrawnCohort(setting, draw, held, phase.mirrored, server.params.device)
+            told = phase.announce(server, cast("Cohort", cohort))
+            broadcasts.append(Broadcast(number, server.params, told))
         before, gathered = list(states), engine.gather_all(phase, broadcasts, draws)
         while True:
             for k, (setting, got) in enumerate(zip(settings, gathered, strict=True)):
@@ -98,8 +100,10 @@ def announced(
     setting: Setting, state: State, draw: Draw, memories: Memories, phase: Algorithm
 ) -> Broadcast:
     """What the server sends to the participants of the next round: x and what is announced."""
-    cohort = cast("Cohort", DrawnCohort(setting, draw, memories, phase.mirrored))
-    return Broadcast(state.round + 1, state.server.params, phase.announce(state.server, cohort))
+    server = state.server
+    cohort = DrawnCohort(setting, draw, memories, phase.mirrored, server.params.device)
+    told = phase.announce(server, cast("Cohort", cohort))
+    return Broadcast(state.round + 1, server.params, told)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ class DrawnCohort:
     draw: Draw
     held: Memories
     mirrored: bool
+    #: Where the server's state is.
+    device: torch.device
 
     @cached_property
     def users(self) -> tuple[int, ...]:
@@ -120,7 +126,8 @@ class DrawnCohort:
     @cached_property
     def weights(self) -> Tensor:
         """Those of the mean of Δy, (m,)."""
-        return torch.as_tensor(mean_weights(self.setting, self.draw), dtype=torch.float32)
+        weights = torch.as_tensor(mean_weights(self.setting, self.draw), dtype=torch.float32)
+        return sent(weights, self.device)
 
     @cached_property
     def known(self) -> Known:

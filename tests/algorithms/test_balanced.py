@@ -76,7 +76,8 @@ def test_drift_corrections_sum_to_zero_over_the_cohort(seed, weighted, unseen):
 
 
 def test_nobody_seen_means_no_correction():
-    server = Server(torch.zeros(2), {"control": torch.ones(2), "weight": torch.zeros(1)})
+    nothing = {name: torch.zeros(1) for name in ("weight", "square", "noise")}
+    server = Server(torch.zeros(2), {"control": torch.ones(2), **nothing})
     memories = {"control": torch.zeros(1, 2), "weight": torch.zeros(1, 1)}
     cohort = Cohort((0,), torch.ones(1), Known(1, 1.0), memories, torch.tensor([False]))
     told = Balance("auto")(server, cohort)

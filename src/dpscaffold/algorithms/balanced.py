@@ -48,28 +48,38 @@ SLOTS: dict[str, Size] = {
 @dataclass(frozen=True)
 class Spread:
     """What the server knows of all controls: c, the mean of ‖c_i − c‖², and of the noise in it,
-    all weighted as Δy is, over the users seen so far. Nobody seen: all zero."""
+    all weighted as Δy is, over the users seen so far. Nobody seen: all zero.
+
+    The numbers are float64 and stay where the controls are: nothing waits for a device.
+    """
 
     centre: Tensor
-    square: float
-    noise: float
+    square: Tensor
+    noise: Tensor
 
     @classmethod
     def of(cls, server: Server) -> Spread:
         """From the server's slots, which are the means of the users' own."""
-        weight = float(server.slots["weight"])
-        if not weight > 0:
-            return cls(server.slots["control"], 0.0, 0.0)
+        weight, square, noise = (
+            server.slots[name].double().reshape(()) for name in ("weight", "square", "noise")
+        )
+        seen = weight > 0
+        weight = weight.where(seen, 1.0)
         centre = server.slots["control"] / weight
-        square = float(server.slots["square"]) / weight - float(centre.double().square().sum())
-        return cls(centre, max(0.0, square), float(server.slots["noise"]) * len(centre) / weight)
+        apart = _positive(square / weight - centre.double().square().sum())
+        noise = noise * len(centre) / weight
+        return cls(centre, apart.where(seen, 0.0), noise.where(seen, 0.0))
 
-    def trust(self) -> float:
+    def trust(self) -> Tensor:
         """a = max(0, 1 − v̄P / mean‖c_i − c‖²), the positive part of James and Stein's estimate of
         ζ²/(ζ² + vP): how much of the spread between users is not noise. Without noise it is 1."""
-        if self.noise == 0.0:
-            return 1.0
-        return max(0.0, 1.0 - self.noise / self.square) if self.square > 0 else 0.0
+        a = _positive(1.0 - self.noise / self.square).where(self.square > 0, 0.0)
+        return a.where(self.noise != 0, 1.0)
+
+
+def _positive(value: Tensor) -> Tensor:
+    """Its positive part; zero for NaN."""
+    return value.where(value > 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -83,14 +93,13 @@ class Balance:
         """c_S is over those who were seen before, weighted as Δy is."""
         controls, seen = own_controls(cohort.memories)
         weights = cohort.weights.to(controls.device) * seen[:, 0]
-        if not float(weights.sum()) > 0:
-            nothing = server.params.new_zeros(server.params.shape)
-            return {"cohort": nothing, "common": nothing}
+        known = weights.sum() > 0
         mean = weights @ controls / weights.sum()
         spread = Spread.of(server)
-        return {"cohort": mean, "common": self.degree(spread) * (spread.centre - mean)}
+        common = self.degree(spread) * (spread.centre - mean)
+        return {"cohort": mean.where(known, 0.0), "common": common.where(known, 0.0)}
 
-    def degree(self, spread: Spread) -> float:
+    def degree(self, spread: Spread) -> Tensor | float:
         """a."""
         return spread.trust() if self.trust == "auto" else float(self.trust)
 
@@ -106,8 +115,8 @@ class Shown:
         spread = Spread.of(server)
         return {
             "control_norm": float(spread.centre.norm()),
-            "trust": self.balance.degree(spread),
-            "control_spread": spread.square**0.5,
+            "trust": float(self.balance.degree(spread)),
+            "control_spread": float(spread.square) ** 0.5,
         }
 
 
