@@ -156,7 +156,9 @@ def test_a_module_of_ones_own_must_be_given_and_must_fit(tmp_path: Path) -> None
     task = ModuleTask(frozen, name="mine")
     model = Model.of(data, task, torch.randn(task.parameters))
     folder = model.save(tmp_path / "model")
-    with pytest.raises(BadInput, match=r"code is not stored; give it: load_model\(folder, module"):
+    with pytest.raises(
+        BadInput, match=r"code is not stored; give it: --module .* or load_model\(folder, module"
+    ):
         load_model(folder)
     with pytest.raises(BadInput, match="does not fit the stored model"):
         load_model(folder, module=nn.Linear(4, 3))
