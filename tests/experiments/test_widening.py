@@ -194,12 +194,13 @@ def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
     told = take_over(whole, cases, archive, PRINTED)
     with PRINTED.open(encoding="utf-8") as stream:
         printed = [row for row in csv.DictReader(stream) if row["row"] == "synthetic (5, 5)"]
-    runs = {tuple(row[k] for k in ("column", "line", "seed", "learning_rate")) for row in printed}
+    own = ("column", "line", "seed", "learning_rate", "clip")
+    runs = {tuple(row[k] for k in own) for row in printed}
     assert told.taken == len(runs) >= len(cases) and told.known == 0  # later rungs are runs too
     again = take_over(whole, cases, Archive(tmp_path, "frontier"), PRINTED)
     assert (again.taken, again.known) == (0, told.taken)
     results = Results(whole, cases, (), Archive(tmp_path, "frontier"))
-    keys = ("column", "line", "seed", "output", "learning_rate", "round")
+    keys = (*own, "output", "round")
     known = {tuple(row[k] for k in keys): float(row["test_accuracy"]) for row in printed}
     assert len(known) == len(printed)
     found = results.tidy()

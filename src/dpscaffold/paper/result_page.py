@@ -174,9 +174,9 @@ def _frontier(results: Results, made: Provenance) -> list[str]:
         "of the same runs (mean of the last 10 % of rounds). η₀ was chosen for each entry by the "
         "averaged model **with the test data in view**, among those of the definition and, while "
         "the best lay at an end, the next of its ladder († where the ladder ended first); up to "
-        "ε = 1, in all rows but FEMNIST, then between the best and its neighbours, and on MNIST "
-        "with K = 1 in place of 10 (said in brackets where that was better), alike for every "
-        "algorithm with local steps of its own. σ_g and η₀ are listed in the order of the "
+        "ε = 1, in all rows but FEMNIST, then between the best and its neighbours, with other "
+        "clips C, and on MNIST with K = 1 in place of 10 (said in brackets where that was better), "
+        "alike for every algorithm with local steps of its own. σ_g and η₀ are listed in order of "
         "algorithms, and so is *planned*, where it was made: the averaged model with the η₀ that "
         "public surrogates choose. " + TUNING
     )
