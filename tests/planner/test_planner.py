@@ -34,7 +34,7 @@ from dpscaffold.cli import app
 from dpscaffold.config import load
 from dpscaffold.experiments.tuning import Score, Tuned, parse_tuning
 from dpscaffold.planner.asked import planned_rate
-from dpscaffold.planner.recommend import default_task, numbers_sent
+from dpscaffold.planner.recommend import Recommendation, default_task, numbers_sent
 from dpscaffold.planner.surrogate import Guess, Shape, kinds, on_surrogate, surrogate
 from dpscaffold.planner.trial import Bench, Choice, Trial, choose_rates
 from dpscaffold.setting import Setting
@@ -262,6 +262,40 @@ def test_missing_facts_and_a_batch_below_one_record_are_named(tmp_path):
     asked = ["plan", *SMALL, "--epsilon", "1", "--config", str(config), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, asked)
     assert "a batch below one" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('[privacy]\nepsilon = "one"\n', "privacy.epsilon is 'one'"),
+        ('[task]\nkind = "tree"\n', "task.kind is 'tree'"),
+        ("[plan]\nroundz = 5\n", "roundz"),
+        ('[algorithm]\nname = "scaffold-balanced"\ntrust = 1.5\n', "algorithm.trust is 1.5"),
+    ],
+)
+def test_a_configuration_that_training_would_refuse_is_not_planned_on(tmp_path, table, said):
+    config, out = tmp_path / "c.toml", tmp_path / "out"
+    config.write_text(table)
+    asked = ["plan", *SMALL, "--epsilon", "1", "--config", str(config), "--out", str(out)]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code != 0 and not out.exists()
+    assert isinstance(result.exception, BadInput) and said in str(result.exception)
+
+
+def test_the_figure_tells_the_kinds_of_surrogates_apart(tmp_path, monkeypatch):
+    """Six scores: two of each separation, then two of users with models of their own."""
+    from dpscaffold.report import planning
+
+    drawn = []
+    monkeypatch.setattr(planning, "save_figure", lambda figure, *rest: drawn.append(figure))
+    trials = tuple(Trial(r, (0.1, 0.3, 0.5, 0.7, 0.8, 0.9), 2) for r in (0.1, 1.0))
+    setting = public()
+    found = Recommendation(FACTS, Goal(1.0), setting, Choice(setting, trials), (), 0.9, ((1, 0.5),))
+    planning._draw(found, tmp_path / "plan.png")
+    lines = {line.get_label(): line.get_ydata()[0] for line in drawn[0].axes[0].lines}
+    assert lines["separation 0.5"] == pytest.approx(0.2)
+    assert lines["separation 1"] == pytest.approx(0.6)
+    assert lines["models of their own"] == pytest.approx(0.85)
 
 
 def test_what_is_changed_by_hand_or_tuned_is_not_called_planned(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def plan_command(
     from rich.console import Console
 
     from dpscaffold.books.written import plain
-    from dpscaffold.config import read_tables
+    from dpscaffold.config import parse, read_tables
     from dpscaffold.events import Stopped
     from dpscaffold.machine import pick_device, stop_signals
     from dpscaffold.planner.recommend import recommend
@@ -63,6 +63,7 @@ def plan_command(
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out is {out}, which is a file; name a folder")
     tables = read_tables(config) if config else {}
+    parse(tables, config.parent if config else None)  # keys and values, before they are planned on
     facts = _facts(tables, users, records, features, classes, similarity, row_norm)
     goal = _goal(tables, epsilon, view, delta, sampling)
     limits = _limits(tables, facts.users, rounds, local_steps, cohort_size)

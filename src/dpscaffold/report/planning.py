@@ -115,10 +115,14 @@ def _draw(found: Recommendation, path: Path) -> None:
     figure = new_figure(9, 3.4)
     left, right = figure.subplots(1, 2)
     rates = [trial.rate for trial in found.choice.trials]
-    each = len(found.choice.trials[0].scores) // len(SEPARATIONS)
+    own = found.choice.trials[0].own_models  # the last scores, of users with models of their own
+    each = (len(found.choice.trials[0].scores) - own) // len(SEPARATIONS)
     for k, separation in enumerate(SEPARATIONS):
         part = [sum(t.scores[k * each : (k + 1) * each]) / each for t in found.choice.trials]
         left.plot(rates, part, marker="o", markersize=3, label=f"separation {separation:g}")
+    if own:
+        models = [sum(t.scores[-own:]) / own for t in found.choice.trials]
+        left.plot(rates, models, marker="o", markersize=3, label="models of their own")
     left.plot(rates, [t.score for t in found.choice.trials], color="black", label="mean")
     left.axvline(found.choice.rate, color="0.6", linestyle=":")
     left.set(xscale="log", xlabel="η₀", ylabel=f"{score_name(found)} on surrogates")
