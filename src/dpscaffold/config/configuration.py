@@ -91,6 +91,8 @@ class Configuration(ConfigTable):
         tables["plan"]["warm_rounds"] = setting.warm_rounds
         if self.plan.learning_rate == "plan":
             tables["plan"]["learning_rate"] = setting.plan.learning_rate
-            facts = tables.setdefault("facts", {})
-            facts["planned"] = sorted({*facts.get("planned", ()), "plan.learning_rate"})
+            given = self.facts or FactsSettings()
+            planned = tuple(sorted({*given.planned, "plan.learning_rate"}))
+            facts = given.model_copy(update={"planned": planned})
+            tables["facts"] = facts.model_dump(mode="json", exclude_none=True)
         return tables

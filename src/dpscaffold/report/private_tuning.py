@@ -25,8 +25,7 @@ def shown_winner(tuned: PrivatelyTuned) -> str:
         )
     return (
         f"Chosen privately: {as_lines(winner.values)}, "
-        f"{titled(tuned.compared.metric.name)} {winner.score:.4f} on "
-        f"{tuned.scored_on}."
+        f"{titled(tuned.compared.metric.name)} {winner.score:.4f} on {tuned.scored_on}."
     )
 
 
