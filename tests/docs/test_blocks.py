@@ -27,7 +27,7 @@ NOT_RUN = [
 SLOW = [
     *[("docs/howto/onnx.md", "the exporter takes seconds")] * 2,
     ("docs/howto/plan.md", "ten seconds of processor time"),
-    ("docs/planning.md", "forty seconds of processor time"),
+    ("docs/planning.md", "three minutes of processor time"),
     ("docs/reproduction.md", "a minute and a half of processor time"),
     *[("docs/tutorials/federation.md", "certificates and keys")] * 3,
     ("docs/tutorials/federation.md", "a SuperLink, a server and three sites"),
