@@ -163,11 +163,17 @@ def _limits(
 ) -> Limits:
     from dpscaffold.checks import floor_share
     from dpscaffold.planner.facts import Limits
+    from dpscaffold.privacy.showing import digits_up
 
     plan = tables.get("plan", {})
     ratio = plan.get("user_ratio")
     if cohort_size is None and ratio is not None:
         cohort_size = floor_share(ratio, users)
+        if cohort_size < 1:
+            raise BadInput(
+                f"plan.user_ratio is {ratio:g}, which takes none of {users} users; use at least "
+                f"{digits_up(1 / users, 4)}, or say --participants"
+            )
     return Limits(
         plan.get("rounds", Limits.rounds) if rounds is None else rounds,
         plan.get("local_steps", Limits.local_steps) if local_steps is None else local_steps,

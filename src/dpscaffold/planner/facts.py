@@ -10,6 +10,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Target, schema_of
 from dpscaffold.planner.surrogate import Guess
+from dpscaffold.privacy.showing import digits_up
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,15 @@ class Limits:
         return count / users
 
 
+def rounds_tried(most: int, warm: int = 0) -> list[int]:
+    """T, T/2 and T/4 of the most rounds, those in which a warm start leaves one to train in.
+
+    >>> rounds_tried(400), rounds_tried(3), rounds_tried(40, warm=20)
+    ([400, 200, 100], [3, 1], [40])
+    """
+    return sorted({T for part in (1, 2, 4) if (T := max(1, most // part)) > warm}, reverse=True)
+
+
 def least_batch_ratio(sizes: Sequence[int], asked: float | None) -> float:
     """s: the one asked for, or 0.2, and more where a user's batch would else be below four records
     or all that it has; a batch below one record is refused."""
@@ -125,6 +135,6 @@ def least_batch_ratio(sizes: Sequence[int], asked: float | None) -> float:
         if asked * size < 1 - 1e-9:
             raise BadInput(
                 f"plan.data_ratio is {asked:g}, and user {user} has {size} records, a batch below "
-                f"one; use at least {1 / min(sizes):.4g}"
+                f"one; use at least {digits_up(1 / min(sizes), 4)}"
             )
     return asked

@@ -16,12 +16,13 @@ import torch
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.budget import Budget, View
-from dpscaffold.checks import choice
+from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, silence
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio
+from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
+from dpscaffold.planner.nearest import unmet
 from dpscaffold.planner.surrogate import Guess, Shape
 from dpscaffold.planner.trial import RATES, SEEDS, Choice, choose_rates
 from dpscaffold.privacy import PrivacyError
@@ -158,13 +159,16 @@ def _tried(
 ) -> list[Choice]:
     """η₀ of every candidate: of those with the most rounds among all rates, and of an algorithm's
     fewer rounds around that."""
-    most = max(one.plan.rounds for one in settings)
-    whole = [one for one in settings if one.plan.rounds == most]
+    most: dict[str, int] = {}  # an algorithm's own: with all rounds it may not keep ε
+    for one in settings:
+        most[one.algorithm.name] = max(one.plan.rounds, most.get(one.algorithm.name, 0))
+    whole = [one for one in settings if one.plan.rounds == most[one.algorithm.name]]
     found = choose_rates(whole, guess, device=device, tell=tell)
     for known in list(found):
         name, place = known.setting.algorithm.name, known.trials.index(known.best)
         near = [trial.rate for trial in known.trials[max(0, place - 1) : place + 2]]
-        fewer = [one for one in settings if one.plan.rounds < most and one.algorithm.name == name]
+        named = [one for one in settings if one.algorithm.name == name]
+        fewer = [one for one in named if one.plan.rounds < most[name]]
         if fewer:
             found += choose_rates(fewer, guess, near, device=device, tell=tell)
     return found
@@ -182,12 +186,14 @@ def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> lis
     clip = preset.clip or 1.0
     found = []
     for algorithm in algorithms:
-        for rounds in sorted({max(1, limits.rounds // part) for part in (1, 2, 4)}, reverse=True):
+        warm = 0 if algorithm.warm_up is None else round(4 / share)
+        for rounds in rounds_tried(limits.rounds, warm):
             own = round(1 / ratio) if algorithm.full_pass else steps
             if own > limits.local_steps:
                 raise BadInput(
                     f"local steps are at most {limits.local_steps}, and {algorithm.name} takes one "
-                    f"pass over the data, {own} steps; allow {own}, or raise plan.data_ratio"
+                    f"pass over the data, {own} steps; allow {own}, or a plan.data_ratio of "
+                    f"{least_ratio(limits.local_steps):g}"
                 )
             plan = Plan(
                 rounds=rounds,
@@ -197,28 +203,38 @@ def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> lis
                 regularisation=preset.regularisation,
                 averaging="tail",
             )
-            if algorithm.warm_up is not None and round(4 / share) >= rounds:
-                continue
             mechanism = Gaussian(clip, 1.0, goal.sampling)
             budget = Budget(goal.delta, view=goal.view)
             bare = Setting(facts.roster, task, algorithm, plan, mechanism, budget)
-            found.append(_solved(bare, goal.epsilon))
+            found.append(bare)
     if not found:
+        warm, enough = round(4 / share), _enough_participants(facts.users, limits.rounds)
+        more = f", or {enough} participants" if enough else ""
         raise BadInput(
-            f"the most rounds are {limits.rounds}, and the warm start alone takes "
-            f"{round(4 / share)}; allow {round(4 / share) + 1} or more"
+            f"the most rounds are {limits.rounds}, and the warm start alone takes {warm} with "
+            f"{round(share * facts.users)} of {facts.users} users in a round; allow {warm + 1} "
+            f"rounds or more{more}"
         )
+    return _solved(found, goal.epsilon)
+
+
+def _enough_participants(users: int, rounds: int) -> int | None:
+    """The smallest m whose warm start, of round(4·M/m) rounds, leaves a round to train in."""
+    return next((m for m in range(1, users + 1) if round(4 * users / m) < rounds), None)
+
+
+def _solved(settings: Sequence[Setting], epsilon: float) -> list[Setting]:
+    """Those that can keep ε, with their noise; where none can, the first says why."""
+    found, refused = [], []
+    for setting in settings:
+        try:
+            found.append(setting.calibrated(epsilon))
+        except PrivacyError as error:
+            refused.append((setting, error))
+    if refused and not found:
+        why = refused[0][1]
+        raise unmet([setting for setting, _ in refused], epsilon, why) from why
     return found
-
-
-def _solved(setting: Setting, epsilon: float) -> Setting:
-    try:
-        return setting.calibrated(epsilon)
-    except PrivacyError as error:
-        raise BadInput(
-            f"no plan keeps epsilon {epsilon:g} towards {setting.budget.view} with "
-            f"{setting.plan.rounds} rounds ({error}); allow a larger epsilon or another view"
-        ) from error
 
 
 def _clipped(setting: Setting, factor: float) -> Setting:
@@ -242,13 +258,16 @@ def _cheapest(tried: Sequence[Choice]) -> Choice:
 def _curve(
     best: Choice, facts: Facts, goal: Goal, device: torch.device | str, tell: Listener
 ) -> list[tuple[float, float]]:
-    """The best score of the same plan at other ε, each with three η₀."""
+    """The best score of the same plan at those other ε that it can keep, each with three η₀."""
     found = []
     for factor in AROUND:
         epsilon = goal.epsilon * factor
         middle = best.rate * factor**0.5
         rates = [middle / 3, middle, middle * 3]
-        one = [_solved(best.setting, epsilon)]
+        try:
+            one = [best.setting.calibrated(epsilon)]
+        except PrivacyError:  # the plan stands, though this ε beside it cannot be kept
+            continue
         chosen = choose_rates(
             one, facts.guess, rates, widen=False, seeds=FEWER, device=device, tell=tell
         )[0]

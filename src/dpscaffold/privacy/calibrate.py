@@ -45,8 +45,11 @@ def calibrate_noise(
             seen[log_noise] = bound.epsilon(replace(run, noise=math.exp(log_noise)), costs=costs)
         return seen[log_noise]
 
+    # An ε that is reported as 0 has no logarithm; whatever stands for it lies below the target.
+    least = min(1e-12, epsilon / 2)
+
     def excess(log_noise: float) -> float:
-        return math.log(max(spent(log_noise), 1e-12)) - math.log(epsilon)
+        return math.log(max(spent(log_noise), least)) - math.log(epsilon)
 
     low, high = _bracket(spent, epsilon)
     root = scipy.optimize.brentq(excess, low, high, xtol=PRECISION / 4, rtol=1e-12)
