@@ -27,7 +27,15 @@ from dpscaffold.algorithms import (
     Upload,
     scaffold_balanced,
 )
-from dpscaffold.algorithms.balanced import Balance, Spread, add_all, along_balanced, send_balanced
+from dpscaffold.algorithms.balanced import (
+    Balance,
+    Spread,
+    add_all,
+    along_balanced,
+    scaffold_balanced_warm,
+    send_balanced,
+    send_measured,
+)
 from dpscaffold.engines import Draw
 
 ALARM = 1e-6
@@ -82,6 +90,70 @@ def test_nobody_seen_means_no_correction():
     cohort = Cohort((0,), torch.ones(1), Known(1, 1.0), memories, torch.tensor([False]))
     told = Balance("auto")(server, cohort)
     assert not told["cohort"].any() and not told["common"].any()
+    spread = Spread.of(Server(torch.zeros(2), {"control": torch.zeros(2), **nothing}))
+    assert not spread.centre.any() and (spread.square, spread.noise) == (0.0, 0.0)
+
+
+def test_controls_that_do_not_differ_deserve_no_trust_where_there_is_noise():
+    """And none below zero, however far the spread falls short of its noise."""
+    for square in (0.0, 0.5, 1.0):
+        value = torch.tensor(square, dtype=torch.float64)
+        assert Spread(torch.ones(3), value, torch.ones_like(value)).trust() == 0.0
+    half = torch.tensor(2.0, dtype=torch.float64)
+    assert Spread(torch.ones(3), half, torch.ones_like(half)).trust() == 0.5
+
+
+def test_the_server_moves_at_its_rate_and_keeps_what_is_not_the_controls():
+    """A server optimiser's slots stay as they are; the controls' totals are added whole."""
+    slots = {"weight": torch.tensor([1.0]), "velocity": torch.tensor([5.0])}
+    upload = Upload(torch.tensor([2.0]), {"weight": torch.tensor([3.0])})
+    after = add_all(Server(torch.tensor([1.0]), slots), upload, 0.25)
+    assert after.params == 1.5 and after.slots == {"weight": 4.0, "velocity": 5.0}
+
+
+def test_a_warm_start_measures_and_does_not_move():
+    """Wherever local steps ended: no move goes up, and c_i is the mean of the gradients."""
+    memory = {name: torch.zeros(1) for name in ("weight", "square", "noise")}
+    memory["control"] = torch.zeros(2)
+    known = Known(4, 0.1, torch.tensor([0.6]), torch.tensor([2.0]))
+    at = Participant(Broadcast(1, torch.zeros(2)), memory, known)
+    local = Local(torch.tensor([7.0, 8.0]), torch.tensor([3.0, 4.0]))
+    upload, kept = send_measured(local, at)
+    assert not upload.params.any()
+    assert kept["control"].tolist() == [6.0, 8.0] and kept["square"] == 50.0
+    assert float(kept["noise"]) == pytest.approx(2 * 0.6**2 / 4)
+
+
+@pytest.mark.parametrize("privacy", ["user", "user-poisson"])
+def test_towards_whole_users_the_noise_is_not_divided_by_the_batch(privacy):
+    run = setting("scaffold-balanced", "logistic", privacy, federation(UNEQUAL), rounds=5)
+    spread = Spread.of(Driven(simulator(run)).drive().reached.state.server)
+    variance = (2 * 0.7 * 0.2) ** 2 / run.plan.local_steps
+    assert spread.noise == pytest.approx(variance * run.task.parameters, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_run_that_was_cut_goes_on_as_it_would_have(tmp_path, engine, warm):
+    """Every slot, the users' and the server's: a depends on all four."""
+
+    def cut(round, row):
+        if round == 4:
+            raise InterruptedError
+
+    data = federation(UNEQUAL)
+    algorithm = scaffold_balanced_warm() if warm else scaffold_balanced()
+    more = {"warm_rounds": 2} if warm else {}
+    plan = Plan(rounds=7, local_steps=2, user_ratio=0.5, data_ratio=0.5, checkpoint_every=3, **more)
+    asked = (data, Logistic(data.dimension, data.classes), algorithm, plan, Gaussian(1.0, 0.1))
+    whole = train(*asked, engine=engine)
+    with pytest.raises(InterruptedError):
+        train(*asked, engine=engine, out=tmp_path, observer=cut)
+    rest = train(*asked, engine=engine, out=tmp_path, resume=True)
+    assert torch.equal(whole.params, rest.params)
+    shown = ("trust", "control_spread", "control_norm")
+    assert [whole.history[-1][name] for name in shown] == [rest.history[-1][name] for name in shown]
+    assert 0 < whole.history[-1]["trust"] < 1
 
 
 @each_engine
