@@ -229,6 +229,55 @@ def test_train_plans_its_step_size(tmp_path: Path) -> None:
     assert "tuning" not in said
 
 
+NETWORK = """
+import torch
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "task"),
+    [("number", 'kind = "linear"'), ("class", 'kind = "module"\nmodule = "network:network"')],
+)
+def test_train_plans_the_step_size_of_a_number_and_of_a_module(tmp_path, target, task):
+    lines = [f"{u},{(u * 7 + k) % 5},{k % 3},{k % 2}" for u in range(6) for k in range(25)]
+    (tmp_path / "rows.csv").write_text("site,age,dose,ill\n" + "\n".join(lines) + "\n")
+    (tmp_path / "network.py").write_text(NETWORK)
+    config, folder = tmp_path / "run.toml", tmp_path / "run"
+    text = CONFIG.format(path=tmp_path / "rows.csv").split("[facts]")[0]
+    text = text.replace("rounds = 6", 'rounds = 4\nlearning_rate = "plan"')
+    if target == "number":
+        text = text.replace('user = "site"', 'user = "site"\ntarget = "number"')
+    config.write_text(f"{text}[task]\n{task}\n")
+    result = CliRunner().invoke(app, ["train", str(config), "--out", str(folder), "-q"])
+    assert result.exit_code == 0, result.output
+    tables = tomllib.loads((folder / "config.toml").read_text())
+    assert 0 < tables["plan"]["learning_rate"] < 1000
+    assert tables["facts"]["planned"] == ["plan.learning_rate"]
+
+
+def test_a_plan_leaves_other_files_alone_and_is_not_written_over_its_configuration(tmp_path):
+    """An earlier plan is replaced; what else lies in the folder stays as it was."""
+    out = tmp_path / "plan"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / "plan.toml").write_text("# an earlier plan\n")
+    more = ["--rounds", "2", "--local-steps", "1", "--epsilon", "5", "-q", "--out", str(out)]
+    result = CliRunner().invoke(app, ["plan", *SMALL, *more])
+    assert result.exit_code == 0, result.output
+    assert (out / "notes.txt").read_text() == "mine"
+    assert "earlier" not in (out / "plan.toml").read_text()
+    before = (out / "plan.toml").read_bytes()
+    own = ["plan", "--config", str(out / "plan.toml"), *more]
+    result = CliRunner().invoke(app, own)
+    assert isinstance(result.exception, BadInput) and result.exit_code != 0
+    assert "whose plan.toml is the configuration" in str(result.exception)
+    assert (out / "plan.toml").read_bytes() == before
+
+
 def test_only_a_number_can_be_offered():
     with pytest.raises(BadInput, match=r"plan\.learning_rate is 'plan'"):
         load(None, ["plan.learning_rate=plan"]).plan.build()

@@ -62,6 +62,11 @@ def plan_command(
 
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out is {out}, which is a file; name a folder")
+    if config and config.exists() and config.resolve() == (out / "plan.toml").resolve():
+        raise BadInput(
+            f"--out is {out}, whose plan.toml is the configuration that is planned on; name "
+            f"another folder"
+        )
     tables = read_tables(config) if config else {}
     parse(tables, config.parent if config else None)  # keys and values, before they are planned on
     facts = _facts(tables, users, records, features, classes, similarity, row_norm)
