@@ -124,11 +124,13 @@ def test_a_warm_start_measures_and_does_not_move():
     assert float(kept["noise"]) == pytest.approx(2 * 0.6**2 / 4)
 
 
+@each_engine
 @pytest.mark.parametrize("privacy", ["user", "user-poisson"])
-def test_towards_whole_users_the_noise_is_not_divided_by_the_batch(privacy):
+def test_towards_whole_users_the_noise_is_not_divided_by_the_batch(engine, privacy):
     run = setting("scaffold-balanced", "logistic", privacy, federation(UNEQUAL), rounds=5)
-    spread = Spread.of(Driven(simulator(run)).drive().reached.state.server)
+    spread = Spread.of(Driven(ENGINES[engine](run)).drive().reached.state.server)
     variance = (2 * 0.7 * 0.2) ** 2 / run.plan.local_steps
+    assert run.known(range(2)).spread.flatten().tolist() == pytest.approx([2 * 0.7 * 0.2] * 2)
     assert spread.noise == pytest.approx(variance * run.task.parameters, rel=1e-4)
 
 
