@@ -13,7 +13,7 @@ from dpscaffold.books.journal import Journal
 from dpscaffold.engines.letters import Letter, Refused, fresh_id
 from dpscaffold.engines.sites import Sites
 from dpscaffold.randomness import Randomness
-from dpscaffold.site import answer
+from dpscaffold.site import answer, checking
 from dpscaffold.site.answer import Site
 from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.memory import Acknowledged, RunMemory
@@ -118,23 +118,23 @@ def order_of_syncs(folder):
 
 def no_seen(monkeypatch):
     """Counts of the server are not looked at."""
-    monkeypatch.setattr(Site, "_check_seen", lambda self, *given: None)
+    monkeypatch.setattr(answer, "check_seen", lambda *given: None)
 
 
 def without(reason):
     """A check whose refusal is swallowed."""
 
     def remove(monkeypatch):
-        real = Site._check_round
+        real = answer.check_round
 
-        def check(self, *given):
+        def check(*given):
             try:
-                real(self, *given)
+                real(*given)
             except Refused as no:
                 if no.reason != reason:
                     raise
 
-        monkeypatch.setattr(Site, "_check_round", check)
+        monkeypatch.setattr(answer, "check_round", check)
 
     return remove
 
@@ -177,7 +177,8 @@ def no_anchor(monkeypatch):
 
 def no_value_limit(monkeypatch):
     """Any number is accepted."""
-    monkeypatch.setattr(answer, "check_values", lambda vectors, largest: None)
+    for room in (answer, checking):
+        monkeypatch.setattr(room, "check_values", lambda vectors, largest: None)
 
 
 def no_settling(monkeypatch):
