@@ -245,7 +245,7 @@ def test_regression_from_the_command_line(tmp_path: Path) -> None:
     assert summary["metric"] == "test_rmse" and summary["late_test_rmse"] > 0
     assert summary["baseline_test_rmse"] > summary["optimum_test_rmse"]
     assert "late_test_accuracy" not in summary
-    table = CliRunner().invoke(app, ["compare", str(out)])
+    table = CliRunner().invoke(app, ["compare", str(out), "--out", str(tmp_path / "t.png")])
     assert table.exit_code == 0 and "RMSE" in table.output, table.output
     figure = CliRunner().invoke(app, ["compare", str(out), "--out", str(tmp_path / "c.png")])
     assert figure.exit_code == 0 and (tmp_path / "c.png").exists(), figure.output
