@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 #: What commands import when they need it: a child that has dropped its rights may not find it.
@@ -43,8 +44,11 @@ LATE = (
     "dpscaffold.cli.train",
     "dpscaffold.cli.tune",
 )
+#: Of these, what an extra brings.
+EXTRA = ("onnx", "onnxscript", "torch.onnx._internal.exporter._core")
 for name in LATE:
-    importlib.import_module(name)
+    with suppress(ImportError) if name in EXTRA else nullcontext():
+        importlib.import_module(name)
 
 from dpscaffold.cli import main  # noqa: E402 (after what it imports late)
 
