@@ -86,7 +86,9 @@ def _threads(count: int) -> ThreadPoolExecutor:
     threads = ThreadPoolExecutor(count, thread_name_prefix="core")
 
     def settle() -> None:
-        # PyTorch keeps the number for each thread, and that which was set last for new threads.
+        # PyTorch keeps the number for each thread, and that which was set last for new threads; a
+        # thread takes it over when it first asks, which must not be after this.
+        torch.get_num_threads()
         torch.set_num_threads(1)
         draw_alone()
         together.wait()
