@@ -67,8 +67,7 @@ def run_on_cpu(
     script = _compiled(_steps)
     if script is None:
         return None
-    given = list(vars(steps).values())
-    given[given.index(steps.shifts)] = list(steps.shifts)
+    given = [list(part) if isinstance(part, tuple) else part for part in vars(steps).values()]
     numbers = (model.outputs, LOSSES[model.loss], model.delta, *limits)
     y, total, fine = script(*given, y, total, *numbers)
     return (y, total) if fine else None
