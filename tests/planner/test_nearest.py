@@ -46,7 +46,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         assert "\n" not in said
         return said
 
-    monkeypatch.setattr(planning, "choose_rates", tried)
+    monkeypatch.setattr(planning, "search", tried)
     return ask
 
 

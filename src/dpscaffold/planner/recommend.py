@@ -8,6 +8,7 @@ steps, and s a fifth of the records; T, the algorithm, C and η₀ are tried.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -23,8 +24,8 @@ from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planner.nearest import unmet
-from dpscaffold.planner.surrogate import Guess, Shape
-from dpscaffold.planner.trial import RATES, SEEDS, Choice, choose_rates
+from dpscaffold.planner.surrogate import Shape
+from dpscaffold.planner.trial import RATES, SEEDS, Bench, Choice, search
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
 from dpscaffold.setting import Setting
@@ -131,47 +132,66 @@ def recommend(
     """
     limits, preset = limits or Limits(), preset or Preset()
     first = _candidates(facts, goal, limits, preset)
-    tried = _tried(first, facts.guess, device, tell)
+    bench = Bench(facts.guess, torch.device(device), tell)
+    tried = _tried(first, bench)
     best = _cheapest(tried)
+    beside = _beside(best, goal.epsilon) if curve else {}
+    others: dict[float, Choice] | None = None
     if preset.clip is None:
-        near = [best.rate / 3, best.rate, best.rate * 3]
-        clips = [_clipped(best.setting, factor) for factor in (0.5, 1.0, 2.0)]
-        more = choose_rates(
-            clips, facts.guess, near, widen=False, seeds=FEWER, device=device, tell=tell
-        )
-        found = max(more, key=lambda one: one.score - TOLERANCE * (one is not more[1]))
-        if found is not more[1]:  # try it as thoroughly as the others were
-            tried.append(best)
-            best = choose_rates([found.setting], facts.guess, device=device, tell=tell)[0]
-    setting = best.setting
-    bare = replace(setting, privacy=None)
+        clips, others = _clips(best, bench, beside)
+        found = max(clips, key=lambda one: one.score - TOLERANCE * (one is not clips[1]))
+        if found is not clips[1]:  # try it as thoroughly as the others were
+            best = search([(found.setting, RATES)], bench)[0]
+            beside, others = _beside(best, goal.epsilon) if curve else {}, None
+    if others is None:
+        others = _at_once(beside, replace(bench, seeds=FEWER))
+    bare = replace(best.setting, privacy=None)
     rates = [rate for rate in RATES if rate >= best.rate / 3] or [best.rate]
-    public = choose_rates([bare], facts.guess, rates, widen=False, device=device, tell=tell)[0]
-    others = _curve(best, facts, goal, device, tell) if curve else []
-    points = sorted([*others, (goal.epsilon, _of_fewer(best))]) if curve else []
+    public = search([(bare, rates)], bench, widen=False)[0]
+    points = [(epsilon, one.score) for epsilon, one in others.items()]
+    points += [(goal.epsilon, _of_fewer(best))] if curve else []
     left = tuple(one for one in tried if one is not best)
     score = max(public.score, best.score)
-    return Recommendation(facts, goal, setting, best, left, score, tuple(points))
+    return Recommendation(facts, goal, best.setting, best, left, score, tuple(sorted(points)))
 
 
-def _tried(
-    settings: Sequence[Setting], guess: Guess, device: torch.device | str, tell: Listener
-) -> list[Choice]:
+def _tried(settings: Sequence[Setting], bench: Bench) -> list[Choice]:
     """η₀ of every candidate: of those with the most rounds among all rates, and of an algorithm's
     fewer rounds around that."""
     most: dict[str, int] = {}  # an algorithm's own: with all rounds it may not keep ε
     for one in settings:
         most[one.algorithm.name] = max(one.plan.rounds, most.get(one.algorithm.name, 0))
     whole = [one for one in settings if one.plan.rounds == most[one.algorithm.name]]
-    found = choose_rates(whole, guess, device=device, tell=tell)
-    for known in list(found):
-        name, place = known.setting.algorithm.name, known.trials.index(known.best)
-        near = [trial.rate for trial in known.trials[max(0, place - 1) : place + 2]]
-        named = [one for one in settings if one.algorithm.name == name]
-        fewer = [one for one in named if one.plan.rounds < most[name]]
-        if fewer:
-            found += choose_rates(fewer, guess, near, device=device, tell=tell)
-    return found
+    fewer = [one for one in settings if one.plan.rounds < most[one.algorithm.name]]
+    found = search([(one, RATES) for one in whole], bench)
+    near: dict[str, list[float]] = {}
+    for known in found:
+        place = known.trials.index(known.best)
+        rates = [trial.rate for trial in known.trials[max(0, place - 1) : place + 2]]
+        near[known.setting.algorithm.name] = rates
+    return found + search([(one, near[one.algorithm.name]) for one in fewer], bench)
+
+
+Wanted = dict[float, tuple[Setting, list[float]]]
+
+
+def _clips(
+    best: Choice, bench: Bench, beside: Wanted
+) -> tuple[list[Choice], dict[float, Choice] | None]:
+    """Half the clip, the clip and twice the clip, on half of the surrogates; where the bench looks
+    ahead, the other ε in the same stack, which the clip leaves alone more often than not."""
+    near = [best.rate / 3, best.rate, best.rate * 3]
+    clips = [_clipped(best.setting, factor) for factor in (0.5, 1.0, 2.0)]
+    ahead = beside if bench.ahead else {}
+    asked = [(one, near) for one in clips] + list(ahead.values())
+    found = search(asked, replace(bench, seeds=FEWER), widen=False)
+    others = dict(zip(ahead, found[len(clips) :], strict=True)) if bench.ahead else None
+    return found[: len(clips)], others
+
+
+def _at_once(wanted: Wanted, bench: Bench) -> dict[float, Choice]:
+    """What each of these comes to, all in one stack."""
+    return dict(zip(wanted, search(list(wanted.values()), bench, widen=False), strict=True))
 
 
 def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:
@@ -255,23 +275,15 @@ def _cheapest(tried: Sequence[Choice]) -> Choice:
     return min(good, key=lambda one: sum(numbers_sent(one.setting)) * one.setting.plan.rounds)
 
 
-def _curve(
-    best: Choice, facts: Facts, goal: Goal, device: torch.device | str, tell: Listener
-) -> list[tuple[float, float]]:
-    """The best score of the same plan at those other ε that it can keep, each with three η₀."""
-    found = []
+def _beside(best: Choice, epsilon: float) -> Wanted:
+    """The same plan at those other ε that it can keep, each with three η₀."""
+    found: Wanted = {}
     for factor in AROUND:
-        epsilon = goal.epsilon * factor
         middle = best.rate * factor**0.5
         rates = [middle / 3, middle, middle * 3]
-        try:
-            one = [best.setting.calibrated(epsilon)]
-        except PrivacyError:  # the plan stands, though this ε beside it cannot be kept
-            continue
-        chosen = choose_rates(
-            one, facts.guess, rates, widen=False, seeds=FEWER, device=device, tell=tell
-        )[0]
-        found.append((epsilon, chosen.score))
+        # The plan stands, though an ε beside it cannot be kept.
+        with suppress(PrivacyError):
+            found[epsilon * factor] = best.setting.calibrated(epsilon * factor), rates
     return found
 
 

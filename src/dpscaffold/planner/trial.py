@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
@@ -13,7 +13,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
-from dpscaffold.planner.surrogate import Guess, kinds, on_surrogate, surrogate
+from dpscaffold.planner.surrogate import Guess, Kind, Shape, kinds, on_surrogate, surrogate
 from dpscaffold.setting import Setting
 
 #: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
@@ -121,30 +121,53 @@ def choose_rates(
     if not rates:
         raise BadInput("rates is empty; give the step sizes to choose from")
     bench = Bench(guess, torch.device(device), tell, tuple(seeds))
-    waves = WIDENINGS + 1 if widen else 1
-    return _search(settings, bench, rates, lambda choice: choice.ends, waves)
+    return search([(setting, rates) for setting in settings], bench, widen)
 
 
-def _search(
-    settings: Sequence[Setting],
-    bench: Bench,
-    rates: Sequence[float],
-    further: Callable[[Choice], list[float]],
-    waves: int,
+def search(
+    asked: Sequence[tuple[Setting, Sequence[float]]], bench: Bench, widen: bool = True
 ) -> list[Choice]:
-    """Try the rates for every setting, then what ``further`` asks for, wave by wave."""
-    tried: list[dict[float, Trial]] = [{} for _ in settings]
-    asked = [(k, rate) for k in range(len(settings)) for rate in rates]
+    """The best η₀ of every setting among rates of its own, all of them at once; with ``widen`` one
+    more follows at an end where the best lies, wave by wave.
+
+    Where the bench looks ahead, all that may follow is tried in the first wave. It counts as tried
+    only if it would have been, so the choices are the same."""
+    waves = WIDENINGS + 1 if widen else 1
+    known: list[dict[float, Trial]] = [{} for _ in asked]
+    tried: list[dict[float, Trial]] = [{} for _ in asked]
+    ahead = [_beyond(rates) if widen and bench.ahead else [] for _, rates in asked]
+    wanted = [list(rates) for _, rates in asked]
     choices: list[Choice] = []
     for _ in range(waves):
-        found = bench.run([(settings[k], rate) for k, rate in asked])
-        for (k, rate), trial in zip(asked, found, strict=True):
-            tried[k][rate] = trial
-        choices = [_choice(one, trials) for one, trials in zip(settings, tried, strict=True)]
-        asked = [(k, rate) for k, choice in enumerate(choices) for rate in further(choice)]
-        if not asked:
+        missing = [
+            (k, rate)
+            for k, here in enumerate(wanted)
+            for rate in dict.fromkeys([*here, *(ahead[k] if here else [])])
+            if rate not in known[k]
+        ]
+        found = bench.run([(asked[k][0], rate) for k, rate in missing]) if missing else []
+        for (k, rate), trial in zip(missing, found, strict=True):
+            known[k][rate] = trial
+        for k, here in enumerate(wanted):
+            tried[k] |= {rate: known[k][rate] for rate in here}
+        choices = [_choice(one, trials) for (one, _), trials in zip(asked, tried, strict=True)]
+        wanted = [choice.ends for choice in choices]
+        if not any(wanted):
             break
     return choices
+
+
+def _beyond(rates: Sequence[float]) -> list[float]:
+    """The η₀ that widening may come to, on both sides.
+
+    >>> _beyond([0.01, 0.03, 0.1])
+    [0.003, 0.3, 0.001, 0.9, 0.0003, 3.0, 0.0001, 9.0]
+    """
+    low, high, found = min(rates), max(rates), []
+    for _ in range(WIDENINGS):
+        low, high = _round(low / 3), _round(high * 3)
+        found += [low, high]
+    return found
 
 
 def choose_rate(setting: Setting, guess: Guess, device: torch.device | str = "cpu") -> Choice:
@@ -168,21 +191,23 @@ class Bench:
     device: torch.device
     tell: Listener
     seeds: tuple[int, ...] = SEEDS
+    stand_ins: dict[tuple[object, ...], Federation] = field(default_factory=dict)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether to try what may be asked for next, too: a GPU's stack takes as long as its rounds
+        do, however wide it is, and one after it takes that long again."""
+        return self.device.type == "cuda"
 
     def run(self, asked: Sequence[tuple[Setting, float]]) -> list[Trial]:
         """One trial for each (setting, η₀)."""
-        stand_ins: dict[tuple[object, ...], Federation] = {}
         runs, data, owner = [], [], []
         for k, (setting, rate) in enumerate(asked):
             classes = len(setting.roster.schema.target.classes)
             for kind in kinds(self.guess, classes, self.seeds):
-                key = (setting.roster, setting.cohort_size, kind)
-                if key not in stand_ins:
-                    stand_ins[key] = surrogate(
-                        setting, self.guess, kind.separation, kind.seed, kind.differ
-                    )
-                data.append(stand_ins[key])
-                runs.append(on_surrogate(setting, stand_ins[key], rate, kind.seed))
+                stand_in = self._stand_in(setting, kind)
+                data.append(stand_in)
+                runs.append(on_surrogate(setting, stand_in, rate, kind.seed))
                 owner.append(k)
         scores: list[list[float]] = [[] for _ in asked]
         for k, outcome, federation in zip(owner, self._train(runs, data), data, strict=True):
@@ -192,6 +217,17 @@ class Bench:
             Trial(rate, tuple(found), own if len(one.roster.schema.target.classes) else 0)
             for (one, rate), found in zip(asked, scores, strict=True)
         ]
+
+    def _stand_in(self, setting: Setting, kind: Kind) -> Federation:
+        """The surrogate of this kind, made once for all settings that agree in what it is made
+        from."""
+        schema = setting.roster.schema
+        key = (Shape.of(setting), schema.dimension, len(schema.target.classes), kind)
+        if key not in self.stand_ins:
+            self.stand_ins[key] = surrogate(
+                setting, self.guess, kind.separation, kind.seed, kind.differ
+            )
+        return self.stand_ins[key]
 
     def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}

@@ -1,0 +1,112 @@
+"""The search for η₀: what is tried at once changes how long it takes, never what is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpscaffold import (
+    Facts,
+    Gaussian,
+    Goal,
+    Limits,
+    Logistic,
+    Plan,
+    recommend,
+    scaffold_balanced,
+)
+from dpscaffold.events import StackBegun, silence
+from dpscaffold.planner.recommend import Recommendation
+from dpscaffold.planner.surrogate import Guess
+from dpscaffold.planner.trial import WIDENINGS, Bench, Trial, search
+from dpscaffold.report.planning import as_json
+from dpscaffold.setting import Setting
+
+FACTS = Facts.of(users=12, records=60, features=6, classes=3)
+PUBLIC = Setting(
+    FACTS.roster, Logistic(6, 3), scaffold_balanced(), Plan(rounds=6), Gaussian(1.0, 2.0)
+)
+
+
+class Scored(Bench):
+    """A bench whose scores are given by log η₀, one function a setting, and that notes its
+    waves."""
+
+    peaks: Sequence[tuple[float, float]] = ()
+    looks_ahead = False
+
+    @property
+    def ahead(self) -> bool:
+        return self.looks_ahead
+
+    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[Trial]:
+        self.waves = [*getattr(self, "waves", []), len(asked)]
+        return [Trial(rate, (self._score(setting.plan.seed, rate),)) for setting, rate in asked]
+
+    def _score(self, which: int, rate: float) -> float:
+        """Two peaks, so that a look ahead meets scores that the search must not have seen."""
+        place = math.log10(rate)
+        return sum(
+            math.exp(-((place - peak) ** 2)) / (k + 1) for k, peak in enumerate(self.peaks[which])
+        )
+
+
+def scored(peaks: Sequence[tuple[float, float]], looks_ahead: bool) -> Scored:
+    bench = Scored(Guess(), torch.device("cpu"), silence)
+    bench.peaks, bench.looks_ahead = peaks, looks_ahead
+    return bench
+
+
+place = st.floats(-6, 6)
+
+
+@given(st.lists(st.tuples(place, place), min_size=1, max_size=3))
+def test_a_search_that_looks_ahead_chooses_the_same_in_one_wave(peaks):
+    asked = [
+        (replace(PUBLIC, plan=replace(PUBLIC.plan, seed=k)), [0.1, 0.3, 1.0])
+        for k in range(len(peaks))
+    ]
+    plain, ahead = scored(peaks, False), scored(peaks, True)
+    one, other = search(asked, plain), search(asked, ahead)
+    assert [c.trials for c in one] == [c.trials for c in other]
+    assert [c.rate for c in one] == [c.rate for c in other]
+    assert len(ahead.waves) == 1 and len(plain.waves) <= WIDENINGS + 1
+    assert sum(plain.waves) <= sum(ahead.waves)
+
+
+def test_without_widening_nothing_beyond_is_tried():
+    bench = scored([(1.0, 1.0)], True)
+    [found] = search([(PUBLIC, [0.1, 0.3])], bench, widen=False)
+    assert bench.waves == [2] and found.rate == 0.3
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 5.0], ids=["widened", "another clip"])
+def test_a_plan_is_the_same_whether_or_not_it_looks_ahead(monkeypatch, epsilon):
+    """On a GPU all that may be wanted goes into one stack; on a CPU, whose time goes with the
+    work, only what is wanted. The smaller ε needs widening, the larger prefers another clip."""
+    facts = Facts.of(users=20, records=60, features=10, classes=4)
+    stacks: dict[bool, list[int]] = {False: [], True: []}
+
+    def planned(looks_ahead: bool) -> Recommendation:
+        monkeypatch.setattr(Bench, "ahead", property(lambda self: looks_ahead))
+
+        def tell(event: object) -> None:
+            if isinstance(event, StackBegun):
+                stacks[looks_ahead].append(event.rounds)
+
+        return recommend(facts, Goal(epsilon), Limits(24, 3, 4), tell=tell)
+
+    plain, ahead = planned(False), planned(True)
+    assert as_json(plain) == as_json(ahead)
+    # Two algorithms with T rounds, T/2 and T/4; clips with the other ε; and no privacy.
+    assert len(stacks[True]) == 8 + 2 * (epsilon == 5.0) < len(stacks[False])
+    clips = {one.setting.privacy.clip for one in (ahead.choice, *ahead.tried)}
+    assert (ahead.choice.rate < 0.01) == (epsilon == 0.1) and (0.5 in clips) == (epsilon == 5.0)
+    kept = {(one.setting.algorithm.name, one.setting.plan.rounds) for one in ahead.tried}
+    assert len(ahead.tried) == len(kept)  # each candidate once
