@@ -35,3 +35,14 @@ def test_every_page_is_in_the_navigation():
     found = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
     found = {path.relative_to(DOCS).as_posix() for path in found if "results" not in path.parts}
     assert found == listed, found ^ listed
+
+
+def test_printed_results_are_whole_and_small():
+    """Every experiment with a figure has its tidy rows too, and no file outweighs a megabyte."""
+    figures = list((DOCS / "results").glob("*/figure.png"))
+    folders = {path.parent.name for path in figures}
+    assert folders >= {"table1", "figure1", "frontier"}
+    for path in figures:
+        assert (path.parent / "results.parquet").is_file() and (path.parent / "RESULT.md").is_file()
+    heavy = [p for p in (DOCS / "results").rglob("*") if p.is_file() and p.stat().st_size > 10**6]
+    assert heavy == []

@@ -1,16 +1,19 @@
-"""Step sizes beyond a definition's, and runs that are taken over from an earlier results.csv."""
+"""Step sizes beyond a definition's, and runs that are taken over from earlier results."""
 
 from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput
@@ -19,13 +22,22 @@ from dpscaffold.paper import reproduce as reproducing
 from dpscaffold.paper.archive import Archive, Finished
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, experiment
+from dpscaffold.paper.frontier_page import frontier_parts
 from dpscaffold.paper.planned import compared, planned_cases, read_planned
 from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
-from dpscaffold.paper.results import Results, average
+from dpscaffold.paper.results import Results, average, write_tidy
 from dpscaffold.paper.takeover import take_over
+from dpscaffold.paper.text import Provenance
 from dpscaffold.paper.widening import at_end, between, rungs, widened
 
-PRINTED = Path(__file__).parents[2] / "docs/results/frontier/results.csv"
+PRINTED = Path(__file__).parents[2] / "docs/results/frontier/results.parquet"
+
+
+def printed(row: str) -> list[dict[str, str]]:
+    """The printed results of a row, as a results.csv would have them."""
+    rows = parquet.read_table(PRINTED).to_pylist()
+    found = [{k: "" if v is None else str(v) for k, v in one.items()} for one in rows]
+    return [one for one in found if one["row"] == row]
 
 
 def small() -> tuple[Experiment, list[Case]]:
@@ -34,7 +46,7 @@ def small() -> tuple[Experiment, list[Case]]:
     whole = experiment("frontier")
     chosen = replace(
         whole,
-        rows=(replace(whole.rows[1], steps=(1,), clips=()),),
+        rows=(replace(whole.rows[1], steps=(1,), clips=(), tails=()),),
         columns=tuple(c for c in whole.columns if c.label == "1 poisson"),
         lines=whole.lines[-1:],
     )
@@ -87,7 +99,7 @@ def test_one_pass_keeps_its_steps_and_other_columns_their_ladder(tmp_path):
     whole = experiment("frontier")
     chosen = replace(
         whole,
-        rows=(replace(whole.rows[1], steps=(1,), clips=()),),
+        rows=(replace(whole.rows[1], steps=(1,), clips=(), tails=()),),
         columns=tuple(c for c in whole.columns if c.label in ("none", "1 poisson", "3 poisson")),
         lines=tuple(line for line in whole.lines if line.label in ("FedSGD", "FedAvg")),
     )
@@ -155,6 +167,112 @@ def test_clips_are_climbed_at_the_best_steps_with_steps_as_long(tmp_path, peak, 
         assert not at_end(list(rates), top)
 
 
+def finish(archive: Archive, cases: list[Case], clip: float, tail: float) -> None:
+    """Finished runs whose accuracy peaks at one C, one averaged share and an η₀ that falls with
+    that share, and which are better with K = 1."""
+    for case in cases:
+        plan, privacy = case.settings.plan, case.settings.privacy
+        assert privacy is not None and plan.averaging == "tail"
+        off = [privacy.clip / clip, plan.tail / tail, plan.rate * privacy.clip * plan.tail / 1.5]
+        lost = 0.1 * sum(abs(math.log(one)) for one in off)
+        accuracy = {"test_accuracy": 0.9 - lost + 0.05 * (plan.local_steps == 1)}
+        made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
+        history = [{"round": 400} | accuracy]
+        archive.extend([Finished(case.digest, history, accuracy, None, 1.0, made)])
+
+
+def searched(tmp_path: Path, clip: float, tail: float) -> tuple[Experiment, list[Case], Archive]:
+    """A whole search of one place, with one other K, two other C and three other shares."""
+    chosen, _ = small()
+    row = replace(chosen.rows[0], clips=(1.0, 2.0), tails=(0.125, 0.25, 1.0))
+    chosen = replace(chosen, rows=(row,))
+    cases, archive = chosen.cases(1), Archive(tmp_path, "frontier")
+    finish(archive, cases, clip, tail)
+    while more := widened(chosen, cases, archive):
+        assert all(case not in archive for case in more)
+        finish(archive, more, clip, tail)
+        cases += more
+    return chosen, cases, archive
+
+
+@pytest.mark.parametrize(
+    ("peak", "tails"),
+    [
+        (0.5, {0.25, 0.5, 1.0}),
+        (0.9, {0.25, 0.5, 1.0}),
+        (0.24, {0.125, 0.25, 0.5, 1.0}),
+        (0.01, {0.125, 0.25, 0.5, 1.0}),
+    ],
+)
+@pytest.mark.parametrize("clip", [1.0, 1.5])
+def test_other_shares_are_averaged_at_the_best_steps_and_clip_alone(tmp_path, peak, tails, clip):
+    chosen, cases, archive = searched(tmp_path, clip, peak)
+    tried: dict[tuple[int, float], set[float]] = {}
+    for case in cases:
+        s = case.settings
+        tried.setdefault((s.plan.local_steps, s.privacy.clip), set()).add(s.plan.tail)
+    others = {(10, 1.5), (1, 1.0), (1, 1.5), (1, 2.0)} - {(1, clip)}
+    assert tried == {(1, clip): tails} | {other: {0.5} for other in others}
+    results = Results(chosen, cases, (), archive)
+    [place] = results.places
+    best = results.best(place, average)
+    plan = results.places[place][best][0].case.settings.plan
+    assert plan.tail == min(tails, key=lambda tail: abs(math.log(tail / peak)))
+    assert ("tail = " in best) == (plan.tail != 0.5)
+    assert len(results.places[place]) == len(cases)  # no two choices have the same name
+    for tail in tails:  # each share to the end of its own search
+        here = [c.settings for c in cases if c.settings.privacy.clip == clip]
+        rates = [s.plan.rate for s in here if (s.plan.tail, s.plan.local_steps) == (tail, 1)]
+        top = min(rates, key=lambda rate: abs(math.log(rate * clip * tail / 1.5)))
+        assert not at_end(rates, top)
+
+
+def test_the_page_and_the_tidy_rows_say_which_shares_were_averaged(tmp_path):
+    chosen, cases, archive = searched(tmp_path, 1.0, 0.24)
+    results = Results(chosen, cases, (), archive)
+    rows = results.tidy()
+    outputs = {(row["tail"], row["output"]) for row in rows if row["output"].startswith("average")}
+    assert outputs == {
+        (0.125, "average of the last eighth"),
+        (0.25, "average of the last quarter"),
+        (0.5, "average of the last half"),
+        (1.0, "average of all"),
+    }
+    text = "\n".join(frontier_parts(results, Provenance("", 1.0, {})))
+    assert "(K = 1, C = 1, tail = 0.25)" in text
+    assert "C among 1, 1.5, 2 in 1 entries, whose best is the smallest of all in 1 and the" in text
+    assert (
+        "tail among 0.125, 0.25, 0.5, 1 in 1 entries, whose best is the smallest of all in 0"
+        in text
+    )
+    plain = Results(chosen, chosen.cases(1), (), archive)
+    assert "Searched" not in "\n".join(frontier_parts(plain, Provenance("", 1.0, {})))
+
+
+@pytest.mark.parametrize("name", ["results.csv", "results.parquet"])
+def test_runs_with_other_shares_are_taken_over_from_either_file(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("dpscaffold.paper.takeover.solved_noise", _with_the_noise_of_the_archive)
+    chosen, cases, archive = searched(tmp_path / "first", 1.0, 0.24)
+    write_tidy(Results(chosen, cases, (), archive).tidy(), archive.folder)
+    other = Archive(tmp_path / "second", "frontier")
+    told = take_over(chosen, chosen.cases(1), other, archive.folder / name)
+    assert (told.taken, told.known, told.left) == (len(cases), 0, {})
+    for case in cases:
+        assert other.get(case).average == archive.get(case).average
+    narrow = replace(chosen, rows=(replace(chosen.rows[0], tails=(0.25,), clips=(1.0,)),))
+    told = take_over(
+        narrow, narrow.cases(1), Archive(tmp_path / "third", "frontier"), archive.folder / name
+    )
+    by_tail = Counter(c.settings.plan.tail for c in cases)
+    clipped = sum(c.settings.privacy.clip == 2 for c in cases)
+    assert told.left == {"another tail": by_tail[0.125] + by_tail[1.0], "another clip": clipped}
+    assert told.taken == len(cases) - sum(told.left.values())
+
+
+def _with_the_noise_of_the_archive(case: Case) -> Case:
+    return case.with_set({"privacy.noise": 1.0, "privacy.epsilon": None})
+
+
 def test_an_unfinished_place_waits_and_a_ladder_ends(tmp_path):
     chosen, cases = small()
     archive = Archive(tmp_path, "frontier")
@@ -192,31 +310,31 @@ def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
     cases, _ = chosen_cases(whole, request)
     archive = Archive(tmp_path, "frontier")
     told = take_over(whole, cases, archive, PRINTED)
-    with PRINTED.open(encoding="utf-8") as stream:
-        printed = [row for row in csv.DictReader(stream) if row["row"] == "synthetic (5, 5)"]
-    own = ("column", "line", "seed", "learning_rate", "clip")
-    runs = {tuple(row[k] for k in own) for row in printed}
+    shown = printed("synthetic (5, 5)")
+    own = ("column", "line", "seed", "learning_rate", "clip", *(["tail"] * ("tail" in shown[0])))
+    runs = {tuple(row[k] for k in own) for row in shown}
     assert told.taken == len(runs) >= len(cases) and told.known == 0  # later rungs are runs too
     again = take_over(whole, cases, Archive(tmp_path, "frontier"), PRINTED)
     assert (again.taken, again.known) == (0, told.taken)
     results = Results(whole, cases, (), Archive(tmp_path, "frontier"))
     keys = (*own, "output", "round")
-    known = {tuple(row[k] for k in keys): float(row["test_accuracy"]) for row in printed}
-    assert len(known) == len(printed)
+    known = {tuple(row[k] for k in keys): float(row["test_accuracy"]) for row in shown}
+    assert len(known) == len(shown)
     found = results.tidy()
-    assert 2 * len(cases) <= len(found) <= len(printed)  # both outputs of every first step size
+    assert 2 * len(cases) <= len(found) <= len(shown)  # both outputs of every first step size
     for row in found:
         key = tuple("" if row[k] is None else str(row[k]) for k in keys)
         assert known[key] == pytest.approx(row["test_accuracy"], abs=1e-6), key
 
 
-@pytest.mark.parametrize("column", ["noise", "rounds", "clip", "local_steps", "regularisation"])
+@pytest.mark.parametrize(
+    "column", ["noise", "rounds", "clip", "local_steps", "regularisation", "tail"]
+)
 def test_a_run_that_differs_is_left(tmp_path, column):
     whole = experiment("frontier")
     cases, _ = chosen_cases(whole, Request(tmp_path, rows=("synthetic (5, 5)",)))
-    with PRINTED.open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    rows = [r for r in rows if (r["row"], r["column"]) == ("synthetic (5, 5)", "1 fixed")][:2]
+    rows = [row for row in printed("synthetic (5, 5)") if row["column"] == "1 fixed"][:2]
+    rows = [{"tail": "0.5"} | row for row in rows]
     rows[0][column] = rows[1][column] = str(1.01 * float(rows[0][column]))
     altered = tmp_path / "results.csv"
     with altered.open("w", encoding="utf-8", newline="") as stream:
@@ -229,7 +347,15 @@ def test_a_run_that_differs_is_left(tmp_path, column):
 
 def test_what_is_no_results_file_is_refused(tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    for name, said in (("none.csv", "cannot be read"), ("other.csv", "no results.csv")):
+    (tmp_path / "other.parquet").write_text("a,b\n1,2\n")
+    parquet.write_table(pa.table({"a": [1]}), tmp_path / "whole.parquet")
+    for name, said in (
+        ("none.csv", "cannot be read"),
+        ("other.csv", "no results.csv"),
+        ("none.parquet", "cannot be read"),
+        ("other.parquet", "no results.csv or results.parquet"),
+        ("whole.parquet", "no results.csv or results.parquet"),
+    ):
         with pytest.raises(BadInput, match=said):
             take_over(*small(), Archive(tmp_path, "frontier"), tmp_path / name)
     wrong = CliRunner().invoke(app, ["reproduce", "all", "--take", str(PRINTED)])

@@ -55,7 +55,8 @@ def reproduce_command(
         bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")
     ] = False,
     take: Annotated[
-        Path | None, typer.Option(help="a results.csv whose finished runs are taken over first")
+        Path | None,
+        typer.Option(help="a results.csv or .parquet whose finished runs are taken over first"),
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
     as_json: Annotated[

@@ -7,8 +7,9 @@ product: every row × column × line × choice × seed is a run. ``choices`` are
 hyperparameters of which the best is shown; a line or a column may have ``rates``, the η₀ to choose
 from. An entry may differ ``by_row``. A row's ``ladder`` holds the η₀ that are tried besides, one
 after the other, while the best lies at an end; in columns that are searched ``finely``, ``finer``
-holds those between its rungs that are tried beside the best, and ``steps`` and ``clips`` other K
-and C than the entry's (:mod:`dpscaffold.paper.widening`).
+holds those between its rungs that are tried beside the best, and ``steps``, ``clips`` and ``tails``
+other K, C and shares of the rounds that are averaged than the entry's
+(:mod:`dpscaffold.paper.widening`).
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Level:
 
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
     largest T at that published ε, and ``by_row`` holds what differs in a row. ``ladder`` are all η₀
-    that a row may try, ``finer`` those between them, and ``steps`` and ``clips`` the K and C beside
-    its own, all in columns that are searched ``finely``.
+    that a row may try, ``finer`` those between them, and ``steps``, ``clips`` and ``tails`` the K,
+    C and averaged shares of the rounds beside its own, all in columns that are searched ``finely``.
     """
 
     label: str
@@ -72,6 +73,7 @@ class Level:
     finer: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     clips: tuple[float, ...] = ()
+    tails: tuple[float, ...] = ()
     finely: bool = False
 
     @classmethod
@@ -88,6 +90,7 @@ class Level:
             finer=tuple(table.get("finer", ())),
             steps=tuple(table.get("steps", ())),
             clips=tuple(table.get("clips", ())),
+            tails=tuple(table.get("tails", ())),
             finely=bool(table.get("finely", False)),
         )
 
@@ -180,14 +183,20 @@ def _rates(entry: Level) -> list[Level]:
     return [Level(rate_label(rate), {"plan.learning_rate": rate}) for rate in entry.rates]
 
 
-def rate_label(rate: float, steps: int | None = None, clip: float | None = None) -> str:
-    """The label of a step size as a choice, with K and C where they are others than the entry's.
+def rate_label(
+    rate: float, steps: int | None = None, clip: float | None = None, tail: float | None = None
+) -> str:
+    """The label of a step size as a choice, with K, C and the averaged share of the rounds where
+    they are others than the entry's.
 
     >>> rate_label(0.5), rate_label(0.5, 1), rate_label(0.5, 1, 0.75)
     ('η₀ = 0.5', 'η₀ = 0.5 (K = 1)', 'η₀ = 0.5 (K = 1, C = 0.75)')
+    >>> rate_label(0.5, tail=0.25)
+    'η₀ = 0.5 (tail = 0.25)'
     """
     others = [f"K = {steps}"] if steps is not None else []
     others += [f"C = {clip:g}"] if clip is not None else []
+    others += [f"tail = {tail:g}"] if tail is not None else []
     return f"η₀ = {rate:g}" + (f" ({', '.join(others)})" if others else "")
 
 

@@ -28,7 +28,8 @@ class Request:
 
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
     ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
-    machine that cannot draw. ``take`` is a ``results.csv`` whose runs are taken over first.
+    machine that cannot draw. ``take`` is a ``results.csv`` or ``results.parquet`` whose
+    runs are taken over first.
     """
 
     out: Path

@@ -7,16 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.config import Configuration
 from dpscaffold.paper.archive import Finished
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.epsilons import epsilons
-from dpscaffold.paper.planned import compared, planner_parts
+from dpscaffold.paper.frontier_page import frontier_parts
 from dpscaffold.paper.published import caption, published
 from dpscaffold.paper.results import Place, Results, Summary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
-from dpscaffold.paper.widening import at_end
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import duration
 from dpscaffold.whole import write_text
@@ -164,79 +162,6 @@ def _gaps(results: Results) -> list[str]:
     return ["## SCAFFOLD against FedAvg", markdown(header, rows)] if rows else []
 
 
-def _frontier(results: Results, made: Provenance) -> list[str]:
-    if results.experiment.plans:
-        return planner_parts(results, made.planned)
-    planned = {one.place: one for one in compared(results, made.planned)}
-    parts = ["## Test accuracy (%) of the averaged model by ε towards the server"]
-    parts.append(
-        "The model averaged over the last half of the rounds, and in brackets the last iterates "
-        "of the same runs (mean of the last 10 % of rounds). η₀ was chosen for each entry by the "
-        "averaged model **with the test data in view**, among those of the definition and, while "
-        "the best lay at an end, the next of its ladder († where the ladder ended first); up to "
-        "ε = 1, in all rows but FEMNIST, then between the best and its neighbours, with other "
-        "clips C, and on MNIST with K = 1 in place of 10 (said in brackets where that was better), "
-        "alike for every algorithm with local steps of its own. σ_g and η₀ are listed in order of "
-        "algorithms, and so is *planned*, where it was made: the averaged model with the η₀ that "
-        "public surrogates choose. " + TUNING
-    )
-    for row in results.rows:
-        columns = results.columns(row)
-        lines = results.lines(row)
-        header = ["ε", "batches, neighbours", *lines, "σ_g", "η₀", "planned (its η₀)"]
-        rows = []
-        for column in columns:
-            epsilon, _, sampling = column.partition(" ")
-            entries = [
-                (row, column, line) for line in lines if (row, column, line) in results.places
-            ]
-            how = {"poisson": "Poisson, zero-out", "fixed": "fixed size, replace-one"}.get(
-                sampling, "not private"
-            )
-            noises = [_noise(results.shown(p)[0].finished) for p in entries]
-            rates = [_rate(results, p) for p in entries]
-            values = [_both(results, (row, column, line)) for line in lines]
-            ours = [
-                f"{100 * planned[p].accuracy:.2f} ({planned[p].planned:g})" if p in planned else "–"
-                for p in entries
-            ]
-            made_here = any(p in planned for p in entries)
-            shown = ", ".join(filter(None, noises)), ", ".join(rates), ", ".join(ours * made_here)
-            rows.append([epsilon, how, *values, *shown])
-        parts += [f"### {row}", markdown(header, rows)]
-    return parts
-
-
-def _both(results: Results, place: Place) -> str:
-    """The averaged model's accuracy, and in brackets that of the last iterates of the same
-    choice."""
-    if place not in results.places:
-        return ""
-    choice = results.chosen(place)
-    averaged, late = (results.summary(place, choice, value) for value in (average, last))
-    return f"{percent(averaged)} ({percent(late)})"
-
-
-def _rate(results: Results, place: Place) -> str:
-    """The η₀ that is shown, with a mark where no smaller or no larger one was tried with its K and
-    C."""
-    found = {choice: runs[0].case.settings for choice, runs in results.places[place].items()}
-    choice = results.chosen(place)
-    shown = found[choice]
-    alike = [one.plan for one in found.values() if _dials(one) == _dials(shown)]
-    at_an_end = at_end([plan.rate for plan in alike], shown.plan.rate)
-    return rate(choice) + ("†" if at_an_end else "")
-
-
-def _dials(settings: Configuration) -> tuple[object, ...]:
-    return settings.plan.local_steps, settings.privacy and settings.privacy.clip
-
-
-def _noise(finished: Finished) -> str:
-    noise = finished.made.get("noise")
-    return "" if noise is None else f"{noise:.3g}"
-
-
 def _privacy(results: Results) -> list[str]:
     """ε by view and bound of every distinct private plan."""
     if results.experiment.kind == "frontier":
@@ -367,4 +292,4 @@ def _elsewhere(made: Provenance, finished: dict[str, Finished]) -> str:
     return f"; {part} were made on a GPU, with `--device cuda --only-runs`"
 
 
-_PARTS = {"table": table_parts, "sweep": sweep_parts, "curves": _curves, "frontier": _frontier}
+_PARTS = {"table": table_parts, "sweep": sweep_parts, "curves": _curves, "frontier": frontier_parts}

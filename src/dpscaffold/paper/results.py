@@ -18,12 +18,8 @@ from dpscaffold.whole import whole_file
 
 Place = tuple[str, str, str]
 
-#: The outputs of a run, as the tidy rows name them.
-LATE, AVERAGE, ITERATE = (
-    "last iterates, mean of the last 10 %",
-    "average of the last half",
-    "iterate",
-)
+#: The outputs of a run, as the tidy rows name them; see also :func:`averaged`.
+LATE, ITERATE = "last iterates, mean of the last 10 %", "iterate"
 METRICS = (
     "test_accuracy",
     "train_loss",
@@ -47,7 +43,7 @@ class CaseResult:
 
     @property
     def average(self) -> float | None:
-        """Test accuracy of the average of the last half of the iterates."""
+        """Test accuracy of the average of the last iterates, the share that the plan asks for."""
         return self.finished.average.get("test_accuracy")
 
 
@@ -211,6 +207,16 @@ def _place(case: Case) -> Place:
     return case.labels["row"], case.labels["column"], case.labels["line"]
 
 
+def averaged(tail: float) -> str:
+    """How the tidy rows name the average over the last ``tail`` of the rounds.
+
+    >>> averaged(0.5), averaged(0.2), averaged(1.0)
+    ('average of the last half', 'average of the last 0.2', 'average of all')
+    """
+    names = {0.125: "the last eighth", 0.25: "the last quarter", 0.5: "the last half", 1.0: "all"}
+    return f"average of {names.get(tail, f'the last {tail:g}')}"
+
+
 def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
     settings, finished = run.case.settings, run.finished
     labels = run.case.labels
@@ -228,6 +234,7 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
         "local_steps": settings.plan.local_steps,
         "noise": finished.made.get("noise"),
         "clip": settings.privacy.clip if settings.privacy else None,
+        "tail": settings.plan.tail,
         "diverged": finished.diverged,
     }
 
@@ -242,7 +249,7 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
         row(LATE, None, {m: finished.late(m) for m in METRICS}),
     ]
     if finished.average:
-        rows.append(row(AVERAGE, finished.rounds, finished.average))
+        rows.append(row(averaged(settings.plan.tail), finished.rounds, finished.average))
     if shown and not finished.made.get("summarised"):
         rows += [row(ITERATE, entry["round"], entry) for entry in finished.history]
     return rows

@@ -4,8 +4,9 @@ A row of a definition may have a ``ladder`` of η₀. Where the best of the step
 at a place is the smallest or the largest of them, the next rung on that side is run too. Once the
 best lies inside, columns that are searched ``finely`` try the row's ``finer`` values on either
 side of it, then the same search with its other ``steps`` K, for every algorithm that has local
-steps of its own, and then, at the best K, with the next smaller and larger of its ``clips`` C,
-going on while the best C lies at an end of those tried.
+steps of its own, then, at the best K, with the next smaller and larger of its ``clips`` C, going on
+while the best C lies at an end of those tried, and last, at the best K and C, in the same way with
+its ``tails``, the share of the rounds whose models are averaged.
 What is asked for follows from the definition and the finished runs alone, so an interrupted search
 goes on where it stopped, and results are drawn from the same runs that were searched.
 """
@@ -21,9 +22,10 @@ from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Level, rate_label
 from dpscaffold.paper.results import Place, Results, Summary, average
+from dpscaffold.plan import Plan
 
-#: What a search of η₀ is made with: K, and C (None without privacy).
-Fixed = tuple[int, float | None]
+#: What a search of η₀ is made with: K, C (None without privacy), and the averaged share of rounds.
+Fixed = tuple[int, float | None, float]
 
 
 def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> list[Case]:
@@ -44,7 +46,7 @@ def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> 
         if place[0] in rows:
             row = rows[place[0]]
             if place[1] not in fine:
-                row = replace(row, finer=(), steps=(), clips=())
+                row = replace(row, finer=(), steps=(), clips=(), tails=())
             searches = {fixed: _search(row, results, tried) for fixed, tried in by_fixed.items()}
             found += [case for search in searches.values() for case in search.next()]
             if all(search.over for search in searches.values()):
@@ -54,26 +56,32 @@ def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> 
 
 def _fixed(case: Case) -> Fixed:
     clip = case.tables["privacy"]["clip"] if case.private else None
-    return int(case.tables["plan"]["local_steps"]), clip
+    plan = case.tables["plan"]
+    return int(plan["local_steps"]), clip, float(plan.get("tail", Plan.tail))
 
 
 def _others(searches: dict[Fixed, Search]) -> list[Case]:
-    """Where all searches of a place are over: those with the row's other K, and when they are over
-    too those with the next C on either side of the best one."""
+    """Where all searches of a place are over: those with the row's other K, when they are over too
+    those with the next C on either side of the best one, and then with the next averaged shares on
+    either side of the best one with that K and C."""
     own = next(iter(searches.values()))
-    more = own.with_other_steps([steps for steps, _ in searches])
-    if more or not own.row.clips:
+    row = own.row
+    if more := own.with_other_steps([steps for steps, _, _ in searches]):
         return more
-    (steps, clip), best = max(searches.items(), key=lambda item: item[1].reached)
-    tried = [other for of, other in searches if of == steps and other is not None]
-    return best.with_other_clips(next_clips(tried, clip, own.row.clips)) if clip else []
+    # Other shares are tried with the best K and C alone, so they never change which these are.
+    (steps, clip, tail), best = max(searches.items(), key=lambda item: item[1].reached)
+    clips = [other for of, other, _ in searches if of == steps and other is not None]
+    if clip is not None and (more := best.with_other_clips(beside(clips, clip, row.clips))):
+        return more
+    tails = [share for *others, share in searches if others == [steps, clip]]
+    return best.with_other_tails(beside(tails, tail, row.tails))
 
 
 @dataclass(frozen=True)
 class Search:
-    """The step sizes that were tried at one place with one K and C, each with its seeds; ``best``
-    is None while some are unfinished, ``failed`` says that every one diverged, and ``reached`` is
-    the best mean accuracy."""
+    """The step sizes that were tried at one place with one K, C and averaged share, each with its
+    seeds; ``best`` is None while some are unfinished, ``failed`` says that every one diverged, and
+    ``reached`` is the best mean accuracy."""
 
     row: Level
     tried: dict[float, list[Case]]
@@ -125,23 +133,32 @@ class Search:
             for case in seeds
         ]
 
+    def with_other_tails(self, tails: Sequence[float]) -> list[Case]:
+        """The rungs around the best step size, with other shares of the rounds averaged."""
+        seeds = next(iter(self.tried.values()))
+        if self.best is None or self.failed:
+            return []
+        near = _near(self.row.ladder, self.best)
+        return [at_rate(case, rate, tail=tail) for tail in tails for rate in near for case in seeds]
+
 
 def _near(ladder: Sequence[float], middle: float) -> list[float]:
     """The three rungs nearest to a step size, by their ratio."""
     return sorted(sorted(ladder, key=lambda rate: abs(math.log(rate / middle)))[:3])
 
 
-def next_clips(tried: Sequence[float], best: float, clips: Sequence[float]) -> list[float]:
-    """The next C below and above the best one, of those not tried yet.
+def beside(tried: Sequence[float], best: float, values: Sequence[float]) -> list[float]:
+    """The next of some values below and above the best one, where they are not tried yet.
 
-    >>> next_clips([1.5], 1.5, [0.5, 1.0, 2.0]), next_clips([1.0, 1.5, 2.0], 1.5, [0.5, 1.0, 2.0])
+    >>> beside([1.5], 1.5, [0.5, 1.0, 2.0]), beside([1.0, 1.5, 2.0], 1.5, [0.5, 1.0, 2.0])
     ([1.0, 2.0], [])
-    >>> next_clips([1.0, 1.5, 2.0], 1.0, [0.5, 1.0, 2.0])
+    >>> beside([1.0, 1.5, 2.0], 1.0, [0.5, 1.0, 2.0])
     [0.5]
     """
-    below = max((clip for clip in clips if clip < best), default=best)
-    above = min((clip for clip in [*clips, *tried] if clip > best), default=best)
-    return [clip for clip in (below, above) if clip not in tried]
+    known = [*values, *tried]
+    below = max((value for value in known if value < best), default=best)
+    above = min((value for value in known if value > best), default=best)
+    return [value for value in (below, above) if value not in tried]
 
 
 def _search(row: Level, results: Results, tried: dict[float, list[Case]]) -> Search:
@@ -205,17 +222,27 @@ def at_end(tried: Sequence[float], best: float) -> bool:
     return best in (min(tried), max(tried))
 
 
-def at_rate(case: Case, rate: float, steps: int | None = None, clip: float | None = None) -> Case:
-    """The same run with another η₀, and another K and C where they are given; a choice names
-    those that are not its entry's own."""
+def at_rate(
+    case: Case,
+    rate: float,
+    steps: int | None = None,
+    clip: float | None = None,
+    tail: float | None = None,
+) -> Case:
+    """The same run with another η₀, and another K, C and averaged share where they are given; a
+    choice names those that are not its entry's own."""
     changes: dict[str, Any] = {"plan.learning_rate": rate}
     if steps is not None:
         changes["plan.local_steps"] = steps
     if clip is not None:
         changes["privacy.clip"] = clip
+    if tail is not None:
+        changes["plan.tail"] = tail
     changed, before = case.with_set(changes), case.labels["choice"]
     if steps is None and "K = " in before:
         steps = changed.tables["plan"]["local_steps"]
     if clip is None and "C = " in before:
         clip = changed.tables["privacy"]["clip"]
-    return replace(changed, labels=case.labels | {"choice": rate_label(rate, steps, clip)})
+    if tail is None and "tail = " in before:
+        tail = changed.tables["plan"]["tail"]
+    return replace(changed, labels=case.labels | {"choice": rate_label(rate, steps, clip, tail)})

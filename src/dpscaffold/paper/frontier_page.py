@@ -1,0 +1,119 @@
+"""The frontier's part of a RESULT.md: accuracy by ε, what was searched for it, and what planning
+loses."""
+
+from __future__ import annotations
+
+from dpscaffold.config import Configuration
+from dpscaffold.paper.archive import Finished
+from dpscaffold.paper.planned import compared, planner_parts
+from dpscaffold.paper.results import CaseResult, Place, Results, average, last
+from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
+from dpscaffold.paper.widening import at_end
+
+
+def frontier_parts(results: Results, made: Provenance) -> list[str]:
+    """Accuracy by ε for every row, or what planning costs where that is what was made."""
+    if results.experiment.plans:
+        return planner_parts(results, made.planned)
+    planned = {one.place: one for one in compared(results, made.planned)}
+    parts = ["## Test accuracy (%) of the averaged model by ε towards the server"]
+    parts.append(
+        "The model averaged over the last half of the rounds, or another share where *tail* names "
+        "it, and in brackets the last iterates of the same runs (mean of the last 10 % of rounds). "
+        "η₀ was chosen for each entry by the averaged model **with the test data in view**, among "
+        "those of the definition and, while the best lay at an end, the next of its ladder († "
+        "where the ladder ended first); up to ε = 1, in all rows but FEMNIST, then between the "
+        "best and its neighbours, on MNIST with K = 1 in place of 10, with other clips C, and with "
+        "other shares of the rounds averaged (said in brackets where that was better), alike for "
+        "every algorithm, but that DP-FedSGD keeps its one pass. σ_g and η₀ are listed in order of "
+        "algorithms, and so is *planned*, where it was made: the averaged model with the η₀ that "
+        "public surrogates choose. " + TUNING
+    )
+    for row in results.rows:
+        columns = results.columns(row)
+        lines = results.lines(row)
+        header = ["ε", "batches, neighbours", *lines, "σ_g", "η₀", "planned (its η₀)"]
+        rows = []
+        for column in columns:
+            epsilon, _, sampling = column.partition(" ")
+            entries = [
+                (row, column, line) for line in lines if (row, column, line) in results.places
+            ]
+            how = {"poisson": "Poisson, zero-out", "fixed": "fixed size, replace-one"}.get(
+                sampling, "not private"
+            )
+            noises = [_noise(results.shown(p)[0].finished) for p in entries]
+            rates = [_rate(results, p) for p in entries]
+            values = [_both(results, (row, column, line)) for line in lines]
+            ours = [
+                f"{100 * planned[p].accuracy:.2f} ({planned[p].planned:g})" if p in planned else "–"
+                for p in entries
+            ]
+            made_here = any(p in planned for p in entries)
+            shown = ", ".join(filter(None, noises)), ", ".join(rates), ", ".join(ours * made_here)
+            rows.append([epsilon, how, *values, *shown])
+        parts += [f"### {row}", markdown(header, rows), *_tried(results, row)]
+    return parts
+
+
+def _tried(results: Results, row: str) -> list[str]:
+    """Which C and averaged shares were tried in a row, and how often the best lies at an end of
+    them; nothing where there was no choice."""
+    choices = {place: found for place, found in results.places.items() if place[0] == row}
+    sentences = []
+    for name, dial in (("C", _clip), ("tail", _tail)):
+        tried = {
+            place: {dial(runs[0]) for runs in found.values()} for place, found in choices.items()
+        }
+        searched = {place: values for place, values in tried.items() if len(values) > 1}
+        if not searched:
+            continue
+        every = sorted(set().union(*searched.values()))
+        shown = [dial(results.shown(place)[0]) for place in searched]
+        sentences.append(
+            f"{name} among {', '.join(f'{value:g}' for value in every)} in {len(searched)} "
+            f"entries, whose best is the smallest of all in {shown.count(every[0])} and the "
+            f"largest in {shown.count(every[-1])}"
+        )
+    return [f"Searched besides η₀: {'; '.join(sentences)}."] if sentences else []
+
+
+def _clip(run: CaseResult) -> float:
+    """C; 0 stands for none."""
+    privacy = run.case.settings.privacy
+    return float(privacy.clip) if privacy and privacy.clip != "median" else 0.0
+
+
+def _tail(run: CaseResult) -> float:
+    return run.case.settings.plan.tail
+
+
+def _both(results: Results, place: Place) -> str:
+    """The averaged model's accuracy, and in brackets that of the last iterates of the same
+    choice."""
+    if place not in results.places:
+        return ""
+    choice = results.chosen(place)
+    averaged, late = (results.summary(place, choice, value) for value in (average, last))
+    return f"{percent(averaged)} ({percent(late)})"
+
+
+def _rate(results: Results, place: Place) -> str:
+    """The η₀ that is shown, with a mark where no smaller or no larger one was tried with its K, C
+    and averaged share."""
+    found = {choice: runs[0].case.settings for choice, runs in results.places[place].items()}
+    choice = results.chosen(place)
+    shown = found[choice]
+    alike = [one.plan for one in found.values() if _dials(one) == _dials(shown)]
+    at_an_end = at_end([plan.rate for plan in alike], shown.plan.rate)
+    return rate(choice) + ("†" if at_an_end else "")
+
+
+def _dials(settings: Configuration) -> tuple[object, ...]:
+    plan, privacy = settings.plan, settings.privacy
+    return plan.local_steps, privacy and privacy.clip, plan.tail
+
+
+def _noise(finished: Finished) -> str:
+    noise = finished.made.get("noise")
+    return "" if noise is None else f"{noise:.3g}"
