@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from dpscaffold.engines import Hardware, Simulator, State
+from dpscaffold.engines.lockstep import Lockstep
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.experiments.beside import Evaluations
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator, evaluate_all, judging, late
+from dpscaffold.randomness import Randomness
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 
@@ -127,8 +129,7 @@ def train_stack(
     """Run all settings, each on its federation, together and return each one's outcome.
 
     The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are judged,
-    and
-    ``optima`` gives F(x*) by (id of the federation, λ).
+    and ``optima`` gives F(x*) by (id of the federation, λ).
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> federation = synthetic(users=10, records=20)
@@ -145,36 +146,144 @@ def train_stack(
     schedule = schedule or Schedule()
     started = time.perf_counter()
     streams = shared_draws(settings)
-    engine = Simulator(settings, federations, Hardware.on(device), streams)
-    states = [State.initial(setting, device) for setting in settings]
     evaluators = evaluators_of(settings, federations, device, optima)
+    given = (settings, federations, streams, device)
+    in_step, outcomes = InStep.of(*given), None
+    if in_step is not None:
+        outcomes = _trained(in_step, settings, evaluators, schedule, tell)
+    outcomes = outcomes or _trained(RunByRun(*given), settings, evaluators, schedule, tell) or []
+    for outcome in outcomes:
+        outcome.seconds = (time.perf_counter() - started) / len(outcomes)
+    return outcomes
+
+
+def _trained(
+    moved: RunByRun | InStep,
+    settings: Sequence[Setting],
+    evaluators: Sequence[Evaluator],
+    schedule: Schedule,
+    tell: Listener,
+) -> list[Outcome] | None:
+    """All rounds of all runs; None where they have to be taken run by run after all."""
     outcomes = [Outcome(setting) for setting in settings]
-    evaluated = set(schedule.rounds(settings[0].plan.rounds))
-    drawings = [plain_draws(*one) for one in zip(settings, streams, strict=True)]
     last = settings[0].plan.rounds
-    with Evaluations(evaluators, schedule.full, device) as evaluations:
-        for done in stacked_rounds(settings, engine, drawings, states):
-            round = done[0].number
-            if _set_aside_diverged(engine, states, outcomes, round):
-                continue
-            models = [state.params for state in states]
+    evaluated = set(schedule.rounds(last))
+    with Evaluations(evaluators, schedule.full, moved.device) as evaluations:
+        for round in moved.rounds():
+            models = moved.models
             if round in evaluated:
                 evaluations.ask(round, models)
-            rows: list[dict[str, Any]] = [{"round": round} for _ in states]
+            rows: list[dict[str, Any]] = [{"round": round} for _ in settings]
             for judged, found in evaluations.found(wait=round == last):
                 known = [{"round": judged, **row} for row in found]
-                _note(outcomes, known, judged)
+                for outcome, row in zip(outcomes, known, strict=True):
+                    outcome.history.append(row)
                 tell(Evaluated(judged, known))
                 rows = known if judged == round else rows
             tell(RoundDone(round, last, models, rows))
-    if states[0].averaged:
-        means = evaluate_all(evaluators, [state.average for state in states], schedule.full)
-        for outcome, row in zip(outcomes, means, strict=True):
-            outcome.average = row if outcome.diverged is None else {}
-    for outcome, state in zip(outcomes, states, strict=True):
-        outcome.model = (state.average if state.averaged else state.params).cpu()
-        outcome.seconds = (time.perf_counter() - started) / len(outcomes)
+    if moved.in_vain:
+        return None
+    averages = moved.averages
+    means = evaluate_all(evaluators, averages, schedule.full) if averages else [{}] * len(outcomes)
+    handed_out = averages or moved.models
+    for outcome, lost, row, model in zip(outcomes, moved.diverged, means, handed_out, strict=True):
+        outcome.diverged, outcome.model = lost, model.cpu()
+        outcome.average = row if lost is None else {}
+        outcome.history = [one for one in outcome.history if lost is None or one["round"] < lost]
     return outcomes
+
+
+class RunByRun:
+    """A stack in the simulator, whose host moves the server of one run after the other."""
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        federations: Sequence[Federation],
+        streams: Sequence[Randomness],
+        device: torch.device,
+    ) -> None:
+        self.settings, self.streams, self.device = settings, streams, device
+        self.engine = Simulator(settings, federations, Hardware.on(device), streams)
+        self.states = [State.initial(setting, device) for setting in settings]
+        self.diverged: list[int | None] = [None] * len(settings)
+        #: A round that was cut short comes again at once.
+        self.in_vain = False
+
+    def rounds(self) -> Iterator[int]:
+        """The rounds, each when it is done."""
+        drawings = [plain_draws(*one) for one in zip(self.settings, self.streams, strict=True)]
+        for done in stacked_rounds(self.settings, self.engine, drawings, self.states):
+            if not self._set_aside(done[0].number):
+                yield done[0].number
+
+    @property
+    def models(self) -> list[Tensor]:
+        """x^t of every run."""
+        return [state.params for state in self.states]
+
+    @property
+    def averages(self) -> list[Tensor] | None:
+        """The averaged iterates; None where the plan asks for none."""
+        return [state.average for state in self.states] if self.states[0].averaged else None
+
+    def _set_aside(self, round: int) -> bool:
+        """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no
+        surprises; or say that the round was cut short, and comes again."""
+        finite = torch.isfinite(torch.stack(self.models)).all(1).tolist()
+        if not all(finite) and self.engine.cut_short():
+            return True
+        for k in (k for k, fine in enumerate(finite) if not fine):
+            self.diverged[k] = self.diverged[k] or round
+            fresh = State.initial(self.settings[k], self.device)
+            self.states[k] = replace(fresh, round=round, averaged=self.states[k].averaged)
+            self.engine.begin_anew(k)
+        return False
+
+
+class InStep:
+    """A stack that a GPU moves as a whole: see :mod:`~dpscaffold.engines.lockstep`."""
+
+    def __init__(self, engine: Lockstep, last: int, device: torch.device) -> None:
+        self.engine, self.last, self.device = engine, last, device
+
+    @classmethod
+    def of(
+        cls,
+        settings: Sequence[Setting],
+        federations: Sequence[Federation],
+        streams: Sequence[Randomness],
+        device: torch.device,
+    ) -> InStep | None:
+        """The stack, or None where it has to be moved run by run."""
+        engine = Lockstep.of(settings, federations, streams, device)
+        return None if engine is None else cls(engine, settings[0].plan.rounds, device)
+
+    def rounds(self) -> Iterator[int]:
+        """The rounds, each when it is launched."""
+        for number in range(1, self.last + 1):
+            self.engine.move(number)
+            yield number
+
+    @property
+    def models(self) -> list[Tensor]:
+        """x^t of every run."""
+        return self.engine.models
+
+    @property
+    def averages(self) -> list[Tensor] | None:
+        """The averaged iterates; None where the plan asks for none."""
+        return self.engine.averages
+
+    @property
+    def diverged(self) -> list[int | None]:
+        """The round at which each run stopped being finite."""
+        return self.engine.diverged
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether a Poisson batch did not fit (chance 2⁻¹²⁸ each), and with it nothing is known."""
+        return self.engine.cut_short
 
 
 def evaluators_of(
@@ -192,28 +301,3 @@ def evaluators_of(
         base = first.setdefault(id(data), Evaluator(data, task, strength, device))
         found.append(base.sharing(strength, (optima or {}).get((id(data), strength))))
     return found
-
-
-def _note(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]], round: int) -> None:
-    """Add the evaluated round to the history of the runs that were still finite then."""
-    for outcome, row in zip(outcomes, rows, strict=True):
-        if outcome.diverged is None or outcome.diverged > round:
-            outcome.history.append(row)
-
-
-def _set_aside_diverged(
-    engine: Simulator, states: list[State], outcomes: Sequence[Outcome], round: int
-) -> bool:
-    """Note runs that are no longer finite, and restart them from x⁰ so that their rows cost no
-    surprises; or say that the round was cut short, and comes again."""
-    finite = torch.isfinite(torch.stack([state.params for state in states])).all(1).tolist()
-    if not all(finite) and engine.cut_short():
-        return True
-    for k, (outcome, fine) in enumerate(zip(outcomes, finite, strict=True)):
-        if not fine:
-            if outcome.diverged is None:
-                outcome.diverged = round
-            fresh = State.initial(outcome.setting, engine.device)
-            states[k] = replace(fresh, round=round, averaged=states[k].averaged)
-            engine.begin_anew(k)
-    return False

@@ -182,6 +182,44 @@ class Unreadable:
     __hash__ = None  # type: ignore[assignment]
 
 
+@dataclass(frozen=True)
+class Work:
+    """K local steps as a function of tensors alone: ``draws`` (F, 10) of the distinct rows, which
+    of them is each row's (``places``, where rows draw alike), where its records begin (``starts``),
+    its ``scales``, x (``params``), and by their prefix what it is told (``shared.``) and remembers
+    (``memory.``). It makes the uploads (``params``, ``totals.``), the new slots (``kept.``) and,
+    with Poisson batches, whether one did not fit (``overflowed``)."""
+
+    task: Task
+    phase: Algorithm
+    layout: Layout
+    records: LocalRecords
+
+    def __call__(self, inputs: Tensors, round: object = None, whole: bool = False) -> Tensors:
+        """The steps; recorded work, which is replayed, is not told the ``round``."""
+        told = Broadcast(
+            Unreadable() if round is None else round,  # type: ignore[arg-type]
+            inputs["params"],
+            under("shared.", inputs),
+        )
+        drawn = _drawn(self.layout, inputs["draws"], whole)
+        scales = scales_from(self.layout, inputs["scales"])
+        at = Participant(told, under("memory.", inputs), scales.known)
+        local = fused_steps(self.task, self.phase, at, drawn, inputs, self.records, scales)
+        if local is not None:
+            upload, kept = self.phase.finish(local, at)
+        else:
+            steps = batches_of(self.layout, drawn, inputs, self.records)
+            upload, kept = local_steps(self.task, self.phase, at, steps, scales)
+        made = {"params": upload.params}
+        made |= {f"totals.{name}": value for name, value in upload.totals.items()}
+        made |= {f"kept.{name}": value for name, value in kept.items()}
+        if drawn.overflowed is None or whole:
+            return made
+        poisoned = {k: value.masked_fill(drawn.overflowed, nan) for k, value in made.items()}
+        return {**poisoned, "overflowed": drawn.overflowed}
+
+
 def on_device(
     task: Task,
     phase: Algorithm,
@@ -205,28 +243,7 @@ def on_device(
     given |= {f"shared.{name}": value for name, value in broadcast.shared.items()}
     given |= {f"memory.{name}": value for name, value in memory.items()}
 
-    def work(inputs: Tensors, round: object = None, whole: bool = False) -> Tensors:
-        told = Broadcast(
-            Unreadable() if round is None else round,  # type: ignore[arg-type]
-            inputs["params"],
-            _under("shared.", inputs),
-        )
-        drawn = _drawn(layout, inputs["draws"], whole)
-        scales = scales_from(layout, inputs["scales"])
-        at = Participant(told, _under("memory.", inputs), scales.known)
-        local = fused_steps(task, phase, at, drawn, inputs, records, scales)
-        if local is not None:
-            upload, kept = phase.finish(local, at)
-        else:
-            steps = batches_of(layout, drawn, inputs, records)
-            upload, kept = local_steps(task, phase, at, steps, scales)
-        made = {"params": upload.params}
-        made |= {f"totals.{name}": value for name, value in upload.totals.items()}
-        made |= {f"kept.{name}": value for name, value in kept.items()}
-        if drawn.overflowed is None or whole:
-            return made
-        poisoned = {k: value.masked_fill(drawn.overflowed, nan) for k, value in made.items()}
-        return {**poisoned, "overflowed": drawn.overflowed}
+    work = Work(task, phase, layout, records)
 
     def plain(inputs: Tensors) -> Tensors:
         return work(inputs, broadcast.round)
@@ -242,10 +259,10 @@ def on_device(
         cut.flags.append(overflowed)
     elif overflowed is not None and bool(overflowed):
         made = work(given, broadcast.round, whole=True)
-    return Upload(made["params"], _under("totals.", made)), _under("kept.", made)
+    return Upload(made["params"], under("totals.", made)), under("kept.", made)
 
 
-def _under(prefix: str, tensors: Tensors) -> Tensors:
+def under(prefix: str, tensors: Tensors) -> Tensors:
     """The tensors whose name begins so, without it."""
     return {
         name.removeprefix(prefix): value

@@ -1,0 +1,365 @@
+"""Runs of equal shape that a GPU moves together, round after round, without its host.
+
+In the simulator the host says for every run of a stack who takes part, what is announced, and how
+the server moves: a few milliseconds a round, and far more with hundreds of small runs. Where all
+users hold equally many records, nothing of a round but its participants changes, and these are
+known before the first. So the state of all runs is held in tensors with a first axis S for the run,
+``announce`` and ``update`` are mapped over it (``torch.vmap``), and a whole round is one recorded
+graph that reads its own number from the device.
+
+The simulator stays the oracle: it takes every stack that does not fit, and draws the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
+from dpscaffold.algorithms.base import tell_nothing
+from dpscaffold.devicedraws import addresses, sizes_of
+from dpscaffold.engines.hardware import placed
+from dpscaffold.engines.stacking import refuse_unlike
+from dpscaffold.engines.worker import Worker
+from dpscaffold.federation import Federation
+from dpscaffold.local.devices import Layout, Work, draws_on, scale_numbers, under
+from dpscaffold.local.drawing import Row
+from dpscaffold.local.graphs import Capture, Tensors, cuda_graph
+from dpscaffold.randomness import Randomness
+from dpscaffold.setting import Setting
+
+#: After so many rounds the host waits for the device, so that progress is what was done.
+WAITS = 16
+
+_log = logging.getLogger(__name__)
+
+
+class Lockstep:
+    """The runs of a stack in step. :meth:`of` says whether they can be; then :meth:`move` takes one
+    round after the other.
+
+    ``held`` are the tensors that rounds change: ``x`` and ``average`` (S, P), the server's slots
+    (S, ·), every user's (S, M, ·), who was ``seen`` (S, M), the number of the ``round``, the round
+    in which each run ``diverged`` (0: none), and whether a Poisson batch was ``cut`` short, in
+    which case nothing here means anything and the simulator has to take the stack.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        worker: Worker,
+        streams: Sequence[Randomness],
+        capture: Capture | None,
+    ) -> None:
+        self.settings, self.worker, self.capture = list(settings), worker, capture
+        first, device, runs = self.settings[0], worker.device, len(self.settings)
+        self.users, self.cohort_size, self.plan = first.users, first.cohort_size, first.plan
+        own = list(dict.fromkeys(streams))  # one object a seed
+        which = [own.index(stream) for stream in streams]
+        self._fixed = self._constants(own, which)
+        params = torch.stack([one.task.initial(one.plan.seed) for one in self.settings]).to(device)
+        length = first.task.parameters
+        self.held: Tensors = {
+            "x": params,
+            "average": torch.zeros_like(params),
+            "seen": torch.zeros(runs, self.users, dtype=torch.bool, device=device),
+            "round": torch.zeros(1, dtype=torch.int64, device=device),
+            "diverged": torch.zeros(runs, dtype=torch.int64, device=device),
+            "cut": torch.zeros((), dtype=torch.bool, device=device),
+        }
+        for name, size in first.algorithm.keeps.items():
+            width = length if size == "vector" else 1
+            self.held[f"server.{name}"] = params.new_zeros(runs, width)
+        for name, size in first.algorithm.remembers.items():
+            width = length if size == "vector" else 1
+            self.held[f"memory.{name}"] = params.new_zeros(runs, self.users, width)
+        self._ways: dict[Algorithm, Callable[[], None]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        settings: Sequence[Setting],
+        federations: Sequence[Federation],
+        streams: Sequence[Randomness],
+        device: torch.device,
+        capture: Capture | None = cuda_graph,
+    ) -> Lockstep | None:
+        """The runs in step, or None where the simulator has to take them: users hold different
+        numbers of records, the host draws, the runs do not fit the device at once, or the algorithm
+        looks at a number on its way."""
+        for other in settings[1:]:
+            refuse_unlike(settings[0], other)
+        if not _alike(settings, federations):
+            return None
+        pairs = zip(settings, streams, strict=True)
+        if not draws_on(device, [_row(*pair) for pair in pairs]):
+            return None
+        worker = Worker(settings, federations, device)
+        remembered = settings[0].algorithm.remembers.values()
+        length = sum(settings[0].task.parameters if s == "vector" else 1 for s in remembered)
+        table = 4 * len(settings) * settings[0].users * length
+        crowded = len(settings) * settings[0].cohort_size > worker.fitting_chunk()
+        if not worker.store.resident or crowded or 2 * table > _free(device):
+            return None
+        try:
+            found = cls(settings, worker, streams, capture)
+            return found if found._mappable() else None
+        except torch.cuda.OutOfMemoryError:
+            return None
+
+    def _constants(self, own: Sequence[Randomness], which: Sequence[int]) -> Tensors:
+        """What rounds read and never change. Z is the number of seeds, whose runs draw alike."""
+        rounds, settings = self.plan.rounds, self.settings
+        users, count, device = self.users, self.cohort_size, self.worker.device
+        cohorts = [
+            [one.cohort(number, users, count) for one in own] for number in range(1, rounds + 1)
+        ]
+        averaged = [self.plan.averages(t, settings[0].warm_rounds) for t in range(1, rounds + 1)]
+        counts = np.cumsum(averaged)
+        shares = np.where(averaged, 1 / np.maximum(counts, 1), 0.0)
+        seeds = [one.seed for one in own for _ in range(count)]
+        size, batch = int(settings[0].sizes[0]), int(settings[0].batch_sizes[0])
+        everyone = [(data, user) for data in self.worker.federations for user in range(users)]
+        rows = [_row(one, own[z]) for one, z in zip(settings, which, strict=True)]
+        known = [one.known(range(count)) for one in settings]
+        made = {
+            "cohorts": torch.from_numpy(np.array(cohorts)),
+            "shares": torch.from_numpy(shares).float(),
+            "which": torch.tensor(which),
+            "keys": addresses(seeds, [0] * len(seeds), [0] * len(seeds))[:, 2:],
+            "sizes": sizes_of([size] * len(seeds), [batch] * len(seeds)),
+            "starts": torch.tensor(self.worker.store.of(everyone).starts).view(-1, users),
+            "scales": scale_numbers([row for row in rows for _ in range(count)]),
+            "weights": torch.full((count,), 1 / count),
+            "step_size": torch.tensor([one.plan.step_size for one in settings]),
+            "weight": torch.stack([torch.as_tensor(one.weight) for one in known]),
+        }
+        if len(own) < len(settings):
+            every = torch.arange(count)
+            made["places"] = (torch.tensor(which)[:, None] * count + every).flatten()
+        if all(isinstance(one.spread, Tensor) for one in known):
+            made["spread"] = torch.stack([cast("Tensor", one.spread) for one in known])
+        self._spread = None if known[0].spread is None else 0.0
+        return {name: placed(value, device) for name, value in made.items()}
+
+    @property
+    def models(self) -> list[Tensor]:
+        """x^t of every run, (P,) each, as it is now."""
+        return list(self.held["x"].clone().unbind())
+
+    @property
+    def averages(self) -> list[Tensor] | None:
+        """The averaged iterates; None where the plan asks for none."""
+        asked = any(self.plan.averages(t, self.settings[0].warm_rounds) for t in self._numbers)
+        return list(self.held["average"].unbind()) if asked else None
+
+    @property
+    def _numbers(self) -> range:
+        return range(1, self.plan.rounds + 1)
+
+    @property
+    def diverged(self) -> list[int | None]:
+        """The round in which each run stopped being finite. Waits for the device."""
+        return [round or None for round in self.held["diverged"].tolist()]
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a Poisson batch did not fit. Waits for the device."""
+        return bool(self.held["cut"])
+
+    def move(self, number: int) -> None:
+        """Launch the next round, whose number this is."""
+        phase = self.settings[0].algorithm.phase(number, self.settings[0].warm_rounds)
+        if phase not in self._ways:
+            self._ways[phase] = self._way(phase)
+        self._ways[phase]()
+        if number % WAITS == 0 and self.worker.device.type == "cuda":
+            torch.cuda.current_stream(self.worker.device).synchronize()
+
+    def _way(self, phase: Algorithm) -> Callable[[], None]:
+        """A round of this phase, recorded where that is possible."""
+        first = _row(self.settings[0], Randomness(0))
+        rows = [first] * (len(self.settings) * self.cohort_size)
+        layout = Layout.of(rows, self.settings[0].task.parameters, "places" in self._fixed)
+        records = self.worker.store.of([(self.worker.federations[0], 0)])
+        work = Work(self.settings[0].task, phase, layout, records)
+
+        def plain() -> None:
+            self._round(phase, work)
+
+        if self.capture is None:
+            return plain
+        before = {name: value.clone() for name, value in self.held.items()}
+        try:
+            replay, _ = self.capture(lambda given: plain() or {}, self.held)  # type: ignore[func-returns-value]
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever it is, the same rounds run without a graph
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            _log.warning("rounds could not be recorded as a graph (%s)", said)
+            return plain
+        finally:  # it was tried out before it was recorded
+            for name, value in before.items():
+                self.held[name].copy_(value)
+        return replay
+
+    def _round(self, phase: Algorithm, work: Work) -> None:
+        """One round of all runs, in place."""
+        held, fixed = self.held, self._fixed
+        runs, count = len(self.settings), self.cohort_size
+        held["round"] += 1
+        at = held["round"] - 1
+        drawn = fixed["cohorts"].index_select(0, at)[0]  # (Z, m)
+        users = drawn.index_select(0, fixed["which"])  # (S, m)
+        memories = {name: _of_users(table, users) for name, table in under("memory.", held).items()}
+        slots = under("server.", held)
+        told = self._announced(phase, slots, memories, held["seen"].gather(1, users))
+        numbers = drawn.reshape(-1, 1)
+        inputs: Tensors = {
+            "draws": torch.cat(
+                [numbers, held["round"].expand_as(numbers), fixed["keys"], fixed["sizes"]], dim=1
+            ),
+            "starts": fixed["starts"].gather(1, users).flatten(),
+            "scales": fixed["scales"],
+            "params": held["x"].repeat_interleave(count, 0, output_size=runs * count),
+        }
+        if "places" in fixed:
+            inputs["places"] = fixed["places"]
+        for name, value in told.items():
+            inputs[f"shared.{name}"] = value.repeat_interleave(count, 0, output_size=runs * count)
+        for name, value in memories.items():
+            inputs[f"memory.{name}"] = value.flatten(0, 1)
+        made = work(inputs)
+        if "overflowed" in made:
+            held["cut"] |= made["overflowed"]
+        self._keep(users, under("kept.", made))
+        # Run by run: in one product with a matrix of weights 0·NaN of a run that diverged would
+        # poison the others.
+        moves = made["params"].view(runs, count, -1)
+        mean = torch.einsum("m,smp->sp", fixed["weights"], moves)
+        totals = {
+            name: value.view(runs, count, -1).sum(1) / self.users
+            for name, value in under("totals.", made).items()
+        }
+        self._updated(phase, slots, mean, totals)
+        share = fixed["shares"].index_select(0, at)
+        held["average"] += share * (held["x"] - held["average"])
+        lost = ~torch.isfinite(held["x"]).all(1) & (held["diverged"] == 0)
+        held["diverged"] += lost * held["round"]
+
+    def _announced(
+        self, phase: Algorithm, slots: Tensors, memories: Tensors, seen: Tensor
+    ) -> Tensors:
+        """What every run's participants are told, (S, ·)."""
+        if phase.announce is tell_nothing:
+            return {}
+        fixed, steps = self._fixed, self.plan.local_steps
+
+        def tell(
+            x: Tensor, slots: Slots, memories: Slots, seen: Tensor, numbers: Tensors
+        ) -> Tensors:
+            spread = numbers.get("spread", self._spread)
+            known = Known(steps, numbers["step_size"], spread, numbers["weight"])
+            nobody = cast("tuple[int, ...]", _Unnamed())
+            held = memories if phase.mirrored else {}
+            cohort = Cohort(nobody, fixed["weights"], known, held, seen)
+            return dict(phase.announce(Server(x, slots), cohort))
+
+        names = ("step_size", "weight", "spread")
+        numbers = {name: fixed[name] for name in names if name in fixed}
+        return torch.vmap(tell)(self.held["x"], slots, memories, seen, numbers)
+
+    def _updated(self, phase: Algorithm, slots: Tensors, mean: Tensor, totals: Tensors) -> None:
+        """Every run's server after its move."""
+        rate = self.plan.server_rate
+
+        def moved(x: Tensor, slots: Slots, mean: Tensor, totals: Slots) -> tuple[Tensor, Tensors]:
+            server = phase.update(Server(x, slots), Upload(mean, totals), rate)
+            return server.params, dict(server.slots)
+
+        x, kept = torch.vmap(moved)(self.held["x"], slots, mean, totals)
+        self.held["x"].copy_(x)
+        for name, value in kept.items():
+            self.held[f"server.{name}"].copy_(value)
+
+    def _keep(self, users: Tensor, slots: Tensors) -> None:
+        """The participants' new slots; they count as seen from now on."""
+        for name, value in slots.items():
+            table = self.held[f"memory.{name}"]
+            index = users[:, :, None].expand(-1, -1, table.shape[2])
+            table.scatter_(1, index, value.view(index.shape))
+        self.held["seen"].scatter_(1, users, True)
+
+    def _mappable(self) -> bool:
+        """Whether announce and update can be mapped over runs: they are tried."""
+        first, held = self.settings[0], self.held
+        before = {name: value.clone() for name, value in held.items() if "memory." not in name}
+        slots = under("server.", held)
+        memories = {n: t[:, : self.cohort_size] for n, t in under("memory.", held).items()}
+        zeros = torch.zeros_like
+        totals = {name: zeros(value[:, 0]) for name, value in memories.items()}
+        try:
+            for phase in {first.algorithm, first.algorithm.warm_up or first.algorithm}:
+                seen = held["seen"][:, : self.cohort_size]
+                self._announced(phase, slots, memories, seen)
+                self._updated(phase, slots, zeros(held["x"]), totals)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # an algorithm of the user's own may do anything
+            _log.info("the rounds of %s are taken run by run (%s)", first.algorithm.name, error)
+            return False
+        finally:
+            for name, value in before.items():
+                held[name].copy_(value)
+        return True
+
+
+class _Unnamed:
+    """Stands for the users of a cohort, who differ from run to run."""
+
+    def _refuse(self, *_: object) -> bool:
+        raise TypeError("the algorithm asks who takes part")
+
+    __iter__ = __len__ = __getitem__ = __bool__ = __eq__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _of_users(table: Tensor, users: Tensor) -> Tensor:
+    """The slots (S, m, ·) of each run's participants (S, m)."""
+    return table.gather(1, users[:, :, None].expand(-1, -1, table.shape[2]))
+
+
+def _row(setting: Setting, stream: Randomness) -> Row:
+    """A participant of a run: all are alike."""
+    size, batch = int(setting.sizes[0]), int(setting.batch_sizes[0])
+    return Row(0, size, batch, setting.plan, setting.privacy, stream, declared=setting.declared(0))
+
+
+def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bool:
+    """Whether all users of all runs hold equally many records, and whatever else a recorded round
+    takes as given is the same in all runs."""
+    first = settings[0]
+    sizes = {int(size) for one in settings for size in set(one.sizes.tolist())}
+    held = {int(size) for data in federations for size in set(data.train.sizes.tolist())}
+    same = {
+        (
+            one.users,
+            one.cohort_size,
+            int(one.batch_sizes[0]),
+            one.plan.server_rate,
+            one.plan.averaging,
+            one.plan.tail,
+        )
+        for one in settings
+    }
+    return len(sizes | held) == 1 and len(same) == 1 and first.plan.rounds > 0
+
+
+def _free(device: torch.device) -> float:
+    """Bytes of the device's memory that tables of slots may take."""
+    return torch.cuda.mem_get_info(device)[0] / 4 if device.type == "cuda" else 1 << 30
