@@ -135,6 +135,30 @@ def test_what_does_not_fit_is_left_to_the_simulator():
     other = replace(fits, plan=replace(fits.plan, server_rate=0.5))
     assert not in_step([fits, other])
     assert in_step([fits, replace(fits, plan=replace(fits.plan, regularisation=0.5))])
+    silent = setting(data=data, privacy=Gaussian(clip=0.7, noise=0.0))
+    assert not in_step([silent, setting(data=data, privacy="fixed")])  # one without noise
+
+
+def test_runs_of_different_noise_and_clip_go_in_step(run_by_run):
+    data = federation(EQUAL)
+    runs = [
+        setting("scaffold-balanced", data=data, privacy=Gaussian(clip, noise, "poisson"))
+        for clip in (0.3, 0.7)
+        for noise in (0.2, 2.0)
+    ]
+    assert in_step(runs)
+    assert_alike(trained(runs), run_by_run(runs))
+
+
+def test_where_memory_is_not_enough_the_simulator_takes_over(monkeypatch, run_by_run):
+    runs = stack()
+    meant = run_by_run(runs)
+
+    def crowded(self, number):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(Lockstep, "move", crowded)
+    assert_alike(trained(runs), meant)
 
 
 def looking(server, cohort):

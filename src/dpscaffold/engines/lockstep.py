@@ -183,11 +183,11 @@ class Lockstep:
 
     def _way(self, phase: Algorithm) -> Callable[[], None]:
         """A round of this phase, recorded where that is possible."""
-        first = _row(self.settings[0], Randomness(0))
-        rows = [first] * (len(self.settings) * self.cohort_size)
-        layout = Layout.of(rows, self.settings[0].task.parameters, "places" in self._fixed)
+        task = self.settings[0].task
+        rows = [_row(one, Randomness(0)) for one in self.settings] * self.cohort_size
+        layout = Layout.of(rows, task.parameters, "places" in self._fixed)
         records = self.worker.store.of([(self.worker.federations[0], 0)])
-        work = Work(self.settings[0].task, phase, layout, records)
+        work = Work(task, phase, layout, records)
 
         def plain() -> None:
             self._round(phase, work)
@@ -354,6 +354,7 @@ def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bo
             one.plan.server_rate,
             one.plan.averaging,
             one.plan.tail,
+            type(one.known([0]).spread),  # all with noise, or none
         )
         for one in settings
     }

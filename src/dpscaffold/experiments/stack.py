@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,7 +151,9 @@ def train_stack(
     given = (settings, federations, streams, device)
     in_step, outcomes = InStep.of(*given), None
     if in_step is not None:
-        outcomes = _trained(in_step, settings, evaluators, schedule, tell)
+        with suppress(torch.cuda.OutOfMemoryError):  # the simulator makes do with less
+            outcomes = _trained(in_step, settings, evaluators, schedule, tell)
+        in_step = None
     outcomes = outcomes or _trained(RunByRun(*given), settings, evaluators, schedule, tell) or []
     for outcome in outcomes:
         outcome.seconds = (time.perf_counter() - started) / len(outcomes)
