@@ -1,0 +1,344 @@
+"""Whole plans, trained as they are written, beside the best of the frontier.
+
+    python benchmarks/plans.py --out FOLDER [--device cuda] [--data-dir DATA] [--rows 1 2 3 4]
+    python benchmarks/plans.py --out FOLDER --write docs
+
+For each of four rows of the frontier and each ε towards the server, ``recommend`` makes a plan from
+public facts alone: at most 400 rounds, the row's local steps, a fifth of the users in a round,
+Poisson batches. The plan is written, read back and trained on the real data with three seeds. What
+its averaged model reaches stands beside the best of the frontier at the same ε, which is the best
+of all algorithms, step sizes, clips and K that were tried **with the test data in view**.
+
+Finished parts of FOLDER are kept, so the script goes on where it was stopped, and several may work
+on one FOLDER with other ``--rows`` or ``--epsilons``. ``--write docs`` runs nothing: it writes
+benchmarks/results/plans.md and plans.json and the table in docs/planning.md from what is finished.
+``--rounds 8 --seeds 1`` is for trying the script itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+
+from dpscaffold import Facts, Goal, Limits, recommend
+from dpscaffold.config import Configuration, load
+from dpscaffold.data.loading import load_federation
+from dpscaffold.events import Event, RoundDone, StackBegun
+from dpscaffold.experiments.stack import Schedule, train_stack
+from dpscaffold.paper.cases import Case
+from dpscaffold.paper.definition import experiment
+from dpscaffold.paper.probe import SHAPES
+from dpscaffold.paper.solving import sizes_of
+from dpscaffold.planner.recommend import Preset
+from dpscaffold.report.planning import write_plan
+from dpscaffold.whole import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+FRONTIER = ROOT / "docs" / "results" / "frontier" / "results.csv"
+PAGE = ROOT / "docs" / "planning.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- plans -->", "<!-- end of plans -->"
+
+#: Rows by number, as the frontier names them.
+ROWS = {
+    1: "synthetic (5, 5), λ = 0",
+    2: "synthetic (5, 5)",
+    3: "FEMNIST, γ = 0 %",
+    4: "MNIST, γ = 0 %",
+}
+EPSILONS = (0.1, 0.3, 1.0, 3.0)
+AVERAGE = "average of the last half"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of one plan: where it stands, what it says, and the accuracies by seed."""
+
+    row: str
+    epsilon: float
+    algorithm: str
+    rounds: int
+    local_steps: int
+    clip: float
+    learning_rate: float
+    noise: float
+    accuracies: tuple[float, ...]
+    planning_seconds: float
+    training_seconds: float
+    device: str
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best entry of the frontier at one row and ε."""
+
+    algorithm: str
+    local_steps: int
+    clip: float
+    learning_rate: float
+    accuracies: tuple[float, ...]
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+class Progress:
+    """A line at every stack, and every hundred rounds of one."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.stack = title, ""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StackBegun):
+            self.stack = f"stack {event.number} of {event.of} of this wave"
+            say(f"{self.title}: {self.stack}, {event.rounds} rounds")
+        elif isinstance(event, RoundDone) and event.round % 100 == 0:
+            say(f"{self.title}: {self.stack}, round {event.round} of {event.of}")
+
+
+def case_of(row: str, epsilon: float) -> Case:
+    """The frontier's case at this place, of which the data, the task, λ, K and δ are used."""
+    column = f"{epsilon:g} poisson"
+    found = experiment("frontier").cases(1)
+    return next(c for c in found if c.labels["row"] == row and c.labels["column"] == column)
+
+
+def public(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
+    """What the planner is told: sizes, shape, γ where the partition is by similarity, the task, λ
+    and what one can afford; no record."""
+    settings = case.settings
+    assert settings.privacy is not None and settings.privacy.epsilon is not None
+    features, classes = SHAPES[settings.data.source]
+    facts = Facts(
+        sizes_of(settings.data), features, classes, getattr(settings.data, "similarity", None)
+    )
+    # K of the row: the first line of the frontier is DP-SCAFFOLD, whose K is the row's own.
+    limits = Limits(settings.plan.rounds, settings.plan.local_steps, facts.users // 5)
+    goal = Goal(settings.privacy.epsilon, "server", settings.privacy.delta, "poisson")
+    preset = Preset(regularisation=settings.plan.regularisation, task=settings.task.build(facts))
+    return facts, goal, limits, preset
+
+
+def planned(case: Case, folder: Path, rounds: int, device: str) -> float:
+    """Make the plan and write it with the row's data and task, ready for ``train``; seconds."""
+    facts, goal, limits, preset = public(case)
+    limits = replace(limits, rounds=min(rounds, limits.rounds))
+    begun = time.perf_counter()
+    title = f"planning {case.labels['row']}, ε = {goal.epsilon:g}"
+    found = recommend(facts, goal, limits, preset, device=device, tell=Progress(title), curve=False)
+    seconds = time.perf_counter() - begun
+    given = {name: case.tables[name] for name in ("data", "task") if name in case.tables}
+    write_plan(found, folder, given)
+    (folder / "seconds.json").write_text(json.dumps(seconds))  # last: the plan is complete
+    return seconds
+
+
+def trained(settings: Configuration, seeds: int, device: str, title: str) -> list[float]:
+    """The test accuracy of the averaged model, by seed, of the plan as it is written."""
+    federation = load_federation(settings.data)
+    first = settings.setting(federation)
+    runs = [replace(first, plan=replace(first.plan, seed=seed)) for seed in range(seeds)]
+    say(f"{title}: training {first.label}, {first.plan.rounds} rounds, {seeds} seeds")
+    outcomes = train_stack(runs, [federation] * seeds, Schedule(), device, Progress(title))
+    return [0.0 if o.diverged else float(o.average["test_accuracy"]) for o in outcomes]
+
+
+def cell(row: str, epsilon: float, arguments: argparse.Namespace) -> None:
+    """Plan and train one place, unless that was done."""
+    number = next(n for n, name in ROWS.items() if name == row)
+    folder, title = arguments.out / f"row{number}-epsilon{epsilon:g}", f"{row}, ε = {epsilon:g}"
+    if (folder / "trained.json").exists():
+        say(f"{title}: trained already")
+        return
+    case = case_of(row, epsilon)
+    try:
+        seconds = float(json.loads((folder / "seconds.json").read_text()))
+        say(f"{title}: planned already")
+    except (OSError, ValueError):
+        seconds = planned(case, folder, arguments.rounds, arguments.device)
+    settings = load(folder / "plan.toml")
+    begun = time.perf_counter()
+    accuracies = trained(settings, arguments.seeds, arguments.device, title)
+    assert settings.privacy is not None
+    plan = settings.plan
+    rate, clip = plan.learning_rate, settings.privacy.clip
+    assert isinstance(rate, float) and not isinstance(clip, str) and clip is not None
+    result = Trained(
+        row,
+        epsilon,
+        settings.algorithm.name,
+        plan.rounds,
+        plan.local_steps,
+        clip,
+        rate,
+        json.loads((folder / "plan.json").read_text())["noise"],
+        tuple(accuracies),
+        round(seconds, 1),
+        round(time.perf_counter() - begun, 1),
+        device_name(arguments.device),
+    )
+    write_text(folder / "trained.json", json.dumps(asdict(result), ensure_ascii=False) + "\n")
+    say(f"{title}: {100 * fmean(accuracies):.2f} %")
+
+
+def device_name(device: str) -> str:
+    chosen = torch.device(device)
+    return torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "CPU"
+
+
+def finished(folder: Path) -> list[Trained]:
+    """Every place that is done, in the order of rows and ε."""
+    found = []
+    for path in sorted(folder.glob("row*/trained.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found.append(Trained(**{**values, "accuracies": tuple(values["accuracies"])}))
+    order = list(ROWS.values())
+    return sorted(found, key=lambda one: (order.index(one.row), one.epsilon))
+
+
+def frontier() -> dict[tuple[str, str], Best]:
+    """The best mean over seeds of the averaged model, by row and column, over all that was tried
+    there."""
+    runs: dict[tuple[str, str], dict[tuple[str, ...], list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    keys = ("line", "local_steps", "clip", "learning_rate")
+    with FRONTIER.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["output"] == AVERAGE:
+                choice = tuple(line[key] for key in keys)
+                place = runs[line["row"], line["column"]]
+                place[choice].append(float(line["test_accuracy"] or 0))
+    found = {}
+    for where, choices in runs.items():
+        name, steps, clip, rate = max(choices, key=lambda choice: fmean(choices[choice]))
+        values = tuple(choices[name, steps, clip, rate])
+        found[where] = Best(name, int(steps), float(clip or "nan"), float(rate), values)
+    return found
+
+
+def lines(done: Sequence[Trained]) -> Iterator[str]:
+    """The table, and what it comes to."""
+    best = frontier()
+    yield "| row | ε | plan | accuracy | best of the frontier | its accuracy | difference |"
+    yield "|---|---|---|---|---|---|---|"
+    differences = []
+    for one in done:
+        top = best[one.row, f"{one.epsilon:g} poisson"]
+        difference = 100 * (fmean(one.accuracies) - fmean(top.accuracies))
+        differences.append(difference)
+        yield (
+            f"| {one.row} | {one.epsilon:g} | {one.algorithm}, T = {one.rounds}, "
+            f"K = {one.local_steps}, C = {one.clip:g}, η₀ = {one.learning_rate:g} "
+            f"| {shown(one.accuracies)} | {top.algorithm}, K = {top.local_steps}, "
+            f"C = {top.clip:g}, η₀ = {top.learning_rate:g} | {shown(top.accuracies)} "
+            f"| {difference:+.2f} |"
+        )
+    if differences:
+        yield ""
+        yield (
+            f"Over {len(differences)} plans the difference is {fmean(differences):+.2f} points on "
+            f"average, {min(differences):+.2f} at worst, and {sum(d >= -2 for d in differences)} "
+            f"of them lose at most 2."
+        )
+
+
+def shown(accuracies: Sequence[float]) -> str:
+    """Mean and deviation over seeds, in per cent."""
+    return f"{100 * fmean(accuracies):.2f} ± {100 * pstdev(accuracies):.2f}"
+
+
+def report(done: Sequence[Trained]) -> str:
+    """The page of results."""
+    devices = ", ".join(sorted({one.device for one in done}))
+    rounds = max((one.rounds for one in done), default=0)
+    seeds = max((len(one.accuracies) for one in done), default=0)
+    planning = [one.planning_seconds for one in done] or [0.0]
+    parts = [
+        "# Whole plans, trained as they are",
+        "`python benchmarks/plans.py --out FOLDER --device cuda --data-dir DATA`, then `--out "
+        "FOLDER --write docs`.",
+        "Each plan was made from public facts alone (users, sizes, features, classes, γ where the "
+        "data are dealt out by similarity, the task, λ, ε towards the server at δ = 1/records, at "
+        "most 400 rounds, the row's K, a fifth of the users in a round, Poisson batches), written "
+        f"and trained as it is, {seeds} seeds; accuracy is that of the averaged model, in per "
+        "cent, ± the deviation over seeds. Beside it stands the best of the frontier "
+        "(docs/results/frontier) at the same ε: the best of all algorithms, step sizes, clips and "
+        "K that were tried there, 400 rounds each, **with the test data in view**.",
+        "\n".join(lines(done)),
+        f"Device: {devices}; largest T {rounds}; a plan took {min(planning):.0f} to "
+        f"{max(planning):.0f} s beside others (without the curve over ε).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def write(done: Sequence[Trained], folder: Path) -> None:
+    """plans.md and plans.json."""
+    rows: list[dict[str, Any]] = [asdict(one) for one in done]
+    text = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    write_text(folder / "plans.json", f"[\n {text}\n]\n")
+    if FRONTIER.exists():
+        write_text(folder / "plans.md", report(done))
+
+
+def write_docs(done: Sequence[Trained]) -> None:
+    """The results, and the table between its marks in docs/planning.md."""
+    write(done, RESULTS)
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    said = (
+        "**Whole plans, trained as they are** (`python benchmarks/plans.py --out FOLDER --device "
+        "cuda --data-dir DATA`, then `--out FOLDER --write docs`): made from public facts alone, "
+        "with at most 400 rounds, the row's local steps, a fifth of the users in a round and "
+        "Poisson batches; test accuracy of the averaged model in per cent, three seeds, beside the "
+        "best of the frontier at the same ε, chosen among all algorithms, η₀, C and K **with the "
+        "test data in view**."
+    )
+    table = "\n".join(lines(done))
+    write_text(PAGE, f"{before}{BEGIN}\n{said}\n\n{table}\n{END}{after}")
+    say(f"{PAGE.relative_to(ROOT)} and benchmarks/results/plans.md hold {len(done)} plans")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-dir", type=Path, help="the folder that holds mnist and emnist47")
+    parser.add_argument("--rows", type=int, nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--epsilons", type=float, nargs="+", choices=EPSILONS, default=EPSILONS)
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--write", choices=["docs"])
+    arguments = parser.parse_args()
+    if arguments.write:
+        done = finished(arguments.out)
+        if not done:
+            sys.exit(f"--out is {arguments.out}, which holds no trained plan; run without --write")
+        write_docs(done)
+        return
+    if arguments.data_dir:
+        os.environ["DPSCAFFOLD_DATA"] = str(arguments.data_dir.resolve())
+    for number, epsilon in product(arguments.rows, arguments.epsilons):
+        cell(ROWS[number], epsilon, arguments)
+        write(finished(arguments.out), arguments.out)
+
+
+if __name__ == "__main__":
+    main()
