@@ -18,7 +18,6 @@ benchmarks/results/plans.md and plans.json and the table in docs/planning.md fro
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import sys
@@ -47,7 +46,7 @@ from dpscaffold.report.planning import write_plan
 from dpscaffold.whole import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-FRONTIER = ROOT / "docs" / "results" / "frontier" / "results.csv"
+FRONTIER = ROOT / "docs" / "results" / "frontier" / "results.parquet"
 PAGE = ROOT / "docs" / "planning.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- plans -->", "<!-- end of plans -->"
@@ -60,7 +59,6 @@ ROWS = {
     4: "MNIST, γ = 0 %",
 }
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
-AVERAGE = "average of the last half"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,15 @@ class Best:
     local_steps: int
     clip: float
     learning_rate: float
+    tail: float | None
     accuracies: tuple[float, ...]
+
+    def __str__(self) -> str:
+        averaged = f", average of the last {self.tail:g}" if self.tail not in (None, 0.5) else ""
+        return (
+            f"{self.algorithm}, K = {self.local_steps}, C = {self.clip:g}, "
+            f"η₀ = {self.learning_rate:g}{averaged}"
+        )
 
 
 def say(text: str) -> None:
@@ -213,21 +219,24 @@ def finished(folder: Path) -> list[Trained]:
 def frontier() -> dict[tuple[str, str], Best]:
     """The best mean over seeds of the averaged model, by row and column, over all that was tried
     there."""
-    runs: dict[tuple[str, str], dict[tuple[str, ...], list[float]]] = defaultdict(
+    import pyarrow.parquet
+
+    keys = ("line", "local_steps", "clip", "learning_rate", "tail")
+    runs: dict[tuple[str, str], dict[tuple[Any, ...], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    keys = ("line", "local_steps", "clip", "learning_rate")
-    with FRONTIER.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            if line["output"] == AVERAGE:
-                choice = tuple(line[key] for key in keys)
-                place = runs[line["row"], line["column"]]
-                place[choice].append(float(line["test_accuracy"] or 0))
+    for line in pyarrow.parquet.read_table(FRONTIER).to_pylist():
+        if line["output"].startswith("average"):
+            choice = tuple(line.get(key) for key in keys)
+            place = runs[line["row"], line["column"]]
+            place[choice].append(float(line["test_accuracy"] or 0))
     found = {}
     for where, choices in runs.items():
-        name, steps, clip, rate = max(choices, key=lambda choice: fmean(choices[choice]))
-        values = tuple(choices[name, steps, clip, rate])
-        found[where] = Best(name, int(steps), float(clip or "nan"), float(rate), values)
+        chosen = max(choices, key=lambda choice: fmean(choices[choice]))
+        name, steps, clip, rate, tail = chosen
+        found[where] = Best(
+            name, int(steps), float(clip or "nan"), float(rate), tail, tuple(choices[chosen])
+        )
     return found
 
 
@@ -244,9 +253,7 @@ def lines(done: Sequence[Trained]) -> Iterator[str]:
         yield (
             f"| {one.row} | {one.epsilon:g} | {one.algorithm}, T = {one.rounds}, "
             f"K = {one.local_steps}, C = {one.clip:g}, η₀ = {one.learning_rate:g} "
-            f"| {shown(one.accuracies)} | {top.algorithm}, K = {top.local_steps}, "
-            f"C = {top.clip:g}, η₀ = {top.learning_rate:g} | {shown(top.accuracies)} "
-            f"| {difference:+.2f} |"
+            f"| {shown(one.accuracies)} | {top} | {shown(top.accuracies)} | {difference:+.2f} |"
         )
     if differences:
         yield ""
@@ -291,8 +298,10 @@ def write(done: Sequence[Trained], folder: Path) -> None:
     rows: list[dict[str, Any]] = [asdict(one) for one in done]
     text = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
     write_text(folder / "plans.json", f"[\n {text}\n]\n")
-    if FRONTIER.exists():
+    try:
         write_text(folder / "plans.md", report(done))
+    except (ImportError, OSError) as error:  # the page is written where the frontier can be read
+        say(f"plans.md is not written here ({error})")
 
 
 def write_docs(done: Sequence[Trained]) -> None:
