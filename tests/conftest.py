@@ -1,6 +1,9 @@
-"""One thread, reproducible property tests, and no trace in the user's own cache."""
+"""One thread, reproducible property tests, no trace in the user's own cache, and what becomes of
+tests that are about a CPU where the others run on a GPU (``TEST_DEVICE=cuda``)."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -23,3 +26,23 @@ def own_cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("DPSCAFFOLD_CACHE", str(folder))
     return folder
+
+
+ON_A_GPU = os.environ.get("TEST_DEVICE", "cpu") != "cpu"
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out on a GPU what is marked ``cpu_only``, and say why."""
+    for item in items if ON_A_GPU else ():
+        for mark in item.iter_markers("cpu_only"):
+            item.add_marker(pytest.mark.skip(reason=f"on a CPU only: {mark.args[0]}"))
+
+
+@pytest.fixture
+def draws_of_the_cpu(monkeypatch):
+    """On a GPU the simulator computes there and is handed the CPU's draws, which are those of the
+    loop, and those of batches that are drawn ahead."""
+    if ON_A_GPU:
+        from dpscaffold.local import participate
+
+        monkeypatch.setattr(participate, "draws_on", lambda device, rows: False)

@@ -1,15 +1,10 @@
-"""On a GPU (``TEST_DEVICE=cuda``) the simulator computes there and is handed the CPU's draws, which
-are those of the loop that it is compared with."""
+"""The simulator is compared with the loop, so on a GPU too it is handed the CPU's draws."""
 
 from __future__ import annotations
 
 import pytest
-from small import WHERE
-
-from dpscaffold.local import participate
 
 
 @pytest.fixture(autouse=True)
-def draws_of_the_cpu(monkeypatch):
-    if WHERE.type == "cuda":
-        monkeypatch.setattr(participate, "draws_on", lambda device, rows: False)
+def the_same_draws(draws_of_the_cpu):
+    """In every test of this folder."""

@@ -12,7 +12,7 @@ from dpscaffold.engines import Draw
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_draws_made_ahead_are_the_same_even_where_users_decline(sampling):
+def test_draws_made_ahead_are_the_same_even_where_users_decline(draws_of_the_cpu, sampling):
     """Bit for bit the run without it; a user who declines only makes the draw be made again."""
     federation = synthetic(alpha=1, beta=1, users=12, records=60, size_spread=0.4)
     plan = Plan(rounds=6, local_steps=4, user_ratio=0.5)

@@ -1,4 +1,4 @@
-"""A GPU's own draws, driven on the CPU: the same run in any chunks, stacks and after a resume."""
+"""A GPU's own draws, which a CPU can make too: the same run in any chunks and stacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpscaffold.randomness import Randomness
 
 @pytest.fixture
 def drawing_on_the_device(monkeypatch):
-    """Let the CPU draw as a GPU does, where a GPU would."""
+    """Let a CPU draw as a GPU does, where a GPU would; a GPU does so anyway."""
     real = devices.draws_on
     monkeypatch.setattr(
         participate, "draws_on", lambda device, rows: real(torch.device("cuda"), rows)
@@ -38,7 +38,7 @@ def test_chunks_and_stacks_draw_alike(drawing_on_the_device, algorithm, privacy)
 def test_the_device_draws_another_run_than_the_cpu(drawing_on_the_device, monkeypatch):
     run = setting("fedavg", "logistic", "fixed")
     device = Driven(simulator(run)).drive().reached.params
-    monkeypatch.undo()
+    monkeypatch.setattr(participate, "draws_on", lambda device, rows: False)
     assert not torch.allclose(device, Driven(simulator(run)).drive().reached.params, atol=1e-3)
 
 

@@ -20,6 +20,11 @@ from dpscaffold.local import devices, graphs, participate
 from dpscaffold.local.graphs import Graphs
 from dpscaffold.tasks import clipping
 
+recorded_by_tracing = pytest.mark.cpu_only(
+    "rounds are recorded by make_fx, which cannot trace a GPU's own programs; "
+    "tests/engines/test_cuda.py records them as CUDA graphs"
+)
+
 
 def traced(work, given):
     """Record by tracing; a replay fills the same tensors."""
@@ -55,6 +60,7 @@ def driven(run, capture=None, **more):
     return Driven(engine).drive(), engine.workers[0].graphs
 
 
+@recorded_by_tracing
 @pytest.mark.parametrize(
     ("algorithm", "privacy", "sizes"),
     [
@@ -75,6 +81,7 @@ def test_a_recorded_run_is_the_run(as_on_a_gpu, caplog, algorithm, privacy, size
     torch.testing.assert_close(recorded.reached.params, plain.reached.params, rtol=0, atol=0)
 
 
+@recorded_by_tracing
 @pytest.mark.parametrize("task", ["mlp"])
 def test_networks_are_recorded_too(as_on_a_gpu, caplog, task):
     run = setting("scaffold", task, "poisson")
@@ -84,6 +91,7 @@ def test_networks_are_recorded_too(as_on_a_gpu, caplog, task):
     torch.testing.assert_close(recorded.reached.params, driven(run)[0].reached.params)
 
 
+@recorded_by_tracing
 def test_rounds_of_one_shape_are_recorded_once(as_on_a_gpu):
     captured = []
 
@@ -95,6 +103,7 @@ def test_rounds_of_one_shape_are_recorded_once(as_on_a_gpu):
     assert len(captured) == 1
 
 
+@recorded_by_tracing
 def test_an_algorithm_that_reads_the_round_runs_unrecorded(as_on_a_gpu, caplog):
     """A recorded number of the round would be that of the first round for ever."""
 
@@ -109,6 +118,7 @@ def test_an_algorithm_that_reads_the_round_runs_unrecorded(as_on_a_gpu, caplog):
     torch.testing.assert_close(recorded.reached.params, plain.reached.params, rtol=0, atol=0)
 
 
+@recorded_by_tracing
 def test_an_algorithm_that_looks_runs_unrecorded(as_on_a_gpu, caplog):
     def looking(gradient, y, at):
         return gradient if float(gradient.norm()) > 1 else 2 * gradient

@@ -14,7 +14,7 @@ from dpscaffold.local import Gaussian
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize("algorithm", ["scaffold", "scaffold-warm", "fedavg"])
-def test_the_engines_do_what_the_paper_writes(algorithm, sampling, sizes, engine):
+def test_the_engines_do_what_the_paper_writes(draws_of_the_cpu, algorithm, sampling, sizes, engine):
     """x^T, c^T and every c_i^T of DP-SCAFFOLD, DP-SCAFFOLD-warm and DP-FedAvg equal Algorithms 1
     and 2."""
     data = federation(sizes, dimension=5, classes=4)

@@ -26,7 +26,7 @@ from small import Driven, Trial, simulator
 
 from dpscaffold.algorithms import Upload, scaffold
 from dpscaffold.federation import Federation
-from dpscaffold.local import Gaussian
+from dpscaffold.local import Gaussian, devices
 from dpscaffold.local import participate as participate_module
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import CAP
@@ -157,9 +157,12 @@ def test_a_correction_computed_before_the_noise_is_caught(monkeypatch):
         bare, kept = proper(task, algorithm, at, [(batch, None) for batch, _ in drawn], scales)
         return Upload(noised.params, bare.totals), kept
 
-    monkeypatch.setattr(participate_module, "local_steps", leaky)
-    # Scripted steps leave this one out; leaks in those are planted in tests/audit/test_audit.py.
+    for place in (participate_module, devices):
+        monkeypatch.setattr(place, "local_steps", leaky)
+    # Scripted steps, and a GPU's own programs, leave this one out; leaks in the former are planted
+    # in tests/audit/test_audit.py.
     monkeypatch.setattr(participate_module, "scripted_steps", lambda *given: None)
+    monkeypatch.setattr(devices, "fused_steps", lambda *given: None)
     setting = the_setting(1)
     assert lower_epsilon(*play(setting), DELTA) > claimed(setting)
 

@@ -220,7 +220,7 @@ def a_federation(name: str) -> Federation:
 @pytest.mark.parametrize("task", ["linear", "mlp"])
 @pytest.mark.parametrize("privacy", ["fixed", "poisson", "user-poisson"])
 @each_loss
-def test_both_engines_train_every_loss_alike(task, privacy, name):
+def test_both_engines_train_every_loss_alike(draws_of_the_cpu, task, privacy, name):
     """Loop and simulator end at the same parameters, memories and averages."""
     run = setting("scaffold", make(task, name), privacy, a_federation(name), user_ratio=1.0)
     assert_agree(final("simulator", run), final("loop", run))
