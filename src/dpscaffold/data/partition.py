@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpscaffold.data.pool import stream
+from dpscaffold.data.streams import stream
 from dpscaffold.errors import BadInput
 
 Parts = list[np.ndarray]

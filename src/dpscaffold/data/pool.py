@@ -14,6 +14,7 @@ import torch
 
 from dpscaffold.data.blocks import blocks
 from dpscaffold.data.prepared import Scale
+from dpscaffold.data.streams import stream
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Prepared, Target
@@ -26,9 +27,8 @@ class Pool:
     ``features`` is (N, d), either float32 or, for images, uint8 that ``scale`` brings to [0, 1]
     when the rows are dealt out (so that a pool of images costs a quarter of the memory). ``labels``
     is (N,), what ``target`` says (a number of classes will do for it): class numbers in int64, or
-    numbers in float32. ``users`` holds, where the data have a natural user, its
-    number per record, and
-    ``names`` the names of these users. ``notes`` say what a reader had to decide (categories,
+    numbers in float32. ``users`` holds, where the data have a natural user, its number per record,
+    and ``names`` the names of these users. ``notes`` say what a reader had to decide (categories,
     missing values); ``preparation`` are the steps that made these features of raw rows. ``coded``
     says that the reader numbered the labels itself, so that they need not be looked through here.
     """
@@ -72,17 +72,6 @@ class Pool:
                 self.features[rows[block]], np.float32(self.scale), out=out[block], casting="unsafe"
             )
         return torch.from_numpy(out)
-
-
-def stream(seed: int, purpose: str) -> np.random.Generator:
-    """The generator of one purpose, so that, say, another test ratio does not move records between
-    users.
-
-    >>> a, b = stream(0, "partition"), stream(0, "split")
-    >>> bool(a.integers(1 << 60) == b.integers(1 << 60))
-    False
-    """
-    return np.random.default_rng([seed, *purpose.encode()])
 
 
 def held_out_size(records: int, test_ratio: float) -> int:

@@ -17,7 +17,6 @@ import torch
 
 from dpscaffold.cipher import CipherStream
 from dpscaffold.data import prepared
-from dpscaffold.data.pool import stream
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.preprocessing import (
     Centre,
@@ -37,6 +36,7 @@ from dpscaffold.data.private import (
     noised_squares,
     noised_sum,
 )
+from dpscaffold.data.streams import stream
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from dpscaffold.checks import number, whole
+from dpscaffold.data.pool import held_out_size
 from dpscaffold.data.prepared import Standardised, UnitNorm, applied
+from dpscaffold.data.streams import DRAWS, LAW, user_stream
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Target
@@ -63,12 +65,7 @@ def synthetic(
     deviations = np.arange(1, dimension + 1) ** -0.6
     train, test = [], []
     for user in range(users):
-        stream = np.random.Generator(
-            np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1, user)))
-        )
-        law = np.random.Generator(
-            np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(0, 0 if iid else user)))
-        )
+        stream, law = user_stream(seed, DRAWS, user), user_stream(seed, LAW, 0 if iid else user)
         weights = law.normal(law.normal(0, math.sqrt(alpha), (dimension, classes)), 1)
         bias = law.normal(law.normal(0, math.sqrt(alpha), classes), 1)
         centre = law.normal(law.normal(0, math.sqrt(beta), dimension), 1)
@@ -84,7 +81,7 @@ def synthetic(
         y = (x @ weights + bias).argmax(axis=1)
         redrawn = stream.random(size) < label_noise
         y[redrawn] = stream.integers(0, classes, int(redrawn.sum()))
-        held_out = min(size - 1, max(1, round(test_ratio * size)))
+        held_out = held_out_size(size, test_ratio)
         train.append((x[held_out:].astype(np.float32), y[held_out:]))
         test.append((x[:held_out].astype(np.float32), y[:held_out]))
 

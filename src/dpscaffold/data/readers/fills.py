@@ -25,8 +25,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpscaffold.cipher import CipherStream
-from dpscaffold.data.pool import stream
 from dpscaffold.data.private import Stream, released
+from dpscaffold.data.streams import stream
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.gaussian import gaussian_multiplier
 
