@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
+from dpscaffold.data.shapes import shape_of
+from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, rate_label
-from dpscaffold.paper.probe import SHAPES
 from dpscaffold.paper.results import Place, Results, average
 from dpscaffold.paper.solving import sizes_of, solved_noise
 from dpscaffold.paper.text import markdown
@@ -89,9 +90,14 @@ def _facts(case: Case) -> Facts:
     """What is public of a case: the sizes, the shape after preparation, γ where the partition is by
     similarity, and rows of norm 1."""
     data = case.settings.data
-    features, classes = SHAPES[data.source]
+    shape = shape_of(data)
+    if shape is None:
+        raise BadInput(
+            f"data.source is {data.source!r}, whose features and classes only its files tell; a "
+            f"step size is planned from public facts, so give one (plan.learning_rate)"
+        )
     similarity = getattr(data, "similarity", None)
-    return Facts(sizes_of(data), features, classes, similarity)
+    return Facts(sizes_of(data), *shape, similarity)
 
 
 def _public(case: Case) -> Setting:

@@ -10,6 +10,7 @@ import torch
 
 from dpscaffold.algorithms import ALGORITHMS, DEFAULT
 from dpscaffold.checks import floor_share
+from dpscaffold.data.shapes import Shape, shape_of
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.stack import evaluators_of
@@ -22,8 +23,8 @@ from dpscaffold.plan import Plan
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 
-#: (features, classes) of the sources that the experiments use, after preprocessing.
-SHAPES = {"synthetic": (40, 10), "emnist47": (784, 47), "mnist": (60, 10)}
+#: (features, classes) that stand for those of data whose settings do not tell.
+USUAL = (40, 10)
 
 #: Steps a timed round has at most, and rounds that are timed (the fastest counts: others wait for
 #: the machine).
@@ -62,7 +63,7 @@ class Probe:
         case = stack.cases[0]
         settings = case.settings
         key = (
-            settings.data.source,
+            shape_of(settings.data),
             settings.task.kind,
             settings.privacy and settings.privacy.sampling,
             settings.plan.data_ratio,
@@ -100,9 +101,9 @@ class Probe:
         case = stack.cases[0]
         settings, cohort_size = case.settings, _cohort_size(case)
         train, test = _records(case)
-        features, _ = SHAPES.get(settings.data.source, (40, 10))
-        users = max(cohort_size, min(_users(case), _HELD // (train * features)))
-        federation = _random_federation(settings.data.source, users, train, test)
+        shape = shape_of(settings.data) or USUAL
+        users = max(cohort_size, min(_users(case), _HELD // (train * shape[0])))
+        federation = _random_federation(shape, users, train, test)
         # Whatever the stack runs: FedSGD's one pass and warm starts would not fit the few steps.
         algorithm = ALGORITHMS[DEFAULT]()
         privacy = (
@@ -166,9 +167,9 @@ def _evaluated(case: Case) -> int:
     return times * _users(case) * (test + (train if case.schedule.full else 0))
 
 
-def _random_federation(source: str, users: int, train: int, test: int) -> Federation:
-    """Unit-norm rows of the source's shape."""
-    features, classes = SHAPES.get(source, (40, 10))
+def _random_federation(shape: Shape, users: int, train: int, test: int) -> Federation:
+    """Unit-norm rows of (features, classes)."""
+    features, classes = shape
     stream = torch.Generator().manual_seed(0)
 
     def table(count: int) -> tuple[torch.Tensor, torch.Tensor]:
