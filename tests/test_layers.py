@@ -191,6 +191,14 @@ def test_flower_is_imported_in_its_own_folder_alone():
         assert "flwr" not in taken or room_of(name) == "flower", name
 
 
+def test_figures_are_drawn_on_canvases_of_their_own():
+    """The backend and the settings of matplotlib belong to whoever uses the package."""
+    for name, path in modules().items():
+        text = path.read_text()
+        for switch in ("pyplot", "matplotlib.use", "rcParams["):
+            assert switch not in text, f"{name} has {switch}"
+
+
 def test_imports_are_found_wherever_they_stand():
     source = (
         "from __future__ import annotations\n"

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.paper.published import caption
 from dpscaffold.paper.results import CaseResult, Results, Summary, average, last
+from dpscaffold.report.drawing import new_figure
 from dpscaffold.whole import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: One for each family of algorithms, in the order of the registry.
 PALETTE = ("#d1495b", "#5a8f3c", "#8e6bbf", "#1b6ca8", "#c98a1b", "#3c8f8a", "#7a5c48")
@@ -25,22 +27,17 @@ APART = "SCAFFOLD-balanced"
 
 def draw(results: Results, folder: Path, title: str) -> list[str]:
     """Write ``figure.png`` and ``figure.svg``; the names that were written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "dpscaffold"
-    import matplotlib.pyplot as plt
+    from matplotlib import rc_context
 
     kinds = {"curves": _curves, "table": _table, "frontier": _frontier, "sweep": _sweep}
-    figure = kinds[results.experiment.kind](results, plt)
+    figure = kinds[results.experiment.kind](results)
     figure.suptitle(
         "\n".join(wrap(title + _published(results), int(11 * figure.get_figwidth()))), fontsize=11
     )
     for name in ("figure.png", "figure.svg"):
         dated = {"Date": None} if name.endswith("svg") else None
-        with whole_file(folder / name) as partial:
+        with whole_file(folder / name) as partial, rc_context({"svg.hashsalt": "dpscaffold"}):
             figure.savefig(partial, dpi=130, metadata=dated)
-    plt.close(figure)
     return ["figure.png", "figure.svg"]
 
 
@@ -89,13 +86,11 @@ def style(line: str, lines: list[str]) -> dict[str, Any]:
     }
 
 
-def _curves(results: Results, plt: Any) -> Any:
+def _curves(results: Results) -> Figure:
     rows = results.rows
     widest = max(len(results.columns(row)) for row in rows)
-    size = (3.6 * widest + 0.6, 2.8 * len(rows) + 1.2)
-    figure, axes = plt.subplots(
-        len(rows), widest, figsize=size, squeeze=False, constrained_layout=True
-    )
+    figure = new_figure(3.6 * widest + 0.6, 2.8 * len(rows) + 1.2)
+    axes = figure.subplots(len(rows), widest, squeeze=False)
     for r, row in enumerate(rows):
         for c, column in enumerate(results.columns(row)):
             axis = axes[r][c]
@@ -135,25 +130,16 @@ def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict
 OUTPUTS = (("last 10 % of iterates", last), ("average of the last half", average))
 
 
-def _table(results: Results, plt: Any) -> Any:
+def _table(results: Results) -> Figure:
     """The table as curves over K, one panel per output and line, ours solid and the paper's
     dotted."""
     lines = results.lines()
-    size = (9.5, 3.4 * len(lines) + 0.8)
-    figure, axes = plt.subplots(
-        len(lines), 2, figsize=size, sharey="row", squeeze=False, constrained_layout=True
-    )
+    figure = new_figure(9.5, 3.4 * len(lines) + 0.8)
+    axes = figure.subplots(len(lines), 2, sharey="row", squeeze=False)
     for line, pair in zip(lines, axes, strict=True):
         for axis, (name, value) in zip(pair, OUTPUTS, strict=True):
             for k, row in enumerate(results.rows):
-                _over_k(
-                    axis,
-                    results,
-                    row,
-                    line,
-                    value,
-                    plt.get_cmap("viridis")(k / max(1, len(results.rows) - 0.5)),
-                )
+                _over_k(axis, results, row, line, value, _hue(k, len(results.rows)))
             axis.set_title(f"{line}, {name}" if line else name, fontsize=10)
             axis.set_xlabel("K (T from the published bound at ε = 3)")
             axis.grid(alpha=0.3)
@@ -177,17 +163,15 @@ def _over_k(axis: Axes, results: Results, row: str, line: str, value: Any, colou
     axis.plot(columns, paper, color=colour, linestyle=":", marker="x", markersize=4)
 
 
-def _sweep(results: Results, plt: Any) -> Any:
+def _sweep(results: Results) -> Figure:
     """Accuracy over η₀, one curve per clip: the average solid, the last iterates dashed."""
     rows = results.rows
     widest = max(len(results.columns(row)) for row in rows)
-    size = (4.2 * widest + 0.6, 3.0 * len(rows) + 1.0)
-    figure, axes = plt.subplots(
-        len(rows), widest, figsize=size, sharey=True, squeeze=False, constrained_layout=True
-    )
+    figure = new_figure(4.2 * widest + 0.6, 3.0 * len(rows) + 1.0)
+    axes = figure.subplots(len(rows), widest, sharey=True, squeeze=False)
     for r, row in enumerate(rows):
         for c, column in enumerate(results.columns(row)):
-            _over_rates(axes[r][c], results, (row, column, ""), plt.get_cmap("viridis"))
+            _over_rates(axes[r][c], results, (row, column, ""))
             axes[r][c].set_title(f"{row}, {column}", fontsize=10)
             axes[r][c].set_xlabel("η₀")
             axes[r][c].grid(alpha=0.3)
@@ -196,7 +180,7 @@ def _sweep(results: Results, plt: Any) -> Any:
     return figure
 
 
-def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str], colours: Any) -> None:
+def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str]) -> None:
     by_clip: dict[float, list[tuple[float, str]]] = {}
     for choice, runs in results.places[place].items():
         settings = runs[0].case.settings
@@ -209,22 +193,27 @@ def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str], colou
                 100 * results.summary(place, choice, value).mean for _, choice in sorted(entries)
             ]
             label = f"C = {clip:g}" if dashes == "-" else None
-            colour = colours(k / max(1, len(by_clip) - 0.5))
-            axis.plot(
-                rates, means, linestyle=dashes, marker="o", markersize=3, color=colour, label=label
-            )
+            look = {"marker": "o", "markersize": 3, "color": _hue(k, len(by_clip))}
+            axis.plot(rates, means, linestyle=dashes, label=label, **look)
     axis.set_xscale("log")
     axis.set_xticks(rates, [f"{rate:g}" for rate in rates], fontsize=8)
     axis.minorticks_off()
 
 
-def _frontier(results: Results, plt: Any) -> Any:
+def _hue(place: int, count: int) -> Any:
+    """A colour of its own for each of so many curves, from dark to light."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](place / max(1, count - 0.5))
+
+
+def _frontier(results: Results) -> Figure:
     """One panel per dataset, in one row or, beyond three, in two."""
     rows = results.rows
     down = 1 if len(rows) <= 3 else 2
     across = -(-len(rows) // down)
-    size = (max(12.0, 4.6 * across), 3.4 * down + 0.9)
-    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, constrained_layout=True)
+    figure = new_figure(max(12.0, 4.6 * across), 3.4 * down + 0.9)
+    axes = figure.subplots(down, across, squeeze=False)
     for axis in axes.flat[len(rows) :]:
         axis.set_visible(False)
     for axis, row in zip(axes.flat, rows, strict=False):
