@@ -17,11 +17,6 @@ from .calibrate import Combination as Combination
 from .calibrate import budget_table as budget_table
 from .calibrate import calibrate_noise as calibrate_noise
 from .costs import Cost as Cost
-from .describe import Group as Group
-from .describe import Mechanism as Mechanism
-from .describe import NoisedQuery as NoisedQuery
-from .describe import Participation as Participation
-from .describe import Round as Round
 from .describe import describe as describe
 from .errors import PrivacyError as PrivacyError
 from .goals import Goal as Goal
@@ -34,6 +29,11 @@ from .human import human_terms as human_terms
 from .ledger import Ledger as Ledger
 from .live import Spending as Spending
 from .live import largest_rounds as largest_rounds
+from .mechanism import Group as Group
+from .mechanism import Mechanism as Mechanism
+from .mechanism import NoisedQuery as NoisedQuery
+from .mechanism import Participation as Participation
+from .mechanism import Round as Round
 from .preparation import Preparation as Preparation
 from .preparation import Protection as Protection
 from .preparation import Remark as Remark

@@ -19,10 +19,10 @@ from dpscaffold.privacy.bound import VIEWS
 from dpscaffold.privacy.bounds import PAPER_THIRD_PARTY
 from dpscaffold.privacy.composition import ADDED
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.human import GROUPS, terms_of
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import privacy_parameters
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.preparation import Preparation
 from dpscaffold.privacy.quote import for_a_person, quote, quoted
 from dpscaffold.privacy.statement import large_delta, statement

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dpscaffold.privacy.describe import Mechanism
+from dpscaffold.privacy.mechanism import Mechanism
 
 #: At most so many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse of
 #: both.

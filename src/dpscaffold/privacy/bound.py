@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution
+from dpscaffold.privacy.mechanism import Mechanism
 
 SERVER, THIRD_PARTY, PARTICIPANT = "server", "third_party", "participant"
 VIEWS = {

@@ -16,8 +16,8 @@ from functools import cache, partial
 
 from dpscaffold.privacy import laws
 from dpscaffold.privacy.bound import PARTICIPANT, THIRD_PARTY, VIEWS, Bound
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.mechanism import Mechanism
 
 _DRAW = "participants are drawn uniformly, m of M, independently of the data and of all outputs"
 _ALL = tuple(VIEWS)

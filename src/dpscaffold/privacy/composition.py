@@ -25,12 +25,12 @@ import numpy as np
 from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import GROUPS, HumanTerms, losses, terms_of
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import LONGEST, LossDistribution, privacy_parameters
+from dpscaffold.privacy.mechanism import Mechanism
 
 ADDED = "epsilon and delta added (Rogers, Roth, Ullman, Vadhan 2016)"
 CONVOLVED = "loss distributions convolved, every plan being fixed in advance (Zhu, Dong, Wang 2022)"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpscaffold.privacy.describe import Sampling
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
+from dpscaffold.privacy.mechanism import Sampling
 from dpscaffold.privacy.queries import REACH, step_losses
 
 #: Finest grid, in points, on which a further mechanism is composed.

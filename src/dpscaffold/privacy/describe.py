@@ -1,222 +1,28 @@
-"""Mechanisms as data: what one step, one participation and one run release, in plain numbers.
-
-Whatever runs also describes itself with these types, so that what ran and what is accounted are the
-same numbers. They are frozen, hold no data and no randomness, and can be written to JSON.
-"""
+"""A run described for the accountant: a :class:`~dpscaffold.privacy.mechanism.Mechanism` from the
+plain numbers of a plan."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.mechanism import (
+    RELATIONS,
+    Clip,
+    Group,
+    Mechanism,
+    Relation,
+    Sampling,
+    Unit,
+    Weighting,
+    check,
+    check_batches,
+)
 
-Sampling = Literal["fixed", "poisson"]
-Unit = Literal["record", "user"]
-Weighting = Literal["uniform", "records"]
-Clip = float | Literal["median"]
-#: Which pairs of datasets are hidden from one another; see :attr:`Mechanism.relation`.
-Relation = Literal["replace-one", "zero-out", "add-remove"]
-RELATIONS: tuple[Relation, ...] = ("replace-one", "zero-out", "add-remove")
 #: The paper's δ, one over all training records, by name.
 RECORDS: Literal["1/records"] = "1/records"
 Delta = float | Literal["1/records"]
-
-
-@dataclass(frozen=True)
-class NoisedQuery:
-    """One noised query: a batch of b of R records, each gradient clipped to C, noise (2C/b)·N(0,
-    σ_g²).
-
-    For ``unit="user"`` the noise is 2C·N(0, σ_g²) and a user's whole dataset is the unit.
-
-    >>> NoisedQuery(batch=800, records=4000, noise=60.0, clip=1.0).rate
-    0.2
-    """
-
-    batch: int
-    records: int
-    noise: float
-    clip: Clip = 1.0
-    sampling: Sampling = "fixed"
-    unit: Unit = "record"
-
-    @property
-    def rate(self) -> float:
-        """b/R, the chance that one record is in the batch."""
-        return self.batch / self.records
-
-
-@dataclass(frozen=True)
-class Participation:
-    """One user in one round: K steps, each chosen after seeing the last."""
-
-    step: NoisedQuery
-    steps: int
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round as it concerns one user: a participation with probability l = m/M, else nothing."""
-
-    participation: Participation
-    user_ratio: float
-
-
-@dataclass(frozen=True)
-class Group:
-    """Users that hold the same number of records and draw the same number of them: R_i, b_i, how
-    many."""
-
-    records: int
-    batch: int
-    users: int
-
-    @property
-    def rate(self) -> float:
-        """b_i/R_i."""
-        return self.batch / self.records
-
-
-PAIRS: dict[Relation, str] = {
-    "replace-one": "one record of one user replaced by another",
-    "zero-out": "one record of one user replaced by an empty one, every R_i staying as it is",
-    "add-remove": "one record of one user added or removed, every size being declared in advance",
-}
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with
-    :func:`describe`.
-
-    ``groups`` are the distinct (R_i, b_i); ``membership`` gives each user's group and is empty when
-    there is only one. ``memory`` says that users keep something between rounds (SCAFFOLD's c_i).
-    Warm-start rounds are rounds like any other and count in ``rounds``. ``may_decline`` is the
-    reason why a drawn user may stay away (a budget per user, a site's own policy), besides
-    ``max_participations``; ``hidden_draw`` says that nobody but the server and the participants can
-    tell who takes part. ``declared_sizes`` says that R_i, and with it every rate, divisor and
-    weight, is a constant that was declared without looking at the data. With a user as unit the
-    groups say nothing of R_i.
-    """
-
-    rounds: int
-    local_steps: int
-    users: int
-    cohort_size: int
-    groups: tuple[Group, ...]
-    membership: tuple[int, ...]
-    noise: float
-    clip: Clip
-    sampling: Sampling
-    unit: Unit
-    memory: bool
-    weighting: Weighting
-    delta: float
-    max_participations: int | None = None
-    may_decline: str | None = None
-    hidden_draw: bool = False
-    declared_sizes: bool = False
-
-    @property
-    def declines(self) -> str | None:
-        """Why a drawn user may take no part in a round, or None where every one does."""
-        cap = None if self.max_participations is None else "max_participations"
-        return ", ".join(reason for reason in (cap, self.may_decline) if reason) or None
-
-    @property
-    def user_ratio(self) -> float:
-        """l = m/M."""
-        return self.cohort_size / self.users
-
-    @property
-    def protected(self) -> int:
-        """How many the guarantee protects: n = ΣR_i records, or M users."""
-        if self.unit == "user":
-            return self.users
-        return sum(group.records * group.users for group in self.groups)
-
-    @property
-    def relation(self) -> Relation:
-        """The neighbours by name.
-
-        ``replace-one``: one record (or user) is another; noise multiplier σ_g. ``zero-out``: a
-        record is an empty one, whose gradient is zero, and every R_i, rate and divisor stays;
-        multiplier 2σ_g. ``add-remove``: a record is there or not, which needs sizes that were
-        declared, since b_i read off the data would tell; multiplier 2σ_g.
-        """
-        if self.unit == "user" or self.sampling == "fixed":
-            return "replace-one"
-        return "add-remove" if self.declared_sizes else "zero-out"
-
-    @property
-    def neighbours(self) -> str:
-        """Which pairs of datasets the guarantee hides from one another."""
-        if self.unit == "user":
-            return "one user's whole dataset replaced by another (replace-one)"
-        return f"{PAIRS[self.relation]} ({self.relation})"
-
-    @cached_property
-    def worst(self) -> Group:
-        """The group with the largest b_i/R_i, whose ε is the largest.
-
-        δ(ε) of one step is a hockey-stick divergence between (1−q)Q + qP and Q, in either order
-        (for fixed-size batches, that of the first order and its mirror image). It is convex in q
-        and smallest at q = 0, where the two agree, hence non-decreasing in q for every ε: the step
-        with the larger rate dominates the other, and domination survives adaptive composition and a
-        data-independent coin (Zhu, Dong, Wang 2022). With a user as unit the rate plays no part at
-        all.
-        """
-        return max(self.groups, key=lambda group: group.rate)
-
-    def group_of(self, user: int) -> Group:
-        """The (R_i, b_i) of one user."""
-        if not 0 <= user < self.users:
-            raise PrivacyError(
-                f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}"
-            )
-        return self.groups[self.membership[user]] if self.membership else self.groups[0]
-
-    def step(self, group: Group | None = None) -> NoisedQuery:
-        """One step of a group's users, by default of the worst group."""
-        group = group or self.worst
-        return NoisedQuery(
-            group.batch, group.records, self.noise, self.clip, self.sampling, self.unit
-        )
-
-    def participation(self, group: Group | None = None) -> Participation:
-        """One participation of a group's users, by default of the worst group."""
-        return Participation(self.step(group), self.local_steps)
-
-    def round(self, group: Group | None = None) -> Round:
-        """One round for a group's users, by default for the worst group."""
-        return Round(self.participation(group), self.user_ratio)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_dict` reads them back.
-
-        What a run leaves at nothing is left out, so that a new field changes no earlier hash.
-        """
-        values = {STORED_AS.get(name, name): value for name, value in asdict(self).items()}
-        return {k: v for k, v in values.items() if k not in LATER or v}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
-        """The inverse of :meth:`to_dict`, checked as if it had been described anew."""
-        try:
-            fields = {_FIELDS.get(name, name): value for name, value in values.items()}
-            groups = tuple(Group(**group) for group in fields.pop("groups"))
-            membership = tuple(int(i) for i in fields.pop("membership"))
-            run = cls(groups=groups, membership=membership, **fields)
-        except (TypeError, KeyError, ValueError) as error:
-            raise PrivacyError(
-                f"the stored description of the run cannot be read ({error})"
-            ) from error
-        _check(run)
-        return run
 
 
 def describe(
@@ -257,7 +63,7 @@ def describe(
         _per_user("batch_sizes", batch_sizes, users),
     )
     if unit == "user":  # neither may be told, and neither matters
-        _check_batches(sizes, draws)
+        check_batches(sizes, draws)
         sizes, draws = [1] * users, [1] * users
     places: dict[tuple[int, int], int] = {}
     membership = [places.setdefault(pair, len(places)) for pair in zip(sizes, draws, strict=True)]
@@ -290,15 +96,8 @@ def describe(
         hidden_draw=hidden_draw,
         declared_sizes=declared_sizes,
     )
-    _check(run)
+    check(run)
     return run
-
-
-#: What a field is called where runs are stored, if not by its name: stored runs keep their hashes.
-STORED_AS = {"cohort_size": "participants"}
-_FIELDS = {stored: field for field, stored in STORED_AS.items()}
-#: Fields that came after runs were first stored.
-LATER = ("may_decline", "hidden_draw", "declared_sizes")
 
 
 def choose_relation(
@@ -338,71 +137,3 @@ def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
             f"{name} has {len(listed)} entries for {users} users; give one number, or one per user"
         )
     return listed
-
-
-def _check_batches(sizes: Sequence[int], draws: Sequence[int]) -> None:
-    """Refuse batches that hold nobody, or more than there are."""
-    for records, batch in dict.fromkeys(zip(sizes, draws, strict=True)):
-        if batch < 1:
-            raise PrivacyError(
-                f"a user with {records} records draws a batch of {batch}; raise data_ratio so "
-                f"that every batch holds at least 1 record"
-            )
-        if batch > records:
-            raise PrivacyError(
-                f"records={records} is fewer than the batch of {batch}; a batch may hold at most "
-                f"all of a user's records"
-            )
-
-
-def _check(run: Mechanism) -> None:
-    """Refuse a description that nothing could run, naming the argument, its value and what would
-    do."""
-    for name in ("rounds", "local_steps", "users", "cohort_size"):
-        if getattr(run, name) < 1:
-            raise PrivacyError(
-                f"{name}={getattr(run, name)} describes nothing that runs; give at least 1"
-            )
-    if run.cohort_size > run.users:
-        raise PrivacyError(
-            f"cohort_size={run.cohort_size} cannot be drawn from {run.users} users; give at "
-            f"most that many"
-        )
-    if not 0.0 < run.delta < 1.0:
-        raise PrivacyError(
-            f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is "
-            f"customary"
-        )
-    if not (math.isfinite(run.noise) and run.noise >= 0.0):
-        raise PrivacyError(
-            f"noise={run.noise} is not a noise multiplier; give a finite number above 0"
-        )
-    if run.clip != "median" and not 0 < float(run.clip) <= (math.inf if run.noise == 0 else 1e300):
-        raise PrivacyError(
-            f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'"
-        )
-    for name, value, allowed in (
-        ("sampling", run.sampling, ("fixed", "poisson")),
-        ("unit", run.unit, ("record", "user")),
-        ("weighting", run.weighting, ("uniform", "records")),
-    ):
-        if value not in allowed:
-            raise PrivacyError(
-                f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}"
-            )
-    _check_batches([g.records for g in run.groups], [g.batch for g in run.groups])
-    if sum(group.users for group in run.groups) != run.users:
-        raise PrivacyError(
-            f"the groups hold {sum(g.users for g in run.groups)} users of {run.users}; all must "
-            f"be in one"
-        )
-    if run.membership and (
-        len(run.membership) != run.users or max(run.membership) >= len(run.groups)
-    ):
-        raise PrivacyError(
-            "membership does not give each user one of the groups; describe the run anew"
-        )
-    if run.max_participations is not None and run.max_participations < 1:
-        raise PrivacyError(
-            f"max_participations={run.max_participations} lets nobody take part; give at least 1"
-        )

@@ -11,9 +11,9 @@ from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.calibrate import Combination, round_up_digits
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import check_group, losses
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.tradeoff import TradeOff
 
 Kind = Literal["advantage", "tpr", "mu", "epsilon"]

@@ -23,9 +23,9 @@ import numpy as np
 
 from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.tradeoff import TradeOff
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from dpscaffold.privacy import renyi
 from dpscaffold.privacy.aggregate import worst_steps
 from dpscaffold.privacy.bound import Laws
-from dpscaffold.privacy.describe import Group, Mechanism
 from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
+from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.queries import participation_losses, step_losses
 
 DRAW_KNOWN = "who takes part can be told: the seed that draws participants is stored with the run"

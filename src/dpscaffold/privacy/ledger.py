@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import largest_epsilon, no_guarantee
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Group, Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.loss import LossDistribution
+from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.showing import round_up
 
 VERSION = 2

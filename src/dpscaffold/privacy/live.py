@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.showing import round_up
 
 

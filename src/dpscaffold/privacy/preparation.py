@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Mechanism
+from dpscaffold.privacy.mechanism import Mechanism
 
 Protection = Literal["none needed", "public", "private", "unprotected"]
 PROTECTIONS: tuple[Protection, ...] = ("none needed", "public", "private", "unprotected")

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.describe import Mechanism
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.showing import digits_up, round_up
 
 SIMULATION = "A simulation, whose noise comes from a stored seed."

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
-from dpscaffold.privacy.describe import Mechanism, Participation
 from dpscaffold.privacy.loss import Array
+from dpscaffold.privacy.mechanism import Mechanism, Participation
 
 WHOLE_ORDERS = [*range(2, 65), 96, 128, 256, 512, 1024]
 

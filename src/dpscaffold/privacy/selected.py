@@ -13,9 +13,9 @@ from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, La
 from dpscaffold.privacy.bounds import bound_for
 from dpscaffold.privacy.composition import Part, together
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import privacy_parameters
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.renyi import round_curve
 from dpscaffold.privacy.selection import (
     Stopping,

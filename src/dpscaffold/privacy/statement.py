@@ -29,9 +29,9 @@ from dpscaffold.privacy.bounds import (
     bound_for,
 )
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.describe import Mechanism
 from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses, spent_laws
 from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.preparation import Preparation, left_open, said_of, told
 from dpscaffold.privacy.quote import for_a_person, quote, quoted
 
