@@ -21,7 +21,7 @@ from dpscaffold.config import (
     TaskSettings,
     override,
 )
-from dpscaffold.deployed import ABSENT, Scorer, evaluation_on, setting_of
+from dpscaffold.deployed.agreed import ABSENT, Scorer, evaluation_on, setting_of
 from dpscaffold.engines.enrolment import Enrolled
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput, nearest

@@ -15,7 +15,8 @@ from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import read_account
 from dpscaffold.budget import Budget
 from dpscaffold.cli import app
-from dpscaffold.deployed import ABSENT, Deployment, evaluation_on
+from dpscaffold.deployed.agreed import ABSENT, evaluation_on
+from dpscaffold.deployed.deployment import Deployment
 from dpscaffold.engines.exchange import Crash, Fate, Stopped
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.written import plain
-from dpscaffold.deployed import Deployment, Served, read_totals
+from dpscaffold.deployed.deployment import Deployment, Served
 from dpscaffold.engines.enrolment import Correspondence
 from dpscaffold.engines.exchange import Stopped
 from dpscaffold.errors import BadInput
@@ -135,3 +135,13 @@ def _report(served: Served, out: Path, as_json: bool, echo: Callable[[str, bool]
         echo(served.message, False)
     if served.gap is not None:
         echo(f"largest |M·c − Σc_i|: {served.gap:.3g}", False)
+
+
+def read_totals(path: Path) -> dict[str, int]:
+    """The largest counts that sites have told this server, over all runs."""
+    if not path.exists():
+        return {}
+    try:
+        return {str(name): int(count) for name, count in json.loads(path.read_bytes()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} is damaged ({error}); restore it") from error

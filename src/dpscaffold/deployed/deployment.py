@@ -12,19 +12,17 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder
 from dpscaffold.books.written import plain, to_toml
 from dpscaffold.budget import Budget
-from dpscaffold.data.table_coding import Coding
+from dpscaffold.deployed.agreed import Scorer, model_of, setting_of
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.enrolment import (
     Correspondence,
@@ -37,25 +35,18 @@ from dpscaffold.engines.exchange import Stopped
 from dpscaffold.engines.letters import Json
 from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
-from dpscaffold.federation.roster import Roster
-from dpscaffold.federation.schema import Schema as RowSchema
-from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
-from dpscaffold.offer import Offer, Schema
+from dpscaffold.offer import Offer
 from dpscaffold.randomness import Randomness
 from dpscaffold.rounds import Round, rounds
 from dpscaffold.setting import Setting
-from dpscaffold.trained import Origin
 
 CPU = torch.device("cpu")
-ABSENT = "a site may decline or stay away"
 SITES = "sites.json"
 
 #: Told what happens, one sentence at a time; and after every round, its row.
 Say = Callable[[str], None]
 Observer = Callable[[int, Mapping[str, Any]], None]
-#: What a model scores on public test data.
-Scorer = Callable[[Tensor], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -348,62 +339,3 @@ class Deployment:
             "refusals": self.post.refusals,
         }
         self.folder.write_text("status.json", json.dumps(status, indent=2) + "\n")
-
-
-def roster_of(rows: Schema, enrolled: Enrolled) -> Roster:
-    """What a server knows of its sites: names, sizes and the schema, and no record."""
-    steps = tuple(step.build() for step in rows.prepare)
-    columns = rows.columns or tuple(str(j) for j in range(rows.features))
-    coded = tuple(rows.categories.items())
-    described = RowSchema(columns, coded, rows.target, steps, rows.features)
-    title = f"{len(enrolled.names)} sites"
-    return Roster(enrolled.sizes, enrolled.names, described, title, enrolled.declared)
-
-
-def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, Any]) -> Model:
-    """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
-    the public steps that were offered."""
-    schema = setting.roster.schema
-    coded = tuple((n, rows.categories[n]) for n in rows.columns if n in rows.categories)
-    coding = Coding(schema.columns, coded, rows.missing, unseen="zero")
-    origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
-    steps = (coding, *schema.preparation)
-    params = state.output.cpu()
-    return Model(setting.task, params, steps, schema.target, schema, dict(said), origin)
-
-
-def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
-    """The run on the roster that the sites' answers made."""
-    return Setting(
-        roster_of(offer.rows, enrolled),
-        offer.build_task(),
-        offer.algorithm.build(),
-        offer.plan.build(),
-        offer.privacy.build() if offer.privacy else None,
-        budget,
-    )
-
-
-def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Scorer:
-    """Accuracy and loss of a model on public test data."""
-    task = offer.build_task()
-    prepared = task.prepare(features)
-
-    def score(params: Tensor) -> dict[str, float]:
-        scores = task.scores(params, prepared)
-        found = {"test_loss": float(task.losses(params, prepared, labels).mean())}
-        if offer.rows.classes and scores.shape[1] > 1:
-            found["test_accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
-        return found
-
-    return score
-
-
-def read_totals(path: Path) -> dict[str, int]:
-    """The largest counts that sites have told this server, over all runs."""
-    if not path.exists():
-        return {}
-    try:
-        return {str(name): int(count) for name, count in json.loads(path.read_bytes()).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path} is damaged ({error}); restore it") from error

@@ -1,0 +1,1 @@
+"""Runs over sites, as their server sees them."""
