@@ -10,7 +10,6 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from dpscaffold.books.booking import Booking
 from dpscaffold.books.journal import Anchor, Journal
-from dpscaffold.books.parts import Parts, allowed_in_parts, priced
+from dpscaffold.books.parts import Parts, allowed_in_parts, spent_in_parts
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import (
     EXTENDS,
@@ -35,17 +34,16 @@ from dpscaffold.books.runledger import (
     read_parts,
     summary_text,
 )
+from dpscaffold.books.target import Target
 from dpscaffold.books.written import plain
 from dpscaffold.budget import Budget
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
     Ledger,
-    PrivacyError,
     Spending,
     bound_for,
     charged,
-    largest_rounds,
     no_guarantee,
     statement,
 )
@@ -70,6 +68,7 @@ class Accounts:
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
         self._booking: Booking | None = None
+        self._target: Target | None = None
         self._replay_until = 0
         self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
         self._released = 0
@@ -90,33 +89,25 @@ class Accounts:
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self.promises = no_guarantee(self.run) is None and self.run.noise > 0
         if budget.user_epsilon is not None:
-            self.ledger.declines(
-                0
-            )  # refuses, here and not in the first round, a run without a guarantee
+            # Refuses, here and not in the first round, a run without a guarantee.
+            self.ledger.declines(0)
         if budget.target_epsilon is not None:
-            if not self.promises:
-                reason = no_guarantee(self.run) or "no noise is added"
-                raise BadInput(
-                    f"privacy.target_epsilon is set for a run that cannot meet one: {reason}"
-                )
-            bound = budget.bound(self.run)
-            self._most_rounds = largest_rounds(
-                self.run,
-                budget.target_epsilon,
-                bound,
-                at_most=setting.plan.planned,
-                costs=self.costs,
-            )
+            self._require_promise("target_epsilon", "that cannot meet one")
+            self._target = Target.of(self.run, self.costs, budget, setting.plan.planned)
+            self._most_rounds = self._target.most_rounds
         if budget.file is not None:
-            if not self.promises:
-                reason = no_guarantee(self.run) or "no noise is added"
-                raise BadInput(
-                    f"privacy.budget_file is set for a run that nothing can be counted of: {reason}"
-                )
+            self._require_promise("budget_file", "that nothing can be counted of")
             rounds = min(setting.plan.planned, self._most_rounds)
             self._booking = Booking(
                 str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds, data
             )
+
+    def _require_promise(self, key: str, which: str) -> None:
+        """Refuse a limit on ε for a run that has none."""
+        if not self.promises:
+            assert self.run is not None
+            reason = no_guarantee(self.run) or "no noise is added"
+            raise BadInput(f"privacy.{key} is set for a run {which}: {reason}")
 
     def check_room(self) -> None:
         """Refuse, before anything is written, a run that its budget file has no room for."""
@@ -198,6 +189,8 @@ class Accounts:
         self.spending = Spending(self.run, bound_for(self.run, "server"), self.costs)
         self._later = Spending(self.run, bound_for(self.run, "server"))
         self._most_rounds = min(self._most_rounds, first)
+        if self._target:
+            self._target = replace(self._target, run=self.run, most_rounds=self._most_rounds)
 
     def extend(self, folder: RunFolder) -> None:
         """Give the run the rounds of its setting's plan beyond those that it was planned with: a
@@ -231,49 +224,13 @@ class Accounts:
 
     def refuses(self, round: int) -> str:
         """Why this round must not run, or the empty string."""
-        reason = self._beyond_target(round)
+        reason, again = "", round <= self._replay_until
+        if self._target:
+            reason = self._target.refuses(round, again, self.ledger, self._parts)
         if not reason and self._booking:
-            reason = self._booking.refuses(round, again=round <= self._replay_until)
+            reason = self._booking.refuses(round, again=again)
         planned = self.setting.plan.rounds
         return f"halted after round {round - 1} of {planned}: {reason}" if reason else ""
-
-    def _beyond_target(self, round: int) -> str:
-        """Why this round would exceed the run's own target, or the empty string."""
-        if self.budget.target_epsilon is None:
-            return ""
-        try:
-            if self._within_target(round):
-                return ""
-        except PrivacyError as error:  # a bound that holds for no run with repeated rounds
-            return str(error)
-        return (
-            f"one more would exceed epsilon = {self.budget.target_epsilon:g} towards the "
-            f"{self.budget.view}"
-        )
-
-    def _within_target(self, round: int) -> bool:
-        """Whether ε stays within the target after this round, with all that was released."""
-        assert self.run is not None and self.budget.target_epsilon is not None
-        rounds, repeats = self.ledger.with_round(round, again=round <= self._replay_until)
-        if self._parts.several:
-            return self._spent_with(round) <= self.budget.target_epsilon
-        if not repeats:
-            return rounds <= self._most_rounds
-        bound = self.budget.bound(self.run, repeats)
-        return bound.epsilon(self.run, rounds, self.costs, repeats) <= self.budget.target_epsilon
-
-    def _spent_with(self, round: int) -> float:
-        """ε of all parts towards the budget's view once this round is over."""
-        assert self.run is not None
-        again = round if round <= self._replay_until else 0
-        rounds, total = max(round, self.ledger.rounds), []
-        for k, (first, last) in enumerate(self._parts.spans):
-            _, repeats = self.ledger.within(first, last, again)
-            done = max(0, min(rounds, last) - first + 1)
-            if done:
-                bound = self.budget.bound(self.run, repeats)
-                total.append(bound.epsilon(self.run, done, priced(self.costs, k), repeats))
-        return math.fsum(total)
 
     def admit(self, round: int, drawn: np.ndarray, ahead: bool = False) -> np.ndarray:
         """Those of the drawn users who take part; they are in the ledger when this returns.
@@ -365,22 +322,17 @@ class Accounts:
         if not self.promises:
             return {"epsilon_server": None}
         if self._parts.several:
-            return {"epsilon_server": self._live_of_parts(round)}
+            shown = spent_in_parts(self._parts, self.ledger, self._shown, round)
+            return {"epsilon_server": shown}
         released = max(round, self.ledger.rounds)
         if self.setting.plan.max_rounds is not None:  # all of them are counted from the start
             released = max(released, self._most_rounds)
         return {"epsilon_server": self.spending.shown(released, self.ledger.repeats)}
 
-    def _live_of_parts(self, round: int) -> float:
-        released = max(round, self.ledger.rounds)
-        total = []
-        for k, (first, last) in enumerate(self._parts.spans):
-            done = max(0, min(released, last) - first + 1)
-            _, repeats = self.ledger.within(first, last)
-            if done:
-                assert self._later is not None  # parts come with a folder
-                total.append((self._later if k else self.spending).shown(done, repeats))
-        return math.fsum(total)
+    def _shown(self, part: int, rounds: int, repeats: tuple[int, ...]) -> float:
+        """ε of so many rounds of a part, as it is shown."""
+        assert self._later is not None  # parts come with a folder
+        return (self._later if part else self.spending).shown(rounds, repeats)
 
     def statement(self) -> dict[str, Any]:
         """The privacy statement of what was released so far; with a folder, what the folder says

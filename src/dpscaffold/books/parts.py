@@ -10,7 +10,8 @@ What preparing the data has cost is spent once, by the first part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,6 +113,22 @@ def allowed_in_parts(
         return budget is None or elsewhere[user] + one <= budget
 
     return [user for user in users if fits(user)]
+
+
+#: ε of so many rounds of a part, and of those of them that were run again.
+Price = Callable[[int, int, tuple[int, ...]], float]
+
+
+def spent_in_parts(parts: Parts, whole: Ledger, price: Price, round: int, again: int = 0) -> float:
+    """ε once this round is over, with all that was released: the sum over the parts. ``again`` is
+    a round that is run once more before that."""
+    rounds, total = max(round, whole.rounds), []
+    for k, (first, last) in enumerate(parts.spans):
+        _, repeats = whole.within(first, last, again)
+        done = max(0, min(rounds, last) - first + 1)
+        if done:
+            total.append(price(k, done, repeats))
+    return math.fsum(total)
 
 
 def priced(costs: Sequence[Cost], part: int) -> tuple[Cost, ...]:
