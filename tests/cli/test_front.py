@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from typed import typed
+from typed import SMALL, typed
 from typer.main import get_command
 
 from dpscaffold import __version__
@@ -19,21 +19,8 @@ from dpscaffold.cli import COMMANDS, SUMMARIES, app
 from dpscaffold.cli.train import requested
 from dpscaffold.errors import BadInput
 
-SMALL = """
-[data]
-users = 5
-records = 40
-dimension = 4
-classes = 3
-[plan]
-rounds = 4
-local_steps = 2
-user_ratio = 0.4
-checkpoint_every = 2
-evaluate_every = 2
-[privacy]
-noise = 4.0
-"""
+#: Four rounds, so that a run can be cut between two checkpoints.
+LONGER = SMALL.replace("rounds = 2", "rounds = 4\ncheckpoint_every = 2\nevaluate_every = 2")
 
 
 def run(*arguments, cwd, **variables):
@@ -52,7 +39,7 @@ def here(monkeypatch, capsys, folder, *arguments):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("front")
-    (folder / "small.toml").write_text(SMALL)
+    (folder / "small.toml").write_text(LONGER)
     done = run("train", "small.toml", "--out", "run", "-q", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == b"" and done.stderr == b"", "-q prints nothing"

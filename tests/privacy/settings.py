@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from dpscaffold.privacy import Mechanism, describe
 
 SYNTHETIC: dict[str, Any] = {
@@ -51,3 +53,16 @@ SMALL: dict[str, Any] = {
 def run_of(base: dict[str, Any], **changes: Any) -> Mechanism:
     """One of the settings, with changes."""
     return describe(**{**base, **changes})
+
+
+def small_runs(quietest: float, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Mechanism]:
+    """Small runs with at least that much noise; ``more`` draws other arguments too."""
+    drawn = {
+        "rounds": st.integers(1, 60),
+        "local_steps": st.integers(1, 8),
+        "cohort_size": st.integers(1, 9),
+        "batch_sizes": st.integers(1, 90),
+        "noise": st.floats(quietest, 30.0),
+        "sampling": st.sampled_from(["fixed", "poisson"]),
+    }
+    return st.builds(lambda **kw: run_of(SMALL, **kw), **drawn, **more)

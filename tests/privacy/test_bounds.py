@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from privacy.explicit_pairs import gaussian_epsilon
-from privacy.settings import SMALL, SYNTHETIC, run_of
+from privacy.settings import SMALL, SYNTHETIC, run_of, small_runs
 
 from dpscaffold.privacy import (
     AGGREGATE,
@@ -27,15 +26,7 @@ from dpscaffold.privacy import (
 )
 from dpscaffold.privacy.aggregate import worst_steps
 
-runs = st.builds(
-    lambda **kw: run_of(SMALL, **kw),
-    rounds=st.integers(1, 60),
-    local_steps=st.integers(1, 8),
-    cohort_size=st.integers(1, 9),
-    batch_sizes=st.integers(1, 90),
-    noise=st.floats(0.8, 30.0),
-    sampling=st.sampled_from(["fixed", "poisson"]),
-)
+runs = small_runs(0.8)
 
 
 @given(runs)

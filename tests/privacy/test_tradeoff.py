@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from privacy.explicit_pairs import gaussian_epsilon
-from privacy.settings import SMALL, run_of
+from privacy.settings import SMALL, run_of, small_runs
 from scipy.stats import beta, binom, norm
 
 from dpscaffold.privacy import RANDOM_PARTICIPATION, PrivacyError, TradeOff
@@ -185,16 +185,7 @@ def test_mu_is_only_about_its_range():
         curve.mu(0.5)
 
 
-runs = st.builds(
-    lambda **kw: run_of(SMALL, **kw),
-    rounds=st.integers(1, 60),
-    local_steps=st.integers(1, 8),
-    cohort_size=st.integers(1, 9),
-    batch_sizes=st.integers(1, 90),
-    noise=st.floats(0.5, 30.0),
-    sampling=st.sampled_from(["fixed", "poisson"]),
-    unit=st.sampled_from(["record", "user"]),
-)
+runs = small_runs(0.5, unit=st.sampled_from(["record", "user"]))
 
 
 @given(runs, st.floats(1e-6, 0.999), st.floats(0.0, 8.0))

@@ -66,34 +66,21 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def go(federation, folder, algorithm=None, privacy=NOISY, **options):
+    algorithm = algorithm or fedprox(0.1)
+    return train(federation, Logistic(40, 10), algorithm, PLAN, privacy, out=folder, **options)
+
+
 def begin(federation, folder, algorithm=None, privacy=NOISY, **options):
     with pytest.raises(Cut):
-        train(
-            federation,
-            Logistic(40, 10),
-            algorithm or fedprox(0.1),
-            PLAN,
-            privacy,
-            out=folder,
-            observer=cut,
-            **options,
-        )
+        go(federation, folder, algorithm, privacy, observer=cut, **options)
 
 
 def refuses(sentence, federation, folder, algorithm=None, privacy=NOISY, **options):
     """Resuming raises one sentence and writes nothing."""
     before = contents(folder)
     with pytest.raises((BadInput, PrivacyError), match=sentence) as caught:
-        train(
-            federation,
-            Logistic(40, 10),
-            algorithm or fedprox(0.1),
-            PLAN,
-            privacy,
-            out=folder,
-            resume=True,
-            **options,
-        )
+        go(federation, folder, algorithm, privacy, resume=True, **options)
     assert "\n" not in str(caught.value)
     assert contents(folder) == before
 
@@ -187,9 +174,7 @@ def test_an_algorithm_with_other_numbers(federation, tmp_path):
         r"algorithm\.direction\.mu = 0.1, not 50.0", federation, tmp_path / "run", fedprox(50.0)
     )
     refuses("algorithm", federation, tmp_path / "run", fedavg())
-    train(
-        federation, Logistic(40, 10), fedprox(0.1), PLAN, NOISY, out=tmp_path / "run", resume=True
-    )
+    go(federation, tmp_path / "run", resume=True)
 
 
 def scaled(by, offset=0.0):
