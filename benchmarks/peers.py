@@ -7,10 +7,10 @@ Nothing is installed. Two kinds of work: a DP-SCAFFOLD round (20 users × 50 ste
 network (13,066 parameters, batch 400). Peers of the round: Opacus' hooks, and pfl's SCAFFOLD on the
 same shapes, which has no privacy and passes over the records in order instead of drawing batches,
 and Flower's simulation with a node a user and Opacus in each (its actors are processes; a round is
-timed once they stand).
-Peers of the sum: Opacus' hooks and its ghost clipping. The best of all repeats counts. ``--clock
-cpu`` takes CPU time of this process and of those that it started, so that other programs matter
-little; ``wall`` that on the wall. A peer that is missing, or fails here, is named with the reason.
+timed once they stand). Peers of the sum: Opacus' hooks and its ghost clipping. The best of all
+repeats counts. ``--clock cpu`` takes CPU time of this process and of those that it started, so that
+other programs matter little; ``wall`` that on the wall. A peer that is missing, or fails here, is
+named with the reason.
 """
 
 from __future__ import annotations

@@ -57,11 +57,10 @@ class Schema(ConfigTable):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
     ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
-    number). A table (CSV, Parquet)
-    is read by ``columns``, ``categories`` (with their values), ``label`` and ``class_names``;
-    ``missing`` stands for a number that is missing or not a number. An unseen category is zero
-    everywhere, an unseen class counts as the first: what a record holds never decides whether it
-    can be read.
+    number). A table (CSV, Parquet) is read by ``columns``, ``categories`` (with their values),
+    ``label`` and ``class_names``; ``missing`` stands for a number that is missing or not a number.
+    An unseen category is zero everywhere, an unseen class counts as the first: what a record holds
+    never decides whether it can be read.
     """
 
     features: int = Field(ge=1)

@@ -36,10 +36,9 @@ class Plan:
     regularisation     λ       ℓ2 term λy of every step, outside clipping and noise
     weighting                  the mean over participants: ``uniform``, or by ``records``
     warm_rounds                rounds that only set control variates; None means round(4/l) where
-    needed
+                               the algorithm starts warm
     averaging                  output x^T (``none``), the mean of all x^t (``uniform``), or of the
-    last
-                               ``tail`` fraction of rounds (``tail``); free in privacy
+                               last ``tail`` fraction of rounds (``tail``); free in privacy
     evaluate_every             rounds between two evaluations (the last round is always evaluated)
     checkpoint_every           rounds between two checkpoints
     seed                       makes participants, batches, noise and the network's initial weights

@@ -80,9 +80,8 @@ def test_every_participation_has_its_own_key():
     )
     for left, right in ((one, two), (one, other)):
         assert abs(np.corrcoef(left, right)[0, 1]) < norm.isf(ALARM / 2) / np.sqrt(50_000)
-    assert (
-        one.std() / np.abs(one - two).std() < 1.5
-    )  # nearly equal questions: noise does not cancel
+    # Nearly equal questions: noise does not cancel.
+    assert one.std() / np.abs(one - two).std() < 1.5
     again = [secret.batches(1, 3, 1000, 500, 1, "fixed").index for _ in range(2)]
     assert not np.array_equal(np.sort(again[0]), np.sort(again[1]))
 

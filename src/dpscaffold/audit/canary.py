@@ -128,9 +128,8 @@ def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int)
     features, labels = outside[0].clone(), outside[1].clone()
     changed = slice(None) if run.unit == "user" else slice(0, 1)
     features[changed], labels[changed] = canary, low
-    if (
-        run.declared_sizes and records > 1
-    ):  # add/remove: without the canary there is one record less
+    if run.declared_sizes and records > 1:
+        # Add/remove: without the canary there is one record less.
         outside = outside[0][1:], outside[1][1:]
     length = float(lengths[best]) / run.clip
     return Pair((features, labels), outside, moved[best], length, batch)

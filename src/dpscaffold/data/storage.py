@@ -49,8 +49,7 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
 
     ``mapped`` leaves the tables in their files (read-only; writing into them is an error the
     operating system punishes); otherwise they are read into memory. Names, shapes and sizes are
-    always checked;
-    ``verify`` also reads everything and compares checksums.
+    always checked; ``verify`` also reads everything and compares checksums.
     """
     folder = Path(folder)
     index = _read_index(folder)

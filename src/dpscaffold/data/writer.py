@@ -106,8 +106,8 @@ class FederationWriter:
     """Build a stored federation one user at a time.
 
     ``classes`` are how many there are, their names, or a
-    :class:`~dpscaffold.federation.schema.Target`. Use it as a context manager: the
-    folder appears when the block ends without an error, and nothing stays behind when it does not.
+    :class:`~dpscaffold.federation.schema.Target`. Use it as a context manager: the folder appears
+    when the block ends without an error, and nothing stays behind when it does not.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -23,8 +23,8 @@ class Records:
     """The records of all users, one after the other.
 
     ``features`` is (N, d) float32, ``labels`` (N,) int64 for classes and for sets of labels
-    (:mod:`~dpscaffold.federation.labels`) and float32 for numbers, and
-    ``offsets`` (M+1,) int64: user ``i`` holds the rows ``offsets[i]`` to ``offsets[i+1]``.
+    (:mod:`~dpscaffold.federation.labels`) and float32 for numbers, and ``offsets`` (M+1,) int64:
+    user ``i`` holds the rows ``offsets[i]`` to ``offsets[i+1]``.
 
     >>> labels = [torch.tensor([0, 1, 0]), torch.tensor([1])]
     >>> records = Records.from_users([torch.zeros(3, 2), torch.ones(1, 2)], labels)
@@ -139,10 +139,8 @@ class Records:
         step = max(1, BLOCK // max(1, self.dimension))
         for start in range(0, len(self.features), step):
             block = self.features[start : start + step]
-            if bool(
-                torch.isfinite(block.sum())
-            ):  # an overflowing sum of finite values is looked at below
-                continue
+            if bool(torch.isfinite(block.sum())):
+                continue  # an overflowing sum of finite values is looked at below
             finite = torch.isfinite(block).all(dim=1)
             if not bool(finite.all()):
                 row = start + int((~finite).nonzero()[0])

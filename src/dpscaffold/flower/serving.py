@@ -43,8 +43,8 @@ def run_deployed(
     carrier: Callable[[tuple[Member, ...], float, float], Post] | None = None,
 ) -> str:
     """One deployed run; returns how it ended. ``echo`` is told sentences, and whether they are
-    asides (for standard error). ``carrier`` makes the exchange of the members, the
-    deadline and the seconds between resends; by default it opens Flower runs of its own."""
+    asides (for standard error). ``carrier`` makes the exchange of the members, the deadline and the
+    seconds between resends; by default it opens Flower runs of its own."""
     settings = load_served(config, overrides)
     if carrier is None:
         check_proxy(settings.deploy.address)

@@ -74,9 +74,8 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
         return case
     run, epsilon = run_of(settings, roster.sizes if roster else None), settings.privacy.epsilon
     view = settings.privacy.view
-    if (
-        view == "server"
-    ):  # its bound does not ask whether users remember anything: one answer serves all
+    if view == "server":
+        # Its bound does not ask whether users remember anything: one answer serves all.
         run = replace(run, memory=False)
     bound = settings.privacy.budget.bound(run)
     what = f"{view} {settings.privacy.budget.colluders}" if view == "participant" else view

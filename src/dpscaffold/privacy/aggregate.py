@@ -41,11 +41,8 @@ def worst_steps(run: Mechanism, colluders: int = 0) -> list[tuple[float, float]]
         rates = np.array([g.rate for g in groups])
     hiding = max(1, run.cohort_size - colluders)
     noise = run.noise * _relative(ratio, np.array([g.users for g in groups]), hiding)
-    order = np.lexsort(
-        (noise, -rates)
-    )  # rates downwards; keep a pair only if its noise is a new low
     front: list[tuple[float, float]] = []
-    for i in order:
+    for i in np.lexsort((noise, -rates)):  # rates downwards; only a new low of noise is kept
         if not front or noise[i] < front[-1][1]:
             front.append((float(rates[i]), float(noise[i])))
     size = math.ceil(len(front) / MOST_PAIRS)

@@ -21,9 +21,9 @@ class Cost:
     neighbours.
 
     Give either ``noise``, a Gaussian's standard deviation over its ℓ2-sensitivity, or ``epsilon``
-    and
-    ``delta``. It is composed with the training's loss distribution: exactly for a Gaussian, through
-    the dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and the δ.
+    and ``delta``. It is composed with the training's loss distribution: exactly for a Gaussian,
+    through the dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and
+    the δ.
 
     A mechanism that may stand beside runs of either kind gives ``noise`` for replace-one neighbours
     (one record of one user replaced) and ``add_remove`` for add/remove ones, the divisors being

@@ -50,8 +50,8 @@ class Ledger:
 
     It never goes backwards: rounds are recorded in rising order, passing over those in which none
     of these users was drawn; recording a round again with the same participants changes nothing (a
-    resumed simulation repeats its very outputs), with others is refused.
-    ``again=True`` counts a round that is run a second time with fresh noise, as a deployment does.
+    resumed simulation repeats its very outputs), with others is refused. ``again=True`` counts a
+    round that is run a second time with fresh noise, as a deployment does.
 
     ``max_participations`` (of the run) and ``user_budget`` (an ε per user) are caps: a user whose
     next participation would exceed its cap declines. The draw is still made from all users and the

@@ -26,12 +26,11 @@ class TableSource:
     ``features`` are the columns to learn from (all but label and user when empty). ``categories``
     are those to be one-hot encoded: with their values, which are then public, or without, and then
     the values are read off the data. ``missing`` says what to do with a record that lacks a value:
-    ``"refuse"`` the file,
-    ``"drop"`` the record, or put a number there (a missing label or user cannot be filled, and
-    missing categories get zeros everywhere). ``classes`` are the labels in order, where they are
-    known beforehand. ``target`` says whether the label is a class or a number; several columns as
-    ``label`` are labels that each hold (1) or do not (0). ``exclude`` are
-    columns to leave out, and ``dates`` those that hold dates, with their form; they become days
+    ``"refuse"`` the file, ``"drop"`` the record, or put a number there (a missing label or user
+    cannot be filled, and missing categories get zeros everywhere). ``classes`` are the labels in
+    order, where they are known beforehand. ``target`` says whether the label is a class or a
+    number; several columns as ``label`` are labels that each hold (1) or do not (0). ``exclude``
+    are columns to leave out, and ``dates`` those that hold dates, with their form; they become days
     since 1970. ``unseen`` says what a category is that is not among those given: refused, or zero
     everywhere; the same holds for raw rows of a model. ``missing`` may be a table of rules by
     column (:mod:`dpscaffold.data.readers.gaps`). ``path`` may be a folder or a pattern of files
