@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,7 @@ def run_deployed(
         check_proxy(settings.deploy.address)
     if insecure and not is_loopback(host_and_port("deploy.address", settings.deploy.address)[0]):
         raise BadInput("--insecure is for loopback alone; leave it out")
-    everybody = {member.name: member for member in roster(server)}
-    for name in without:
-        if name not in everybody:
-            raise BadInput(f"--without is {name!r}, which is not on the roster")
-    members = tuple(member for name, member in everybody.items() if name not in without)
-    if not members:
-        raise BadInput("no site is left on the roster; dpscaffold server admit adds them")
+    members = _members(server, without)
     _check_named(settings.deploy.records, members)
     office = Office(
         settings.deploy.address,
@@ -76,15 +70,8 @@ def run_deployed(
         totals=read_totals(server / TOTALS),
     )
 
-    def keep_totals() -> None:
-        # Counts only ever grow, over all runs: a site that restores an old state is found out.
-        known = read_totals(server / TOTALS)
-        merged = {n: max(known.get(n, 0), post.totals.get(n, 0)) for n in {*known, *post.totals}}
-        if merged != known:
-            write_whole(server / TOTALS, json.dumps(merged).encode())
-
     def after(round: int, row: Mapping[str, Any]) -> None:
-        keep_totals()
+        keep_totals(server / TOTALS, post.totals)
         say(f"round {round}: {row['arrived']} answered in {row['round_seconds']:.2f} s")
 
     deployment = Deployment(
@@ -110,10 +97,22 @@ def run_deployed(
             echo(f"stopped by {deployment.stop[0]} before the first round ({where})", as_json)
             return "interrupted"
         finally:
-            keep_totals()
+            keep_totals(server / TOTALS, post.totals)
             exchange.close(completed)
     _report(served, out, as_json, echo)
     return served.ended
+
+
+def _members(server: Path, without: Sequence[str]) -> tuple[Member, ...]:
+    """The sites on the roster, those left out apart."""
+    everybody = {member.name: member for member in roster(server)}
+    for name in without:
+        if name not in everybody:
+            raise BadInput(f"--without is {name!r}, which is not on the roster")
+    members = tuple(member for name, member in everybody.items() if name not in without)
+    if not members:
+        raise BadInput("no site is left on the roster; dpscaffold server admit adds them")
+    return members
 
 
 def _check_named(records: Mapping[str, int] | None, members: tuple[Member, ...]) -> None:
@@ -145,3 +144,12 @@ def read_totals(path: Path) -> dict[str, int]:
         return {str(name): int(count) for name, count in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is damaged ({error}); restore it") from error
+
+
+def keep_totals(path: Path, told: Mapping[str, int]) -> None:
+    """Note counts that are larger than those that were told before. They only ever grow, over all
+    runs: a site that restores an old state is found out."""
+    known = read_totals(path)
+    merged = {name: max(known.get(name, 0), told.get(name, 0)) for name in {*known, *told}}
+    if merged != known:
+        write_whole(path, json.dumps(merged).encode())

@@ -97,7 +97,6 @@ def statement(
     costs = tuple(extra_costs)
     ledger = ledger.charged(costs) if ledger is not None else None
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
-    repeats = ledger.repeats if ledger else ()
     bounds = _catalogue(among(run, colluders))
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
     said: dict[str, Any] = {
@@ -117,25 +116,7 @@ def statement(
             "bounds": [_row(b, run, rounds, None, costs, reason) for b in bounds],
         }
     else:
-        said["bounds"] = [
-            _row(b, run, rounds, ledger, costs, _barred(b, run, repeats)) for b in bounds
-        ]
-        for view in VIEWS:
-            bound = bound_for(run, view, repeats, colluders)
-            said[view] = _quoted(bound, run, rounds, ledger, costs)
-        said[PARTICIPANT]["colluders"] = colluders
-        said[PAPER_THIRD_PARTY.name] = _published(run, rounds, repeats, costs)
-        if ledger is not None:
-            spread = ledger.distribution()
-            said["ledger"] = {
-                "epsilon": ledger.largest(),
-                "bound": LEDGER.name,
-                "participations": spread["participations"],
-                "epsilon_over_users": spread["epsilon"],
-            }
-            whole = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
-            said["planned"] = {"rounds": run.rounds, "epsilon": whole}
-        said["epsilon_by_delta"] = _by_delta(run, rounds, ledger, costs, colluders)
+        said |= _promised(bounds, run, rounds, ledger, costs, colluders)
         said["human"] = _human(run, rounds, ledger, costs, tuple(groups), colluders)
         said["quoted"] = quoted(said, draw_given)
         said["person"] = for_a_person(said)
@@ -155,6 +136,38 @@ def statement(
     if said["delta_note"]:
         said["outside"].insert(0, said["delta_note"])
     said["run"] = run.to_dict()
+    return said
+
+
+def _promised(
+    bounds: Sequence[Bound],
+    run: Mechanism,
+    rounds: int,
+    ledger: Ledger | None,
+    costs: tuple[Cost, ...],
+    colluders: int,
+) -> dict[str, Any]:
+    """ε by every bound, towards every view, given who took part, and at other δ."""
+    repeats = ledger.repeats if ledger else ()
+    said: dict[str, Any] = {
+        "bounds": [_row(b, run, rounds, ledger, costs, _barred(b, run, repeats)) for b in bounds]
+    }
+    for view in VIEWS:
+        bound = bound_for(run, view, repeats, colluders)
+        said[view] = _quoted(bound, run, rounds, ledger, costs)
+    said[PARTICIPANT]["colluders"] = colluders
+    said[PAPER_THIRD_PARTY.name] = _published(run, rounds, repeats, costs)
+    if ledger is not None:
+        spread = ledger.distribution()
+        said["ledger"] = {
+            "epsilon": ledger.largest(),
+            "bound": LEDGER.name,
+            "participations": spread["participations"],
+            "epsilon_over_users": spread["epsilon"],
+        }
+        whole = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
+        said["planned"] = {"rounds": run.rounds, "epsilon": whole}
+    said["epsilon_by_delta"] = _by_delta(run, rounds, ledger, costs, colluders)
     return said
 
 

@@ -21,7 +21,7 @@ from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder
 from dpscaffold.books.runlog import RunLog
 from dpscaffold.books.written import plain, to_toml
-from dpscaffold.engines import ENGINES, Hardware, Memories, Simulator, State
+from dpscaffold.engines import ENGINES, Engine, Hardware, Memories, Simulator, State
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.federation import Federation
@@ -193,7 +193,19 @@ class RunInProgress:
 
     def _go(self, optimum: Optimum | None) -> Result:
         """Run the rounds that are left."""
-        setting, plan = self.setting, self.setting.plan
+        self.optimum_loss = optimum.loss if optimum else None
+        engine, state, ended, message = self._run()
+        if self.accounts.refusal:
+            ended, message = "budget", self.accounts.refusal
+            if state.round and (not self.history or self.history[-1]["round"] < state.round):
+                row = {"round": state.round, **self.accounts.live(state.round)}
+                self._judge(state, engine.memories, row, Aside(CPU))()
+                self._checkpoint(state, engine.memories)
+        return self._finish(state, ended, message, optimum)
+
+    def _run(self) -> tuple[Engine, State, str, str]:
+        """Rounds up to the last, or to whatever ends them: the state then, how it ended and why."""
+        setting, plan, ended, message = self.setting, self.setting.plan, "completed", ""
         make = ENGINES[self.engine_name]
         engine = make(setting, self.federation, self.hardware, self.randomness)
         if isinstance(engine, Simulator):
@@ -202,24 +214,17 @@ class RunInProgress:
         if self.saved is not None:
             state = State.from_dict(self.saved["state"], self.device).under(setting)
             engine.memories.restore(self.saved["memories"])
-        self.optimum_loss = optimum.loss if optimum else None
-        ended, message = "completed", ""
-
-        draw = partial(self.accounts.draw, self.randomness)
         if self.folder is not None and (self.stopping is not None or plan.max_rounds is not None):
             self._book_all()
+        draw = partial(self.accounts.draw, self.randomness)
         counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds
         with stop_signals() as stop, Aside(self.device, self.ahead) as aside, Owed() as owed:
             for done in rounds(setting, engine, draw, state):
                 owed.settle()
                 round, state = done.number, done.state
-                if isinstance(engine, Simulator):  # it may have had to take smaller chunks
-                    self.hardware = replace(self.hardware, chunk=engine.chunk)
-                finite = bool(torch.isfinite(state.params).all())
-                if not finite and isinstance(engine, Simulator) and engine.cut_short():
-                    continue  # it comes again, with room for every record
-                self._check_finite(state, finite)
+                if self._comes_again(engine, state):
+                    continue
                 row: dict[str, Any] = {
                     "round": round,
                     **done.gathered.metrics,
@@ -247,17 +252,20 @@ class RunInProgress:
                 if stop and round < plan.rounds:
                     ended, message = "interrupted", f"stopped by {stop[0]} after round {round}"
                     break
-        if self.accounts.refusal:
-            ended, message = "budget", self.accounts.refusal
-        if (
-            ended == "budget"
-            and state.round
-            and (not self.history or self.history[-1]["round"] < state.round)
-        ):
-            row = {"round": state.round, **self.accounts.live(state.round)}
-            self._judge(state, engine.memories, row, Aside(CPU))()
-            self._checkpoint(state, engine.memories)
-        return self._finish(state, ended, message, optimum)
+        return engine, state, ended, message
+
+    def _comes_again(self, engine: Engine, state: State) -> bool:
+        """Whether batches of the round were cut short, so that it comes again with room for every
+        record. A state that is not finite for another reason is refused."""
+        cut = False
+        finite = bool(torch.isfinite(state.params).all())
+        if isinstance(engine, Simulator):
+            # It may have had to take smaller chunks.
+            self.hardware = replace(self.hardware, chunk=engine.chunk)
+            cut = not finite and engine.cut_short()
+        if not cut:
+            self._check_finite(state, finite)
+        return cut
 
     def _book_all(self) -> None:
         """Put all planned rounds into the ledger where outputs may decide how many are run."""

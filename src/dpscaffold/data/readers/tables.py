@@ -112,18 +112,7 @@ def scan_table(table: TableSource) -> Scan:
     looked_at = [name for name in numbers if rules[name] == "drop" or is_fitted(rules[name])]
     if table.target == "number":
         looked_at += table.labels
-    seen: dict[str, list[np.ndarray]] = {name: [] for name in looked_at}
-    sizes = []
-    for file in files:
-        records = 0
-        for batch, columns in _columns(file, table, looked_at, list(wanted), names):
-            for text, column in wanted.items():
-                column.add(batch.column(text))
-            for name in looked_at:
-                seen[name].append(columns[name])
-            records += batch.num_rows
-        sizes.append(records)
-    found = {name: np.concatenate(parts) if parts else _NONE for name, parts in seen.items()}
+    found, sizes = _looked_through(files, table, looked_at, wanted, names)
     codes = {text: column.codes() for text, column in wanted.items()}
     kept = _kept(table, codes, found, texts, sum(sizes))
     labels, target = _labels(table, wanted, codes, found, kept)
@@ -155,6 +144,29 @@ def scan_table(table: TableSource) -> Scan:
         notes_on(table, categories, target, dropped, int(kept.sum())),
         preparation_of(table, coding, fitted),
     )
+
+
+def _looked_through(
+    files: Sequence[TableFile],
+    table: TableSource,
+    numbers: Sequence[str],
+    texts: Mapping[str, Codes],
+    names: list[str],
+) -> tuple[dict[str, np.ndarray], list[int]]:
+    """All values of these columns of numbers, and the records of every file; what stands in the
+    columns of text is added to their codes."""
+    seen: dict[str, list[np.ndarray]] = {name: [] for name in numbers}
+    sizes = []
+    for file in files:
+        records = 0
+        for batch, columns in _columns(file, table, numbers, list(texts), names):
+            for text, column in texts.items():
+                column.add(batch.column(text))
+            for name in numbers:
+                seen[name].append(columns[name])
+            records += batch.num_rows
+        sizes.append(records)
+    return {name: np.concatenate(parts) if parts else _NONE for name, parts in seen.items()}, sizes
 
 
 def files_of(table: TableSource) -> tuple[TableFile, ...]:
