@@ -54,13 +54,12 @@ class PrivacySettings(ConfigTable):
                 f"privacy needs either noise or epsilon, and {given}; set exactly one of "
                 f"privacy.noise, privacy.epsilon"
             )
-        secret = self.secret or bool(self.release)
         self._gaussian = Gaussian(
             self.clip,
             1.0 if self.noise is None else self.noise,
             self.sampling,
             self.unit,
-            secret,
+            self.hidden,
             self.neighbours,
         )
         self._budget = Budget(

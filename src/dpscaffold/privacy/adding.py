@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.privacy.bound import VIEWS
-from dpscaffold.privacy.bounds import PAPER_THIRD_PARTY
+from dpscaffold.privacy.bounds import LEDGER, PAPER_THIRD_PARTY
 from dpscaffold.privacy.composition import ADDED
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS, terms_of
-from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.ledger import Ledger, distribution_of
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.preparation import Preparation
@@ -151,17 +151,12 @@ def _row(same: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
 def _ledger(parts: Sequence[Ledger]) -> dict[str, Any]:
     """What users spent given who took part: each user's sum over the parts."""
     spent = np.sum([part.epsilons() for part in parts], axis=0)
-    counts = np.sum([part.participations for part in parts], axis=0)
-    levels = {"min": 0.0, "quarter": 0.25, "median": 0.5, "three_quarters": 0.75, "max": 1.0}
-    numbers, users = np.unique(counts, return_counts=True)
+    spread = distribution_of(np.sum([part.participations for part in parts], axis=0), spent)
     return {
         "epsilon": float(spent.max()),
-        "bound": "ledger",
-        "participations": {int(n): int(u) for n, u in zip(numbers, users, strict=True)},
-        "epsilon_over_users": {
-            name: float(np.quantile(spent, level, method="higher"))
-            for name, level in levels.items()
-        },
+        "bound": LEDGER.name,
+        "participations": spread["participations"],
+        "epsilon_over_users": spread["epsilon"],
     }
 
 

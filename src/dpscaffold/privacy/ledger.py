@@ -217,17 +217,9 @@ class Ledger:
 
     def distribution(self) -> dict[str, Any]:
         """How often users took part and what it cost: counts, and quantiles of ε over users."""
-        counts, users = np.unique(self.participations, return_counts=True)
-        values = self.epsilons()
-        levels = {"min": 0.0, "quarter": 0.25, "median": 0.5, "three_quarters": 0.75, "max": 1.0}
-        return {
-            "participations": {int(n): int(u) for n, u in zip(counts, users, strict=True)},
-            # "higher": a quantile that is one user's ε, never an average with a smaller one
-            "epsilon": {
-                k: float(np.quantile(values, v, method="higher")) for k, v in levels.items()
-            }
-            | {"max": self.largest()},
-        }
+        found = distribution_of(self.participations, self.epsilons())
+        found["epsilon"]["max"] = self.largest()
+        return found
 
     def declines(self, user: int) -> bool:
         """Whether this user's next participation would exceed its cap."""
@@ -327,6 +319,24 @@ def _rounded_groups(run: Mechanism) -> tuple[Group, ...]:
     kept = rates[np.unique(np.linspace(0, len(rates) - 1, MOST_RATES).round().astype(int))]
     nearest = kept[np.searchsorted(kept, [group.rate for group in run.groups], side="left")]
     return tuple(distinct[float(rate)] for rate in nearest)
+
+
+def distribution_of(counts: NDArray[np.int64], epsilons: NDArray[np.float64]) -> dict[str, Any]:
+    """How many users took part how often, and quantiles of their ε: each is one user's, never an
+    average with a smaller one.
+
+    >>> distribution_of(np.array([0, 2, 2]), np.array([0.0, 1.5, 1.5]))["participations"]
+    {0: 1, 2: 2}
+    """
+    numbers, users = np.unique(counts, return_counts=True)
+    levels = {"min": 0.0, "quarter": 0.25, "median": 0.5, "three_quarters": 0.75, "max": 1.0}
+    return {
+        "participations": {int(n): int(u) for n, u in zip(numbers, users, strict=True)},
+        "epsilon": {
+            name: float(np.quantile(epsilons, level, method="higher"))
+            for name, level in levels.items()
+        },
+    }
 
 
 def _most_within(
