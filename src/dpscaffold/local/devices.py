@@ -1,6 +1,6 @@
 """The K steps of some participants on the device that also draws their batches and their noise.
 
-What differs from round to round is put into a few tensors (:class:`Given`); what decides shapes and
+What differs from round to round is put into a few tensors by name; what decides shapes and
 constants into a :class:`Layout`. The rest is a function of both that never waits for the device, so
 that a GPU can record it once and replay it (:mod:`~dpscaffold.local.graphs`).
 """

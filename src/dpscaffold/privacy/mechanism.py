@@ -94,7 +94,7 @@ PAIRS: dict[Relation, str] = {
 @dataclass(frozen=True)
 class Mechanism:
     """T rounds; in each, m of M users drawn uniformly take part with K steps. Build it with
-    :func:`describe`.
+    :func:`~dpscaffold.privacy.describe.describe`.
 
     ``groups`` are the distinct (R_i, b_i); ``membership`` gives each user's group and is empty when
     there is only one. ``memory`` says that users keep something between rounds (SCAFFOLD's c_i).
