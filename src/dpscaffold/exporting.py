@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import warnings
@@ -74,8 +75,9 @@ def described(model: Model) -> dict[str, str]:
 
 def _to_torch(model: Model, path: Path) -> None:
     program = _program(model.to_module(), len(model.columns))
-    with path.open("wb") as stream:
-        torch.export.save(program, stream, extra_files=described(model))
+    archive = io.BytesIO()  # PyTorch ends the whole process where a file cannot take it
+    torch.export.save(program, archive, extra_files=described(model))
+    path.write_bytes(archive.getbuffer())
 
 
 def _program(module: nn.Module, width: int) -> Any:

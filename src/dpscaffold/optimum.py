@@ -17,6 +17,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator
 from dpscaffold.tasks import Batch, Task
+from dpscaffold.whole import binary_file
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,12 @@ def _store(path: Path, optimum: Optimum) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
-        torch.save(vars(optimum), partial)
-        os.replace(partial, path)
+        try:
+            with binary_file(partial) as stream:
+                torch.save(vars(optimum), stream)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError:
         return
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 #: Seconds to wait for a lock before another process is taken to be at work.
 PATIENCE = 0.5
@@ -47,11 +48,28 @@ def whole_file(path: Path | str) -> Iterator[Path]:
         os.replace(partial, path)
         sync_folder(path.parent)
     except OSError as error:
-        if error.filename == str(partial):  # people know the file by its own name
+        if str(error.filename) == str(partial):  # people know the file by its own name
             error.filename = str(path)
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def binary_file(path: Path) -> Iterator[BinaryIO]:
+    """A stream into a file for writers that answer a full disk with a complaint about their own
+    bookkeeping (``torch.save``: "unexpected pos 6528 vs 6456"): what the disk said is raised in its
+    place."""
+    try:
+        with path.open("wb") as stream:
+            yield stream
+    except (OSError, RuntimeError) as error:
+        said: BaseException | None = error
+        while said is not None and not isinstance(said, OSError):
+            said = said.__context__
+        if said is None:
+            raise
+        raise OSError(said.errno, said.strerror, str(path)) from None
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -33,14 +33,15 @@ LINES = (
     "data describe c.toml --out f.svg",
     "data prepare c.toml --out stored",
 )
-#: Every command in one process that can write no byte to a file, as on a disk without room.
+#: Every command in one process that can write so many bytes to a file, as on a disk without room.
 SCRIPT = """
 import resource, signal, sys
 from dpscaffold import cli
 import dpscaffold.report.runs, matplotlib.pyplot
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 for line in sys.stdin.read().split("\\n"):
+    room, _, line = line.partition(" ")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(room), resource.RLIM_INFINITY))
     print(f"## {line}", file=sys.stderr, flush=True)
     sys.argv = ["dpscaffold", *line.split()]
     try:
@@ -73,11 +74,11 @@ def held(home: Path) -> dict[str, str]:
     }
 
 
-def test_a_full_disk_is_one_sentence_for_every_command(home: Path) -> None:
-    before = held(home)
+def answers_with(home: Path, lines: list[str]) -> list[str]:
+    """What each line said, that begins with the bytes that a file may have."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input="\n".join(LINES).encode(),
+        input="\n".join(lines).encode(),
         cwd=home,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(home / ".mpl")},
         capture_output=True,
@@ -86,7 +87,13 @@ def test_a_full_disk_is_one_sentence_for_every_command(home: Path) -> None:
     said = done.stderr.decode(errors="replace")
     assert done.returncode == 0 and "Traceback" not in said, said[-3000:]
     answers = said.split("## ")[1:]
-    assert len(answers) == len(LINES)
+    assert len(answers) == len(lines)
+    return answers
+
+
+def test_a_full_disk_is_one_sentence_for_every_command(home: Path) -> None:
+    before = held(home)
+    answers = answers_with(home, [f"0 {line}" for line in LINES])
     for line, answer in zip(LINES, answers, strict=True):
         assert "-> 2" in answer and answer.count("error:") == 1, (line, answer)
     after = held(home)
@@ -96,3 +103,20 @@ def test_a_full_disk_is_one_sentence_for_every_command(home: Path) -> None:
     assert not set(after) - set(before), "nothing half-written is left"
     resumed = run_settings(load(home / "run" / "config.toml"), home / "run", True, quiet=True)
     assert resumed.rounds == 2 and (home / "run" / "privacy.json").exists()
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_file_is_one_sentence(home: Path) -> None:
+    """PyTorch writes archives by itself, and complains of its own positions where one is cut."""
+    whole = (home / "run" / "checkpoint.pt").stat().st_size
+    rooms = [whole - 1, whole - 200, whole * 3 // 4]
+    lines = [f"{room} train c.toml --out new{room} -q" for room in rooms]
+    lines += ["3000 export run --to torch --out model.pt2"]
+    for line, answer in zip(lines, answers_with(home, lines), strict=True):
+        assert "-> 2" in answer and answer.count("error:") == 1, (line, answer)
+        assert "File too large" in answer and ".partial" not in answer, (line, answer)
+    left = [path for path in home.rglob("*") if path.suffix in (".pt", ".pt2")]
+    assert left == [home / "run" / "checkpoint.pt"]
+    for room in rooms:
+        folder = home / f"new{room}"
+        run_settings(load(folder / "config.toml"), folder, True, quiet=True)
+        assert (folder / "model").exists()

@@ -36,7 +36,14 @@ import torch
 from dpscaffold.books.written import plain, versions
 from dpscaffold.errors import BadInput
 from dpscaffold.plan import Plan
-from dpscaffold.whole import hold, sync_file, whole_file, write_text, write_texts
+from dpscaffold.whole import (
+    binary_file,
+    hold,
+    sync_file,
+    whole_file,
+    write_text,
+    write_texts,
+)
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2
@@ -230,7 +237,8 @@ class RunFolder:
         if self.file("metrics.jsonl").exists():
             sync_file(self.file("metrics.jsonl"))
         numbered = {"format": CHECKPOINT_FORMAT, **content}
-        self._replace("checkpoint.pt", lambda path: torch.save(numbered, path))
+        with whole_file(self.file("checkpoint.pt")) as partial, binary_file(partial) as stream:
+            torch.save(numbered, stream)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, or None where the run stopped before its first."""
@@ -314,10 +322,6 @@ class RunFolder:
         if not isinstance(found, dict):
             raise BadInput(f"{path} holds no table of values; restore it or start the run anew")
         return found
-
-    def _replace(self, name: str, write: Any) -> None:
-        with whole_file(self.path / name) as partial:
-            write(partial)
 
 
 def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
