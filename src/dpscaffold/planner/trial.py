@@ -25,6 +25,9 @@ WIDENINGS = 4
 #: What a choice may lose and still count as good: one point.
 FLAT = 0.01
 
+#: Scores of so many records that differ by less cannot be told apart: a tenth of a point.
+CLOSE = 0.001
+
 #: Surrogates of each separation, each with its own data, participants and noise.
 SEEDS = (0, 1)
 
@@ -57,8 +60,15 @@ class Trial:
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
-    """The best mean over surrogates; the smaller of equals."""
-    return max(trials, key=lambda trial: (round(trial.score, 6), -trial.rate))
+    """The smallest η₀ whose mean over surrogates is the best, or so close to it that surrogates
+    cannot tell them apart.
+
+    >>> best_trial([Trial(1.0, (0.80,)), Trial(3.0, (0.8995,)), Trial(10.0, (0.90,))]).rate
+    3.0
+    """
+    most = max(trial.score for trial in trials)
+    close = [trial for trial in trials if trial.score >= most - CLOSE]
+    return min(close, key=lambda trial: trial.rate)
 
 
 @dataclass(frozen=True)
