@@ -193,7 +193,7 @@ def test_missing_values(tmp_path: Path) -> None:
         0,
         1,
     ]
-    assert any("3 records" in note for note in dropped.notes)
+    assert any("warning: 3 of 6 records" in note for note in dropped.notes)
     filled = csv(tmp_path, text.replace("4,blue,\n", ""), categories={"c": None}, missing=-1.0)
     assert filled.features.tolist() == [[1, 0, 1], [-1, 0, 1], [3, 0, 0], [5, 1, 0], [6, 0, 1]]
     with pytest.raises(BadInput, match="column 'y' lacks a value"):

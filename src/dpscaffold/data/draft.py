@@ -25,7 +25,7 @@ def draft(found: Look, epsilon: float) -> str:
     """The configuration of a table that was looked at."""
     lines = [
         HEAD,
-        f"# {found.rows} rows were looked at.",
+        f"# {found.rows} rows were looked at, drawn from all.",
         "[data]",
         f'source = "{found.kind}"',
         f"path = {_text(found.path.as_posix())}{_files(found)}",
@@ -88,17 +88,21 @@ def _dialect(found: Look) -> list[str]:
     if found.kind != "csv":
         return []
     dialect = found.dialect
+    comment = [f"comment = {_text(dialect.comment)}  # such lines are skipped"]
+    lines = comment if dialect.comment else []
     if AUTO in (dialect.delimiter, dialect.encoding, dialect.decimal):
         return [
             "# The files are written differently; each is read as it is.",
             'encoding = "auto"',
             'delimiter = "auto"',
             'decimal = "auto"',
+            *lines,
         ]
     return [
         f"encoding = {_text(dialect.encoding)}",
         f"delimiter = {_text(dialect.delimiter)}",
         f"decimal = {_text(dialect.decimal)}",
+        *lines,
     ]
 
 
@@ -180,7 +184,9 @@ def _rest(users: int, target: str, epsilon: float) -> list[str]:
         'averaging = "tail"  # average the last rounds: free, and better under noise',
         "",
         "[privacy]",
-        f"epsilon = {epsilon:g}  # spent in all, towards the server; the noise is solved from it",
+        "# Towards the server, over a draw of participants that nobody chose (train --release).",
+        "# plan.seed makes the draw otherwise, and the statement says what holds for who knows it.",
+        f"epsilon = {epsilon:g}  # the noise is solved from it",
         "clip = 1.0",
         "secret = true  # noise from the operating system: a seed would let it be taken off again",
     ]

@@ -8,16 +8,26 @@ drafted is written down for people to check.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
-from dpscaffold.data.readers.files import AUTO, Dialect, Format, TableFile, is_many, table_files
+from dpscaffold.data.readers.files import (
+    AUTO,
+    UNKNOWN,
+    Dialect,
+    Format,
+    TableFile,
+    is_many,
+    table_files,
+)
 from dpscaffold.data.table_coding import held_labels
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Kind
@@ -25,9 +35,17 @@ from dpscaffold.federation.schema import Kind
 Role = Literal["label", "user", "number", "category", "date", "left out"]
 #: How many rows are looked at in all, the same number of every file.
 ROWS = 2000
+#: How much of a table the rows are drawn from, from its beginning: reading that takes seconds.
+MOST_BYTES = 1 << 29
 #: Names under which labels and sites usually go.
 LABELS = r"label|target|y|class|outcome|diagnosis|readmitted|readmission|died|dead|death|ill|event"
-SITES = r"site|hospital|clinic|centre|center|institution|user|client|user_id|client_id|site_id|ward"
+SITES = (
+    r"(site|hospital|clinic|centre|center|institution|facility|practice|user|client|klinik|"
+    r"krankenhaus|standort|zentrum|praxis|h[oô]pital|clinique|[eé]tablissement|ospedale|"
+    r"cl[ií]nica|centro|sede|ziekenhuis)[ _.-]?(id|nr|no|number|name|code)?"
+)
+#: Parts of a site, taken for sites only where no column names one.
+WARDS = r"ward|department|unit|station"
 IDENTIFIERS = r"(^|_)(id|nr|no|num|number|uuid|mrn|case|patient|pid|visit|name|ssn)(_|$)"
 _DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
 FORMS = (*_DAYS, "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M")
@@ -66,10 +84,10 @@ class Look:
 
 
 def look(path: Path, label: str | None = None, user: str | None = None, rows: int = ROWS) -> Look:
-    """Look at the first rows of every file and guess what the columns are. ``label`` may name
-    several columns, with commas between them."""
+    """Look at some rows of every file and guess what the columns are. ``label`` may name several
+    columns, with commas between them."""
     kind = kind_of(path)
-    files = table_files(path, kind, Dialect(AUTO, AUTO, AUTO))
+    files = table_files(path, kind, UNKNOWN)
     names = common_columns(files)
     told = _labels_in(label, names)
     for wanted in told:
@@ -89,11 +107,18 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
         for name in names
     ]
     by_file = site is None and is_many(path)
-    dialects = {file.dialect for file in files}
-    shared = dialects.pop() if len(dialects) == 1 else Dialect(AUTO, AUTO, AUTO)
+    shared = _shared([file.dialect for file in files])
     users = len(files) if by_file else len(set(cells[site]) - {None}) if site else 0
     target = _target(cells, chosen)
     return Look(path, kind, shared, tuple(columns), users, by_file, target, seen)
+
+
+def _shared(dialects: list[Dialect]) -> Dialect:
+    """The dialect of all files, or one to be found file by file; a sign of comments that some use
+    does no harm to the others."""
+    comment = max(dialect.comment for dialect in dialects)
+    alike = {replace(dialect, comment=comment) for dialect in dialects}
+    return alike.pop() if len(alike) == 1 else Dialect(AUTO, AUTO, AUTO, comment)
 
 
 def _labels_in(label: str | None, names: list[str]) -> tuple[str, ...]:
@@ -127,21 +152,37 @@ def kind_of(path: Path) -> Format:
 
 
 def _sample(files: Sequence[TableFile], names: list[str], rows: int) -> dict[str, list[str | None]]:
-    """The first rows of every file as texts with a decimal point, by column."""
-    each = max(10, rows // len(files))
+    """Some rows of every file as texts with a decimal point, by column."""
+    each, most = max(10, rows // len(files)), max(1, MOST_BYTES // len(files))
     cells: dict[str, list[str | None]] = {name: [] for name in names}
     for file in files:
-        left = each
         comma = file.dialect.decimal == "," and file.kind == "csv"
-        for batch in read_batches(file, [], names, names):
-            part = batch.slice(0, left)
+        for part in _drawn(file, names, each, most):
             for name in names:
                 texts = part.column(name).to_pylist()
                 cells[name] += [_pointed(text) if comma else text for text in texts]
-            left -= part.num_rows
-            if left <= 0:
-                break
     return cells
+
+
+def _drawn(file: TableFile, names: list[str], rows: int, most: int) -> list[pa.RecordBatch]:
+    """So many rows, drawn from all of a file: the first ones of a table that is sorted by site, or
+    by label, show one of them. The same rows each time; each row draws a number, and the smallest
+    stay."""
+    draw, keys, read = np.random.default_rng(0), np.empty(0), 0
+    kept: list[pa.RecordBatch] = []
+    for batch in read_batches(file, [], names, names):
+        fresh = draw.random(batch.num_rows)
+        keys = np.concatenate([keys, fresh])
+        bound = np.partition(keys, rows - 1)[rows - 1] if len(keys) > rows else 1.0
+        at = np.cumsum([0, *(part.num_rows for part in kept)])
+        ends = zip(kept, at, at[1:], strict=False)
+        kept = [part.filter(pa.array(keys[begin:end] <= bound)) for part, begin, end in ends]
+        kept.append(batch.filter(pa.array(fresh <= bound)))
+        keys = keys[keys <= bound]
+        read += batch.nbytes
+        if read >= most:
+            break
+    return kept
 
 
 def _pointed(text: str | None) -> str | None:
@@ -169,11 +210,12 @@ def _site(
     constants = [name for name, _ in files[0].constants]
     if len(files) > 1 and not constants:
         return None
-    for name in (*constants, *names):
-        values = set(cells[name]) - {None}
-        several = 2 <= len(values) <= max(2, len(cells[name]) // 4)
-        if name not in labels and several and re.fullmatch(SITES, name.lower()):
-            return name
+    for wanted in (SITES, WARDS):
+        for name in (*constants, *names):
+            values = set(cells[name]) - {None}
+            several = 2 <= len(values) <= max(2, len(cells[name]) // 4)
+            if name not in labels and several and re.fullmatch(wanted, name.lower()):
+                return name
     return None
 
 
@@ -208,6 +250,8 @@ def _column(
         return Column(name, "left out", "an identifier by its name, with hardly a value twice")
     if numbers is not None:
         return Column(name, "number", "it holds numbers", missing)
+    if broken := _but_for(there):
+        return Column(name, "left out", broken)
     if len(values) > MOST_CATEGORIES:
         return Column(name, "left out", f"a text with {len(values)} values in {len(there)} rows")
     return Column(
@@ -224,6 +268,30 @@ def _numbers(cells: Sequence[str | None]) -> np.ndarray | None:
     return found if np.isfinite(found).all() else None
 
 
+def _but_for(cells: Sequence[str]) -> str:
+    """Why a column that nearly holds numbers, or dates of one form, is neither."""
+    kinds: dict[str, Callable[[str], bool]] = {"numbers": _is_number}
+    kinds |= {f"dates of the form {form}": partial(_is_date, form) for form in FORMS}
+    for what, fits in kinds.items():
+        strange = list(dict.fromkeys(cell for cell in cells if not fits(cell)))
+        if sum(cell in set(strange) for cell in cells) * 10 <= len(cells) and len(strange) < 10:
+            shown = ", ".join(f"'{cell[:20]}'" for cell in strange[:3])
+            return f"{what}, but for {shown}; leave such cells empty and it can be used"
+    return ""
+
+
+def _is_number(cell: str) -> bool:
+    return _numbers([cell]) is not None
+
+
+def _is_date(form: str, cell: str) -> bool:
+    try:
+        datetime.strptime(cell, form)
+    except ValueError:
+        return False
+    return True
+
+
 def _compact_dates(cells: Sequence[str]) -> bool:
     """Whether whole numbers are dates written without signs, such as 20240131."""
     return all(re.fullmatch(r"(19|20)\d{6}", cell) for cell in cells)
@@ -231,11 +299,4 @@ def _compact_dates(cells: Sequence[str]) -> bool:
 
 def _form(cells: Sequence[str]) -> str:
     """The first form that fits every cell."""
-    for form in FORMS:
-        try:
-            for cell in cells:
-                datetime.strptime(cell, form)
-        except ValueError:
-            continue
-        return form
-    return ""
+    return next((form for form in FORMS if all(_is_date(form, cell) for cell in cells)), "")

@@ -158,11 +158,27 @@ def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> t
 MANY_CATEGORIES = 100
 
 
+def left_out(kept: np.ndarray, gaps: Mapping[str, int], most: int = 4) -> str:
+    """How many records were left out because they lack a value, and of which columns.
+
+    >>> left_out(np.array([True, False, True]), {"site": 1})
+    'warning: 1 of 3 records lack a value and were left out: site (1)'
+    """
+    if kept.all():
+        return ""
+    named = [f"{name} ({count})" for name, count in gaps.items()]
+    more = f" and {len(named) - most} more columns" if len(named) > most else ""
+    return (
+        f"warning: {int((~kept).sum())} of {len(kept)} records lack a value and were left out: "
+        f"{', '.join(named[:most])}{more}"
+    )
+
+
 def notes_on(
     table: TableSource,
     categories: dict[str, tuple[str, ...]],
     target: Target,
-    dropped: int,
+    dropped: str,
     records: int,
 ) -> tuple[str, ...]:
     """What was decided, for whoever reads the file."""
@@ -180,7 +196,7 @@ def notes_on(
         for name, values in categories.items()
     ]
     if dropped:
-        notes.append(f"{dropped} records with missing values were left out")
+        notes.append(dropped)
     if isinstance(table.missing, float | int):
         notes.append(f"missing values were replaced by {table.missing:g}")
     for name, values in categories.items():

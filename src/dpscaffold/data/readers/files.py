@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,10 @@ class Dialect:
     encoding: str = "utf-8"
     decimal: str = "."
     comment: str = ""
+
+
+#: How a file is written that nobody described.
+UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO)
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def _user_names(files: Sequence[Path], base: Path) -> list[str]:
 def _opened(file: TableFile) -> TableFile:
     """The file with its dialect found where it was left open."""
     dialect = file.dialect
-    if file.kind != "csv" or AUTO not in (dialect.delimiter, dialect.encoding, dialect.decimal):
+    if file.kind != "csv" or AUTO not in vars(dialect).values():
         return file
     try:
         with file.path.open("rb") as stream:
@@ -128,6 +133,9 @@ def _opened(file: TableFile) -> TableFile:
             f"{file.path} cannot be read as {dialect.encoding}; name its encoding, or encoding = "
             f"'auto'"
         ) from None
+    if dialect.comment == AUTO:
+        dialect = replace(dialect, comment=guess_comment(lines, dialect.delimiter))
+        lines = sample_lines(begun, dialect)
     if dialect.delimiter == AUTO:
         dialect = replace(dialect, delimiter=guess_delimiter(lines))
     if dialect.decimal == AUTO:
@@ -156,7 +164,7 @@ def sample_lines(begun: bytes, dialect: Dialect) -> list[str]:
     lines = text.splitlines()
     if len(begun) >= SAMPLE:
         lines = lines[:-1]
-    comment = dialect.comment
+    comment = "" if dialect.comment == AUTO else dialect.comment
     return [line for line in lines if line and not (comment and line.startswith(comment))]
 
 
@@ -173,6 +181,24 @@ def guess_delimiter(lines: Sequence[str]) -> str:
         return usual, counts.count(usual)
 
     return max(_DELIMITERS, key=columns) if lines else ","
+
+
+def guess_comment(lines: Sequence[str], delimiter: str) -> str:
+    """``#`` where a file begins with such lines, unless the last of them is its header.
+
+    >>> guess_comment(["# of March", "age,ill", "31,no"], ",")
+    '#'
+    >>> guess_comment(["#age,ill", "31,no"], ",")
+    ''
+    """
+    begins = [line.startswith("#") for line in lines]
+    if not lines or not begins[0] or all(begins):
+        return ""
+    first = begins.index(False)
+    rest = lines[first:]
+    cut = guess_delimiter(rest) if delimiter == AUTO else delimiter
+    header, row = list(csv.reader([lines[first - 1], rest[0]], delimiter=cut))
+    return "" if len(header) == len(row) > 1 else "#"
 
 
 def guess_decimal(lines: Sequence[str], delimiter: str, path: Path) -> str:
@@ -214,7 +240,7 @@ class Uncommented(io.RawIOBase):
             line = self._stream.readline()
             if not line:
                 return 0
-            if not line.startswith(self._sign):
+            if not line.removeprefix(BOM_UTF8).startswith(self._sign):
                 self._rest = line
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]

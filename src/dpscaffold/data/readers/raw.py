@@ -17,7 +17,7 @@ from dpscaffold.data.readers.columns import (
     read_batches,
     require_column,
 )
-from dpscaffold.data.readers.files import AUTO, Dialect, Format, TableFile, table_files
+from dpscaffold.data.readers.files import UNKNOWN, Format, TableFile, table_files
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Prepared
@@ -63,7 +63,7 @@ def file_columns(path: Path) -> list[str]:
 
 
 def _opened(path: Path) -> TableFile:
-    return table_files(path, file_kind(path), Dialect(AUTO, AUTO, AUTO))[0]
+    return table_files(path, file_kind(path), UNKNOWN)[0]
 
 
 def coding_of(preparation: Sequence[Prepared], columns: Sequence[str]) -> Coding:

@@ -24,6 +24,7 @@ from dpscaffold.data.readers.coding import (
     code_label_sets,
     code_labels,
     code_users,
+    left_out,
     notes_on,
     preparation_of,
 )
@@ -114,7 +115,7 @@ def scan_table(table: TableSource) -> Scan:
         looked_at += table.labels
     found, sizes = _looked_through(files, table, looked_at, wanted, names)
     codes = {text: column.codes() for text, column in wanted.items()}
-    kept = _kept(table, codes, found, texts, sum(sizes))
+    kept, gaps = _kept(table, codes, found, texts, sum(sizes))
     labels, target = _labels(table, wanted, codes, found, kept)
     users, user_names = _users(table, files, sizes, wanted, codes, kept)
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
@@ -130,7 +131,6 @@ def scan_table(table: TableSource) -> Scan:
         indicators=tuple(name for name in numbers if rules[name] == "indicator"),
         own=tuple(text for text in texts if rule_of(table, text) == "category"),
     )
-    dropped = int((~kept).sum())
     return Scan(
         table,
         files,
@@ -141,7 +141,7 @@ def scan_table(table: TableSource) -> Scan:
         target,
         users,
         user_names,
-        notes_on(table, categories, target, dropped, int(kept.sum())),
+        notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
         preparation_of(table, coding, fitted),
     )
 
@@ -307,8 +307,10 @@ def _kept(
     found: Mapping[str, np.ndarray],
     texts: Sequence[str],
     records: int,
-) -> np.ndarray:
-    """Which records stay: those that lack nothing whose absence drops a record."""
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Which records stay: those that lack nothing whose absence drops a record. And how many lack
+    which column."""
+    gaps: dict[str, int] = {}
     lacking = np.zeros(records, dtype=bool)
     absent = {name: column < 0 for name, column in codes.items()}
     absent |= {name: np.isnan(column) for name, column in found.items()}
@@ -319,11 +321,12 @@ def _kept(
         needed = name in (*table.labels, table.user)
         if rule == "drop":
             lacking |= gone
+            gaps[name] = int(gone.sum())
         elif rule == "refuse" or needed:
             _require_all(table, name, gone, fillable=name in texts and not needed)
     if not (~lacking).any():
         raise BadInput(f"{table.path} has no {'complete ' if len(lacking) else ''}record")
-    return ~lacking
+    return ~lacking, gaps
 
 
 def _require_all(table: TableSource, name: str, gone: np.ndarray, fillable: bool) -> None:

@@ -1,0 +1,73 @@
+"""What a look at a table finds, and what it says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typed import typed
+
+from dpscaffold.data.looking import look
+
+
+def test_records_left_out_for_a_gap_are_counted_by_column(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    rows = [f"{'ns'[i % 2]},{i % 7},{'yn'[i * 7 % 4 < 2]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,age,ill", *rows, ",3,y", ",4,n", "n,5,"]))
+    keys = ["path=" + str(tmp_path / "t.csv"), "source=csv", "label=ill", "user=site"]
+    words = [word for key in [*keys, "missing=drop"] for word in ("--set", f"data.{key}")]
+    words += ["--set", "plan.rounds=1", "--set", "plan.user_ratio=1", "--out", str(tmp_path / "r")]
+    code, _, err = typed(monkeypatch, capsys, "train", *words)
+    assert code == 0, err
+    said = "warning: 3 of 63 records lack a value and were left out: ill (1), site (2)"
+    assert said in " ".join(err.split())
+
+
+@pytest.mark.parametrize("name", ["hospital", "Krankenhaus", "site_id", "clinic name", "ward"])
+def test_init_finds_the_sites_of_a_sorted_table(name: str, tmp_path: Path) -> None:
+    """A table that is sorted by site, and within it by label, begins with one of each."""
+    path = tmp_path / "sorted.csv"
+    rows = (f"s{i // 5000},{i % 83},{i % 5000 // 4000},{'ab'[i // 10000]}" for i in range(20000))
+    path.write_text("\n".join([f"{name},age,readmitted,kind", *rows]))
+    found = look(path)
+    roles = {column.name: column.role for column in found.columns}
+    assert roles == {name: "user", "age": "number", "readmitted": "label", "kind": "category"}
+    assert found.users == 4 and found.rows == 2000 and found.target == "class"
+
+
+def test_a_ward_is_no_site_where_a_hospital_is_named(tmp_path: Path) -> None:
+    rows = [f"{'ab'[i % 2]},{'ns'[i % 3 > 0]},{i % 7},{i % 2}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["ward,hospital,age,ill", *rows]))
+    assert [column.name for column in look(tmp_path / "t.csv").of("user")] == ["hospital"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [("?", "numbers, but for '?'"), ("k.A.", "numbers, but for 'k.A.'")],
+)
+def test_init_says_what_keeps_a_column_from_being_numbers(cell, said, tmp_path: Path) -> None:
+    rows = [f"{i % 7 if i % 20 else cell},2020-01-{i % 28 + 1:02d},{i % 2}" for i in range(60)]
+    rows.append("1,2020-13-44,1")
+    (tmp_path / "t.csv").write_text("\n".join(["age,day,ill", *rows]))
+    why = {column.name: column.why for column in look(tmp_path / "t.csv").of("left out")}
+    assert said in why["age"] and "%Y-%m-%d, but for '2020-13-44'" in why["day"]
+
+
+@pytest.mark.parametrize("begins", ["# of March\n# by north\n", "\ufeff# of March\n"])
+def test_lines_above_the_header_are_found(begins, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'ns'[i % 2]},{i % 7},{'yn'[i * 7 % 4 < 2]}" for i in range(60)]
+    Path("t.csv").write_text(begins + "\n".join(["site,age,ill", *rows]), encoding="utf-8")
+    code, _, err = typed(monkeypatch, capsys, "init", "t.csv")
+    assert code == 0 and 'comment = "#"' in Path("t.toml").read_text(), err
+    short = ["--set", "plan.rounds=1", "--set", "plan.learning_rate=0.1", "--out", "r"]
+    assert typed(monkeypatch, capsys, "train", "t.toml", *short)[0] == 0
+    code, out, err = typed(monkeypatch, capsys, "predict", "r", "t.csv")
+    assert code == 0 and len(out.splitlines()) == 61, err
+
+
+def test_a_header_that_begins_with_a_hash_is_one(tmp_path: Path) -> None:
+    rows = [f"{i % 7},{i % 2}" for i in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["#age,ill", *rows]))
+    assert [column.name for column in look(tmp_path / "t.csv").columns] == ["#age", "ill"]
