@@ -3,37 +3,19 @@ theorem."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dpscaffold.privacy.bound import (
-    PARTICIPANT,
-    REPEATED,
-    SERVER,
-    THIRD_PARTY,
-    VIEWS,
-    Bound,
-    no_guarantee,
-)
-from dpscaffold.privacy.bounds import (
-    AGGREGATE_PARTICIPANT,
-    BOUNDS,
-    CAP,
-    LEDGER,
-    PAPER_THIRD_PARTY,
-    RANDOM_PARTICIPATION,
-    aggregate_among,
-    among,
-    bound_for,
-)
+from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, no_guarantee
+from dpscaffold.privacy.bounds import PAPER_THIRD_PARTY
 from dpscaffold.privacy.costs import Cost
-from dpscaffold.privacy.human import GROUPS, human_terms, ledger_terms, losses, spent_laws
+from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.preparation import Preparation, left_open, said_of, told
 from dpscaffold.privacy.quote import for_a_person, quote, quoted
+from dpscaffold.privacy.released import Released
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
@@ -97,7 +79,7 @@ def statement(
     costs = tuple(extra_costs)
     ledger = ledger.charged(costs) if ledger is not None else None
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
-    bounds = _catalogue(among(run, colluders))
+    released = Released(run, rounds, ledger, costs, colluders)
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
     said: dict[str, Any] = {
         "simulated": seed_public,
@@ -110,14 +92,10 @@ def statement(
         "views": dict(VIEWS),
     }
     if reason is not None:
-        said = {
-            **_empty(reason),
-            **said,
-            "bounds": [_row(b, run, rounds, None, costs, reason) for b in bounds],
-        }
+        said = {**_empty(reason), **said, "bounds": released.by_bound(reason)}
     else:
-        said |= _promised(bounds, run, rounds, ledger, costs, colluders)
-        said["human"] = _human(run, rounds, ledger, costs, tuple(groups), colluders)
+        said |= released.promised()
+        said["human"] = released.for_people(tuple(groups))
         said["quoted"] = quoted(said, draw_given)
         said["person"] = for_a_person(said)
         said["quote"] = quote(said, run, [cost.name for cost in costs], draw_given)
@@ -139,62 +117,6 @@ def statement(
     return said
 
 
-def _promised(
-    bounds: Sequence[Bound],
-    run: Mechanism,
-    rounds: int,
-    ledger: Ledger | None,
-    costs: tuple[Cost, ...],
-    colluders: int,
-) -> dict[str, Any]:
-    """ε by every bound, towards every view, given who took part, and at other δ."""
-    repeats = ledger.repeats if ledger else ()
-    said: dict[str, Any] = {
-        "bounds": [_row(b, run, rounds, ledger, costs, _barred(b, run, repeats)) for b in bounds]
-    }
-    for view in VIEWS:
-        bound = bound_for(run, view, repeats, colluders)
-        said[view] = _quoted(bound, run, rounds, ledger, costs)
-    said[PARTICIPANT]["colluders"] = colluders
-    said[PAPER_THIRD_PARTY.name] = _published(run, rounds, repeats, costs)
-    if ledger is not None:
-        spread = ledger.distribution()
-        said["ledger"] = {
-            "epsilon": ledger.largest(),
-            "bound": LEDGER.name,
-            "participations": spread["participations"],
-            "epsilon_over_users": spread["epsilon"],
-        }
-        whole = RANDOM_PARTICIPATION.epsilon(run, costs=costs)
-        said["planned"] = {"rounds": run.rounds, "epsilon": whole}
-    said["epsilon_by_delta"] = _by_delta(run, rounds, ledger, costs, colluders)
-    return said
-
-
-def _human(
-    run: Mechanism,
-    rounds: int,
-    ledger: Ledger | None,
-    costs: tuple[Cost, ...],
-    groups: tuple[int, ...],
-    colluders: int,
-) -> dict[str, Any]:
-    """What the quoted bounds and the ledger mean for one person, by view."""
-    repeats = ledger.repeats if ledger else ()
-    terms = {
-        view: human_terms(
-            bound_for(run, view, repeats, colluders), run, rounds, costs, repeats, groups
-        )
-        for view in VIEWS
-    }
-    given = ledger_terms(ledger, costs, groups) if ledger is not None else None
-    return {view: t.to_json() for view, t in (terms | ({"ledger": given} if given else {})).items()}
-
-
-#: At which fractions of its own δ a statement gives ε too.
-DELTAS = (1.0, 0.1, 0.01, 0.001)
-
-
 def large_delta(run: Mechanism) -> str | None:
     """What to say of a δ from 1/n up, n being how many are protected; None below.
 
@@ -212,27 +134,6 @@ def large_delta(run: Mechanism) -> str | None:
         f"a mechanism that publishes one {what} at random in the clear has such a delta, so quote "
         f"epsilon at a smaller one, 1/{10 * run.protected} or less."
     )
-
-
-def _by_delta(
-    run: Mechanism, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...], colluders: int
-) -> list[dict[str, Any]]:
-    """ε of every view, and given who took part, at several δ, from the run's own down; None where
-    it cannot be resolved."""
-    repeats = ledger.repeats if ledger else ()
-    bounds = {view: bound_for(run, view, repeats, colluders) for view in VIEWS}
-    laws = {bound: losses(bound, run, rounds, costs, repeats) for bound in set(bounds.values())}
-    columns = {view: laws[bound] for view, bound in bounds.items()}
-    if ledger is not None and (spent := spent_laws(ledger, costs)):
-        columns["ledger"] = spent
-    return [
-        {"delta": run.delta * part}
-        | {
-            name: _finite(max(law.epsilon(run.delta * part) for law in of))
-            for name, of in columns.items()
-        }
-        for part in DELTAS
-    ]
 
 
 def _empty(reason: str) -> dict[str, Any]:
@@ -274,95 +175,6 @@ def _mechanism(run: Mechanism) -> dict[str, Any]:
         "max_participations": run.max_participations,
         "may_decline": run.declines,
     }
-
-
-def _catalogue(colluders: int) -> list[Bound]:
-    """All bounds, that against participants for as many as are asked about."""
-    return [
-        aggregate_among(colluders) if bound is AGGREGATE_PARTICIPANT else bound
-        for bound in BOUNDS.values()
-    ]
-
-
-def _barred(bound: Bound, run: Mechanism, repeats: Sequence[int]) -> str | None:
-    """Why a bound that would hold for the plan does not hold for what was run, or None."""
-    if repeats and bound.repeated is None and bound is not LEDGER:
-        return bound.applies(run) or REPEATED
-    return None
-
-
-def _row(
-    bound: Bound,
-    run: Mechanism,
-    rounds: int,
-    ledger: Ledger | None,
-    costs: tuple[Cost, ...],
-    reason: str | None,
-) -> dict[str, Any]:
-    """One line of the table of bounds, the cost of other mechanisms included."""
-    epsilon: float | None = None
-    if reason is None:
-        if bound is LEDGER:
-            reason = None if ledger is not None else bound.applies(run)
-            epsilon = ledger.largest() if ledger is not None else None
-        else:
-            reason = bound.applies(run)
-            # The cap holds whatever stopping looks at, so it counts every planned round.
-            repeats = ledger.repeats if ledger else ()
-            planned = run.rounds if bound is CAP else rounds
-            epsilon = None if reason else bound.epsilon(run, planned, costs, repeats)
-    return {
-        "name": bound.name,
-        "title": bound.title,
-        "views": list(bound.views),
-        "epsilon": None if epsilon is None else _finite(epsilon),
-        "delta": run.delta,
-        "neighbours": run.neighbours,
-        "applies": reason is None,
-        "reason": reason,
-        "theorem": bound.theorem,
-        "assumptions": list(bound.assumptions),
-        "reference": bound.reference,
-        "explanation": bound.explain(),
-    }
-
-
-def _quoted(
-    bound: Bound, run: Mechanism, rounds: int, ledger: Ledger | None, costs: tuple[Cost, ...]
-) -> dict[str, Any]:
-    repeats = ledger.repeats if ledger else ()
-    said: dict[str, Any] = {
-        "epsilon": _finite(bound.epsilon(run, rounds, costs, repeats)),
-        "delta": run.delta,
-        "bound": bound.name,
-        "neighbours": run.neighbours,
-        "theorem": bound.theorem,
-        "assumptions": list(bound.assumptions),
-        "reference": bound.reference,
-    }
-    if costs:
-        said["training_alone"] = bound.epsilon(run, rounds, repeats=repeats)
-        said["composition"] = "loss distributions composed adaptively (Zhu, Dong, Wang 2022)"
-    if ledger is not None:
-        said["ledger"] = ledger.largest()
-    return said
-
-
-def _published(
-    run: Mechanism, rounds: int, repeats: Sequence[int], costs: tuple[Cost, ...]
-) -> dict[str, Any]:
-    reason = PAPER_THIRD_PARTY.applies(run) or (REPEATED if repeats else None)
-    return {
-        "epsilon": None if reason else _finite(PAPER_THIRD_PARTY.epsilon(run, rounds, costs)),
-        "bound": PAPER_THIRD_PARTY.name,
-        "reason": reason,
-        "note": "for comparison only; not a theorem for every loss",
-        "reference": PAPER_THIRD_PARTY.reference,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _prepared(preparation: Sequence[Preparation], unit: str) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""Every ε of what was released: by each bound, towards each view, given who took part and at
+several δ; and what it means for one person."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dpscaffold.privacy.bound import PARTICIPANT, REPEATED, VIEWS, Bound
+from dpscaffold.privacy.bounds import (
+    AGGREGATE_PARTICIPANT,
+    BOUNDS,
+    CAP,
+    LEDGER,
+    PAPER_THIRD_PARTY,
+    RANDOM_PARTICIPATION,
+    aggregate_among,
+    among,
+    bound_for,
+)
+from dpscaffold.privacy.costs import Cost
+from dpscaffold.privacy.human import human_terms, ledger_terms, losses, spent_laws
+from dpscaffold.privacy.ledger import Ledger
+from dpscaffold.privacy.mechanism import Mechanism
+
+#: At which fractions of its own δ a statement gives ε too.
+DELTAS = (1.0, 0.1, 0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Released:
+    """So many rounds of a mechanism; ``ledger`` says who took part in them, None in a plan.
+
+    ``costs`` are private mechanisms on the same records, part of every ε; ``colluders`` is how many
+    participants pool what they know.
+
+    >>> from dpscaffold.privacy import describe
+    >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
+    ...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
+    >>> round(Released(run, rounds=400).promised()["server"]["epsilon"], 2)
+    0.86
+    """
+
+    run: Mechanism
+    rounds: int
+    ledger: Ledger | None = None
+    costs: tuple[Cost, ...] = ()
+    colluders: int = 1
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """Those of the rounds that were run again with fresh noise: how often each."""
+        return self.ledger.repeats if self.ledger else ()
+
+    def bound(self, view: str) -> Bound:
+        """The bound that is quoted towards a view."""
+        return bound_for(self.run, view, self.repeats, self.colluders)
+
+    def promised(self) -> dict[str, Any]:
+        """The part of a statement that has numbers, where there is a guarantee."""
+        said: dict[str, Any] = {"bounds": self.by_bound()}
+        said |= {view: self._towards(self.bound(view)) for view in VIEWS}
+        said[PARTICIPANT]["colluders"] = self.colluders
+        said[PAPER_THIRD_PARTY.name] = self._published()
+        if self.ledger is not None:
+            spread = self.ledger.distribution()
+            said["ledger"] = {
+                "epsilon": self.ledger.largest(),
+                "bound": LEDGER.name,
+                "participations": spread["participations"],
+                "epsilon_over_users": spread["epsilon"],
+            }
+            whole = RANDOM_PARTICIPATION.epsilon(self.run, costs=self.costs)
+            said["planned"] = {"rounds": self.run.rounds, "epsilon": whole}
+        said["epsilon_by_delta"] = self._by_delta()
+        return said
+
+    def for_people(self, groups: tuple[int, ...]) -> dict[str, Any]:
+        """What the quoted bounds and the ledger mean for one person, by view."""
+        terms = {
+            view: human_terms(
+                self.bound(view), self.run, self.rounds, self.costs, self.repeats, groups
+            )
+            for view in VIEWS
+        }
+        given = ledger_terms(self.ledger, self.costs, groups) if self.ledger is not None else None
+        named = terms | ({"ledger": given} if given else {})
+        return {view: found.to_json() for view, found in named.items()}
+
+    def by_bound(self, reason: str | None = None) -> list[dict[str, Any]]:
+        """The table of bounds; ``reason`` is why none of them holds."""
+        # That against participants is for as many as are asked about.
+        against = aggregate_among(among(self.run, self.colluders))
+        bounds = [against if b is AGGREGATE_PARTICIPANT else b for b in BOUNDS.values()]
+        return [self._row(bound, reason or self._barred(bound)) for bound in bounds]
+
+    def _barred(self, bound: Bound) -> str | None:
+        """Why a bound that would hold for the plan does not hold for what was run, or None."""
+        if self.repeats and bound.repeated is None and bound is not LEDGER:
+            return bound.applies(self.run) or REPEATED
+        return None
+
+    def _row(self, bound: Bound, reason: str | None) -> dict[str, Any]:
+        """One line of the table of bounds, the cost of other mechanisms included."""
+        run, ledger = self.run, self.ledger
+        epsilon: float | None = None
+        if reason is None:
+            if bound is LEDGER:
+                reason = None if ledger is not None else bound.applies(run)
+                epsilon = ledger.largest() if ledger is not None else None
+            else:
+                reason = bound.applies(run)
+                # The cap holds whatever stopping looks at, so it counts every planned round.
+                counted = run.rounds if bound is CAP else self.rounds
+                if not reason:
+                    epsilon = bound.epsilon(run, counted, self.costs, self.repeats)
+        return {
+            "name": bound.name,
+            "title": bound.title,
+            "views": list(bound.views),
+            "epsilon": None if epsilon is None else _finite(epsilon),
+            "delta": run.delta,
+            "neighbours": run.neighbours,
+            "applies": reason is None,
+            "reason": reason,
+            "theorem": bound.theorem,
+            "assumptions": list(bound.assumptions),
+            "reference": bound.reference,
+            "explanation": bound.explain(),
+        }
+
+    def _towards(self, bound: Bound) -> dict[str, Any]:
+        """What is quoted towards a view, by this bound."""
+        run = self.run
+        said: dict[str, Any] = {
+            "epsilon": _finite(bound.epsilon(run, self.rounds, self.costs, self.repeats)),
+            "delta": run.delta,
+            "bound": bound.name,
+            "neighbours": run.neighbours,
+            "theorem": bound.theorem,
+            "assumptions": list(bound.assumptions),
+            "reference": bound.reference,
+        }
+        if self.costs:
+            said["training_alone"] = bound.epsilon(run, self.rounds, repeats=self.repeats)
+            said["composition"] = "loss distributions composed adaptively (Zhu, Dong, Wang 2022)"
+        if self.ledger is not None:
+            said["ledger"] = self.ledger.largest()
+        return said
+
+    def _published(self) -> dict[str, Any]:
+        """The paper's own number, which is no theorem for every loss."""
+        bound = PAPER_THIRD_PARTY
+        reason = bound.applies(self.run) or (REPEATED if self.repeats else None)
+        epsilon = None if reason else _finite(bound.epsilon(self.run, self.rounds, self.costs))
+        return {
+            "epsilon": epsilon,
+            "bound": bound.name,
+            "reason": reason,
+            "note": "for comparison only; not a theorem for every loss",
+            "reference": bound.reference,
+        }
+
+    def _by_delta(self) -> list[dict[str, Any]]:
+        """ε of every view, and given who took part, at several δ, from the run's own down; None
+        where it cannot be resolved."""
+        run, bounds = self.run, {view: self.bound(view) for view in VIEWS}
+        laws = {
+            bound: losses(bound, run, self.rounds, self.costs, self.repeats)
+            for bound in set(bounds.values())
+        }
+        columns = {view: laws[bound] for view, bound in bounds.items()}
+        if self.ledger is not None and (spent := spent_laws(self.ledger, self.costs)):
+            columns["ledger"] = spent
+        return [
+            {"delta": run.delta * part}
+            | {
+                name: _finite(max(law.epsilon(run.delta * part) for law in of))
+                for name, of in columns.items()
+            }
+            for part in DELTAS
+        ]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
