@@ -23,6 +23,7 @@ import numpy as np
 
 from dpscaffold.cipher import CipherStream
 
+#: Where draws come from: a seed, in a simulation, or a cipher under a key of the system's.
 Stream = np.random.Generator | CipherStream
 Drawn = TypeVar("Drawn")
 Sampling = Literal["fixed", "poisson"]

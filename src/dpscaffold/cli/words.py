@@ -1,4 +1,5 @@
-"""Words for terminals that have no Greek: ε is written as epsilon where it cannot be shown."""
+"""Consoles that have no Greek: what is printed to them is spelled out
+(:mod:`~dpscaffold.report.spelling`)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,6 @@ from dpscaffold.data.preprocessing import (
     parse_steps,
 )
 from dpscaffold.data.private import (
-    Stream,
     clip_rows,
     finite_rows,
     noised_moments,
@@ -42,6 +41,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.costs import together
+from dpscaffold.randomness import Stream
 
 _TRUST = "the party that prepared the data saw the sums without noise and is trusted with them"
 _OUTSIDE = "computed from all users' training records without protection: outside the guarantee"

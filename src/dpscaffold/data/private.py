@@ -5,13 +5,13 @@ Gaussian noise and releases the result. Rows are clipped to a public norm bound 
 summed, so that replacing one record of one user moves the released sum by at most its sensitivity
 Δ:
 
-========================  ===========  =======================================================
-released                  Δ            why
-========================  ===========  =======================================================
-Σ x                       2B           two vectors of norm at most B
-Σ x² (feature by feature)  √2·B²        two non-negative vectors of norm at most B²
-Σ x xᵀ                    √2·B²        ‖xxᵀ − yyᵀ‖² = ‖x‖⁴ + ‖y‖⁴ − 2⟨x, y⟩², Frobenius norm
-========================  ===========  =======================================================
+=========================  =====  ==========================================================
+released                   Δ      why
+=========================  =====  ==========================================================
+Σ x                        2B     two vectors of norm at most B
+Σ x² (feature by feature)  √2·B²  two non-negative vectors of norm at most B²
+Σ x xᵀ                     √2·B²  ‖xxᵀ − yyᵀ‖² = ‖x‖⁴ + ‖y‖⁴ − 2⟨x, y⟩², Frobenius norm
+=========================  =====  ==========================================================
 
 The noise has standard deviation z·Δ, z the noise multiplier, in every direction of an orthonormal
 basis. From the operating system (:class:`~dpscaffold.cipher.CipherStream`) it comes under a key of
@@ -32,10 +32,8 @@ import math
 import numpy as np
 import torch
 
-from dpscaffold.cipher import CipherStream, on_grid
-
-#: Where noise comes from: a seed, in a simulation, or a cipher under a key of the system's.
-Stream = np.random.Generator | CipherStream
+from dpscaffold.cipher import on_grid
+from dpscaffold.randomness import Stream
 
 
 def clip_rows(rows: np.ndarray, bound: float) -> np.ndarray:
@@ -74,6 +72,7 @@ def released(total: np.ndarray, spread: float, normals: np.ndarray, stream: Stre
     """total + spread·normals, float64: as it is from a seed; secret noise is rounded to the public
     grid, whose step is a power of two at most 2⁻²⁰ of ``spread``.
 
+    >>> from dpscaffold.cipher import CipherStream
     >>> secret = released(np.array([0.3]), 2.0**19, np.array([1e-7]), CipherStream(bytes(32)))
     >>> secret.tolist(), released(np.array([0.3]), 1.0, np.array([2.0]), np.random.default_rng())
     ([0.5], array([2.3]))
