@@ -35,7 +35,8 @@ from dpscaffold.config import load
 from dpscaffold.experiments.tuning import Score, Tuned, parse_tuning
 from dpscaffold.planner.asked import planned_rate
 from dpscaffold.planner.recommend import Recommendation, default_task, numbers_sent
-from dpscaffold.planner.surrogate import Guess, Shape, kinds, on_surrogate, surrogate
+from dpscaffold.planner.shape import Shape
+from dpscaffold.planner.surrogate import Guess, kinds, on_surrogate, surrogate
 from dpscaffold.planner.trial import Bench, Choice, Trial, choose_rates
 from dpscaffold.setting import Setting
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.federation.schema import Target, schema_of
+from dpscaffold.federation.schema import MOST_CLASSES, Target, schema_of
 from dpscaffold.planner.surrogate import Guess
 from dpscaffold.privacy.showing import digits_up
+
+#: The most users, records of one, weights of a linear model, and rounds that a plan is made for:
+#: beyond them what is public takes no end to hold, or σ_g to solve for.
+MOST_USERS, MOST_RECORDS, MOST_WEIGHTS, MOST_ROUNDS = 10**7, 10**12, 10**8, 10**6
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,21 @@ class Facts:
     row_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        for size in self.sizes:
-            whole("facts.records", size, 1)
         if not self.sizes:
             raise BadInput("facts.users is 0; give one user or more")
+        for _, size in {(type(size), size) for size in self.sizes}:
+            most("facts.records", whole("facts.records", size, 1), MOST_RECORDS)
         whole("facts.features", self.features, 1)
         if isinstance(self.classes, bool) or self.classes == 1 or self.classes < 0:
             raise BadInput(
                 f"facts.classes is {self.classes}; give 2 or more, or 0 where a number is predicted"
+            )
+        most("facts.classes", self.classes, MOST_CLASSES)
+        if self.features * max(1, self.classes) > MOST_WEIGHTS:
+            raise BadInput(
+                f"facts.features is {self.features} and facts.classes is {self.classes}, more than "
+                f"{MOST_WEIGHTS} weights of a linear model; give at most "
+                f"{MOST_WEIGHTS // max(1, self.classes)} features, or fewer classes"
             )
         _ = self.guess
 
@@ -54,7 +65,7 @@ class Facts:
         row_norm: float | None = 1.0,
     ) -> Facts:
         """From the number of users, and of records: one number for all users, or a list."""
-        whole("facts.users", users, 1)
+        most("facts.users", whole("facts.users", users, 1), MOST_USERS)
         sizes = (records,) * users if isinstance(records, int) else tuple(records)
         if len(sizes) != users:
             raise BadInput(
@@ -100,7 +111,7 @@ class Limits:
     cohort_size: int | None = None
 
     def __post_init__(self) -> None:
-        whole("the most rounds", self.rounds, 1)
+        most("the most rounds", whole("the most rounds", self.rounds, 1), MOST_ROUNDS)
         whole("the most local steps", self.local_steps, 1)
         if self.cohort_size is not None:
             whole("participants", self.cohort_size, 1)
@@ -116,13 +127,24 @@ class Limits:
         return count / users
 
 
-def rounds_tried(most: int, warm: int = 0) -> list[int]:
+def most(name: str, value: int, bound: int) -> int:
+    """``value``, or a refusal where it is beyond what a plan is made for.
+
+    >>> most("facts.users", 5, 10)
+    5
+    """
+    if value > bound:
+        raise BadInput(f"{name} is {value}; a plan is made for at most {bound}, give that or fewer")
+    return value
+
+
+def rounds_tried(limit: int, warm: int = 0) -> list[int]:
     """T, T/2 and T/4 of the most rounds, those in which a warm start leaves one to train in.
 
     >>> rounds_tried(400), rounds_tried(3), rounds_tried(40, warm=20)
     ([400, 200, 100], [3, 1], [40])
     """
-    return sorted({T for part in (1, 2, 4) if (T := max(1, most // part)) > warm}, reverse=True)
+    return sorted({T for part in (1, 2, 4) if (T := max(1, limit // part)) > warm}, reverse=True)
 
 
 def least_batch_ratio(sizes: Sequence[int], asked: float | None) -> float:

@@ -24,8 +24,8 @@ from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planner.nearest import unmet
-from dpscaffold.planner.surrogate import Shape
-from dpscaffold.planner.trial import RATES, SEEDS, Bench, Choice, search
+from dpscaffold.planner.shape import Shape
+from dpscaffold.planner.trial import SEEDS, Bench, Choice, first_rates, search
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
 from dpscaffold.setting import Setting
@@ -141,12 +141,13 @@ def recommend(
         clips, others = _clips(best, bench, beside)
         found = max(clips, key=lambda one: one.score - TOLERANCE * (one is not clips[1]))
         if found is not clips[1]:  # try it as thoroughly as the others were
-            best = search([(found.setting, RATES)], bench)[0]
+            best = search([(found.setting, first_rates(found.setting))], bench)[0]
             beside, others = _beside(best, goal.epsilon) if curve else {}, None
     if others is None:
         others = _at_once(beside, replace(bench, seeds=FEWER))
     bare = replace(best.setting, privacy=None)
-    rates = [rate for rate in RATES if rate >= best.rate / 3] or [best.rate]
+    first_tried = first_rates(best.setting)
+    rates = [rate for rate in first_tried if rate >= best.rate / 3] or [best.rate]
     public = search([(bare, rates)], bench, widen=False)[0]
     points = [(epsilon, one.score) for epsilon, one in others.items()]
     points += [(goal.epsilon, _of_fewer(best))] if curve else []
@@ -162,8 +163,10 @@ def _tried(settings: Sequence[Setting], bench: Bench) -> list[Choice]:
     for one in settings:
         most[one.algorithm.name] = max(one.plan.rounds, most.get(one.algorithm.name, 0))
     whole = [one for one in settings if one.plan.rounds == most[one.algorithm.name]]
-    fewer = [one for one in settings if one.plan.rounds < most[one.algorithm.name]]
-    found = search([(one, RATES) for one in whole], bench)
+    lengths = {one.algorithm.name: Shape.of(one).rounds for one in whole}
+    # Where the surrogate of fewer rounds has no fewer, it has nothing new to tell.
+    fewer = [one for one in settings if Shape.of(one).rounds < lengths[one.algorithm.name]]
+    found = search([(one, first_rates(one)) for one in whole], bench)
     near: dict[str, list[float]] = {}
     for known in found:
         place = known.trials.index(known.best)

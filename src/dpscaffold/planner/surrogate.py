@@ -13,8 +13,9 @@ the user's. Drift is strong there, and what is learnt is who says what.
 
 It may be smaller than what it stands for: fewer users (the same share of them takes part), records,
 records in a batch, and local steps, with noise of such a spread that the mean of a round's moves
-has the noise that it would have in the real run. The distance that K steps cover, Kη_l = η₀/s, and
-the rounds T stay.
+has the noise that it would have in the real run. The distance that K steps cover, Kη_l = η₀/s,
+stays. What of rounds, features and classes is beyond the most that is tried, and how that is made
+up for, :mod:`dpscaffold.planner.shape` says.
 """
 
 from __future__ import annotations
@@ -28,15 +29,20 @@ import numpy as np
 
 from dpscaffold.data.partition import similarity
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation
+from dpscaffold.federation import Federation, schema
 from dpscaffold.local.gaussian import Gaussian
+from dpscaffold.planner.shape import Shape
 from dpscaffold.setting import Setting
+from dpscaffold.tasks import Task
 
 #: How far apart the classes of the surrogates lie.
 SEPARATIONS = (0.5, 1.0)
 
-#: Users, participants, records in a batch, steps and test records of a surrogate, at most.
-USERS, PARTICIPANTS, BATCH, STEPS, TESTED = 200, 20, 32, 10, 4000
+#: Test records of a surrogate.
+TESTED = 4000
+
+#: Numbers that the rows of a surrogate may hold: 2 GB while they are made.
+HELD = 1 << 28
 
 #: How much further apart users lie there than the records of one.
 APART = 10.0
@@ -63,42 +69,6 @@ class Guess:
             )
         if self.row_norm is not None and not (0 < self.row_norm < math.inf):
             raise BadInput(f"facts.row_norm is {self.row_norm}; give a positive number")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """M, m, R, b and K of a surrogate."""
-
-    users: int
-    cohort_size: int
-    records: int
-    batch: int
-    steps: int
-
-    @classmethod
-    def of(cls, setting: Setting) -> Shape:
-        """That of the setting's surrogate: its own numbers, or the most that is tried."""
-        share, most = setting.cohort_size / setting.users, PARTICIPANTS
-        users = min(setting.users, max(2 * most, round(most / share)), USERS)
-        batch = min(BATCH, max(1, round(float(setting.batch_sizes.double().mean()))))
-        records = max(batch, min(int(setting.sizes.double().mean()), round(batch / 0.2)))
-        steps = min(STEPS, setting.plan.local_steps)
-        return cls(users, max(1, min(users, round(share * users))), records, batch, steps)
-
-    def smaller_than(self, setting: Setting) -> str:
-        """What was made smaller, as a sentence; empty where nothing was."""
-        whole = (setting.users, setting.cohort_size, setting.plan.local_steps)
-        if (self.users, self.cohort_size, self.steps) == whole and self.batch >= int(
-            setting.batch_sizes.max()
-        ):
-            return ""
-        return (
-            f"The surrogate has {self.users} users of {self.records} records, {self.cohort_size} "
-            f"in a round, batches of {self.batch} and {self.steps} local steps, instead of "
-            f"{setting.users} users, {setting.cohort_size} in a round, batches of "
-            f"{int(setting.batch_sizes.double().mean())} and {setting.plan.local_steps} steps; its "
-            f"noise is scaled so that a round's mean has the noise of the real one."
-        )
 
 
 @dataclass(frozen=True)
@@ -138,15 +108,34 @@ def surrogate(
     >>> surrogate(public, Guess(), 0.5)
     Federation(surrogate: 40 users, 40 train records each, 40 features, 10 classes)
     """
-    shape, schema = Shape.of(setting), setting.roster.schema
+    return invented(
+        Shape.of(setting), setting.roster.schema.target.kind, guess, separation, seed, differ
+    )
+
+
+def invented(
+    shape: Shape,
+    target: schema.Kind,
+    guess: Guess,
+    separation: float,
+    seed: int = 0,
+    differ: Differing = "classes",
+) -> Federation:
+    """An artificial federation of this shape."""
     stream = np.random.default_rng([seed, round(1000 * separation)])
     tested = -(-TESTED // shape.users)
     each = shape.records + tested
-    classes = len(schema.target.classes)
-    spread = 1 / np.sqrt(np.arange(1, schema.dimension + 1))
+    if shape.users * each * shape.features > HELD:
+        raise BadInput(
+            f"a row has {shape.features} features, which cannot be made fewer on a surrogate of a "
+            f"module; at most {HELD // (shape.users * each)} can be planned on, so choose "
+            f"plan.learning_rate yourself"
+        )
+    classes = shape.classes
+    spread = 1 / np.sqrt(np.arange(1, shape.features + 1))
     spread /= np.sqrt((spread**2).sum())
     if classes and differ == "models":
-        parts = _models(stream, shape.users, each, classes, schema.dimension)
+        parts = _models(stream, shape.users, each, classes, shape.features)
     elif classes:
         parts = _classes(stream, shape.users, each, classes, spread, separation, guess)
     else:
@@ -158,7 +147,7 @@ def surrogate(
         [(x[:tested], y[:tested]) for x, y in rows],
         classes=classes or None,
         title="surrogate",
-        target=schema.target.kind,
+        target=target,
     )
 
 
@@ -223,33 +212,54 @@ def _scaled(rows: np.ndarray, spread: np.ndarray, norm: float | None) -> np.ndar
     return np.asarray(norm * rows / np.maximum(lengths, 1e-12), dtype=np.float32)
 
 
-def on_surrogate(
-    setting: Setting,
-    stand_in: Federation,
-    rate: float,
-    seed: int = 0,
-) -> Setting:
-    """The setting's run on its surrogate: T, C, λ and the distance of a round stay, and so does the
-    noise of a round's mean, v/(mK) in every coordinate, v = (2Cσ_g/b)² on average over users."""
-    shape = Shape.of(setting)
-    ratio = shape.batch / shape.records
-    plan = replace(
-        setting.plan,
-        local_steps=shape.steps,
-        user_ratio=shape.cohort_size / shape.users,
-        data_ratio=ratio,
-        learning_rate=rate * ratio / setting.plan.data_ratio,
-        warm_rounds=setting.warm_rounds if setting.algorithm.warm_up is not None else None,
-        averaging="tail" if setting.plan.averaging == "none" else setting.plan.averaging,
-        weighting="uniform",
-        seed=seed,
-    )
-    algorithm = setting.algorithm.replace(full_pass=False)
-    privacy = None if setting.privacy is None else _noised(setting, shape, setting.privacy)
-    return Setting(stand_in.roster, setting.task, algorithm, plan, privacy)
+@dataclass(frozen=True)
+class Reduced:
+    """A setting as its surrogates run it: their shape, the task with their columns, and noise that
+    does to a run of theirs what the setting's does to the real one."""
+
+    setting: Setting
+    shape: Shape
+    task: Task
+    privacy: Gaussian | None
+
+    @classmethod
+    def of(cls, setting: Setting) -> Reduced:
+        """Worked out once for all step sizes and surrogates."""
+        shape = Shape.of(setting)
+        privacy = None if setting.privacy is None else _noised(setting, shape, setting.privacy)
+        return cls(setting, shape, shape.task(setting), privacy)
+
+    def on(self, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
+        """The run on one surrogate that stands for the setting's with η₀ = ``rate``: C and the
+        distance of all rounds stay, and so does the noise that they gather."""
+        setting, shape = self.setting, self.shape
+        ratio = shape.batch / shape.records
+        plan = replace(
+            setting.plan,
+            rounds=shape.rounds,
+            max_rounds=None,
+            local_steps=shape.steps,
+            user_ratio=shape.cohort_size / shape.users,
+            data_ratio=ratio,
+            learning_rate=rate * ratio / setting.plan.data_ratio * shape.pace(setting),
+            regularisation=setting.plan.regularisation * shape.crowd(setting),
+            warm_rounds=shape.warm_rounds if setting.algorithm.warm_up is not None else None,
+            averaging="tail" if setting.plan.averaging == "none" else setting.plan.averaging,
+            weighting="uniform",
+            seed=seed,
+        )
+        algorithm = setting.algorithm.replace(full_pass=False)
+        return Setting(stand_in.roster, self.task, algorithm, plan, self.privacy)
+
+
+def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
+    """The setting's run on its surrogate (:meth:`Reduced.on`)."""
+    return Reduced.of(setting).on(stand_in, rate, seed)
 
 
 def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
+    """v/(mK) of a round's mean in every coordinate, v = (2Cσ_g/b)² on average over users, is that
+    of the real run, divided by κ and multiplied by (c/c')²."""
     if isinstance(privacy.clip, str) or privacy.unit != "record":
         raise BadInput(
             "a surrogate needs a fixed privacy.clip and privacy.unit = 'record', whose noise is "
@@ -258,5 +268,6 @@ def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
     spreads = np.asarray(privacy.scale(privacy.clip, setting.batch_sizes.double().numpy()))
     steps = setting.plan.local_steps * setting.cohort_size
     variance = float((spreads**2).mean()) * shape.steps * shape.cohort_size / steps
+    variance *= shape.crowd(setting) ** 2 / shape.stretch(setting)
     noise = math.sqrt(variance) * shape.batch / (2 * privacy.clip)
     return Gaussian(privacy.clip, noise)

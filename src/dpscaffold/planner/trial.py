@@ -13,7 +13,8 @@ from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
-from dpscaffold.planner.surrogate import Guess, Kind, Shape, kinds, on_surrogate, surrogate
+from dpscaffold.planner.shape import Shape
+from dpscaffold.planner.surrogate import Guess, Kind, Reduced, invented, kinds
 from dpscaffold.setting import Setting
 
 #: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
@@ -33,6 +34,9 @@ SEEDS = (0, 1)
 
 #: Participants of a stack: surrogates are small, so more of them fit than real runs.
 ROWS = {"cpu": 1024, "cuda": 4096}
+
+#: Weights that a stack holds at most: that many numbers, several times over.
+HELD = {"cpu": 1 << 27, "cuda": 1 << 31}
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Choice:
 def choose_rates(
     settings: Sequence[Setting],
     guess: Guess,
-    rates: Sequence[float] = RATES,
+    rates: Sequence[float] | None = None,
     widen: bool = True,
     seeds: Sequence[int] = SEEDS,
     device: torch.device | str = "cpu",
@@ -128,10 +132,17 @@ def choose_rates(
 ) -> list[Choice]:
     """The best η₀ of every setting, each on its own surrogates; nothing but their public facts is
     used. With ``widen`` the grid goes on where the best lies at an end."""
-    if not rates:
+    if rates is not None and not rates:
         raise BadInput("rates is empty; give the step sizes to choose from")
     bench = Bench(guess, torch.device(device), tell, tuple(seeds))
-    return search([(setting, rates) for setting in settings], bench, widen)
+    return search([(one, rates or first_rates(one)) for one in settings], bench, widen)
+
+
+def first_rates(setting: Setting) -> list[float]:
+    """The η₀ to begin with: :data:`RATES` where the surrogate has the rounds and the classes of the
+    setting, else those that are as much on it."""
+    pace = Shape.of(setting).pace(setting)
+    return [_round(rate / pace) for rate in RATES]
 
 
 def search(
@@ -212,12 +223,16 @@ class Bench:
     def run(self, asked: Sequence[tuple[Setting, float]]) -> list[Trial]:
         """One trial for each (setting, η₀)."""
         runs, data, owner = [], [], []
+        reduced = {
+            id(setting): Reduced.of(setting) for setting in {id(s): s for s, _ in asked}.values()
+        }
         for k, (setting, rate) in enumerate(asked):
+            small = reduced[id(setting)]
             classes = len(setting.roster.schema.target.classes)
             for kind in kinds(self.guess, classes, self.seeds):
-                stand_in = self._stand_in(setting, kind)
+                stand_in = self._stand_in(small, kind)
                 data.append(stand_in)
-                runs.append(on_surrogate(setting, stand_in, rate, kind.seed))
+                runs.append(small.on(stand_in, rate, kind.seed))
                 owner.append(k)
         scores: list[list[float]] = [[] for _ in asked]
         for k, outcome, federation in zip(owner, self._train(runs, data), data, strict=True):
@@ -228,20 +243,21 @@ class Bench:
             for (one, rate), found in zip(asked, scores, strict=True)
         ]
 
-    def _stand_in(self, setting: Setting, kind: Kind) -> Federation:
+    def _stand_in(self, small: Reduced, kind: Kind) -> Federation:
         """The surrogate of this kind, made once for all settings that agree in what it is made
         from."""
-        schema = setting.roster.schema
-        key = (Shape.of(setting), schema.dimension, len(schema.target.classes), kind)
+        shape, target = small.shape, small.setting.roster.schema.target.kind
+        key = (shape.users, shape.records, shape.features, shape.classes, target, kind)
         if key not in self.stand_ins:
-            self.stand_ins[key] = surrogate(
-                setting, self.guess, kind.separation, kind.seed, kind.differ
+            self.stand_ins[key] = invented(
+                shape, target, self.guess, kind.separation, kind.seed, kind.differ
             )
         return self.stand_ins[key]
 
     def _train(self, runs: list[Setting], data: list[Federation]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        stacks = split(runs, self.device, rows=ROWS[self.device.type])
+        kind, most = self.device.type, max((run.task.parameters for run in runs), default=1)
+        stacks = split(runs, self.device, rows=max(1, min(ROWS[kind], HELD[kind] // most)))
         for number, stack in enumerate(stacks, 1):
             first = runs[stack[0]].plan
             work = float(sum(runs[k].cohort_size for k in stack)) * first.rounds
