@@ -35,11 +35,11 @@ import torch
 from dpscaffold import Facts, Goal, Limits, recommend
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
+from dpscaffold.data.shapes import shape_of
 from dpscaffold.events import Event, RoundDone, StackBegun
 from dpscaffold.experiments.stack import Schedule, train_stack
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
-from dpscaffold.paper.probe import SHAPES
 from dpscaffold.paper.solving import sizes_of
 from dpscaffold.planner.recommend import Preset
 from dpscaffold.report.planning import write_plan
@@ -128,10 +128,10 @@ def public(case: Case) -> tuple[Facts, Goal, Limits, Preset]:
     and what one can afford; no record."""
     settings = case.settings
     assert settings.privacy is not None and settings.privacy.epsilon is not None
-    features, classes = SHAPES[settings.data.source]
-    facts = Facts(
-        sizes_of(settings.data), features, classes, getattr(settings.data, "similarity", None)
-    )
+    shape = shape_of(settings.data)
+    assert shape is not None  # the frontier's sources all say it
+    similarity = getattr(settings.data, "similarity", None)
+    facts = Facts(sizes_of(settings.data), *shape, similarity)
     # K of the row: the first line of the frontier is DP-SCAFFOLD, whose K is the row's own.
     limits = Limits(settings.plan.rounds, settings.plan.local_steps, facts.users // 5)
     goal = Goal(settings.privacy.epsilon, "server", settings.privacy.delta, "poisson")

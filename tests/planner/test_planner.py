@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -37,7 +37,7 @@ from dpscaffold.planner.asked import planned_rate
 from dpscaffold.planner.recommend import Recommendation, default_task, numbers_sent
 from dpscaffold.planner.shape import Shape
 from dpscaffold.planner.surrogate import Guess, kinds, on_surrogate, surrogate
-from dpscaffold.planner.trial import Bench, Choice, Trial, choose_rates
+from dpscaffold.planner.trial import CLOSE, Bench, Choice, Trial, choose_rates
 from dpscaffold.setting import Setting
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
@@ -389,9 +389,11 @@ def test_both_kinds_of_surrogates_weigh_alike_and_are_tried():
 
 
 @settings(max_examples=30, deadline=None)
+@example([0.5, 0.5008])
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
 def test_every_rung_of_a_ladder_is_tried_once_and_the_best_is_chosen(scores):
-    """Whatever the scores, with two peaks as well; of equals the smaller step."""
+    """Whatever the scores, with two peaks as well; of those that cannot be told apart the smaller
+    step."""
     ladder = [float(3**k) for k in range(len(scores))]
     asked: list[float] = []
 
@@ -404,7 +406,8 @@ def test_every_rung_of_a_ladder_is_tried_once_and_the_best_is_chosen(scores):
         found = choose_rates([public()], Guess(), ladder, widen=False)[0]
     assert asked == ladder
     rounded = [round(score, 3) for score in scores]
-    assert found.rate == ladder[rounded.index(max(rounded))]
+    close = [score >= max(rounded) - CLOSE for score in rounded]
+    assert found.rate == ladder[close.index(True)]
     with pytest.raises(BadInput, match="rates is empty"):
         choose_rates([public()], Guess(), [], widen=False)
 
