@@ -17,6 +17,7 @@ from typer.main import get_command
 from dpscaffold import __version__
 from dpscaffold.cli import COMMANDS, SUMMARIES, app
 from dpscaffold.cli.train import requested
+from dpscaffold.config import load
 from dpscaffold.errors import BadInput
 
 #: Four rounds, so that a run can be cut between two checkpoints.
@@ -147,6 +148,31 @@ def test_keys_can_be_unset(finished, monkeypatch, capsys):
     asked = ["config", "show", "small.toml", "--unset", "privacy", "--json"]
     assert "privacy" not in json.loads(here(monkeypatch, capsys, finished, *asked)[1])
     assert here(monkeypatch, capsys, finished, "config", "show", "--unset", "")[0] == 2
+
+
+@pytest.mark.parametrize("words", [["--unset", "privacy.nosie"], ["--set", "privacy.nosie="]])
+def test_leaving_out_what_is_no_key_is_refused(words, finished, monkeypatch, capsys):
+    for command in (["train", "small.toml", "--out", "not-begun"], ["config", "show"]):
+        code, _, err = here(monkeypatch, capsys, finished, *command, *words)
+        assert code == 2 and "did you mean 'privacy.noise'?" in err
+    assert not (finished / "not-begun").exists()
+
+
+def test_a_run_folder_shows_its_configuration(finished, monkeypatch, capsys):
+    code, out, err = here(monkeypatch, capsys, finished, "config", "show", "run")
+    assert code == 0 and "rounds = " in out, err
+    assert here(monkeypatch, capsys, finished, "config", "show", "run/config.toml")[1] == out
+
+
+def test_resuming_what_is_no_run_says_so(finished, monkeypatch, capsys):
+    code, _, err = here(monkeypatch, capsys, finished, "train", "--resume", "nowhere")
+    assert code == 2 and "nowhere holds no run to go on with" in err
+
+
+def test_a_key_that_is_left_out_by_hand_is_planned_no_more(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('[plan]\nlearning_rate = 0.1\n[facts]\nplanned = ["plan.learning_rate"]\n')
+    assert load(path).facts.planned and not load(path, unset=["plan.learning_rate"]).facts.planned
 
 
 def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, capsys):

@@ -16,6 +16,7 @@ from dpscaffold.cli.keys import (
     complete_setting,
     every_name,
     known_keys,
+    unset_keys,
 )
 from dpscaffold.errors import BadInput, nearest
 
@@ -28,7 +29,8 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 @app.command("show")
 def show_command(
     config: Annotated[
-        Path | None, typer.Argument(help="TOML configuration; plain defaults without one")
+        Path | None,
+        typer.Argument(help="TOML configuration or run folder; plain defaults without one"),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -41,8 +43,15 @@ def show_command(
     are read."""
     from dpscaffold.books.written import to_toml
 
-    tables = spelled_out(config, set_ or [], unset or [])
+    tables = spelled_out(inside(config), set_ or [], unset_keys(unset, set_))
     typer.echo(json.dumps(tables, indent=2) if as_json else to_toml(tables).rstrip("\n"))
+
+
+def inside(path: Path | None) -> Path | None:
+    """The file itself, or that of a run folder."""
+    if path is None or not (path / "config.toml").is_file():
+        return path
+    return path / "config.toml"
 
 
 def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from dpscaffold.errors import BadInput, nearest
+
 
 @cache
 def known_keys() -> tuple[dict[str, Any], ...]:
@@ -17,7 +19,7 @@ def known_keys() -> tuple[dict[str, Any], ...]:
 
 
 #: Tables whose keys ``--set`` changes in a run; the others stand in files of their own.
-SETTABLE = ("data", "task", "algorithm", "plan", "privacy", "facts", "tune")
+SETTABLE = ("data", "task", "algorithm", "plan", "privacy", "stopping", "facts", "tune")
 #: Tables whose keys ``--set`` changes in a server's plan.
 SERVED = ("schema", "task", "algorithm", "plan", "privacy", "deploy", "evaluate")
 
@@ -61,6 +63,29 @@ def _setting(incomplete: str, tables: Sequence[str]) -> list[str]:
         return [f"{key}=" for key in names(tables) if key.startswith(incomplete)]
     values = [value for value in _choices(name) if value.startswith(begun)]
     return [f"{name}={value}" for value in values]
+
+
+def unset_keys(asked: Sequence[str] | None, changes: Sequence[str] | None = None) -> list[str]:
+    """The keys to leave out. A name that is no key would silently leave out nothing, and is
+    refused, among ``--set`` changes without a value too.
+
+    >>> unset_keys(["privacy", "privacy.noise", "data.missing.age"])
+    ['privacy', 'privacy.noise', 'data.missing.age']
+    """
+    known = names()
+    tables = dict.fromkeys(name.partition(".")[0] for name in known)
+    emptied = [change.partition("=") for change in changes or ()]
+    named = [("--unset", key) for key in asked or ()]
+    named += [("--set", key) for key, sign, value in emptied if sign and not value.strip()]
+    for option, text in named:
+        key = text.strip()
+        within = any(f"{key}.".startswith(f"{name}.") for name in known)
+        if not (within or key in tables):
+            raise BadInput(
+                f"{option} is {text!r}, which leaves out no key{nearest(key, [*tables, *known])}; "
+                f"name a table or table.key, e.g. privacy.noise"
+            )
+    return list(asked or ())
 
 
 def complete_unset(incomplete: str) -> list[str]:

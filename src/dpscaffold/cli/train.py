@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dpscaffold.cli.example import DEMO
-from dpscaffold.cli.keys import complete_setting, complete_unset
+from dpscaffold.cli.keys import complete_setting, complete_unset, unset_keys
 from dpscaffold.errors import BadInput
 
 SetOption = Annotated[
@@ -98,7 +98,7 @@ def train_command(
     changes = [*(set_ or []), *(["privacy.release=true"] if release else [])]
     changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
     changes += [f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else []
-    settings = load(request.config, changes, base, unset or [])
+    settings = load(request.config, changes, base, unset_keys(unset, set_))
     engine = engine or (engine_of(request) if request.resume else "simulator")
     silent = as_json or quiet
     result = run_settings(
@@ -134,6 +134,8 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> Request:
         if not resume:
             raise BadInput(f"{config} is a run folder; add --resume to go on with its run")
         return Request(inside, out or config, True)
+    if resume and config is not None and not config.suffix and not config.exists():
+        raise BadInput(f"{config} holds no run to go on with; name a run folder")
     if config is not None and out is None and resume and (config.parent / "run.json").exists():
         return Request(config, config.parent, True)
     name = config.stem if config else "train"

@@ -31,7 +31,7 @@ def load(
     ``key=value`` overrides, and check everything."""
     tables = dict(base or {}) if path is None else read_tables(path)
     for key in unset:
-        tables = without(tables, key)
+        tables = unplanned(without(tables, key), key)
     for item in overrides:
         tables = unplanned(override(tables, item), item.partition("=")[0].strip())
     return parse(tables, beside(Path(path)) if path is not None else None)
