@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,8 +54,10 @@ def predict_file(
             raise BadInput(f"--keep names '{name}', which is a column of the predictions")
     shape = pa.schema([(name, pa.string()) for name in keep] + list(columns.items()))
     rows, incomplete, gap = 0, 0, ""
+    parts = iter(model.parts(data, keep))
+    first = list(islice(parts, 1))  # what is wrong with the file is found before anything is said
     with _writer(out, shape) as writer, _one_thread():
-        for part in model.parts(data, keep):
+        for part in chain(first, parts):
             arrays = [part.others.column(name) for name in keep]
             arrays += _arrays(model, part, columns, probabilities)
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))

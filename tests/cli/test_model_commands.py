@@ -153,6 +153,33 @@ def test_a_failed_prediction_leaves_no_file(run: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "rows.csv"]
 
 
+@pytest.mark.parametrize("rows", ["nowhere.csv", "without.csv", "folder"])
+def test_a_refused_file_is_answered_by_one_sentence_alone(rows, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "without.csv").write_text("site,more\nnorth,1\n")
+    (tmp_path / "folder").mkdir()
+    done = command("predict", run / "run", tmp_path / rows, check=False)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "convert" not in done.stderr
+
+
+def test_what_is_written_is_told_as_json(run: Path, tmp_path: Path) -> None:
+    out, page = tmp_path / "out.csv", tmp_path / "page.html"
+    said = command("predict", run / "run", run / "clinic.csv", "--out", out, "--json").stdout
+    assert json.loads(said) == {
+        "file": str(out),
+        "rows": 240,
+        "without_prediction": 0,
+        "why": "",
+    }
+    said = command("export", run / "run", "--to", "safetensors", "--out", tmp_path / "m", "--json")
+    told = json.loads(said.stdout)
+    assert told["model"] == str(tmp_path / "m") and told["leaves_unprotected"]
+    said = command("report", run / "run", "--out", page, "--json").stdout
+    assert json.loads(said) == {"report": str(page)} and page.exists()
+    asked = command("predict", run / "run", run / "clinic.csv", "--json", check=False)
+    assert asked.returncode == 2 and asked.stdout == "" and "--out" in asked.stderr
+
+
 def test_incomplete_rows_are_marked_where_the_training_left_them_out(tmp_path: Path) -> None:
     options, _ = clinic(tmp_path / "clinic.csv")
     text = (tmp_path / "clinic.csv").read_text().replace(",a,", ",,", 3)

@@ -74,6 +74,8 @@ def test_check_judges_a_plan_and_touches_no_ledger(site, tmp_path):
     weak = said("site", "check", site, "--offline", "--offer",
                 plan(tmp_path, PLAN.replace("20.0", "1.0")))  # fmt: skip
     assert weak.exit_code == 1 and "policy-noise" in weak.output
+    told = json.loads(said("site", "check", site, "--offline", "--json").output)
+    assert told and all(entry["ok"] for entry in told)
     away = said("site", "check", site)
     assert away.exit_code == 1 and "cannot be reached" in away.output
 

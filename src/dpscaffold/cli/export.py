@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ def export_command(
         ),
     ] = False,
     module: ModuleOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
 ) -> None:
     """Write a trained model, preparation included, for other software."""
     from dpscaffold.checks import choice
@@ -31,6 +33,10 @@ def export_command(
     choice("--to", to, tuple(FORMATS))
     model = chosen_model(run, module)
     path = export(model, to, out or Path(FORMATS[to]), only_protected)
+    if as_json:
+        said = {"model": str(path), "format": to, "leaves_unprotected": list(model.unprotected)}
+        typer.echo(json.dumps(said, indent=2))
+        return
     for sentence in model.unprotected:
         typer.echo(f"leaves with the model, unprotected: {sentence}", err=True)
     typer.echo(f"{path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ def report_command(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="write Markdown instead: the model card")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
 ) -> None:
     """Write one self-contained page: what was learnt, how well, and what is promised to whom."""
     from dpscaffold.errors import BadInput
@@ -30,4 +32,4 @@ def report_command(
         raise BadInput(f"--out is {path}, which is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, as_markdown(page) if markdown else as_html(page))
-    typer.echo(str(path))
+    typer.echo(json.dumps({"report": str(path)}, indent=2) if as_json else str(path))

@@ -46,6 +46,7 @@ def check(
     file: File = Path("site.toml"),
     offer: Annotated[Path | None, typer.Option(help="a plan to judge, touching no ledger")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="do not connect")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
 ) -> None:
     """Check file, keys, data, certificate, connection and clock, and what a plan would get."""
     from dpscaffold import flower
@@ -53,11 +54,14 @@ def check(
     flower.require()
     from dpscaffold.flower.operation import check_site
 
-    fine = True
+    found = []
     for sentence, good in check_site(file, offer, not offline):
-        typer.echo(f"{'ok  ' if good else 'FAIL'} {sentence}")
-        fine = fine and good
-    if not fine:
+        found.append({"ok": good, "found": sentence})
+        if not as_json:
+            typer.echo(f"{'ok  ' if good else 'FAIL'} {sentence}")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    if not all(entry["ok"] for entry in found):
         raise typer.Exit(1)
 
 

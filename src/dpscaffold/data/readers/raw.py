@@ -51,6 +51,8 @@ def file_kind(path: Path) -> Format:
     >>> file_kind(Path("new.parquet"))
     'parquet'
     """
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder; name one of its files")
     found = KINDS.get(path.suffix.lower())
     if found is None:
         raise BadInput(f"{path} is neither a .csv nor a .parquet file; convert it to one")
