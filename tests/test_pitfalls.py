@@ -54,13 +54,13 @@ def one_round(
 ) -> torch.Tensor:
     """x after one round with everybody, from a state of the test's making."""
     made = ENGINES[engine](run, randomness)
-    server = made.states[0].server
-    slots = dict(server.slots) if control is None else {"control": control.clone()}
-    server = Server(server.params if params is None else params.clone(), slots)
+    server, there = made.states[0].server, made.engine.device
+    slots = dict(server.slots) if control is None else {"control": control.to(there, copy=True)}
+    server = Server(server.params if params is None else params.to(there, copy=True), slots)
     made.states[0] = replace(made.states[0], server=server)
     if memory is not None:
-        made.engine.memories.keep(range(run.users), {"control": memory})
-    return made.round_of(range(run.users)).state.params
+        made.engine.memories.keep(range(run.users), {"control": memory.to(there)})
+    return made.round_of(range(run.users)).state.params.cpu()
 
 
 # --- FL4Health, Fed-BioMed: the correction is added before the private step, which overwrites it
@@ -521,7 +521,7 @@ def test_c_i_is_the_mean_of_the_k_noised_gradients(algorithm, privacy, warm, eng
     def watched(made):
         def direction(gradient, y, at):
             if at.broadcast.round == 2 - (made.name == "warm-up"):
-                seen.append(gradient.clone())
+                seen.append(gradient.clone().cpu())
             return made.direction(gradient, y, at)
 
         return made.replace(direction=direction, warm_up=made.warm_up and watched(made.warm_up))
