@@ -192,3 +192,13 @@ def test_unlike_runs_are_refused():
     data = federation(EQUAL)
     with pytest.raises(BadInput, match="cannot be stacked"):
         trained([setting(data=data), setting("fedavg", data=data)])
+
+
+def test_runs_that_average_different_shares_go_in_step(run_by_run):
+    data = federation(EQUAL)
+    plain = setting(data=data, privacy="poisson", averaging="tail")
+    runs = [replace(plain, plan=replace(plain.plan, tail=tail)) for tail in (0.25, 0.5, 1.0)]
+    assert in_step(runs)
+    found = trained(runs)
+    assert len({one.average["train_loss"] for one in found}) == 3
+    assert_alike(found, run_by_run(runs))

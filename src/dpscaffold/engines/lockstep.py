@@ -119,8 +119,10 @@ class Lockstep:
         cohorts = [
             [one.cohort(number, users, count) for one in own] for number in range(1, rounds + 1)
         ]
-        averaged = [self.plan.averages(t, settings[0].warm_rounds) for t in range(1, rounds + 1)]
-        counts = np.cumsum(averaged)
+        averaged = np.array(  # (T, S), as the runs may average different shares of the rounds
+            [[one.plan.averages(t, one.warm_rounds) for one in settings] for t in self._numbers]
+        )
+        counts = np.cumsum(averaged, axis=0)
         shares = np.where(averaged, 1 / np.maximum(counts, 1), 0.0)
         seeds = [one.seed for one in own for _ in range(count)]
         size, batch = int(settings[0].sizes[0]), int(settings[0].batch_sizes[0])
@@ -247,7 +249,7 @@ class Lockstep:
             for name, value in under("totals.", made).items()
         }
         self._updated(phase, slots, mean, totals)
-        share = fixed["shares"].index_select(0, at)
+        share = fixed["shares"].index_select(0, at)[0].unsqueeze(1)  # (S, 1)
         held["average"] += share * (held["x"] - held["average"])
         lost = ~torch.isfinite(held["x"]).all(1) & (held["diverged"] == 0)
         held["diverged"] += lost * held["round"]
@@ -353,7 +355,6 @@ def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bo
             int(one.batch_sizes[0]),
             one.plan.server_rate,
             one.plan.averaging,
-            one.plan.tail,
             type(one.known([0]).spread),  # all with noise, or none
         )
         for one in settings
