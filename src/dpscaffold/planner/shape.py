@@ -116,16 +116,19 @@ class Shape:
         found, schema = [], setting.roster.schema
         if self.rounds < setting.plan.rounds:
             found.append(
-                f"It has {self.rounds} rounds instead of {setting.plan.rounds}, each of which goes "
-                f"as far as {self.stretch(setting):.4g} of the real ones and has their noise; ε "
-                f"and σ_g are those of all {setting.plan.rounds}."
+                f"The surrogate has {self.rounds} rounds instead of {setting.plan.rounds}, each of "
+                f"which goes as far as {self.stretch(setting):.4g} of the real ones and has their "
+                f"noise; ε and σ_g are those of all {setting.plan.rounds}."
             )
         if self.features < schema.dimension:
-            found.append(f"It has {self.features} features instead of {schema.dimension}.")
+            found.append(
+                f"The surrogate has {self.features} features instead of {schema.dimension}."
+            )
         if self.classes < len(schema.target.classes):
             found.append(
-                f"It has {self.classes} classes instead of {len(schema.target.classes)}, with so "
-                f"much more noise that one of them is as hard to hear."
+                f"The surrogate has {self.classes} classes instead of "
+                f"{len(schema.target.classes)}, with so much more noise that one of them "
+                f"is as hard to hear."
             )
         return found
 
