@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from dpscaffold import Budget, run
 from dpscaffold.data import federation_of, load_federation
@@ -46,6 +47,43 @@ def frame(kind: str) -> Any:
         return library.Dataset.from_dict(COLUMNS)
     made = library.DataFrame(COLUMNS)
     return made.lazy() if kind == "lazy" else made
+
+
+class Streamed:
+    """As a Hugging Face dataset that is streamed: columns, but no number of rows."""
+
+    column_names = ("age", "ill")
+
+    def with_format(self, kind: str) -> Streamed:
+        return self
+
+    def __iter__(self) -> Any:
+        return iter([{"age": 1, "ill": "no"}])
+
+
+def test_a_streamed_dataset_is_refused_in_one_sentence() -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets, which is not installed")
+    streamed = datasets.Dataset.from_dict({"age": [1, 2], "ill": [0, 1]}).to_iterable_dataset()
+    with pytest.raises(BadInput, match="without streaming"):
+        federation_of(streamed, label="ill", users=1)
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.string_view()])
+def test_categories_may_be_coded_whatever_their_texts_are(text: pa.DataType) -> None:
+    """Polars hands categories out as views of texts."""
+    words = pa.array(["a", None, "b", "a"] * 10, pa.string())
+    kind = pa.dictionary(pa.uint32(), text)
+    coded = words.dictionary_encode()
+    ward = pa.DictionaryArray.from_arrays(
+        coded.indices.cast(pa.uint32()), coded.dictionary.cast(text)
+    )
+    assert ward.type == kind
+    table = pa.table({"age": range(40), "ward": ward, "ill": [0, 1] * 20})
+    keys: dict[str, Any] = {"label": "ill", "users": 2, "categories": ["ward"], "preprocess": []}
+    found = federation_of(table, missing={"ward": "category"}, similarity=100.0, **keys)
+    plain = table.set_column(1, "ward", words)
+    expected = federation_of(plain, missing={"ward": "category"}, similarity=100.0, **keys)
+    assert torch.equal(found.train.features, expected.train.features)
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +231,9 @@ def test_a_real_flower_dataset() -> None:
     ("data", "keys", "said"),
     [
         (3, {}, "data are int; give a data frame"),
+        (DataLoader(Pairs(torch.zeros(3, 2), [0, 1, 0])), {"label": "ill"}, "give its dataset"),
+        (Streamed(), {"label": "ill"}, "without streaming"),
+        ({"north": Streamed()}, {"label": "ill"}, "north is of type Streamed"),
         ([], {}, "at least one user"),
         (pa.table(COLUMNS), {"users": 2}, "label is missing"),
         (pa.table(COLUMNS), {"label": "il", "users": 2}, "did you mean 'ill'"),

@@ -68,6 +68,7 @@ def federation_of(
     >>> federation_of(visits, label="ill", user="clinic", preprocess=[]).names
     ('north', 'south')
     """
+    _require_rows(TITLE, data)
     held = _by_user(data, split)
     objects = {TITLE: data} if held is None else held
     if not objects:
@@ -140,8 +141,21 @@ def _is_dataset(data: Any) -> bool:
     return hasattr(data, "column_names") and hasattr(data, "with_format")
 
 
+def _require_rows(name: str, data: Any) -> None:
+    """Refuse what only hands its rows out one after another, or in batches."""
+    streamed = _is_dataset(data) and not hasattr(data, "__len__")
+    if streamed or isinstance(data, torch.utils.data.DataLoader):
+        advice = "its dataset" if not streamed else "a dataset that was loaded without streaming"
+        raise BadInput(
+            f"{name} is of type {type(data).__name__}, which has no rows to be counted; give "
+            f"{advice}"
+        )
+
+
 def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) -> Pool:
     """All records: of tables by their columns, of other datasets as rows of numbers."""
+    for name, one in objects.items():
+        _require_rows(name, one)
     if all(map(_is_torch, objects.values())):
         return _stacked({n: _items(n, o) for n, o in objects.items()}, many, settings)
     if label is None:

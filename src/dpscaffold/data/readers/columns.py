@@ -202,8 +202,8 @@ def _cast(
         columns.append(column.cast(pa.float32(), safe=False))
     for name in texts:
         column = batch.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
+        if pa.types.is_dictionary(column.type):  # its values may be of a kind that cannot be taken
+            column = column.dictionary.cast(pa.string()).take(column.indices)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("s"), safe=False)  # a form of dates has no more
         try:
