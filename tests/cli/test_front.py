@@ -158,6 +158,15 @@ def test_leaving_out_what_is_no_key_is_refused(words, finished, monkeypatch, cap
     assert not (finished / "not-begun").exists()
 
 
+def test_what_stands_in_the_file_can_be_left_out_whatever_it_is(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own.py").write_text("from dpscaffold import fedavg\ndef own(): return fedavg()\n")
+    (tmp_path / "c.toml").write_text('[algorithm]\nname = "own:own"\nalpha = 0.5\n')
+    for words in (["--unset", "algorithm.alpha"], ["--set", "algorithm.alpha="]):
+        asked = ["config", "show", "c.toml", "--json", *words]
+        code, out, err = here(monkeypatch, capsys, tmp_path, *asked)
+        assert code == 0 and "alpha" not in json.loads(out)["algorithm"], err
+
+
 def test_a_run_folder_shows_its_configuration(finished, monkeypatch, capsys):
     code, out, err = here(monkeypatch, capsys, finished, "config", "show", "run")
     assert code == 0 and "rounds = " in out, err

@@ -43,7 +43,7 @@ def show_command(
     are read."""
     from dpscaffold.books.written import to_toml
 
-    tables = spelled_out(inside(config), set_ or [], unset_keys(unset, set_))
+    tables = spelled_out(inside(config), set_ or [], unset or [])
     typer.echo(json.dumps(tables, indent=2) if as_json else to_toml(tables).rstrip("\n"))
 
 
@@ -59,6 +59,7 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
     from dpscaffold.config import load, read_tables
 
     held = read_tables(path) if path is not None else {}
+    unset_keys(unset, set_, held)
     if path is None or not {"schema", "deploy", "policy", "sites", "tune"} & set(held):
         return load(path, set_, unset=unset).model_dump(mode="json", exclude_none=True)
     if unset:

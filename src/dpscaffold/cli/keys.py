@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -65,27 +65,41 @@ def _setting(incomplete: str, tables: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for value in values]
 
 
-def unset_keys(asked: Sequence[str] | None, changes: Sequence[str] | None = None) -> list[str]:
-    """The keys to leave out. A name that is no key would silently leave out nothing, and is
-    refused, among ``--set`` changes without a value too.
+def unset_keys(
+    asked: Sequence[str] | None,
+    changes: Sequence[str] | None = None,
+    tables: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """The keys to leave out. A name that is no key, nor stands in the ``tables``, would silently
+    leave out nothing, and is refused, among ``--set`` changes without a value too.
 
     >>> unset_keys(["privacy", "privacy.noise", "data.missing.age"])
     ['privacy', 'privacy.noise', 'data.missing.age']
     """
     known = names()
-    tables = dict.fromkeys(name.partition(".")[0] for name in known)
+    first = dict.fromkeys(name.partition(".")[0] for name in known)
     emptied = [change.partition("=") for change in changes or ()]
     named = [("--unset", key) for key in asked or ()]
     named += [("--set", key) for key, sign, value in emptied if sign and not value.strip()]
     for option, text in named:
         key = text.strip()
         within = any(f"{key}.".startswith(f"{name}.") for name in known)
-        if not (within or key in tables):
+        if not (within or key in first or _stands_in(tables or {}, key)):
             raise BadInput(
-                f"{option} is {text!r}, which leaves out no key{nearest(key, [*tables, *known])}; "
+                f"{option} is {text!r}, which leaves out no key{nearest(key, [*first, *known])}; "
                 f"name a table or table.key, e.g. privacy.noise"
             )
     return list(asked or ())
+
+
+def _stands_in(tables: Mapping[str, Any], key: str) -> bool:
+    """Whether tables hold a dotted key, such as a number of one's own algorithm."""
+    held: Any = tables
+    for part in key.split("."):
+        if not isinstance(held, Mapping) or part not in held:
+            return False
+        held = held[part]
+    return True
 
 
 def complete_unset(incomplete: str) -> list[str]:

@@ -86,7 +86,7 @@ def train_command(
     from rich.console import Console
 
     from dpscaffold.books.written import plain
-    from dpscaffold.config import load
+    from dpscaffold.config import load, read_tables
     from dpscaffold.events import silence
     from dpscaffold.report.runs import summary_lines
     from dpscaffold.running import run_settings
@@ -98,7 +98,8 @@ def train_command(
     changes = [*(set_ or []), *(["privacy.release=true"] if release else [])]
     changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
     changes += [f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else []
-    settings = load(request.config, changes, base, unset_keys(unset, set_))
+    tables = base if request.config is None else read_tables(request.config)
+    settings = load(request.config, changes, base, unset_keys(unset, set_, tables))
     engine = engine or (engine_of(request) if request.resume else "simulator")
     silent = as_json or quiet
     result = run_settings(
