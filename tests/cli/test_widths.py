@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from dpscaffold import synthetic
+from dpscaffold.cli.data import label_table
+from dpscaffold.data import describe
 from dpscaffold.progress import Progress
 from dpscaffold.report.fitting import Column, fitted, shortened
 from dpscaffold.report.runs import RunRecord, comparison_table
@@ -84,6 +87,17 @@ def test_tune_fits() -> None:
         assert sum("best" in line for line in lines) == 1
         heads = lines[1].split()
         assert len(set(heads)) == len(heads)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_users_are_named_beside_their_labels(width: int) -> None:
+    """A long heading once left the columns before it no room at all."""
+    federation = synthetic(alpha=1, beta=1, users=12, records=40)
+    lines = shown(label_table(describe(federation)), width)
+    assert all(len(line) <= width for line in lines)
+    named = [line.strip("│ ").split()[0] for line in lines if line.startswith("│")]
+    assert named == [str(user) for user in range(12)]
+    assert sum(" train " in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("width", [80, 40, 24])

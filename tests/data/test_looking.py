@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,22 @@ def test_a_header_that_begins_with_a_hash_is_one(tmp_path: Path) -> None:
     rows = [f"{i % 7},{i % 2}" for i in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["#age,ill", *rows]))
     assert [column.name for column in look(tmp_path / "t.csv").columns] == ["#age", "ill"]
+
+
+@pytest.mark.parametrize(
+    "form", ["%d.%m.%Y", "%d.%m.%y", "%m/%d/%Y", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M", "%d-%m-%Y"]
+)
+def test_dates_are_found_as_they_are_written(form: str, tmp_path: Path) -> None:
+    days = [datetime(2019, 1, 1) + timedelta(days=37 * i, minutes=i) for i in range(60)]
+    rows = [f"{day.strftime(form)},{i % 2}" for i, day in enumerate(days)]
+    (tmp_path / "t.csv").write_text("\n".join(["admitted,ill", *rows]))
+    found = look(tmp_path / "t.csv").of("date")
+    assert [column.form for column in found] == [form]
+
+
+def test_what_is_said_to_programs_names_what_is_outside(tmp_path, monkeypatch, capsys) -> None:
+    rows = [f"{i % 7},{i % 2}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,ill", *rows]))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = typed(monkeypatch, capsys, "init", "t.csv", "--json")
+    assert code == 0 and "outside epsilon" in json.loads(out)["outside"], err

@@ -297,13 +297,12 @@ def label_table(description: Description) -> Table:
     title = "labels by user" + (
         f" ({len(chosen)} of {description.users:,})" if len(chosen) < description.users else ""
     )
+    title += "; darkest: all of the user's records"
     table = Table(title=title, title_justify="left")
     table.add_column("user")
     table.add_column("train", justify="right")
     classes = min(description.classes, _MOST_CLASSES)
-    table.add_column(
-        f"labels 0 to {classes - 1} (darkest: all of the user's records)", no_wrap=True
-    )
+    table.add_column(f"labels 0 to {classes - 1}", no_wrap=True)
     for user in chosen:
         counts = description.counts[user]
         shares = counts[:classes] / counts.sum()

@@ -58,7 +58,8 @@ def init_command(
     write_text(target, text)
     if as_json:
         columns = [vars(column) for column in found.columns] if found else []
-        typer.echo(json.dumps({"configuration": str(target), "columns": columns}, indent=2))
+        said = {"configuration": str(target), "columns": columns, "outside": OUTSIDE}
+        typer.echo(json.dumps(said, indent=2))
         return
     for column in found.columns if found else ():
         typer.echo(f"{column.name}: {column.role} ({column.why})")

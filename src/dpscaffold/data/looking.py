@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +49,9 @@ SITES = (
 WARDS = r"ward|department|unit|station"
 IDENTIFIERS = r"(^|_)(id|nr|no|num|number|uuid|mrn|case|patient|pid|visit|name|ssn)(_|$)"
 _DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
-FORMS = (*_DAYS, "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M")
+_TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M", "%Y-%m-%d %H:%M")
+_MORE = ("%Y-%m-%dT%H:%M:%SZ", "%d/%m/%Y %H:%M", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
+FORMS = (*_DAYS, *_TIMES, *_MORE)
 #: A text column with more values than this is not taken for a category.
 MOST_CATEGORIES = 40
 
@@ -273,9 +276,10 @@ def _but_for(cells: Sequence[str]) -> str:
     kinds: dict[str, Callable[[str], bool]] = {"numbers": _is_number}
     kinds |= {f"dates of the form {form}": partial(_is_date, form) for form in FORMS}
     for what, fits in kinds.items():
-        strange = list(dict.fromkeys(cell for cell in cells if not fits(cell)))
-        if sum(cell in set(strange) for cell in cells) * 10 <= len(cells) and len(strange) < 10:
-            shown = ", ".join(f"'{cell[:20]}'" for cell in strange[:3])
+        strange = list(islice((cell for cell in cells if not fits(cell)), len(cells) // 10 + 1))
+        different = list(dict.fromkeys(strange))
+        if len(strange) <= len(cells) // 10 and len(different) < 10:
+            shown = ", ".join(f"'{cell[:20]}'" for cell in different[:3])
             return f"{what}, but for {shown}; leave such cells empty and it can be used"
     return ""
 
