@@ -28,6 +28,7 @@ from dpscaffold.books.written import plain, versions
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.page import render
+from dpscaffold.privacy.preparation import unnamed
 from dpscaffold.tasks.stored import constants_of, task_entry
 from dpscaffold.trained import Trained
 from dpscaffold.whole import draft_of, put_in_place
@@ -61,13 +62,14 @@ def save_model(model: Trained, folder: Path) -> Path:
 
 def _files(model: Trained) -> dict[str, bytes]:
     """The contents of a model's folder, by name; model.json, which has the digests, last."""
-    listed, arrays = entries(model.preparation)
+    statement = plain(dict(model.privacy))
+    unit = (statement.get("mechanism") or {}).get("unit", "record")
+    listed, arrays = entries(unnamed(model.preparation, unit))
     tensors: dict[str, Tensor] = {"params": model.params.detach().cpu().contiguous()}
     for name, array in arrays.items():
         tensors[f"preparation.{name}"] = torch.from_numpy(np.array(array, copy=True))
     for name, value in constants_of(model.task).items():
         tensors[f"constant.{name}"] = value.detach().cpu().clone().contiguous()
-    statement = plain(dict(model.privacy))
     contents = {
         WEIGHTS: save_tensors(tensors),
         PRIVACY: as_json(statement),

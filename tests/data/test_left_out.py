@@ -73,9 +73,12 @@ def test_who_is_left_out_is_named_everywhere(
         assert json.dumps(ODD, ensure_ascii=False)[1:-1] in text, name
     assert ODD in (tmp_path / "run" / "privacy.md").read_text(encoding="utf-8")
     command("train", "c.toml", "--out", "hidden", "--set", "privacy.unit=user", "-q")
-    for path in (tmp_path / "hidden").glob("*.*"):
-        if path.suffix in (".json", ".md"):
-            assert "Sankt" not in path.read_text(encoding="utf-8"), path.name
+    command("report", "hidden", "--out", "hidden/page.html")
+    command("export", "hidden", "--to", "safetensors", "--out", "hidden/exported")
+    written_down = [path for path in (tmp_path / "hidden").rglob("*") if path.is_file()]
+    assert tmp_path / "hidden" / "model" / "model.json" in written_down
+    for path in written_down:
+        assert b"Sankt" not in path.read_bytes(), path.name
     assert "fewer than 2 records" in (tmp_path / "hidden" / "privacy.md").read_text()
 
 

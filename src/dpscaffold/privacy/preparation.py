@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar, cast
 
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.mechanism import Mechanism
@@ -30,6 +30,7 @@ PROTECTIONS: tuple[Protection, ...] = ("none needed", "public", "private", "unpr
 WITHIN: tuple[Protection, ...] = ("none needed", "public", "private")
 
 Rows = TypeVar("Rows")
+P = TypeVar("P")
 
 #: What is said of users who were chosen by their sizes in a run that hides sizes.
 COUNTED = (
@@ -115,6 +116,21 @@ def told(step: Preparation, unit: str) -> str:
     """
     named = getattr(step, "named", "")
     return f"{step.sentence} {named}" if named and unit != "user" else step.sentence
+
+
+def unnamed(steps: Iterable[P], unit: str) -> list[P]:
+    """The steps as they may be written down: without the names of users where whole users are
+    hidden.
+
+    >>> step = Remark("Small users were left out.", "none needed", named="They are: north.")
+    >>> [written.named for written in (*unnamed([step], "record"), *unnamed([step], "user"))]
+    ['They are: north.', '']
+    """
+    hidden = unit == "user"
+    return [
+        cast(P, replace(step, named="")) if hidden and isinstance(step, Remark) else step
+        for step in steps
+    ]
 
 
 def said_of(steps: Iterable[Preparation], unit: str) -> list[dict[str, str]]:
