@@ -92,3 +92,40 @@ def test_what_is_said_to_programs_names_what_is_outside(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     code, out, err = typed(monkeypatch, capsys, "init", "t.csv", "--json")
     assert code == 0 and "outside epsilon" in json.loads(out)["outside"], err
+
+
+def test_a_site_that_sent_another_kind_of_file_is_named(tmp_path, monkeypatch, capsys) -> None:
+    """Its records would be missing without a word."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "sites"
+    (folder / ".hidden").mkdir(parents=True)
+    for name in ("north", "south"):
+        rows = [f"{i % 7},{'yn'[i * 7 % 4 < 2]}" for i in range(40)]
+        (folder / f"{name}.csv").write_text("\n".join(["age,ill", *rows]))
+    for name in ("east.xlsx", "west.csv.gz", "notes.md", ".hidden/a.xlsx"):
+        (folder / name).write_bytes(b"PK")
+    said = "warning: no csv files, so left aside: east.xlsx, west.csv.gz"
+    code, _, err = typed(monkeypatch, capsys, "init", "sites")
+    assert code == 0 and said + "\n" in err
+    short = ["--set", "plan.rounds=1", "--set", "plan.learning_rate=0.1", "--out", "r"]
+    code, _, err = typed(monkeypatch, capsys, "train", "sites.toml", *short)
+    assert code == 0 and said in " ".join(err.split())
+    code, out, _ = typed(monkeypatch, capsys, "data", "describe", "sites.toml")
+    assert code == 0 and said in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.csv.gz"], "unpack it, or convert it"),
+        (["a.xlsx"], "unpack it, or convert it"),
+        (["t.csv", "--epsilon", "inf"], "--epsilon is inf"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv.gz", "a.xlsx", "t.csv"):
+        Path(name).write_text("age,ill\n1,0\n2,1\n")
+    code, _, err = typed(monkeypatch, capsys, "init", *words)
+    assert code == 2 and said in err and err.count("\n") == 1
+    assert not list(tmp_path.glob("*.toml"))

@@ -39,9 +39,10 @@ def init_command(
     """
     from dpscaffold.data.draft import OUTSIDE, draft, draft_arrays
     from dpscaffold.data.looking import look
+    from dpscaffold.data.readers.files import left_aside
     from dpscaffold.whole import write_text
 
-    if not epsilon > 0:
+    if not 0 < epsilon < float("inf"):
         raise BadInput(f"--epsilon is {epsilon}; give a number above 0")
     if rows < 20:
         raise BadInput(f"--rows is {rows}; look at 20 or more")
@@ -56,6 +57,9 @@ def init_command(
         text = draft(found, epsilon)
     _check(text)
     write_text(target, text)
+    aside = left_aside(found.path, found.kind) if found else ""
+    if aside:
+        typer.echo(aside, err=True)
     if as_json:
         columns = [vars(column) for column in found.columns] if found else []
         said = {"configuration": str(target), "columns": columns, "outside": OUTSIDE}

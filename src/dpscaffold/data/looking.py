@@ -22,6 +22,7 @@ import pyarrow as pa
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
 from dpscaffold.data.readers.files import (
     AUTO,
+    OTHERS,
     UNKNOWN,
     Dialect,
     Format,
@@ -151,6 +152,8 @@ def kind_of(path: Path) -> Format:
         raise BadInput(f"{path} holds no .csv and no .parquet file; name a folder that does")
     if not path.exists() and not is_many(path):
         raise BadInput(f"{path} does not exist; name a table, a folder of tables, or an .npz file")
+    if path.suffix.lower() in OTHERS:
+        raise BadInput(f"{path} is no .csv, .parquet or .npz file; unpack it, or convert it to one")
     return "parquet" if path.suffix.lower() in (".parquet", ".pq") else "csv"
 
 

@@ -27,6 +27,10 @@ AUTO = "auto"
 #: How much of a file is looked at to find how it is written.
 SAMPLE = 1 << 16
 _SUFFIXES = {"csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
+#: Endings under which tables go that are not read: somebody's records may be in them.
+_PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".7z")
+_FOREIGN = (".xlsx", ".xls", ".ods", ".sav", ".dta", ".sas7bdat", ".feather", ".arrow", ".json")
+OTHERS = (*_PACKED, *_FOREIGN)
 _DELIMITERS = (",", ";", "\t", "|")
 _COMMA, _POINT = re.compile(r"-?\d+,\d+"), re.compile(r"-?\d+\.\d+")
 
@@ -87,6 +91,23 @@ def _listed(path: Path, kind: Format) -> list[Path]:
         return sorted(file for file in shown if file.is_file())
     base = _fixed_part(path)
     return sorted(file for file in base.glob(str(path.relative_to(base))) if file.is_file())
+
+
+def left_aside(path: Path, kind: Format, most: int = 4) -> str:
+    """Which files of a folder look like tables and are not read: a site that sent another kind of
+    file would be left out without a word."""
+    if not path.is_dir():
+        return ""
+    wanted = {*_SUFFIXES["csv"], *_SUFFIXES["parquet"], *OTHERS} - {*_SUFFIXES[kind]}
+    inside = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    found = sorted(
+        file.as_posix()
+        for file in inside
+        if file.suffix.lower() in wanted and not any(p.startswith(".") for p in file.parts)
+    )
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    named = ", ".join(found[:most])
+    return f"warning: no {kind} files, so left aside: {named}{more}" if found else ""
 
 
 def _fixed_part(pattern: Path) -> Path:

@@ -29,7 +29,7 @@ from dpscaffold.data.readers.coding import (
     preparation_of,
 )
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
-from dpscaffold.data.readers.files import TableFile, is_many, table_files
+from dpscaffold.data.readers.files import TableFile, is_many, left_aside, table_files
 from dpscaffold.data.readers.gaps import check_rules, fill_of, for_the_rest, is_fitted, rule_of
 from dpscaffold.data.readers.identifiers import Identifiers
 from dpscaffold.data.table_coding import Coding, days
@@ -141,7 +141,7 @@ def scan_table(table: TableSource) -> Scan:
         target,
         users,
         user_names,
-        notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
+        _aside(table) + notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
         preparation_of(table, coding, fitted),
     )
 
@@ -174,6 +174,12 @@ def files_of(table: TableSource) -> tuple[TableFile, ...]:
     if table.kind == "held":
         return tuple(TableFile(Path(n), "held", user=n, table=t) for n, t in table.held)
     return table_files(table.path, table.kind, table.dialect)
+
+
+def _aside(table: TableSource) -> tuple[str, ...]:
+    """A word about files that are not read."""
+    said = "" if table.kind == "held" else left_aside(table.path, table.kind)
+    return (said,) if said else ()
 
 
 _NONE = np.empty(0, dtype=np.float32)
