@@ -181,6 +181,38 @@ def test_an_algorithm_that_looks_is_taken_run_by_run(announce, run_by_run):
     assert_alike(trained(runs), run_by_run(runs))
 
 
+def counting(gradient, y, at):
+    """A direction that depends on the number of the round."""
+    return gradient / at.broadcast.round
+
+
+def test_an_algorithm_that_reads_the_round_is_taken_run_by_run(run_by_run):
+    runs = [replace(one, algorithm=one.algorithm.replace(direction=counting)) for one in stack()]
+    assert not in_step(runs)
+    assert_alike(trained(runs), run_by_run(runs))
+
+
+def tried_out(work, given):
+    """Records as a GPU does: it runs the work before, and not while recording."""
+    for _ in range(2):
+        work(given)
+    return (lambda: work(given)), {}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds"),
+    [("scaffold-balanced", 1), ("scaffold-balanced-warm", 2), ("scaffold-balanced-warm", 5)],
+)
+def test_trying_rounds_out_leaves_no_trace(algorithm, rounds, monkeypatch, caplog, run_by_run):
+    if WHERE.type == "cpu":
+        real = Lockstep.of.func
+        monkeypatch.setattr(Lockstep, "of", partial(real, capture=tried_out))
+    runs = stack(algorithm, privacy="poisson", rounds=rounds)
+    assert in_step(runs)
+    assert_alike(trained(runs), run_by_run(runs))
+    assert "could not be recorded" not in caplog.text
+
+
 def test_servers_with_slots_of_their_own_go_in_step(run_by_run):
     algorithm = with_momentum(fedavg(), 0.5)
     runs = [replace(one, algorithm=algorithm) for one in stack("fedavg")]

@@ -13,7 +13,8 @@ The simulator stays the oracle: it takes every stack that does not fit, and draw
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -108,7 +109,7 @@ class Lockstep:
             return None
         try:
             found = cls(settings, worker, streams, capture)
-            return found if found._mappable() else None
+            return found if found._possible() else None
         except torch.cuda.OutOfMemoryError:
             return None
 
@@ -185,37 +186,51 @@ class Lockstep:
 
     def _way(self, phase: Algorithm) -> Callable[[], None]:
         """A round of this phase, recorded where that is possible."""
-        task = self.settings[0].task
-        rows = [_row(one, Randomness(0)) for one in self.settings] * self.cohort_size
-        layout = Layout.of(rows, task.parameters, "places" in self._fixed)
-        records = self.worker.store.of([(self.worker.federations[0], 0)])
-        work = Work(task, phase, layout, records)
+        work = self._work(phase)
 
         def plain() -> None:
             self._round(phase, work)
 
+        def recorded(_: Tensors) -> Tensors:
+            plain()
+            return {}
+
         if self.capture is None:
             return plain
-        before = {name: value.clone() for name, value in self.held.items()}
         try:
-            replay, _ = self.capture(lambda given: plain() or {}, self.held)  # type: ignore[func-returns-value]
+            with self._as_it_was():  # it is tried out before it is recorded
+                replay, _ = self.capture(recorded, self.held)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, the same rounds run without a graph
             said = (str(error).splitlines() or [type(error).__name__])[0]
             _log.warning("rounds could not be recorded as a graph (%s)", said)
             return plain
-        finally:  # it was tried out before it was recorded
+        return replay
+
+    def _work(self, phase: Algorithm) -> Work:
+        """The local steps of all runs."""
+        task = self.settings[0].task
+        rows = [_row(one, Randomness(0)) for one in self.settings] * self.cohort_size
+        layout = Layout.of(rows, task.parameters, "places" in self._fixed)
+        return Work(task, phase, layout, self.worker.store.of([(self.worker.federations[0], 0)]))
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """What rounds change within this context is put back."""
+        before = {name: value.clone() for name, value in self.held.items()}
+        try:
+            yield
+        finally:
             for name, value in before.items():
                 self.held[name].copy_(value)
-        return replay
 
     def _round(self, phase: Algorithm, work: Work) -> None:
         """One round of all runs, in place."""
         held, fixed = self.held, self._fixed
         runs, count = len(self.settings), self.cohort_size
         held["round"] += 1
-        at = held["round"] - 1
+        at = (held["round"] - 1).clamp_max(self.plan.rounds - 1)  # tried out, it may run on
         drawn = fixed["cohorts"].index_select(0, at)[0]  # (Z, m)
         users = drawn.index_select(0, fixed["which"])  # (S, m)
         memories = {name: _of_users(table, users) for name, table in under("memory.", held).items()}
@@ -297,27 +312,18 @@ class Lockstep:
             table.scatter_(1, index, value.view(index.shape))
         self.held["seen"].scatter_(1, users, True)
 
-    def _mappable(self) -> bool:
-        """Whether announce and update can be mapped over runs: they are tried."""
-        first, held = self.settings[0], self.held
-        before = {name: value.clone() for name, value in held.items() if "memory." not in name}
-        slots = under("server.", held)
-        memories = {n: t[:, : self.cohort_size] for n, t in under("memory.", held).items()}
-        zeros = torch.zeros_like
-        totals = {name: zeros(value[:, 0]) for name, value in memories.items()}
+    def _possible(self) -> bool:
+        """Whether rounds can be taken so: one of each phase is tried."""
+        algorithm = self.settings[0].algorithm
         try:
-            for phase in {first.algorithm, first.algorithm.warm_up or first.algorithm}:
-                seen = held["seen"][:, : self.cohort_size]
-                self._announced(phase, slots, memories, seen)
-                self._updated(phase, slots, zeros(held["x"]), totals)
+            for phase in {algorithm, algorithm.warm_up or algorithm}:
+                with self._as_it_was():
+                    self._round(phase, self._work(phase))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # an algorithm of the user's own may do anything
-            _log.info("the rounds of %s are taken run by run (%s)", first.algorithm.name, error)
+            _log.info("the rounds of %s are taken run by run (%s)", algorithm.name, error)
             return False
-        finally:
-            for name, value in before.items():
-                held[name].copy_(value)
         return True
 
 
