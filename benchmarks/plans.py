@@ -11,7 +11,8 @@ of all algorithms, step sizes, clips and K that were tried **with the test data 
 
 Finished parts of FOLDER are kept, so the script goes on where it was stopped, and several may work
 on one FOLDER with other ``--rows`` or ``--epsilons``. ``--write docs`` runs nothing: it writes
-benchmarks/results/plans.md and plans.json and the table in docs/planning.md from what is finished.
+benchmarks/results/plans.md and plans.json and the table in docs/planning.md from what is finished,
+for which FOLDER/plans.json is enough.
 ``--rounds 8 --seeds 1`` is for trying the script itself.
 """
 
@@ -207,13 +208,20 @@ def device_name(device: str) -> str:
 
 
 def finished(folder: Path) -> list[Trained]:
-    """Every place that is done, in the order of rows and ε."""
-    found = []
-    for path in sorted(folder.glob("row*/trained.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        found.append(Trained(**{**values, "accuracies": tuple(values["accuracies"])}))
+    """Every place that is done, in the order of rows and ε: those of FOLDER/plans.json, which may
+    have come from another machine alone, and those of the folders, which may be newer."""
+    rows = json.loads(read) if (read := _text(folder / "plans.json")) else []
+    rows += [json.loads(_text(path)) for path in sorted(folder.glob("row*/trained.json"))]
+    found = {}
+    for values in rows:
+        one = Trained(**{**values, "accuracies": tuple(values["accuracies"])})
+        found[one.row, one.epsilon] = one
     order = list(ROWS.values())
-    return sorted(found, key=lambda one: (order.index(one.row), one.epsilon))
+    return sorted(found.values(), key=lambda one: (order.index(one.row), one.epsilon))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def frontier() -> dict[tuple[str, str], Best]:
@@ -284,8 +292,9 @@ def report(done: Sequence[Trained]) -> str:
         "most 400 rounds, the row's K, a fifth of the users in a round, Poisson batches), written "
         f"and trained as it is, {seeds} seeds; accuracy is that of the averaged model, in per "
         "cent, ± the deviation over seeds. Beside it stands the best of the frontier "
-        "(docs/results/frontier) at the same ε: the best of all algorithms, step sizes, clips and "
-        "K that were tried there, 400 rounds each, **with the test data in view**.",
+        "(docs/results/frontier) at the same ε: the best of all algorithms, step sizes, clips, K "
+        "and averaged shares of the rounds that were tried there, 400 rounds each, **with the test "
+        "data in view**.",
         "\n".join(lines(done)),
         f"Device: {devices}; largest T {rounds}; a plan took {min(planning):.0f} to "
         f"{max(planning):.0f} s beside others (without the curve over ε).",
@@ -315,8 +324,8 @@ def write_docs(done: Sequence[Trained]) -> None:
         "cuda --data-dir DATA`, then `--out FOLDER --write docs`): made from public facts alone, "
         "with at most 400 rounds, the row's local steps, a fifth of the users in a round and "
         "Poisson batches; test accuracy of the averaged model in per cent, three seeds, beside the "
-        "best of the frontier at the same ε, chosen among all algorithms, η₀, C and K **with the "
-        "test data in view**."
+        "best of the frontier at the same ε, chosen among all algorithms, η₀, C, K and averaged "
+        "shares of the rounds that were tried there **with the test data in view**."
     )
     table = "\n".join(lines(done))
     write_text(PAGE, f"{before}{BEGIN}\n{said}\n\n{table}\n{END}{after}")

@@ -23,12 +23,13 @@ from dpscaffold.paper.archive import Archive, Finished
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, experiment
 from dpscaffold.paper.frontier_page import frontier_parts
+from dpscaffold.paper.ladders import at_end, between, rungs
 from dpscaffold.paper.planned import compared, planned_cases, read_planned
 from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average, write_tidy
 from dpscaffold.paper.takeover import take_over
 from dpscaffold.paper.text import Provenance
-from dpscaffold.paper.widening import at_end, between, rungs, widened
+from dpscaffold.paper.widening import widened
 
 PRINTED = Path(__file__).parents[2] / "docs/results/frontier/results.parquet"
 
@@ -267,6 +268,125 @@ def test_runs_with_other_shares_are_taken_over_from_either_file(tmp_path, monkey
     clipped = sum(c.settings.privacy.clip == 2 for c in cases)
     assert told.left == {"another tail": by_tail[0.125] + by_tail[1.0], "another clip": clipped}
     assert told.taken == len(cases) - sum(told.left.values())
+
+
+FAR = {"SCAFFOLD": (50.0, 0.25, 0.25), "FedSGD": (12.0, 0.5, 1.0)}
+
+
+def two_peaks(archive: Archive, cases: list[Case], common: bool) -> None:
+    """Finished runs of algorithms with a peak at η₀ = 2 and the definition's C and share; two of
+    them climb to peaks of their own, and where these are ``common`` the others have steep ones at
+    the same choices, which nobody finds who comes from η₀ = 2."""
+    for case in cases:
+        plan, privacy, line = case.settings.plan, case.settings.privacy, case.labels["line"]
+        clip = privacy.clip if privacy else 1.5
+
+        def off(rate: float, c: float, tail: float, here=(plan.rate, clip, plan.tail)) -> float:
+            return sum(abs(math.log(a / b)) for a, b in zip(here, (rate, c, tail), strict=True))
+
+        value = 0.7 - 0.1 * off(2.0, 1.5, 0.5)
+        if line in FAR:
+            value = 0.8 + 0.05 * (line == "FedSGD") - 0.02 * off(*FAR[line])
+        elif common:
+            value = max(value, *(0.9 - 0.4 * off(*peak) for peak in FAR.values()))
+        accuracy = {"test_accuracy": value + 0.01 * (plan.local_steps == 1)}
+        made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
+        archive.extend(
+            [Finished(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
+        )
+
+
+def crossed(
+    tmp_path: Path, lines: list[str], column: str = "1 poisson", common: bool = True
+) -> tuple[Results, list[Case]]:
+    """A whole search of one row and column by some algorithms."""
+    whole = experiment("frontier")
+    chosen = replace(
+        whole,
+        rows=(replace(whole.rows[1], steps=(1,)),),
+        columns=tuple(c for c in whole.columns if c.label == column),
+        lines=tuple(line for line in whole.lines if line.label in lines),
+    )
+    cases, archive = chosen.cases(1), Archive(tmp_path, "frontier")
+    two_peaks(archive, cases, common)
+    while more := widened(chosen, cases, archive):
+        assert all(case not in archive for case in more)
+        assert len({case.digest for case in more}) == len(more)
+        two_peaks(archive, more, common)
+        cases += more
+    return Results(chosen, cases, (), archive), cases
+
+
+def choices(cases: list[Case], line: str) -> set[tuple[int, float | None, float, float]]:
+    """What an algorithm was tried with: K, C, averaged share and η₀."""
+    here = [case.settings for case in cases if case.labels["line"] == line]
+    return {
+        (s.plan.local_steps, s.privacy and s.privacy.clip, s.plan.tail, s.plan.rate) for s in here
+    }
+
+
+def best_choice(results: Results, line: str) -> tuple[int, float | None, float, float]:
+    [place] = [place for place in results.places if place[2] == line]
+    [choice] = choices([results.places[place][results.best(place, average)][0].case], line)
+    return choice
+
+
+LINES = ["SCAFFOLD", "FedAvg", "FedSGD", "SCAFFOLD-balanced"]
+
+
+def test_an_algorithm_reaches_a_peak_that_another_found(tmp_path):
+    alone, _ = crossed(tmp_path / "alone", ["SCAFFOLD-balanced"])
+    assert best_choice(alone, "SCAFFOLD-balanced") == (1, 1.5, 0.5, 2.0)
+    results, cases = crossed(tmp_path / "all", LINES)
+    assert best_choice(results, "SCAFFOLD") == (1, 0.25, 0.25, 50.0)
+    for line in ("FedAvg", "SCAFFOLD-balanced"):  # and with K = 1, which is better there too
+        assert best_choice(results, line) == (1, 0.25, 0.25, 50.0)
+        assert (10, 0.5, 1.0, 12.0) in choices(cases, line)  # DP-FedSGD's, with a K of their own
+        shares = {tail for k, clip, tail, _ in choices(cases, line) if (k, clip) == (1, 0.25)}
+        assert shares == {0.125, 0.25, 0.5}  # searched on from there, the definition's own included
+    for found in results.places.values():  # a choice names what is not its entry's own, once
+        own = {r[0].case.settings.plan.local_steps for c, r in found.items() if "K = " not in c}
+        assert len(own) == 1
+        assert all(("C = 1.5" not in c) and ("tail = 0.5" not in c) for c in found)
+    assert sum(map(len, results.places.values())) == len(cases)
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_in_the_end_everyone_was_tried_at_the_best_choices_of_all(tmp_path, common):
+    results, cases = crossed(tmp_path, LINES, common=common)
+    for line in LINES:
+        tried = choices(cases, line)
+        own = 5 if line == "FedSGD" else 10
+        assert {steps for steps, *_ in tried} == ({5} if line == "FedSGD" else {1, 10})
+        for other in LINES:
+            steps, *rest = best_choice(results, other)
+            steps = own if "FedSGD" in (line, other) and line != other else steps
+            assert (steps, *rest) in tried, (line, other)
+        *fixed, best = best_choice(results, line)
+        rates = [rate for *others, rate in tried if others == fixed]
+        assert not at_end(rates, best)
+
+
+def test_best_choices_of_others_wait_for_all_and_for_a_column_searched_finely(tmp_path):
+    whole = experiment("frontier")
+    _, cases = crossed(tmp_path / "coarse", LINES, "3 poisson")
+    for line in LINES:  # its own climb from η₀ = 2, 5 and 12, and no other C or share
+        assert {(c, tail) for _, c, tail, _ in choices(cases, line)} == {(1.5, 0.5)}
+    assert 50.0 not in {rate for line in LINES for *_, rate in choices(cases, line)}
+    results, cases = crossed(tmp_path / "fine", LINES)
+    missing = next(c for c in cases if c.labels["line"] == "FedAvg")
+    partly = Archive(tmp_path / "partly", "frontier")
+    two_peaks(partly, [case for case in cases if case.digest != missing.digest], common=True)
+    climbed = [c for c in cases if c.labels["line"] != "SCAFFOLD-balanced"]
+    climbed += crossed(tmp_path / "alone", ["SCAFFOLD-balanced"])[1]
+    chosen = results.experiment
+    assert widened(chosen, climbed, partly) == []
+    two_peaks(partly, [missing], common=True)
+    more = widened(chosen, climbed, partly)
+    assert {case.labels["line"] for case in more} == {"SCAFFOLD-balanced"}
+    assert (1, 0.25, 0.25, 50.0) in choices(more, "SCAFFOLD-balanced")
+    plain = replace(chosen, rows=(replace(whole.rows[1], finer=(), clips=(), tails=()),))
+    assert widened(plain, climbed, partly) == []
 
 
 def _with_the_noise_of_the_archive(case: Case) -> Case:

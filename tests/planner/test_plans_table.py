@@ -4,8 +4,10 @@ the page says."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -79,3 +81,18 @@ def test_the_table_is_written_between_its_marks_and_again(plans, monkeypatch, tm
     assert f"| {difference:+.2f} |" in text
     real = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
     assert real.count(plans.BEGIN) == real.count(plans.END) == 1
+
+
+def test_plans_of_another_machine_are_read_from_one_file_and_newer_ones_replace_them(
+    plans, tmp_path
+):
+    row, other = "MNIST, γ = 0 %", "synthetic (5, 5)"
+    one = plans.Trained(row, 1.0, "fedavg", 4, 10, 0.5, 0.3, 9.0, (0.5, 0.6), 30.0, 9.0, "CPU")
+    two = replace(one, row=other, epsilon=0.3)
+    plans.write([one, two], tmp_path)
+    assert plans.finished(tmp_path) == [two, one]  # in the order of rows
+    newer = replace(one, accuracies=(0.8, 0.9))
+    folder = tmp_path / "row4-epsilon1"
+    folder.mkdir()
+    (folder / "trained.json").write_text(json.dumps(asdict(newer)), encoding="utf-8")
+    assert plans.finished(tmp_path) == [two, newer]

@@ -8,8 +8,8 @@ hyperparameters of which the best is shown; a line or a column may have ``rates`
 from. An entry may differ ``by_row``. A row's ``ladder`` holds the η₀ that are tried besides, one
 after the other, while the best lies at an end; in columns that are searched ``finely``, ``finer``
 holds those between its rungs that are tried beside the best, and ``steps``, ``clips`` and ``tails``
-other K, C and shares of the rounds that are averaged than the entry's
-(:mod:`dpscaffold.paper.widening`).
+other K, C and shares of the rounds that are averaged than the entry's; there every line is tried at
+the best choices of the other lines too (:mod:`dpscaffold.paper.widening`).
 """
 
 from __future__ import annotations

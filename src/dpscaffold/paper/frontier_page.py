@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dpscaffold.config import Configuration
 from dpscaffold.paper.archive import Finished
+from dpscaffold.paper.ladders import at_end
 from dpscaffold.paper.planned import compared, planner_parts
 from dpscaffold.paper.results import CaseResult, Place, Results, average, last
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
-from dpscaffold.paper.widening import at_end
 
 
 def frontier_parts(results: Results, made: Provenance) -> list[str]:
@@ -23,9 +23,10 @@ def frontier_parts(results: Results, made: Provenance) -> list[str]:
         "η₀ was chosen for each entry by the averaged model **with the test data in view**, among "
         "those of the definition and, while the best lay at an end, the next of its ladder († "
         "where the ladder ended first); up to ε = 1, in all rows but FEMNIST, then between the "
-        "best and its neighbours, on MNIST with K = 1 in place of 10, with other clips C, and with "
-        "other shares of the rounds averaged (said in brackets where that was better), alike for "
-        "every algorithm, but that DP-FedSGD keeps its one pass. σ_g and η₀ are listed in order of "
+        "best and its neighbours, on MNIST with K = 1 in place of 10, with other clips C, with "
+        "other shares of the rounds averaged (said in brackets where that was better), and at the "
+        "best choices of the other algorithms, alike for every algorithm, but that DP-FedSGD keeps "
+        "its one pass. σ_g and η₀ are listed in order of "
         "algorithms, and so is *planned*, where it was made: the averaged model with the η₀ that "
         "public surrogates choose. " + TUNING
     )

@@ -7,6 +7,11 @@ side of it, then the same search with its other ``steps`` K, for every algorithm
 steps of its own, then, at the best K, with the next smaller and larger of its ``clips`` C, going on
 while the best C lies at an end of those tried, and last, at the best K and C, in the same way with
 its ``tails``, the share of the rounds whose models are averaged.
+
+A search climbs from where it begins, so that algorithms may end on different peaks. When all
+searches of a row and such a column are over, every algorithm is therefore also tried at the best
+choice (K, C, averaged share and η₀) of every other one, and searches on from there by the same
+rules, until no algorithm's best choice is untried by another.
 What is asked for follows from the definition and the finished runs alone, so an interrupted search
 goes on where it stopped, and results are drawn from the same runs that were searched.
 """
@@ -21,11 +26,15 @@ from typing import Any
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Level, rate_label
+from dpscaffold.paper.ladders import beside, between, near, rungs
 from dpscaffold.paper.results import Place, Results, Summary, average
 from dpscaffold.plan import Plan
 
 #: What a search of η₀ is made with: K, C (None without privacy), and the averaged share of rounds.
 Fixed = tuple[int, float | None, float]
+
+#: The searches of one place, the definition's own first.
+Searches = dict[Fixed, "Search"]
 
 
 def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> list[Case]:
@@ -41,17 +50,15 @@ def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> 
         here = asked.setdefault(place, {}).setdefault(_fixed(case), {})
         here.setdefault(float(case.tables["plan"]["learning_rate"]), []).append(case)
     results = Results(experiment, cases, (), archive)
-    found: list[Case] = []
+    entries: dict[tuple[str, str], list[Searches]] = {}
     for place, by_fixed in asked.items():
         if place[0] in rows:
             row = rows[place[0]]
             if place[1] not in fine:
                 row = replace(row, finer=(), steps=(), clips=(), tails=())
             searches = {fixed: _search(row, results, tried) for fixed, tried in by_fixed.items()}
-            found += [case for search in searches.values() for case in search.next()]
-            if all(search.over for search in searches.values()):
-                found += _others(searches)
-    return found
+            entries.setdefault(place[:2], []).append(searches)
+    return [case for lines in entries.values() for case in _next(lines)]
 
 
 def _fixed(case: Case) -> Fixed:
@@ -60,21 +67,72 @@ def _fixed(case: Case) -> Fixed:
     return int(plan["local_steps"]), clip, float(plan.get("tail", Plan.tail))
 
 
-def _others(searches: dict[Fixed, Search]) -> list[Case]:
+def _next(lines: Sequence[Searches]) -> list[Case]:
+    """What the algorithms of one row and column are to try next: each for itself, and once nobody
+    has anything left, the best choices of the others."""
+    found: list[Case] = []
+    for searches in lines:
+        found += [case for search in searches.values() for case in search.next()]
+        if all(search.over for search in searches.values()):
+            found += _others(searches)
+    over = all(search.over for searches in lines for search in searches.values())
+    return _crossed(lines) if over and not found else found
+
+
+def _others(searches: Searches) -> list[Case]:
     """Where all searches of a place are over: those with the row's other K, when they are over too
-    those with the next C on either side of the best one, and then with the next averaged shares on
-    either side of the best one with that K and C."""
+    those with the next C on either side of the best one, unless that K had them with whatever
+    averaged share, and then with the next averaged shares on either side of the best one, with its
+    K and C."""
     own = next(iter(searches.values()))
-    row = own.row
-    if more := own.with_other_steps([steps for steps, _, _ in searches]):
-        return more
-    # Other shares are tried with the best K and C alone, so they never change which these are.
-    (steps, clip, tail), best = max(searches.items(), key=lambda item: item[1].reached)
-    clips = [other for of, other, _ in searches if of == steps and other is not None]
-    if clip is not None and (more := best.with_other_clips(beside(clips, clip, row.clips))):
-        return more
-    tails = [share for *others, share in searches if others == [steps, clip]]
-    return best.with_other_tails(beside(tails, tail, row.tails))
+    row, (_, own_clip, own_tail) = own.row, _fixed(own.seeds[0])
+    known = [steps for steps, _, _ in searches]
+    more = [] if own.full_pass else [steps for steps in row.steps if steps not in known]
+    if more and own.best is not None:
+        rates = near(row.ladder, own.best)
+        return own.elsewhere({(steps, own_clip, own_tail): rates for steps in more})
+    (steps, clip, tail), best = _top(searches)
+    if best.best is None or best.failed:
+        return []
+    tried = [other for of, other, _ in searches if of == steps and other is not None]
+    clips = [] if clip is None else beside(tried, clip, row.clips)
+    if clip is not None and clips:  # the rungs around where C has the best step as long: ηC equal
+        middles = {other: best.best * clip / other for other in clips}
+        return own.elsewhere(
+            {(steps, c, tail): near(row.ladder, middle) for c, middle in middles.items()}
+        )
+    shares = [share for *others, share in searches if others == [steps, clip]]
+    rates = near(row.ladder, best.best)
+    tails = beside(shares, tail, (*row.tails, own_tail))
+    return own.elsewhere({(steps, clip, share): rates for share in tails})
+
+
+def _crossed(lines: Sequence[Searches]) -> list[Case]:
+    """Where all searches of a row and column are over, every algorithm at the best choice of every
+    other one that it has not tried. K stays an algorithm's own where either takes one pass over
+    the data, whose K is no choice."""
+    found: list[Case] = []
+    for searches in lines:
+        own, new = next(iter(searches.values())), dict[Fixed, list[float]]()
+        for others in lines:
+            other = next(iter(others.values()))
+            (steps, clip, tail), top = _top(others)
+            if others is searches or not own.row.finer or top.best is None or top.failed:
+                continue
+            if own.full_pass or other.full_pass:
+                steps = _fixed(own.seeds[0])[0]
+            fixed = steps, clip, tail
+            if fixed not in searches:  # with the rungs beside it, which the search would ask next
+                rates = [top.best, *rungs([top.best], top.best, own.row.ladder)]
+            else:
+                rates = [rate for rate in [top.best] if rate not in searches[fixed].tried]
+            new[fixed] = sorted({*new.get(fixed, ()), *rates})
+        found += own.elsewhere(new)
+    return found
+
+
+def _top(searches: Searches) -> tuple[Fixed, Search]:
+    return max(searches.items(), key=lambda item: item[1].reached)
 
 
 @dataclass(frozen=True)
@@ -106,63 +164,36 @@ class Search:
         """Whether all is finished and nothing is left to try."""
         return self.best is not None and not self.rates
 
+    @property
+    def seeds(self) -> list[Case]:
+        """The cases of one step size."""
+        return next(iter(self.tried.values()))
+
+    @property
+    def full_pass(self) -> bool:
+        """Whether the algorithm's K is one pass over the data, and no choice."""
+        return self.seeds[0].settings.algorithm.build().full_pass
+
     def next(self) -> list[Case]:
         """The cases of these step sizes."""
-        seeds = next(iter(self.tried.values()))
-        return [at_rate(case, rate) for rate in self.rates for case in seeds]
+        return [at_rate(case, rate) for rate in self.rates for case in self.seeds]
 
-    def with_other_steps(self, known: Sequence[int]) -> list[Case]:
-        """Where the search is over: the rungs around the best, with the row's other K."""
-        seeds = next(iter(self.tried.values()))
-        if self.best is None or seeds[0].settings.algorithm.build().full_pass:
-            return []
-        near = _near(self.row.ladder, self.best)
-        others = [steps for steps in self.row.steps if steps not in known]
-        return [at_rate(case, rate, steps) for steps in others for rate in near for case in seeds]
-
-    def with_other_clips(self, clips: Sequence[float]) -> list[Case]:
-        """The rungs around where each C would have the best step as long as here: ηC the same."""
-        seeds = next(iter(self.tried.values()))
-        if self.best is None or self.failed:
-            return []
-        own = float(seeds[0].tables["privacy"]["clip"])
-        return [
-            at_rate(case, rate, clip=clip)
-            for clip in clips
-            for rate in _near(self.row.ladder, self.best * own / clip)
-            for case in seeds
-        ]
-
-    def with_other_tails(self, tails: Sequence[float]) -> list[Case]:
-        """The rungs around the best step size, with other shares of the rounds averaged."""
-        seeds = next(iter(self.tried.values()))
-        if self.best is None or self.failed:
-            return []
-        near = _near(self.row.ladder, self.best)
-        return [at_rate(case, rate, tail=tail) for tail in tails for rate in near for case in seeds]
-
-
-def _near(ladder: Sequence[float], middle: float) -> list[float]:
-    """The three rungs nearest to a step size, by their ratio."""
-    return sorted(sorted(ladder, key=lambda rate: abs(math.log(rate / middle)))[:3])
-
-
-def beside(tried: Sequence[float], best: float, values: Sequence[float]) -> list[float]:
-    """The next of some values below and above the best one, where they are not tried yet.
-
-    >>> beside([1.5], 1.5, [0.5, 1.0, 2.0]), beside([1.0, 1.5, 2.0], 1.5, [0.5, 1.0, 2.0])
-    ([1.0, 2.0], [])
-    >>> beside([1.0, 1.5, 2.0], 1.0, [0.5, 1.0, 2.0])
-    [0.5]
-    """
-    known = [*values, *tried]
-    below = max((value for value in known if value < best), default=best)
-    above = min((value for value in known if value > best), default=best)
-    return [value for value in (below, above) if value not in tried]
+    def elsewhere(self, rates: dict[Fixed, list[float]]) -> list[Case]:
+        """The cases with other K, C and averaged shares, each with its step sizes; their choices
+        name what is not as here, so that this is an entry's own search."""
+        here, found = _fixed(self.seeds[0]), list[Case]()
+        for (steps, clip, tail), some in rates.items():
+            other = (
+                None if steps == here[0] else steps,
+                None if clip == here[1] else clip,
+                None if tail == here[2] else tail,
+            )
+            found += [at_rate(case, rate, *other) for rate in some for case in self.seeds]
+        return found
 
 
 def _search(row: Level, results: Results, tried: dict[float, list[Case]]) -> Search:
-    """What is known of one place and K."""
+    """What is known of one place with one K, C and averaged share."""
     first = next(iter(tried.values()))[0].labels
     done = results.places.get((first["row"], first["column"], first["line"]), {})
     runs = {rate: done.get(cases[0].labels["choice"], []) for rate, cases in tried.items()}
@@ -172,54 +203,6 @@ def _search(row: Level, results: Results, tried: dict[float, list[Case]]) -> Sea
     best = max(found, key=lambda rate: (not found[rate].diverged, found[rate].rank))
     failed = bool(found[best].diverged)
     return Search(row, tried, best, failed, -math.inf if failed else found[best].rank)
-
-
-def between(tried: Sequence[float], best: float, finer: Sequence[float]) -> list[float]:
-    """The finer step sizes between the best of those tried and its neighbours.
-
-    >>> between([0.1, 0.3, 1.0], 0.3, [0.05, 0.17, 0.5, 1.7])
-    [0.17, 0.5]
-    >>> between([0.1, 0.17, 0.3, 0.5, 1.0], 0.17, [0.05, 0.17, 0.5, 1.7])
-    []
-    """
-    below = max((rate for rate in tried if rate < best), default=best)
-    above = min((rate for rate in tried if rate > best), default=best)
-    return [rate for rate in finer if below < rate < above and rate not in tried]
-
-
-def rungs(
-    tried: Sequence[float], best: float, ladder: Sequence[float], failed: bool = False
-) -> list[float]:
-    """The next step sizes on the side where the best one lies at the end, and those between it and
-    its neighbours where a planned one was tried beyond a gap; below all where every one ``failed``,
-    that is diverged. At the ladder's own end there is none.
-
-    >>> rungs([0.1, 0.3], 0.3, [0.03, 0.1, 0.3, 1.0]), rungs([0.1, 0.3, 1.0], 0.3, [0.03, 3.0])
-    ([1.0], [])
-    >>> rungs([0.1, 0.3], 0.3, [0.03, 0.1, 0.3, 1.0], failed=True)
-    [0.03]
-    >>> rungs([0.1, 3.0], 3.0, [0.1, 0.3, 1.0, 3.0, 10.0])
-    [1.0, 10.0]
-    """
-    if failed:
-        return [max(below)] if (below := [rate for rate in ladder if rate < min(tried)]) else []
-    next_below = max((rate for rate in ladder if rate < best), default=best)
-    next_above = min((rate for rate in ladder if rate > best), default=best)
-    found = [rate for rate in (next_below, next_above) if rate not in tried and rate != best]
-    return [rate for rate in found if not any(_within(other, rate, best) for other in tried)]
-
-
-def _within(one: float, end: float, other: float) -> bool:
-    return min(end, other) < one < max(end, other)
-
-
-def at_end(tried: Sequence[float], best: float) -> bool:
-    """Whether the best step size lies at an end of those tried.
-
-    >>> at_end([0.1, 0.3, 1.0], 0.3), at_end([0.1, 0.3], 0.3)
-    (False, True)
-    """
-    return best in (min(tried), max(tried))
 
 
 def at_rate(
