@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
@@ -113,7 +114,7 @@ def run_settings(
     line: AbstractContextManager[Listener] = (
         nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)
     )
-    with line as progress:
+    with line as progress, own_failures(settings.algorithm.name):
         return run_setting(
             setting,
             federation,

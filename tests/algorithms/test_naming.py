@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from dpscaffold import algorithms
 from dpscaffold.algorithms import ALGORITHMS, SERVERS, fedavg
+from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.algorithms.naming import _loaded, build
 from dpscaffold.cli import app, main
 from dpscaffold.config import AlgorithmSettings, load, parse
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, Diverged
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -261,3 +262,44 @@ def test_an_algorithm_is_one_short_file(name):
     """What a recipe of three steps promises: under sixty lines, docstrings included."""
     source = Path(algorithms.__file__).with_name(f"{name}.py").read_text()
     assert len(source.splitlines()) < 60
+
+
+FAILING = """
+from dpscaffold import fedavg
+
+def told(name): return lambda: fedavg().replace(name="own", direction=name)
+
+def key(gradient, y, at):
+    return gradient - at.memory["nope"]
+
+lost = told(key)
+nothing = told(lambda gradient, y, at: None)
+short = told(lambda gradient, y, at: gradient[..., :3])
+"""
+
+
+@pytest.mark.parametrize("engine", ["simulator", "loop"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lost", "which failed in a round with KeyError: 'nope' (own_failing.py, line 7); mend it"),
+        ("nothing", "whose functions gave what cannot be computed with (TypeError"),
+        ("short", "whose functions gave what cannot be computed with (RuntimeError"),
+    ],
+)
+def test_what_fails_in_a_round_is_one_sentence(name, said, engine, config, tmp_path):
+    (config.parent / "own_failing.py").write_text(FAILING)
+    words = ["--set", f"algorithm.name=own_failing:{name}", "--engine", engine]
+    done = subprocess.run(
+        [sys.executable, "-m", "dpscaffold", "train", config, *words, "--out", tmp_path / "o"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert f"error: algorithm.name is 'own_failing:{name}', {said}" in done.stderr
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    with pytest.raises(KeyError), own_failures("scaffold"):
+        raise KeyError("ours")
+    with pytest.raises(Diverged), own_failures("own:own"):
+        raise Diverged("it says what to do")
