@@ -114,7 +114,8 @@ def run_settings(
     line: AbstractContextManager[Listener] = (
         nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)
     )
-    with line as progress, own_failures(settings.algorithm.name):
+    name = settings.algorithm.name
+    with line as progress, own_failures(name) if ":" in name else nullcontext():
         return run_setting(
             setting,
             federation,

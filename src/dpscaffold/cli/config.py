@@ -59,7 +59,7 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
     from dpscaffold.config import load, read_tables
 
     held = read_tables(path) if path is not None else {}
-    unset_keys(unset, set_, held)
+    unset_keys(unset, set_, lambda: held)
     if path is None or not {"schema", "deploy", "policy", "sites", "tune"} & set(held):
         return load(path, set_, unset=unset).model_dump(mode="json", exclude_none=True)
     if unset:

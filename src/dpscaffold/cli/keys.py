@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -68,23 +68,24 @@ def _setting(incomplete: str, tables: Sequence[str]) -> list[str]:
 def unset_keys(
     asked: Sequence[str] | None,
     changes: Sequence[str] | None = None,
-    tables: Mapping[str, Any] | None = None,
+    tables: Callable[[], Mapping[str, Any]] = dict,
 ) -> list[str]:
-    """The keys to leave out. A name that is no key, nor stands in the ``tables``, would silently
-    leave out nothing, and is refused, among ``--set`` changes without a value too.
+    """The keys to leave out. A name that is no key, nor stands in the ``tables`` (asked for where
+    it matters), would silently leave out nothing, and is refused, among ``--set`` changes without a
+    value too.
 
     >>> unset_keys(["privacy", "privacy.noise", "data.missing.age"])
     ['privacy', 'privacy.noise', 'data.missing.age']
     """
-    known = names()
-    first = dict.fromkeys(name.partition(".")[0] for name in known)
     emptied = [change.partition("=") for change in changes or ()]
     named = [("--unset", key) for key in asked or ()]
     named += [("--set", key) for key, sign, value in emptied if sign and not value.strip()]
+    known = names() if named else []
+    first = dict.fromkeys(name.partition(".")[0] for name in known)
     for option, text in named:
         key = text.strip()
         within = any(f"{key}.".startswith(f"{name}.") for name in known)
-        if not (within or key in first or _stands_in(tables or {}, key)):
+        if not (within or key in first or _stands_in(tables(), key)):
             raise BadInput(
                 f"{option} is {text!r}, which leaves out no key{nearest(key, [*first, *known])}; "
                 f"name a table or table.key, e.g. privacy.noise"

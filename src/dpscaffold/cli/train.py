@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -98,7 +99,7 @@ def train_command(
     changes = [*(set_ or []), *(["privacy.release=true"] if release else [])]
     changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
     changes += [f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else []
-    tables = base if request.config is None else read_tables(request.config)
+    tables = partial(read_tables, request.config) if request.config else partial(dict, base)
     settings = load(request.config, changes, base, unset_keys(unset, set_, tables))
     engine = engine or (engine_of(request) if request.resume else "simulator")
     silent = as_json or quiet
