@@ -127,8 +127,8 @@ class Shape:
         if self.classes < len(schema.target.classes):
             found.append(
                 f"The surrogate has {self.classes} classes instead of "
-                f"{len(schema.target.classes)}, with so much more noise that one of them "
-                f"is as hard to hear."
+                f"{len(schema.target.classes)}, with so much more noise that one of them is as "
+                f"hard to hear."
             )
         return found
 
