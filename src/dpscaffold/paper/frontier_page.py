@@ -26,9 +26,8 @@ def frontier_parts(results: Results, made: Provenance) -> list[str]:
         "best and its neighbours, on MNIST with K = 1 in place of 10, with other clips C, with "
         "other shares of the rounds averaged (said in brackets where that was better), and at the "
         "best choices of the other algorithms, alike for every algorithm, but that DP-FedSGD keeps "
-        "its one pass. σ_g and η₀ are listed in order of "
-        "algorithms, and so is *planned*, where it was made: the averaged model with the η₀ that "
-        "public surrogates choose. " + TUNING
+        "its one pass. σ_g and η₀ are listed in order of algorithms, and so is *planned*, where it "
+        "was made: the averaged model with the η₀ that public surrogates choose. " + TUNING
     )
     for row in results.rows:
         columns = results.columns(row)
