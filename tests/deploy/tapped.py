@@ -1,13 +1,15 @@
 """The command line, watched: ``python tests/deploy/tapped.py site start north/site.toml``.
 
 A site notes the id of every upload in ``uploads.txt`` beside its file *before* it leaves, and every
-poll in ``polls.txt``; what was noted survives a kill, so no ledger may ever hold less.
+poll in ``polls.txt``; what was noted survives a kill, so no ledger may ever hold less. Where a file
+``dies`` lies there, it ends once between the head of an upload and its objects.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from dpscaffold import flower
 
 flower.require()
 
+from dpscaffold.flower import node  # noqa: E402
 from dpscaffold.flower.node import Fleet  # noqa: E402
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
@@ -27,12 +30,21 @@ def _note(path: Path, text: str) -> None:
 
 
 def _watch(folder: Path) -> None:
-    reply, receive = Fleet.reply, Fleet.receive
+    reply, receive, push = Fleet.reply, Fleet.receive, node.push_objects
+    mark, leaving = folder / "dies", []
 
     def noted_reply(self, asked, letter):
         if letter.header.get("kind") == "task" and letter.header.get("status") == "yes":
             _note(folder / "uploads.txt", str(letter.header["upload"]))
+            leaving[:] = [letter]
         reply(self, asked, letter)
+        leaving.clear()
+
+    def deadly_push(*given, **options):
+        if leaving and mark.exists():
+            mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return push(*given, **options)
 
     def noted_receive(self):
         message = receive(self)
@@ -40,6 +52,7 @@ def _watch(folder: Path) -> None:
         return message
 
     Fleet.reply, Fleet.receive = noted_reply, noted_receive
+    node.push_objects = deadly_push
 
 
 def uploads(folder: Path) -> set[str]:

@@ -163,7 +163,10 @@ def test_the_names_that_are_used_are_there():
         ),
         run.HttpGrid: "push_messages pull_messages get_nodes set_run close _runtime_client",
         run.ControlHttpClient: "RegisterNode StartRun ListRuns close",
-        run.RuntimeHttpClient: "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat",
+        run.RuntimeHttpClient: (
+            "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat PullMessages PullObject "
+            "ConfirmMessageReceived"
+        ),
     }
     for owner, names in used.items():
         assert all(hasattr(owner, name) for name in names.split()), owner
@@ -175,6 +178,7 @@ def test_the_names_that_are_used_are_there():
         run.StartRunRequest: "fab override_config federation",
         run.AcquireTaskRequest: "supported_task_types",
         run.PushTaskOutputRequest: "sub_status details",
+        run.PullAppMessagesRequest: "message_ids",
     }
     for message, names in fields.items():
         assert set(names.split()) <= {f.name for f in message.DESCRIPTOR.fields}, message

@@ -277,6 +277,29 @@ def test_a_slow_or_absent_site_is_waited_for_and_passed_over(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_site_that_dies_within_its_upload_costs_nobody_a_round(tmp_path):
+    """Flower waits three minutes for objects that were announced: longer than the deadline here,
+    so a server that waited with it would have to pass the site over."""
+    federation, tables = demo_data(200), demo_tables(rounds=6)
+    tables["deploy"] |= {"resend": 2.0, "deadline": 120.0}
+    out = tmp_path / "run"
+    with watched(tmp_path / "fed", federation) as local:
+        local.start()
+        local.start_server(local.config("plan", tables), out)
+        wait_for(lambda: rounds_done(out) >= 2, local)
+        mark = local.folder / "north" / "dies"
+        mark.touch()
+        wait_for(lambda: local.processes["north"].poll() is not None, local)
+        assert not mark.exists() and local.processes["north"].returncode == -signal.SIGKILL
+        local.start_site("north")
+        assert local.processes["server"].wait(PATIENCE) == 0, local.log("server")
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["ended"] == "completed" and "no-answer" not in summary["refusals"]
+        assert_equal(out, federation, tables)
+        assert_booked(local)
+
+
+@pytest.mark.slow
 def test_a_campaign_of_kills_ends_where_the_simulator_does(tmp_path):
     """Random kill −9 of sites, server and SuperLink; DEPLOY_KILLS sets how many (100 in all). Every
     kill hits a process that runs in a run that is not over, and they are counted."""

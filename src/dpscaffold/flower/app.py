@@ -6,7 +6,7 @@ it; see ``examples/flower-app/README.md`` for what is lost by that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,10 @@ class AppGrid:
             for member in self._members
             if member.name in self._names
         }
+
+    def replies(self, asked: Iterable[str]) -> list[tuple[str, Message | None]]:
+        """The answers to these messages, as Flower waits for them."""
+        return [(one.metadata.reply_to_message_id, one) for one in self.grid.pull_messages(asked)]
 
     def close(self, completed: bool) -> None:
         """The run is Flower's to end."""

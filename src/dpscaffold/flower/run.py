@@ -13,16 +13,20 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 
 import httpx
 from flwr.app import Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
+    PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
@@ -30,7 +34,16 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -47,6 +60,10 @@ _LAST_PAUSE = 3.0
 _TASK_BEAT = 8.0
 #: Seconds that sites still have for their answers once the server was told to stop.
 _GRACE = 5.0
+#: Answers that are fetched at the same time, at most.
+_FETCHES = 64
+#: Seconds within which an answer is usually whole once it was announced.
+_AT_ONCE = 1.0
 
 #: A Flower run needs a bundle. This one holds nothing; no site of ours would fetch it anyway.
 _BUNDLE = {
@@ -104,7 +121,10 @@ class Grid:
         TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
         TaskIdentity.node_id = given.context.node_id
         self.grid.set_run(run_from_proto(given.run))
+        self._run = given.run.run_id
         self._stopped = threading.Event()
+        self._threads = ThreadPoolExecutor(_FETCHES, thread_name_prefix="reply")
+        self._coming: dict[str, Future[Message]] = {}
         threading.Thread(target=self._beat, daemon=True, name="task-heartbeat").start()
 
     def _start(self) -> int:
@@ -157,15 +177,73 @@ class Grid:
             for node in self.grid.get_nodes()
         }
 
+    def replies(self, asked: Iterable[str]) -> list[tuple[str, Message | None]]:
+        """The answers to these messages that are whole by now, or None for one that never will be.
+
+        Flower announces an answer before its objects are there, and waits three minutes for those
+        of a node that died meanwhile. Each is therefore fetched beside the others, and nobody's
+        round, deadline or end waits for it.
+        """
+        wanted = [identity for identity in asked if identity not in self._coming]
+        fresh = self._announced(wanted) if wanted else {}
+        wait(fresh.values(), _AT_ONCE)
+        self._coming |= fresh
+        done = [identity for identity, fetched in self._coming.items() if fetched.done()]
+        return [(identity, _whole(self._coming.pop(identity))) for identity in done]
+
+    def _announced(self, asked: list[str]) -> dict[str, Future[Message]]:
+        """The answers to these messages that have begun to come, each on its way."""
+        found = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+        heads = zip(found.messages_list, found.message_object_trees, strict=True)
+        return {
+            head.metadata.reply_to_message_id: self._threads.submit(
+                self._fetch, head.metadata.message_id, tree
+            )
+            for head, tree in heads
+        }
+
+    def _fetch(self, identity: str, tree: ObjectTree) -> Message:
+        """One answer, with all its objects."""
+        client, node = self.grid._runtime_client, self.grid.node
+        pull = make_pull_object_fn_protobuf(client.PullObject, node, self._run)
+
+        def unless_stopped(part: str) -> bytes:
+            if self._stopped.is_set():
+                raise ObjectPullError(part, "the connection was given up")
+            return bytes(pull(part))
+
+        parts = [part.object_id for part in iterate_object_tree(tree)]
+        contents = pull_objects(parts, unless_stopped, initial_backoff=0.05, backoff_cap=1.0)
+        confirm = make_confirm_message_received_fn_protobuf(
+            client.ConfirmMessageReceived, node, self._run
+        )
+        confirm(identity)
+        message = cast("Message", inflate_object_from_contents(identity, contents))
+        message.metadata.__dict__["_message_id"] = identity
+        return message
+
+    def give_up(self) -> None:
+        """Neither beat nor fetch any more, over a connection that was lost."""
+        self._stopped.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     def close(self, completed: bool) -> None:
         """Report the end to the SuperLink, if it is there."""
-        self._stopped.set()
+        self.give_up()
         status = "completed" if completed else "failed"
         with suppress(*TROUBLE):
             self.grid._runtime_client.PushTaskOutput(
                 PushTaskOutputRequest(sub_status=status, details="")
             )
         self.grid.close()
+
+
+def _whole(fetched: Future[Message]) -> Message | None:
+    """What was fetched; None where some of it never came."""
+    try:
+        return fetched.result()
+    except ObjectPullError:
+        return None
 
 
 def control_client(office: Office) -> ControlHttpClient:
@@ -232,6 +310,8 @@ class Post:
                     _refuse_for_good(error)
                 if not told:
                     self.say(f"the SuperLink is away ({type(error).__name__}); trying again")
+                if self._grid is not None:
+                    self._grid.give_up()
                 told, self._grid = True, None
                 self._pause(pause)
                 pause = min(2 * pause, _LAST_PAUSE)
@@ -311,9 +391,9 @@ class Post:
         if not waiting:
             return []
         arrived = []
-        for reply in grid.grid.pull_messages(list(waiting)):
-            name = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if name is None or reply.has_error():
+        for identity, reply in grid.replies(list(waiting)):
+            name = waiting.pop(identity, None)
+            if name is None or reply is None or reply.has_error():
                 continue
             letter = from_records(reply.content)
             self.traffic.bytes_in += _size(letter)
