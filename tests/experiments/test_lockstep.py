@@ -115,13 +115,13 @@ def test_a_stack_that_is_cut_short_is_taken_run_by_run(monkeypatch, run_by_run):
     runs = stack(privacy="poisson")
     meant = run_by_run(runs)
     monkeypatch.setattr(devices, "poisson_width", lambda records, batch: batch)
-    cut, real = [], Lockstep.cut_short
+    cut, real = [], Lockstep.in_vain
 
     def told(self):
         cut.append(real.fget(self))
         return cut[-1]
 
-    monkeypatch.setattr(Lockstep, "cut_short", property(told))
+    monkeypatch.setattr(Lockstep, "in_vain", property(told))
     assert_alike(trained(runs), meant)
     assert cut == [True]
 
@@ -157,7 +157,7 @@ def test_where_memory_is_not_enough_the_simulator_takes_over(monkeypatch, run_by
     def crowded(self, number):
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr(Lockstep, "move", crowded)
+    monkeypatch.setattr(Lockstep, "_move", crowded)
     assert_alike(trained(runs), meant)
 
 

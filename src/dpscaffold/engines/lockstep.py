@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 
 class Lockstep:
-    """The runs of a stack in step. :meth:`of` says whether they can be; then :meth:`move` takes one
-    round after the other.
+    """The runs of a stack in step. :meth:`of` says whether they can be; then :meth:`rounds` takes
+    one round after the other.
 
     ``held`` are the tensors that rounds change: ``x`` and ``average`` (S, P), the server's slots
     (S, ·), every user's (S, M, ·), who was ``seen`` (S, M), the number of the ``round``, the round
@@ -58,7 +58,8 @@ class Lockstep:
         capture: Capture | None,
     ) -> None:
         self.settings, self.worker, self.capture = list(settings), worker, capture
-        first, device, runs = self.settings[0], worker.device, len(self.settings)
+        self.device = device = worker.device
+        first, runs = self.settings[0], len(self.settings)
         self.users, self.cohort_size, self.plan = first.users, first.cohort_size, first.plan
         own = list(dict.fromkeys(streams))  # one object a seed
         which = [own.index(stream) for stream in streams]
@@ -95,10 +96,10 @@ class Lockstep:
         looks at a number on its way."""
         for other in settings[1:]:
             refuse_unlike(settings[0], other)
-        if not _alike(settings, federations):
-            return None
         pairs = zip(settings, streams, strict=True)
         if not draws_on(device, [_row(*pair) for pair in pairs]):
+            return None
+        if not _alike(settings, federations):
             return None
         worker = Worker(settings, federations, device)
         remembered = settings[0].algorithm.remembers.values()
@@ -116,7 +117,7 @@ class Lockstep:
     def _constants(self, own: Sequence[Randomness], which: Sequence[int]) -> Tensors:
         """What rounds read and never change. Z is the number of seeds, whose runs draw alike."""
         rounds, settings = self.plan.rounds, self.settings
-        users, count, device = self.users, self.cohort_size, self.worker.device
+        users, count, device = self.users, self.cohort_size, self.device
         cohorts = [
             [one.cohort(number, users, count) for one in own] for number in range(1, rounds + 1)
         ]
@@ -171,18 +172,25 @@ class Lockstep:
         return [round or None for round in self.held["diverged"].tolist()]
 
     @property
-    def cut_short(self) -> bool:
-        """Whether a Poisson batch did not fit. Waits for the device."""
+    def in_vain(self) -> bool:
+        """Whether a Poisson batch did not fit (chance 2⁻¹²⁸ each), and with it nothing is known.
+        Waits for the device."""
         return bool(self.held["cut"])
 
-    def move(self, number: int) -> None:
+    def rounds(self) -> Iterator[int]:
+        """The rounds, each when it is launched."""
+        for number in self._numbers:
+            self._move(number)
+            yield number
+
+    def _move(self, number: int) -> None:
         """Launch the next round, whose number this is."""
         phase = self.settings[0].algorithm.phase(number, self.settings[0].warm_rounds)
         if phase not in self._ways:
             self._ways[phase] = self._way(phase)
         self._ways[phase]()
-        if number % WAITS == 0 and self.worker.device.type == "cuda":
-            torch.cuda.current_stream(self.worker.device).synchronize()
+        if number % WAITS == 0 and self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _way(self, phase: Algorithm) -> Callable[[], None]:
         """A round of this phase, recorded where that is possible."""

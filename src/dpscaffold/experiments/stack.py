@@ -149,7 +149,7 @@ def train_stack(
     streams = shared_draws(settings)
     evaluators = evaluators_of(settings, federations, device, optima)
     given = (settings, federations, streams, device)
-    in_step, outcomes = InStep.of(*given), None
+    in_step, outcomes = Lockstep.of(*given), None
     if in_step is not None:
         with suppress(torch.cuda.OutOfMemoryError):  # the simulator makes do with less
             outcomes = _trained(in_step, settings, evaluators, schedule, tell)
@@ -161,7 +161,7 @@ def train_stack(
 
 
 def _trained(
-    moved: RunByRun | InStep,
+    moved: RunByRun | Lockstep,
     settings: Sequence[Setting],
     evaluators: Sequence[Evaluator],
     schedule: Schedule,
@@ -242,51 +242,6 @@ class RunByRun:
             self.states[k] = replace(fresh, round=round, averaged=self.states[k].averaged)
             self.engine.begin_anew(k)
         return False
-
-
-class InStep:
-    """A stack that a GPU moves as a whole: see :mod:`~dpscaffold.engines.lockstep`."""
-
-    def __init__(self, engine: Lockstep, last: int, device: torch.device) -> None:
-        self.engine, self.last, self.device = engine, last, device
-
-    @classmethod
-    def of(
-        cls,
-        settings: Sequence[Setting],
-        federations: Sequence[Federation],
-        streams: Sequence[Randomness],
-        device: torch.device,
-    ) -> InStep | None:
-        """The stack, or None where it has to be moved run by run."""
-        engine = Lockstep.of(settings, federations, streams, device)
-        return None if engine is None else cls(engine, settings[0].plan.rounds, device)
-
-    def rounds(self) -> Iterator[int]:
-        """The rounds, each when it is launched."""
-        for number in range(1, self.last + 1):
-            self.engine.move(number)
-            yield number
-
-    @property
-    def models(self) -> list[Tensor]:
-        """x^t of every run."""
-        return self.engine.models
-
-    @property
-    def averages(self) -> list[Tensor] | None:
-        """The averaged iterates; None where the plan asks for none."""
-        return self.engine.averages
-
-    @property
-    def diverged(self) -> list[int | None]:
-        """The round at which each run stopped being finite."""
-        return self.engine.diverged
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether a Poisson batch did not fit (chance 2⁻¹²⁸ each), and with it nothing is known."""
-        return self.engine.cut_short
 
 
 def evaluators_of(
