@@ -237,10 +237,19 @@ def wait_for(path, process, seconds=60):
         time.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """The longer run, left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = dpscaffold("train", config, "--out", "whole", *LONG, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return RunFolder(folder / "whole")
+
+
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
-def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, tmp_path, sent, code):
+def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, whole, tmp_path, sent, code):
     """Killed at a random moment or asked to stop, then resumed: exactly the metrics of a run left
     alone, but that rounds which are run again count all that had been released by then."""
     process = start(config, tmp_path)
@@ -251,22 +260,16 @@ def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, tmp_path, sent, 
     assert process.returncode == code, (out, err)
     if sent != signal.SIGKILL:
         assert "--resume" in out
-    stored = RunFolder(tmp_path / "run").load_checkpoint()["state"]["round"]
-    released = read_ledger(tmp_path / "run").rounds
+    run = RunFolder(tmp_path / "run")
+    stored, released = run.load_checkpoint()["state"]["round"], read_ledger(run.path).rounds
     assert stored <= released and (sent == signal.SIGKILL or stored == released)
     resumed = dpscaffold("train", config, "--out", "run", "--resume", *LONG, folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    whole = dpscaffold("train", config, "--out", "whole", *LONG, folder=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    expected = RunFolder(tmp_path / "whole").metrics()
+    expected = whole.metrics()
     for row in expected[stored:released]:
         row["epsilon_server"] = expected[released - 1]["epsilon_server"]
-    assert RunFolder(tmp_path / "run").metrics() == expected and len(expected) == 300
-    final = [
-        json.loads((tmp_path / name / "summary.json").read_text())["final"]
-        for name in ("run", "whole")
-    ]
-    assert final[0] == final[1]
+    assert run.metrics() == expected and len(expected) == 300
+    assert run.read_json("summary.json")["final"] == whole.read_json("summary.json")["final"]
 
 
 BAD = [

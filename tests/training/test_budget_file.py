@@ -259,7 +259,7 @@ def test_the_commands(tmp_path):
 def test_kill_and_resume_by_the_commands(tmp_path):
     """kill −9 in mid-run: what the journal says was released is covered by what was granted."""
     file, config = tmp_path / "budget.jsonl", tmp_path / "run.toml"
-    text = CONFIG.replace("FILE", str(file)).replace("rounds = 3", "rounds = 60")
+    text = CONFIG.replace("FILE", str(file)).replace("rounds = 3", "rounds = 120")
     config.write_text(text.replace("[plan]", "[plan]\ncheckpoint_every = 7\nseed = 4"))
     Allowance.open(file, 50.0, 0.1)
     command = [sys.executable, "-m", "dpscaffold", "train", str(config), "--out", "run"]
@@ -275,8 +275,8 @@ def test_kill_and_resume_by_the_commands(tmp_path):
     again = [line["round"] for line in lines if line.get("again")]
     run = Mechanism.from_dict(json.loads((tmp_path / "run" / "privacy.json").read_text())["run"])
     book = Allowance(file).read()
-    assert book.spent[0] >= price(run, 60, again=again) * (1 - 1e-9)
-    assert book.spent[0] <= price(run, 60, again=again) * 1.0001
+    assert book.spent[0] >= price(run, 120, again=again) * (1 - 1e-9)
+    assert book.spent[0] <= price(run, 120, again=again) * 1.0001
     assert 0 <= len(lines) - 1 - sum(book.participations.values()) <= 1
 
 
