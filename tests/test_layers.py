@@ -28,8 +28,8 @@ LAYERS = (
     "setting",
     "engines",
     "books rounds events progress",
-    "metrics optimum trained modules modelwriter model modelfolder predicting exporting "
-    "evaluation stopping",
+    "metrics optimum trained modules modelwriter model modelfolder predicting predicting_files "
+    "exporting evaluation evaluation_files stopping",
     "config",
     "training offer release",
     "tracking",

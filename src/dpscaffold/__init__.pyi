@@ -13,6 +13,7 @@ from .data.objects import federation_of as federation_of
 from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
 from .errors import Diverged as Diverged
+from .evaluation_files import evaluate_files as evaluate_files
 from .federation import Federation as Federation
 from .federation import Records as Records
 from .federation.schema import Target as Target
@@ -24,6 +25,7 @@ from .planner.facts import Facts as Facts
 from .planner.facts import Limits as Limits
 from .planner.recommend import Goal as Goal
 from .planner.recommend import recommend as recommend
+from .predicting_files import predict_files as predict_files
 from .running import run as run
 from .stopping import Stopping as Stopping
 from .tasks import LOSSES as LOSSES

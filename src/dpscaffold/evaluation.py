@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,9 @@ from dpscaffold.federation.labels import pack, unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.model import Model
 from dpscaffold.scoring import METRICS, Metric, constant_scores, metrics_for, report
+
+if TYPE_CHECKING:
+    from dpscaffold.data.readers.files import TableFile
 
 #: What every evaluation says.
 NOT_COVERED = (
@@ -96,6 +99,18 @@ def evaluate_file(
 
 def score_file(model: Model, data: Path, label: str | None, site: str | None) -> Scored:
     """Scores and truths of a file's rows."""
+    scored = score_rows(model, data, label, site)
+    if not len(scored.targets):
+        gap = f" ({scored.gap})" if scored.gap else ""
+        raise BadInput(f"{data} holds no row that has a prediction{gap}")
+    return scored
+
+
+def score_rows(
+    model: Model, data: Path | TableFile, label: str | None, site: str | None, whose: str = "all"
+) -> Scored:
+    """Scores and truths of the rows of a file that have a prediction. Where the file has no column
+    of sites, all are ``whose``."""
     from dpscaffold.data.readers.raw import file_columns
 
     wanted = label_columns(model, data, label)
@@ -113,9 +128,9 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
         truths.append(_truths(columns, model.target))
         if site:
             owners.append(part.others.column(site).filter(complete).fill_null("(none)"))
+    number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), (whose,)
     if not scores:
-        raise BadInput(f"{data} holds no row that has a prediction{f' ({gap})' if gap else ''}")
-    number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), ("all",)
+        return Scored(torch.empty(0, 0), torch.empty(0), number, (), left_out, gap)
     if site:
         coded = pa.chunked_array(owners).combine_chunks().dictionary_encode()
         sites = tuple(coded.dictionary.to_pylist())
@@ -123,7 +138,7 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
     return Scored(torch.cat(scores), torch.cat(truths), number, sites, left_out, gap)
 
 
-def label_columns(model: Model, data: Path, label: str | None) -> tuple[str, ...]:
+def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tuple[str, ...]:
     """The columns of what is true: of several labels those of their names, else the one that is
     given or that of the training."""
     if model.target.kind == "labels":
@@ -135,7 +150,8 @@ def label_columns(model: Model, data: Path, label: str | None) -> tuple[str, ...
         return model.classes
     wanted = label or model.origin.label
     if wanted is None:
-        raise BadInput(f"which column of {data} holds what is true is not known; give --label")
+        path = data if isinstance(data, Path) else data.path
+        raise BadInput(f"which column of {path} holds what is true is not known; give --label")
     return (wanted,)
 
 

@@ -20,6 +20,7 @@ from dpscaffold.tasks import Task
 from dpscaffold.trained import Origin, Trained
 
 if TYPE_CHECKING:
+    from dpscaffold.data.readers.files import TableFile
     from dpscaffold.data.readers.raw import Part
 
 #: Raw rows: a table (N, columns), columns by name (a data frame too), one mapping a row, or the
@@ -82,7 +83,7 @@ class Model(Trained):
             raise BadInput(f"{path} holds no row; give at least one")
         return torch.cat(parts)
 
-    def parts(self, path: Path, others: Sequence[str] = ()) -> Iterator[Part]:
+    def parts(self, path: Path | TableFile, others: Sequence[str] = ()) -> Iterator[Part]:
         """The prepared rows of a file, batch by batch; see :mod:`dpscaffold.data.readers.raw`."""
         from dpscaffold.data.readers.raw import raw_parts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import torch
 
+from dpscaffold.data.readers.files import Format
 from dpscaffold.data.readers.raw import Part, file_kind
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
@@ -48,23 +49,47 @@ def predict_file(
     A row that the training would have left out or refused (a missing value, a category that it
     never saw) has an empty prediction.
     """
-    columns = _columns(model, probabilities)
-    for name in keep:
-        if name in columns:
-            raise BadInput(f"--keep names '{name}', which is a column of the predictions")
-    shape = pa.schema([(name, pa.string()) for name in keep] + list(columns.items()))
-    rows, incomplete, gap = 0, 0, ""
+    answer = Answer(model, tuple(keep), probabilities)
+    shape = answer.shape()
     parts = iter(model.parts(data, keep))
     first = list(islice(parts, 1))  # what is wrong with the file is found before anything is said
-    with _writer(out, shape) as writer, _one_thread():
-        for part in chain(first, parts):
-            arrays = [part.others.column(name) for name in keep]
-            arrays += _arrays(model, part, columns, probabilities)
+    with batch_writer(out, shape) as writer, one_thread():
+        return answer.write(chain(first, parts), writer, shape)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The table that is written for rows: the columns to ``keep`` and those of the predictions."""
+
+    model: Model
+    keep: tuple[str, ...] = ()
+    probabilities: bool = False
+
+    def shape(self, *before: str) -> pa.Schema:
+        """Its columns; those ``before`` them are texts that are the same in all rows of a file."""
+        columns = _columns(self.model, self.probabilities)
+        for name in self.keep:
+            if name in columns or name in before:
+                raise BadInput(f"--keep names '{name}', which is a column of the predictions")
+        texts = [(name, pa.string()) for name in (*before, *self.keep)]
+        return pa.schema(texts + list(columns.items()))
+
+    def write(
+        self, parts: Iterable[Part], writer: Any, shape: pa.Schema, *before: str
+    ) -> Predicted:
+        """Write the rows of a file, with these texts ``before`` each, batch by batch."""
+        columns = _columns(self.model, self.probabilities)
+        rows, incomplete, gap = 0, 0, ""
+        for part in parts:
+            count = len(part.complete)
+            arrays = [pa.repeat(pa.scalar(text, pa.string()), count) for text in before]
+            arrays += [part.others.column(name) for name in self.keep]
+            arrays += _arrays(self.model, part, columns, self.probabilities)
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))
-            rows += len(part.complete)
+            rows += count
             incomplete += int((~part.complete).sum())
             gap = gap or part.gap
-    return Predicted(rows, incomplete, gap)
+        return Predicted(rows, incomplete, gap)
 
 
 def _columns(model: Model, probabilities: bool) -> dict[str, pa.DataType]:
@@ -127,7 +152,7 @@ def _spread(values: np.ndarray, complete: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
+def batch_writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
     """A writer of batches; a file is written beside its name and moved there when it is whole."""
     if not isinstance(out, Path):
         with pa.csv.CSVWriter(out, shape) as writer:
@@ -136,15 +161,20 @@ def _writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
     kind = file_kind(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        make = pa.parquet.ParquetWriter if kind == "parquet" else pa.csv.CSVWriter
-        with whole_file(out) as partial, make(partial, shape) as writer:
+        with whole_file(out) as partial, open_writer(partial, kind, shape) as writer:
             yield writer
     except OSError as problem:
         raise BadInput(f"{out} cannot be written: {problem.strerror or problem}") from None
 
 
+def open_writer(path: Path, kind: Format, shape: pa.Schema) -> Any:
+    """Arrow's writer of batches into a file."""
+    make = pa.parquet.ParquetWriter if kind == "parquet" else pa.csv.CSVWriter
+    return make(path, shape)
+
+
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """The products of a batch are small and the reading takes the time: more threads only wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

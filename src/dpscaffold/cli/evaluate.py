@@ -12,14 +12,18 @@ from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
 
 if TYPE_CHECKING:
     from dpscaffold.evaluation import Evaluation
+    from dpscaffold.evaluation_files import FilesEvaluation
     from dpscaffold.model import Model
 
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
     data: Annotated[
-        Path | None,
-        typer.Argument(help="labelled rows (.csv, .parquet); default: the run's held-out records"),
+        list[Path] | None,
+        typer.Argument(
+            help="labelled rows: .csv or .parquet files, a folder or pattern of such files; "
+            "default: the run's held-out records"
+        ),
     ] = None,
     label: Annotated[
         str | None, typer.Option(help="column of what is true; default: that of the training")
@@ -35,17 +39,19 @@ def evaluate_command(
 ) -> None:
     """Metrics of the task, per site too, confusion and calibration; outside every guarantee."""
     from dpscaffold.books.written import plain
-    from dpscaffold.evaluation import evaluate_file
 
     model = chosen_model(run, module)
-    found = evaluate_file(model, data, label, site) if data else _held_out(run, model)
+    files = _of_files(model, data, label, site) if data else None
+    found = files.whole if files else _of_one(run, model, data, label, site)
     if figure is not None:
         from dpscaffold.report.evaluation import draw_evaluation
 
         draw_evaluation(found, model.classes, figure)
     if as_json:
-        typer.echo(json.dumps(plain(found.to_dict()), indent=2))
+        typer.echo(json.dumps(plain((files or found).to_dict()), indent=2))
         return
+    for note in files.notes if files else ():
+        typer.echo(note, err=True)
     from rich.console import Console
 
     from dpscaffold.report.evaluation import evaluation_tables
@@ -55,6 +61,25 @@ def evaluate_command(
         console.print(part, highlight=False)
     if figure is not None:
         console.print(f"figure: {figure}", highlight=False)
+
+
+def _of_files(
+    model: Model, data: list[Path], label: str | None, site: str | None
+) -> FilesEvaluation | None:
+    """The rows of many files; None where a single one is meant."""
+    from dpscaffold.data.readers.files import is_many
+    from dpscaffold.evaluation_files import evaluate_files
+
+    return evaluate_files(model, data, label, site) if len(data) > 1 or is_many(data[0]) else None
+
+
+def _of_one(
+    run: Path, model: Model, data: list[Path] | None, label: str | None, site: str | None
+) -> Evaluation:
+    """The rows of a file, or those that were held out."""
+    from dpscaffold.evaluation import evaluate_file
+
+    return evaluate_file(model, data[0], label, site) if data else _held_out(run, model)
 
 
 def _held_out(run: Path, model: Model) -> Evaluation:

@@ -5,20 +5,30 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
 from dpscaffold.errors import BadInput
 
+if TYPE_CHECKING:
+    from dpscaffold.predicting import Predicted
+    from dpscaffold.predicting_files import FilesPredicted
+
 
 def predict_command(
     run: Annotated[Path, typer.Argument(help="run folder, or a folder with a saved model")],
-    data: Annotated[Path, typer.Argument(help="raw rows: a .csv or .parquet file")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(help="raw rows: .csv or .parquet files, a folder or pattern of such files"),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help=".csv or .parquet file to write; default: CSV is printed"),
+        typer.Option(
+            help=".csv or .parquet file to write, or for many files a folder with one of the same "
+            "name for each; default: CSV is printed"
+        ),
     ] = None,
     keep: Annotated[
         str, typer.Option(help="columns of the rows to copy, with commas between them")
@@ -31,21 +41,62 @@ def predict_command(
         bool, typer.Option("--json", help="with --out: print how many rows were predicted as JSON")
     ] = False,
 ) -> None:
-    """Predict for every row of a file, in its order; columns are found by name."""
+    """Predict for every row of files, in order; columns are found by name."""
+    from dpscaffold.data.readers.files import is_many
     from dpscaffold.predicting import predict_file
+    from dpscaffold.predicting_files import predict_files
 
     if as_json and out is None:
         raise BadInput("--json is given without --out, and CSV is printed then; name a file")
     model = chosen_model(run, module)
     kept = [name.strip() for name in keep.split(",") if name.strip()]
     target = sys.stdout.buffer if out is None else out
-    done = predict_file(model, data, target, kept, probabilities)
+    if len(data) > 1 or is_many(data[0]):
+        _tell_files(predict_files(model, data, target, kept, probabilities), out, as_json)
+    else:
+        _tell(predict_file(model, data[0], target, kept, probabilities), out, as_json)
+
+
+def _tell(done: Predicted, out: Path | None, as_json: bool) -> None:
+    """What became of a file."""
     if as_json:
-        said = {"file": str(out), "rows": done.rows, "without_prediction": done.incomplete}
-        typer.echo(json.dumps(said | {"why": done.gap}, indent=2))
+        typer.echo(json.dumps({"file": str(out)} | _counted(done), indent=2))
         return
     if out is not None:
         typer.echo(f"{done.rows} rows: {out}", err=True)
+    _tell_gaps(done, "")
+
+
+def _tell_files(done: FilesPredicted, out: Path | None, as_json: bool) -> None:
+    """What became of many files."""
+    from dpscaffold.data.readers.rowfiles import named
+    from dpscaffold.predicting_files import is_folder
+
+    if as_json and out is not None:
+        entries = [
+            {"file": file.name}
+            | ({} if file.out is None else {"out": str(file.out)})
+            | _counted(file.predicted)
+            for file in done.files
+        ]
+        said = {"folder" if is_folder(out) else "file": str(out)} | _counted(done)
+        more = {"files": entries, "left_aside": done.aside, "notes": done.notes}
+        typer.echo(json.dumps(said | more, indent=2))
+        return
+    for note in done.notes:
+        typer.echo(note, err=True)
+    if out is not None:
+        files = "1 file" if len(done.files) == 1 else f"{len(done.files)} files"
+        typer.echo(f"{done.rows} rows of {files}: {out}", err=True)
+    lacking = [f"{f.name} {f.predicted.incomplete}" for f in done.files if f.predicted.incomplete]
+    _tell_gaps(done, f" ({named(lacking)})")
+
+
+def _counted(done: Predicted | FilesPredicted) -> dict[str, Any]:
+    return {"rows": done.rows, "without_prediction": done.incomplete, "why": done.gap}
+
+
+def _tell_gaps(done: Predicted | FilesPredicted, where: str) -> None:
     if done.incomplete:
-        many = f"{done.incomplete} of {done.rows} rows have no prediction"
+        many = f"{done.incomplete} of {done.rows} rows have no prediction{where}"
         typer.echo(f"{many}: the model was trained without such records ({done.gap})", err=True)

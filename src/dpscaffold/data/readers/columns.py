@@ -21,6 +21,10 @@ class NotNumbers(BadInput):
     """A column of numbers holds something else."""
 
 
+class NotText(BadInput):
+    """A file does not hold text in the encoding that was named or found."""
+
+
 _BATCH_BYTES = 1 << 21
 _BATCH_ROWS = 1 << 15
 
@@ -38,10 +42,10 @@ def column_names(file: TableFile) -> list[str]:
             with _open_csv(file, pa.csv.ConvertOptions()) as reader:
                 names = list(reader.schema.names)
     except (UnicodeError, LookupError):
-        raise BadInput(_not_text(file)) from None
+        raise NotText(_not_text(file)) from None
     except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
-            raise BadInput(_not_text(file)) from None
+            raise NotText(_not_text(file)) from None
         raise BadInput(_explained(path, problem, [])) from None
     except OSError as problem:
         raise BadInput(_unreadable(path, problem)) from None
@@ -145,10 +149,10 @@ def read_batches(
                 for batch in reader:
                     yield _with_constants(batch, batch.num_rows, constants, numbers, texts)
     except (UnicodeError, LookupError):
-        raise BadInput(_not_text(file)) from None
+        raise NotText(_not_text(file)) from None
     except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
-            raise BadInput(_not_text(file)) from None
+            raise NotText(_not_text(file)) from None
         kind = NotNumbers if _NO_NUMBER.search(str(problem)) else BadInput
         raise kind(_explained(path, problem, names)) from None
     except OSError as problem:

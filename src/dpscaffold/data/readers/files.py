@@ -70,16 +70,16 @@ def is_many(path: Path) -> bool:
 def table_files(path: Path, kind: Format, dialect: Dialect) -> tuple[TableFile, ...]:
     """The files of a table in the order of their names, each with its own dialect."""
     if not is_many(path):
-        return (_opened(TableFile(path, kind, dialect)),)
+        return (opened(TableFile(path, kind, dialect)),)
     found = _listed(path, kind)
     if not found:
         wanted = " or ".join(_SUFFIXES[kind])
         raise BadInput(f"{path} holds no {kind} file; name a folder with {wanted} files")
-    base = path if path.is_dir() else _fixed_part(path)
-    stems = [_constants(file, base) for file in found]
-    names = _user_names(found, base)
+    base = path if path.is_dir() else fixed_part(path)
+    stems = [folder_columns(file, base) for file in found]
+    names = user_names(found, base)
     return tuple(
-        _opened(TableFile(file, kind, dialect, name, constants))
+        opened(TableFile(file, kind, dialect, name, constants))
         for file, name, constants in zip(found, names, stems, strict=True)
     )
 
@@ -89,7 +89,7 @@ def _listed(path: Path, kind: Format) -> list[Path]:
         inside = (file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES[kind])
         shown = (f for f in inside if not any(p.startswith(".") for p in f.relative_to(path).parts))
         return sorted(file for file in shown if file.is_file())
-    base = _fixed_part(path)
+    base = fixed_part(path)
     return sorted(file for file in base.glob(str(path.relative_to(base))) if file.is_file())
 
 
@@ -110,7 +110,7 @@ def left_aside(path: Path, kind: Format, most: int = 4) -> str:
     return f"warning: no {kind} files, so left aside: {named}{more}" if found else ""
 
 
-def _fixed_part(pattern: Path) -> Path:
+def fixed_part(pattern: Path) -> Path:
     """The folders of a pattern before its first sign of one."""
     fixed = Path(pattern.anchor)
     for part in pattern.parts[len(fixed.parts) :]:
@@ -120,14 +120,14 @@ def _fixed_part(pattern: Path) -> Path:
     return fixed
 
 
-def _constants(file: Path, base: Path) -> tuple[tuple[str, str], ...]:
+def folder_columns(file: Path, base: Path) -> tuple[tuple[str, str], ...]:
     """The columns that folders name: ``site=north/part-0.parquet`` has a column site."""
     folders = file.relative_to(base).parts[:-1]
     pairs = (part.partition("=") for part in folders)
     return tuple((name, value) for name, sign, value in pairs if sign and name)
 
 
-def _user_names(files: Sequence[Path], base: Path) -> list[str]:
+def user_names(files: Sequence[Path], base: Path) -> list[str]:
     """A file's name without its ending, with its folders where two are alike."""
     stems = [file.stem for file in files]
     if len(set(stems)) == len(stems):
@@ -135,7 +135,7 @@ def _user_names(files: Sequence[Path], base: Path) -> list[str]:
     return [file.relative_to(base).with_suffix("").as_posix() for file in files]
 
 
-def _opened(file: TableFile) -> TableFile:
+def opened(file: TableFile) -> TableFile:
     """The file with its dialect found where it was left open."""
     dialect = file.dialect
     if file.kind != "csv" or AUTO not in vars(dialect).values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,12 @@ import pyarrow.compute
 
 from dpscaffold.data.readers.columns import (
     NotNumbers,
+    NotText,
     column_names,
     read_batches,
     require_column,
 )
-from dpscaffold.data.readers.files import UNKNOWN, Format, TableFile, table_files
+from dpscaffold.data.readers.files import UNKNOWN, Format, TableFile, opened
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Prepared
@@ -59,13 +61,17 @@ def file_kind(path: Path) -> Format:
     return found
 
 
-def file_columns(path: Path) -> list[str]:
+def file_columns(path: Path | TableFile) -> list[str]:
     """The columns of a CSV or Parquet file, in order."""
-    return column_names(_opened(path))
+    file = _opened(path)
+    with _decoding(file):
+        return column_names(file)
 
 
-def _opened(path: Path) -> TableFile:
-    return table_files(path, file_kind(path), UNKNOWN)[0]
+def _opened(path: Path | TableFile) -> TableFile:
+    return (
+        path if isinstance(path, TableFile) else opened(TableFile(path, file_kind(path), UNKNOWN))
+    )
 
 
 def coding_of(preparation: Sequence[Prepared], columns: Sequence[str]) -> Coding:
@@ -75,19 +81,28 @@ def coding_of(preparation: Sequence[Prepared], columns: Sequence[str]) -> Coding
     return Coding(tuple(columns)) if found is None else found
 
 
+def require_columns(file: TableFile, coding: Coding, others: Sequence[str]) -> list[str]:
+    """The columns of a file, which must have those of the coding and ``others``."""
+    names = file_columns(file)
+    for name in coding.columns:
+        require_column(file.path, name, names, "feature")
+    for name in others:
+        require_column(file.path, name, names, "asked-for")
+    return names
+
+
 def raw_parts(
-    path: Path, preparation: Sequence[Prepared], columns: Sequence[str], others: Sequence[str] = ()
+    path: Path | TableFile,
+    preparation: Sequence[Prepared],
+    columns: Sequence[str],
+    others: Sequence[str] = (),
 ) -> Iterator[Part]:
     """The rows of a file after the preparation. Columns are found by name, whatever their order;
     ``others`` are handed on as they stand. Memory is bounded by a batch."""
     file = _opened(path)
-    names = column_names(file)
     coding = coding_of(preparation, columns)
+    names = require_columns(file, coding, others)
     rest = [step for step in preparation if not isinstance(step, Coding)]
-    for name in coding.columns:
-        require_column(path, name, names, "feature")
-    for name in others:
-        require_column(path, name, names, "asked-for")
     # A column that is kept and is a number too is read as text: nothing of it is rounded away.
     dated = [name for name, _ in coding.dates]
     numbers = [name for name in coding.numbers if name not in others and name not in dated]
@@ -110,18 +125,31 @@ def _batches(
     """Batches of a file. From the first value on that is no number, numbers are read as texts, so
     that single rows can be left without an answer."""
     done = 0
+    with _decoding(file):
+        try:
+            for batch in read_batches(file, numbers, texts, names):
+                yield batch
+                done += batch.num_rows
+            return
+        except NotNumbers:
+            pass
+        for batch in read_batches(file, [], [*texts, *numbers], names):
+            past = min(done, batch.num_rows)
+            done -= past
+            if past < batch.num_rows:
+                yield batch.slice(past)
+
+
+@contextmanager
+def _decoding(file: TableFile) -> Iterator[None]:
+    """Encodings of new rows are found, not named: advice to name one would lead nowhere."""
     try:
-        for batch in read_batches(file, numbers, texts, names):
-            yield batch
-            done += batch.num_rows
-        return
-    except NotNumbers:
-        pass
-    for batch in read_batches(file, [], [*texts, *numbers], names):
-        past = min(done, batch.num_rows)
-        done -= past
-        if past < batch.num_rows:
-            yield batch.slice(past)
+        yield
+    except NotText:
+        raise BadInput(
+            f"{file.path} cannot be read as {file.dialect.encoding}, which it seemed to be; save "
+            f"it as UTF-8"
+        ) from None
 
 
 class Gaps:

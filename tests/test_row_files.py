@@ -1,0 +1,366 @@
+"""Folders, patterns and lists of files of new rows: what a model says of each row is what it says
+of its file alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from dpscaffold import Logistic, Model, evaluate_files, predict_files
+from dpscaffold.data import load_federation
+from dpscaffold.data.readers.rowfiles import row_files
+from dpscaffold.errors import BadInput
+from dpscaffold.evaluation import evaluate_file
+from dpscaffold.predicting import predict_file
+
+WARDS = ("Kinder", "Männer")
+COLUMNS = ("patient", "age", "stay", "ward", "ill")
+#: How sites write: the sign between columns, the decimal sign, the encoding.
+WAYS = ((",", ".", "utf-8"), (";", ",", "cp1252"), ("\t", ".", "utf-16"), (";", ",", "utf-8-sig"))
+Row = dict[str, Any]
+
+
+def record(
+    patient: int, age: int = 31, stay: float | None = 4.5, ward: str = "Männer", ill: str = "yes"
+) -> Row:
+    return {"patient": f"p{patient}", "age": age, "stay": stay, "ward": ward, "ill": ill}
+
+
+def write(path: Path, rows: list[Row], way: int, columns: tuple[str, ...] = COLUMNS) -> None:
+    """A file in a site's own way; Parquet where its name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        kinds = {"age": pa.int64(), "stay": pa.float64()}
+        arrays = [pa.array([r[c] for r in rows], kinds.get(c, pa.string())) for c in columns]
+        pyarrow.parquet.write_table(pa.table(arrays, names=list(columns)), path)
+        return
+    sign, point, encoding = WAYS[way]
+    lines = [sign.join(columns)]
+    for row in rows:
+        shown = ["" if row[c] is None else str(row[c]) for c in columns]
+        shown = [
+            s.replace(".", point) if c == "stay" else s for s, c in zip(shown, columns, strict=True)
+        ]
+        lines.append(sign.join(shown))
+    path.write_bytes(("\n".join(lines) + "\n").encode(encoding))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model of a folder of one file per site, whose weights tell all columns apart."""
+    home = tmp_path_factory.mktemp("training") / "sites"
+    for site in ("north", "south"):
+        rows = [record(i, 20 + i, i / 2, WARDS[i % 2], ("no", "yes")[i % 3 > 0]) for i in range(20)]
+        write(home / f"{site}.csv", rows, 0)
+    options = {"source": "csv", "path": str(home), "label": "ill", "exclude": ["patient"]}
+    data = load_federation({**options, "categories": ["ward"], "missing": "drop"})
+    torch.manual_seed(0)
+    found = Model.of(data, Logistic(data.dimension, 2), torch.randn(2 * (data.dimension + 1)))
+    object.__setattr__(found, "origin", found.origin.__class__(label="ill"))
+    return found
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """What was written, as texts, whatever the kind."""
+    if path.suffix == ".parquet":
+        stream = io.BytesIO()
+        pyarrow.csv.write_csv(pyarrow.parquet.read_table(path), stream)
+        return list(csv.DictReader(io.StringIO(stream.getvalue().decode())))
+    return list(csv.DictReader(io.StringIO(path.read_text("utf-8"))))
+
+
+RECORDS = st.builds(
+    record,
+    st.integers(0, 999),
+    st.integers(0, 110),
+    st.none() | st.integers(0, 400).map(lambda tenths: tenths / 10),
+    st.sampled_from((*WARDS, "Keller")),  # the training never saw a Keller
+    st.sampled_from(("no", "yes")),
+)
+#: The files of a folder: name → rows, the way they are written, and the order of their columns.
+FOLDERS = st.dictionaries(
+    st.sampled_from(("b.csv", "a.csv", "z/a.csv", "c.parquet", "a.parquet", "B.tsv", "z/d.txt")),
+    st.tuples(st.lists(RECORDS, max_size=6), st.integers(0, 3), st.permutations(COLUMNS)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(FOLDERS, st.booleans())
+def test_a_folder_is_answered_as_its_files_one_by_one(model: Model, files: Any, all_: bool) -> None:
+    """In a table with the name of each row's file, as CSV and Parquet and on a stream, and in a
+    folder byte for byte."""
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place) / "new"
+        for name, (rows, way, columns) in files.items():
+            write(home / name, rows, way, tuple(columns))
+        wanted, counts = [], []
+        for name in sorted(files, key=Path):
+            alone = Path(place) / "alone" / name
+            counts.append(predict_file(model, home / name, alone, ["patient"], all_))
+            wanted += [{"file": name} | row for row in table(alone)]
+        for out in ("all.csv", "all.parquet"):
+            done = predict_files(model, [home], Path(place) / out, ["patient"], all_)
+            assert table(Path(place) / out) == wanted
+            assert [file.predicted for file in done.files] == counts
+            assert (done.rows, done.incomplete) == (
+                sum(len(rows) for rows, *_ in files.values()),
+                sum(
+                    r["stay"] is None or r["ward"] == "Keller" for f in files.values() for r in f[0]
+                ),
+            )
+        stream = io.BytesIO()
+        predict_files(model, [home], stream, ["patient"], all_)
+        assert stream.getvalue() == (Path(place) / "all.csv").read_bytes()
+        predict_files(model, home, Path(place) / "said", ["patient"], all_)
+        assert contents(Path(place) / "said") == contents(Path(place) / "alone")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, hidden ones too."""
+    inside = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in inside}
+
+
+@given(FOLDERS)
+def test_an_evaluation_of_a_folder_is_that_of_one_table_and_of_each_file(
+    model: Model, files: Any
+) -> None:
+    """Of the whole: as of a single table that names each row's site. Of each file: as of it
+    alone."""
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place) / "new"
+        together: list[Row] = []
+        stems = [Path(name).stem for name in files]
+        twice = len(set(stems)) < len(stems)
+        for name in sorted(files, key=Path):
+            rows, way, columns = files[name]
+            write(home / name, rows, way, tuple(columns))
+            site = Path(name).with_suffix("").as_posix() if twice else Path(name).stem
+            together += [row | {"site": site} for row in rows]
+        good = [r for r in together if r["stay"] is not None and r["ward"] != "Keller"]
+        if not good:
+            with pytest.raises(BadInput, match="no file holds a row that has a prediction"):
+                evaluate_files(model, home)
+            return
+        write(Path(place) / "one.csv", together, 0, (*COLUMNS, "site"))
+        found = evaluate_files(model, home)
+        whole = evaluate_file(model, Path(place) / "one.csv", site="site")
+        told, wanted = found.whole.to_dict(), whole.to_dict()
+        assert bool(told.pop("gap")) == bool(wanted.pop("gap"))
+        assert told == wanted and found.whole.rows == len(good)
+        for name, entry in zip(sorted(files, key=Path), found.files, strict=True):
+            assert entry.file == name
+            if not entry.rows:
+                assert entry.metrics == {} and name in found.notes[-1]
+                continue
+            alone = evaluate_file(model, home / name)
+            figures = (entry.rows, entry.left_out, entry.gap, entry.metrics, entry.baseline)
+            assert figures == (
+                alone.rows,
+                alone.left_out,
+                alone.gap,
+                alone.metrics,
+                alone.baseline,
+            )
+
+
+def test_metrics_of_a_folder_agree_with_another_library(model: Model, tmp_path: Path) -> None:
+    random.seed(1)
+    truths, chances = [], []
+    for site in ("north", "south"):
+        rows = [record(i, random.randint(18, 90), i / 3, random.choice(WARDS)) for i in range(30)]
+        rows = [row | {"ill": random.choice(("no", "yes"))} for row in rows]
+        write(tmp_path / f"{site}.csv", rows, 1)
+        truths += [row["ill"] == "yes" for row in rows]
+        chances += model.probabilities(rows)[:, 1].double().tolist()
+    found = evaluate_files(model, [tmp_path / "north.csv", tmp_path / "south.csv"])
+    right = [t == (c > 0.5) for t, c in zip(truths, chances, strict=True)]
+    assert found.whole.metrics["test_auc"] == pytest.approx(roc_auc_score(truths, chances))
+    each = [sum(right[:30]) / 30, sum(right[30:]) / 30]
+    assert [site["accuracy"] for site in found.whole.sites] == pytest.approx(each)
+    assert [file.metrics["test_accuracy"] for file in found.files] == pytest.approx(each)
+
+
+def test_whose_a_row_is_comes_from_its_column_and_else_from_its_file(
+    model: Model, tmp_path: Path
+) -> None:
+    with_sites = (*COLUMNS, "clinic")
+    rows = [record(i) | {"clinic": ("east", "west")[i % 2]} for i in range(6)]
+    write(tmp_path / "mixed.csv", rows, 0, with_sites)
+    write(tmp_path / "north.csv", [record(9)], 0)
+    trained_by_clinic = Model(
+        *(getattr(model, f) for f in ("task", "params", "preparation", "target", "schema")),
+        origin=model.origin.__class__(label="ill", site="clinic"),
+    )
+    found = evaluate_files(trained_by_clinic, tmp_path)
+    assert [(s["site"], s["rows"]) for s in found.whole.sites] == [
+        ("east", 3),
+        ("west", 3),
+        ("north", 1),
+    ]
+    assert "'clinic'" in found.notes[0] and "north.csv" in found.notes[0]
+    with pytest.raises(BadInput, match=r"north\.csv has no asked-for column 'clinic'"):
+        evaluate_files(model, tmp_path, site="clinic")
+
+
+def test_folders_name_columns_and_files_come_in_the_order_asked_for(
+    model: Model, tmp_path: Path
+) -> None:
+    """``ward=Kinder/part-0.parquet`` has a column ward, as in training."""
+    inside = tuple(name for name in COLUMNS if name != "ward")
+    for ward in WARDS:
+        write(tmp_path / "hive" / f"ward={ward}" / "part-0.parquet", [record(1)], 0, inside)
+    write(tmp_path / "flat.csv", [record(1, ward=ward) for ward in WARDS], 0)
+    predict_files(model, tmp_path / "hive", tmp_path / "hive.csv")
+    predict_file(model, tmp_path / "flat.csv", tmp_path / "wanted.csv")
+    found = [{k: v for k, v in row.items() if k != "file"} for row in table(tmp_path / "hive.csv")]
+    assert found == table(tmp_path / "wanted.csv")
+    assert len({row["probability"] for row in found}) == 2, "the ward counts"
+    given_order = [tmp_path / "flat.csv", *sorted((tmp_path / "hive").rglob("*.parquet"))[::-1]]
+    assert row_files([str(given_order[0]), tmp_path / "hive"]).names == (
+        "flat.csv",
+        "ward=Kinder/part-0.parquet",
+        "ward=Männer/part-0.parquet",
+    )
+    assert [file.path for file in row_files(given_order).files] == given_order
+
+
+def test_files_of_the_same_name_are_told_apart(model: Model, tmp_path: Path) -> None:
+    for year in ("2023", "2024"):
+        write(tmp_path / year / "north.csv", [record(int(year))], 0)
+    paths = [tmp_path / "2024" / "north.csv", tmp_path / "x" / ".." / "2023" / "north.csv"]
+    (tmp_path / "x").mkdir()
+    done = predict_files(model, paths, tmp_path / "said", ["patient"])
+    assert [file.name for file in done.files] == ["2024/north.csv", "2023/north.csv"]
+    for year in ("2023", "2024"):
+        assert table(tmp_path / "said" / year / "north.csv")[0]["patient"] == f"p{year}"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Three sites' new rows in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for way, site in enumerate(("north", "south", "west")):
+        write(Path("new") / f"{site}.csv", [record(i) for i in range(4)], way)
+    yield tmp_path
+
+
+BROKEN = {
+    "a column of another name": (lambda b: b.replace(b"ward", b"wing"), "no feature column 'ward'"),
+    "bytes that are no text": (
+        lambda b: b + b"\x81\x8d\xff;1;1,0;1;1\n",
+        "cannot be read as cp1252",
+    ),
+    "nothing": (lambda b: b"", "is empty"),
+    "a short last row": (lambda b: b + b"p9;31\n", "a row has 2 values"),
+    "two signs for decimals": (lambda b: b + b"p9;31;4.5;Kinder;no\n", "with a comma and with a"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("out", ["all.csv", "all.parquet", "said", None])
+def test_one_file_that_fails_leaves_nothing(
+    model: Model, home: Path, broken: str, out: str | None
+) -> None:
+    """One sentence with the file's name; not a byte is written, and what was there stays."""
+    stream = io.BytesIO()
+    target: Any = stream if out is None else Path(out)
+    predict_files(model, "new", target)
+    stream.seek(0)
+    stream.truncate()
+    change, said = BROKEN[broken]
+    path = Path("new/south.csv")
+    path.write_bytes(change(path.read_bytes()))
+    before = contents(home)
+    with pytest.raises(BadInput, match=said) as caught:
+        predict_files(model, "new", target)
+    assert "south.csv" in str(caught.value) and "\n" not in str(caught.value)
+    assert contents(home) == before and stream.getvalue() == b""
+    with pytest.raises(BadInput, match=said):
+        evaluate_files(model, "new")
+
+
+@pytest.mark.parametrize(
+    ("given_", "out", "said"),
+    [
+        ("new", "new/all.csv", "--out new/all.csv lies in new, whose files are read"),
+        ("new", "new/said", "--out new/said lies in new"),
+        ("new", "new", "--out new would write over new/north.csv"),
+        ("new/*.csv", "new", "--out new would write over new/north.csv"),
+        ("new/*.csv", "new/all.csv", r"--out new/all.csv lies in new/\*.csv"),
+        ("new", "sites", "--out sites holds north.csv, which is no earlier prediction"),
+        ("new", "other", "--out other holds thesis.docx, which is no earlier prediction"),
+        ("new", "thesis", "thesis is a file; name a folder"),
+        (
+            "new",
+            "all.xlsx",
+            "all.xlsx is neither a .csv nor a .parquet file; name one, or a folder",
+        ),
+        ("new", "thesis/said", "thesis/said cannot be written"),
+        ("empty", "all.csv", "empty holds no .csv or .parquet file; name a folder"),
+        ("other", "all.csv", "other holds no .csv or .parquet file, only thesis.docx; save"),
+        ("new/*.cvs", "all.csv", r"new/\*.cvs matches no file"),
+        ("new/*.csv new/west.csv", "all.csv", "new/west.csv is named twice"),
+        ("new other/thesis.docx", "all.csv", "other/thesis.docx is neither a .csv nor a .parquet"),
+        ("", "all.csv", "no file of rows is given"),
+    ],
+)
+def test_what_would_be_lost_or_read_again_is_refused(
+    model: Model, home: Path, given_: str, out: str, said: str
+) -> None:
+    """Labelled records are called as the new rows are: predictions never take their place."""
+    write(Path("sites/north.csv"), [record(1)], 0)
+    Path("other").mkdir()
+    Path("empty").mkdir()
+    Path("other/thesis.docx").write_text("years of work")
+    Path("thesis").write_text("more years")
+    before = contents(home)
+    with pytest.raises(BadInput, match=said) as caught:
+        predict_files(model, given_.split(), Path(out))
+    assert "\n" not in str(caught.value) and contents(home) == before
+
+
+def test_predictions_of_before_are_replaced_whole(model: Model, home: Path) -> None:
+    predict_files(model, "new", Path("said"))
+    write(Path("new/north.csv"), [record(1, age=99)], 0)
+    write(Path("new/later.csv"), [record(1)], 0)
+    predict_files(model, "new", "said")
+    assert {*contents(Path("said"))} == {"later.csv", "north.csv", "south.csv", "west.csv"}
+    assert len(table(Path("said/north.csv"))) == 1
+    assert not [path for path in home.iterdir() if path.name.startswith(".")]
+
+
+def test_other_files_and_columns_that_are_not_needed_are_named(model: Model, home: Path) -> None:
+    Path("new/east.xlsx").write_bytes(b"PK")
+    Path("new/.hidden.csv").write_text("x\n")
+    write(Path("new/zone.csv"), [record(1)], 0, ("patient", "age", "stay", "ward"))
+    done = predict_files(model, "new/*", Path("all.csv"))
+    assert done.aside == ("east.xlsx",) and len(done.files) == 4
+    assert done.notes == (
+        "warning: neither .csv nor .parquet, so left aside: east.xlsx",
+        "warning: zone.csv lacks the column 'ill' of north.csv; it is not needed",
+    )
+
+
+def test_a_column_of_ones_own_does_not_become_that_of_the_files(model: Model, home: Path) -> None:
+    rows = [record(1) | {"file": "scan.tif"}]
+    write(Path("new/north.csv"), rows, 0, (*COLUMNS, "file"))
+    with pytest.raises(BadInput, match="--keep names 'file', which is a column of the predictions"):
+        predict_files(model, ["new/north.csv"], Path("all.csv"), ["file"])
+    predict_files(model, ["new/north.csv"], Path("said"), ["file"])
+    assert table(Path("said/north.csv"))[0]["file"] == "scan.tif"
