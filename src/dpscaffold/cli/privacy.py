@@ -227,6 +227,8 @@ def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VI
             )
     if "journal" in said:
         console.print(f"head of the journal: {said['journal']['head']}", style="dim")
+    if said.get("tuning"):
+        console.print(f"tuning: {said['tuning']}", style="dim", highlight=False)
     for sentence in said["outside"]:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)
 

@@ -28,6 +28,7 @@ class Subject:
     simulated: bool = False
     draw_given: bool = False
     allowed: tuple[str, ...] | None = None
+    planned: tuple[str, ...] = ()
 
     @property
     def ledger(self) -> Ledger | None:
@@ -65,6 +66,7 @@ class Subject:
             extra_costs=self.extra_costs,
             groups=groups,
             colluders=self.colluders if colluders is None else colluders,
+            planned=self.planned,
         )
 
 
@@ -203,4 +205,5 @@ def from_config(path: Path) -> Subject:
         simulated=not limits.hidden,
         draw_given=not limits.release,
         allowed=tuple(limits.allow or ()) if limits.release else None,
+        planned=settings.planned,
     )

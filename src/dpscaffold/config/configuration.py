@@ -81,6 +81,14 @@ class Configuration(ConfigTable):
             declared_sizes=self.data.declared_sizes is not None and given.neighbours != "zero-out",
         )
 
+    @property
+    def planned(self) -> tuple[str, ...]:
+        """The keys that were, or will be, chosen on a public surrogate."""
+        given = () if self.facts is None else self.facts.planned
+        if self.plan.learning_rate != "plan":
+            return given
+        return tuple(sorted({*given, "plan.learning_rate"}))
+
     def resolved(self, setting: Setting) -> dict[str, Any]:
         """As written to ``config.toml``: every key spelled out, the noise solved, nothing left to
         defaults."""
@@ -91,8 +99,6 @@ class Configuration(ConfigTable):
         tables["plan"]["warm_rounds"] = setting.warm_rounds
         if self.plan.learning_rate == "plan":
             tables["plan"]["learning_rate"] = setting.plan.learning_rate
-            given = self.facts or FactsSettings()
-            planned = tuple(sorted({*given.planned, "plan.learning_rate"}))
-            facts = given.model_copy(update={"planned": planned})
+            facts = (self.facts or FactsSettings()).model_copy(update={"planned": self.planned})
             tables["facts"] = facts.model_dump(mode="json", exclude_none=True)
         return tables

@@ -45,6 +45,8 @@ def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
             "## Preprocessing",
             "\n".join(f"- {sentence}" for sentence in said["preprocessing"]),
         ]
+    if said.get("tuning"):
+        parts += ["## Tuning", said["tuning"][0].upper() + said["tuning"][1:]]
     parts += [
         "## Outside the guarantee",
         "\n".join(f"- {sentence}" for sentence in said["outside"]),

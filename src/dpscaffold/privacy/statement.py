@@ -105,16 +105,37 @@ def statement(
     ]
     said |= _prepared(preparation, run.unit)
     if planned:
-        said["tuning"] = (
-            f"{', '.join(planned)}: chosen on a public surrogate, from public facts; no record was "
-            f"read for it, and no privacy was spent on it."
-        )
+        said["tuning"] = chosen_in_public(planned)
     outside = _outside(preparation, seed_public, ledger, allowed, planned)
     said["outside"] = [SINGLE_UPLOADS, *outside]
     if said["delta_note"]:
         said["outside"].insert(0, said["delta_note"])
     said["run"] = run.to_dict()
     return said
+
+
+#: What a whole plan chooses; of less than this something else was settled otherwise.
+WHOLE_PLAN = frozenset({"algorithm", "plan", "privacy.clip"})
+
+
+def chosen_in_public(planned: Sequence[str]) -> str:
+    """What is said of keys that were chosen on a public surrogate, and of those that were not.
+
+    >>> "other" in chosen_in_public(["plan", "algorithm", "privacy.clip"])
+    False
+    >>> chosen_in_public(["plan.learning_rate"]).split("; ")[2]
+    'other hyperparameters, if they were tuned on private records, are outside the guarantee.'
+    """
+    said = (
+        f"{', '.join(planned)}: chosen on a public surrogate, from public facts; no record was "
+        f"read for it, and no privacy was spent on it"
+    )
+    if set(planned) >= WHOLE_PLAN:
+        return f"{said}."
+    return (
+        f"{said}; other hyperparameters, if they were tuned on private records, are outside the "
+        f"guarantee."
+    )
 
 
 def large_delta(run: Mechanism) -> str | None:
@@ -193,10 +214,12 @@ def _outside(
     planned: Sequence[str] = (),
 ) -> list[str]:
     """What no bound covers."""
+    # A release says it unless the whole plan was chosen in public: the rest may rest on other runs.
+    tuned = not planned if allowed is None else not set(planned) >= WHOLE_PLAN
     outside = [
         "Metrics computed on private records (accuracy, losses, dissimilarity), if they are "
         "published.",
-        *([] if planned else [TUNING if allowed is None else TUNING_OF_A_RELEASE]),
+        *([TUNING if allowed is None else TUNING_OF_A_RELEASE] if tuned else []),
         *left_open(preparation),
     ]
     outside += [f"Released all the same (--allow {what})." for what in allowed or ()]

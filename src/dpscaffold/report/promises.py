@@ -105,7 +105,8 @@ def person_section(said: Mapping[str, Any]) -> Section:
 
 
 def outside_section(said: Mapping[str, Any]) -> Section:
-    """Everything that no bound covers."""
+    """Everything that no bound covers, and what of the tuning need not be."""
     if not said.get("outside"):
         return Section("Outside the guarantee", ())
-    return section("Outside the guarantee", [Bullets(tuple(said["outside"]))])
+    tuning = Text(f"Not among it: {said['tuning']}") if said.get("tuning") else None
+    return section("Outside the guarantee", [Bullets(tuple(said["outside"])), tuning])
