@@ -13,6 +13,7 @@ from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from dpscaffold.budget import View
+    from dpscaffold.config import Configuration
     from dpscaffold.planner.facts import Facts, Limits
     from dpscaffold.planner.recommend import Goal, Preset
     from dpscaffold.randomness import Sampling
@@ -68,11 +69,12 @@ def plan_command(
             f"another folder"
         )
     tables = read_tables(config) if config else {}
-    parse(tables, config.parent if config else None)  # keys and values, before they are planned on
+    # keys and values are checked before they are planned on
+    settings = parse(tables, config.parent if config else None)
     facts = _facts(tables, users, records, features, classes, similarity, row_norm)
     goal = _goal(tables, epsilon, view, delta, sampling)
     limits = _limits(tables, facts.users, rounds, local_steps, cohort_size)
-    preset = _preset(tables, facts, config)
+    preset = _preset(tables, settings, facts)
     console = Console(highlight=False, soft_wrap=True)
     with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
         try:
@@ -151,11 +153,12 @@ def _goal(
         raise BadInput("epsilon is not given; say --epsilon, or privacy.epsilon with --config")
     if given.get("unit", "record") != "record":
         raise BadInput("privacy.unit is 'user'; a plan is made for the unit 'record' only")
+    usual = "fixed" if given.get("neighbours") == "replace-one" else "poisson"
     return Goal(
         float(asked),
-        cast("View", view or given.get("view", "server")),
+        cast("View", given.get("view", "server") if view is None else view),
         given.get("delta") if delta is None else delta,
-        cast("Sampling", sampling or given.get("sampling", "poisson")),
+        cast("Sampling", given.get("sampling", usual) if sampling is None else sampling),
     )
 
 
@@ -186,20 +189,44 @@ def _limits(
     )
 
 
-def _preset(tables: Mapping[str, Any], facts: Facts, config: Path | None) -> Preset:
-    """What a configuration settles: the algorithm, the task, C, s and λ."""
-    from dpscaffold.algorithms.naming import build
-    from dpscaffold.config import TaskSettings
+def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) -> Preset:
+    """What a configuration settles: the algorithm, the task, C, s, λ, whatever of the plan is not
+    chosen, and the limits that σ_g is solved under."""
+    from dpscaffold.plan import Plan
     from dpscaffold.planner.recommend import Preset
 
-    named = dict(tables.get("algorithm", {}))
-    algorithm = None
-    if "name" in named:
-        name, server = named.pop("name"), named.pop("server", None)
-        algorithm = build(name, server, named, config.parent if config else None)
-    task = TaskSettings(**tables["task"]).build(facts) if "task" in tables else None
+    plan, privacy = tables.get("plan", {}), settings.privacy
     clip = tables.get("privacy", {}).get("clip")
     if isinstance(clip, str):
         raise BadInput("privacy.clip is 'median', which has no noise to plan with; give a number")
-    plan = tables.get("plan", {})
-    return Preset(algorithm, clip, plan.get("data_ratio"), plan.get("regularisation", 0.0), task)
+    return Preset(
+        settings.algorithm.build() if tables.get("algorithm") else None,
+        clip,
+        plan.get("data_ratio"),
+        plan.get("regularisation", 0.0),
+        settings.task.build(facts) if "task" in tables else None,
+        settings.plan.build(Plan.learning_rate),
+        None if privacy is None else privacy.budget,
+        None if privacy is None else privacy.neighbours,
+        settings.data.declared_sizes is not None,
+        _remarks(settings) if "data" in tables else (),
+    )
+
+
+def _remarks(settings: Configuration) -> tuple[str, ...]:
+    """What a plan does not count, its data being closed: the cost of preparing them privately."""
+    data = settings.data
+    steps = [getattr(step, "fit", None) for step in getattr(data, "preprocess", ())]
+    fills = getattr(data, "missing", None)
+    tables = isinstance(fills, dict) and any(hasattr(rule, "fill") for rule in fills.values())
+    if "private" in steps or tables:
+        return (
+            "The data are prepared privately, which costs privacy too: train solves a larger σ_g, "
+            "so that both together keep ε.",
+        )
+    if data.source == "saved":
+        return (
+            "If the stored data were prepared privately, that costs privacy too: train solves a "
+            "larger σ_g then, so that both together keep ε.",
+        )
+    return ()

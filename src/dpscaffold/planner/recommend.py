@@ -20,7 +20,7 @@ from dpscaffold.budget import Budget, View
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, silence
-from dpscaffold.local.gaussian import Gaussian
+from dpscaffold.local.gaussian import Gaussian, Neighbours
 from dpscaffold.plan import Plan
 from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planner.nearest import unmet
@@ -43,6 +43,12 @@ AROUND = (0.1, 0.3, 3.0, 10.0)
 #: Surrogates of the comparisons that only complete the picture: half of those that decide η₀.
 FEWER = SEEDS[:1]
 
+#: Fields of a plan that are chosen here, and those that are left as they were given.
+CHOSEN = tuple(
+    f"plan.{name}" for name in ("rounds", "local_steps", "user_ratio", "learning_rate", "averaging")
+)
+LEFT = ("server_rate", "weighting", "tail", "warm_rounds", "max_rounds")
+
 VIEWS: tuple[View, ...] = ("server", "third-party", "participant", "paper-third-party")
 
 
@@ -64,13 +70,42 @@ class Goal:
 
 @dataclass(frozen=True)
 class Preset:
-    """What is settled beforehand; None leaves it to the planner."""
+    """What is settled beforehand; None leaves it to the planner.
+
+    Of ``plan`` those fields count that no planner chooses (η_g, the weighting, the tail, the warm
+    rounds, the most rounds that the run may be given later), of ``budget`` the limits beside δ and
+    the view, and ``neighbours`` and ``declared`` (sizes that are constants) say what is hidden: σ_g
+    is solved for the run with all of these. ``remarks`` are sentences on what it is not solved for.
+    """
 
     algorithm: Algorithm | None = None
     clip: float | None = None
     data_ratio: float | None = None
     regularisation: float = 0.0
     task: Task | None = None
+    plan: Plan | None = None
+    budget: Budget | None = None
+    neighbours: Neighbours | None = None
+    declared: bool = False
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The keys of a configuration that are left to the planner: none that was settled before,
+        by whatever it was settled.
+
+        >>> Preset().chosen, Preset(clip=1.0, plan=Plan(seed=3)).chosen
+        (('algorithm', 'plan', 'privacy.clip'), ('algorithm', 'plan'))
+        >>> Preset(data_ratio=0.1).chosen[1:4]
+        ('plan.rounds', 'plan.local_steps', 'plan.user_ratio')
+        """
+        usual, given = Plan(), self.plan or Plan()
+        settled = self.data_ratio is not None or self.regularisation != 0
+        settled = settled or any(getattr(given, name) != getattr(usual, name) for name in LEFT)
+        ratio = () if self.data_ratio is not None else ("plan.data_ratio",)
+        plan = (*CHOSEN, *ratio) if settled else ("plan",)
+        algorithm = () if self.algorithm is not None else ("algorithm",)
+        return (*algorithm, *plan, *(() if self.clip is not None else ("privacy.clip",)))
 
 
 @dataclass(frozen=True)
@@ -78,8 +113,8 @@ class Recommendation:
     """The plan that did best on surrogates.
 
     ``setting`` is the run with its solved noise, ``choice`` what its η₀ were worth, ``tried`` the
-    best of every other candidate, ``public`` the best score without noise, and ``curve`` the best
-    scores by ε, on half of the surrogates.
+    best of every other candidate, ``public`` the best score without noise, ``curve`` the best
+    scores by ε, on half of the surrogates, and ``beside`` that without noise on the same half.
     """
 
     facts: Facts
@@ -89,6 +124,8 @@ class Recommendation:
     tried: tuple[Choice, ...]
     public: float
     curve: tuple[tuple[float, float], ...] = field(default=())
+    beside: float | None = None
+    preset: Preset = field(default_factory=Preset)
 
     @property
     def kept(self) -> float:
@@ -153,7 +190,10 @@ def recommend(
     points += [(goal.epsilon, _of_fewer(best))] if curve else []
     left = tuple(one for one in tried if one is not best)
     score = max(public.score, best.score)
-    return Recommendation(facts, goal, best.setting, best, left, score, tuple(sorted(points)))
+    beside_score = max(_of_fewer(public), _of_fewer(best))
+    return Recommendation(
+        facts, goal, best.setting, best, left, score, tuple(sorted(points)), beside_score, preset
+    )
 
 
 def _tried(settings: Sequence[Setting], bench: Bench) -> list[Choice]:
@@ -205,11 +245,14 @@ def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> lis
     share = limits.share(facts.users)
     ratio = least_batch_ratio(facts.sizes, preset.data_ratio)
     steps = min(limits.local_steps, STEPS)
-    task = preset.task or default_task(facts)
-    clip = preset.clip or 1.0
+    base, task = preset.plan or Plan(), preset.task or default_task(facts)
+    mechanism = Gaussian(preset.clip or 1.0, 1.0, goal.sampling, neighbours=preset.neighbours)
+    budget = replace(preset.budget or Budget(), delta=goal.delta, view=goal.view)
+    roster = replace(facts.roster, declared=preset.declared)
+    warm_up = round(4 / share) if base.warm_rounds is None else base.warm_rounds
     found = []
     for algorithm in algorithms:
-        warm = 0 if algorithm.warm_up is None else round(4 / share)
+        warm = 0 if algorithm.warm_up is None else warm_up
         for rounds in rounds_tried(limits.rounds, warm):
             own = round(1 / ratio) if algorithm.full_pass else steps
             if own > limits.local_steps:
@@ -218,7 +261,8 @@ def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> lis
                     f"pass over the data, {own} steps; allow {own}, or a plan.data_ratio of "
                     f"{least_ratio(limits.local_steps):g}"
                 )
-            plan = Plan(
+            plan = replace(
+                base,
                 rounds=rounds,
                 local_steps=own,
                 user_ratio=share,
@@ -226,19 +270,25 @@ def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> lis
                 regularisation=preset.regularisation,
                 averaging="tail",
             )
-            mechanism = Gaussian(clip, 1.0, goal.sampling)
-            budget = Budget(goal.delta, view=goal.view)
-            bare = Setting(facts.roster, task, algorithm, plan, mechanism, budget)
-            found.append(bare)
+            found.append(Setting(roster, task, algorithm, plan, mechanism, budget))
     if not found:
-        warm, enough = round(4 / share), _enough_participants(facts.users, limits.rounds)
-        more = f", or {enough} participants" if enough else ""
-        raise BadInput(
-            f"the most rounds are {limits.rounds}, and the warm start alone takes {warm} with "
-            f"{round(share * facts.users)} of {facts.users} users in a round; allow {warm + 1} "
-            f"rounds or more{more}"
-        )
+        raise _no_round_left(facts.users, share, limits.rounds, base.warm_rounds)
     return _solved(found, goal.epsilon)
+
+
+def _no_round_left(users: int, share: float, rounds: int, warm: int | None) -> BadInput:
+    """The refusal of a limit on rounds that a warm start takes up by itself."""
+    if warm is not None:
+        return BadInput(
+            f"the most rounds are {rounds}, and plan.warm_rounds is {warm}; allow {warm + 1} "
+            f"rounds or more, or fewer that warm up"
+        )
+    warm, enough = round(4 / share), _enough_participants(users, rounds)
+    more = f", or {enough} participants" if enough else ""
+    return BadInput(
+        f"the most rounds are {rounds}, and the warm start alone takes {warm} with "
+        f"{round(share * users)} of {users} users in a round; allow {warm + 1} rounds or more{more}"
+    )
 
 
 def _enough_participants(users: int, rounds: int) -> int | None:
@@ -329,7 +379,7 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
             "classes": facts.classes,
             "similarity": "unknown" if facts.similarity is None else facts.similarity,
             "row_norm": "none" if facts.row_norm is None else facts.row_norm,
-            "planned": ["algorithm", "plan", "privacy.clip"],
+            "planned": list(found.preset.chosen),
         },
         "task": {"kind": "logistic" if facts.classes else "linear"},
         "algorithm": {"name": setting.algorithm.name, **setting.algorithm.numbers},

@@ -259,13 +259,17 @@ def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int 
 
 def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
     """v/(mK) of a round's mean in every coordinate, v = (2Cσ_g/b)² on average over users, is that
-    of the real run, divided by κ and multiplied by (c/c')²."""
+    of the real run, divided by κ and multiplied by (c/c')². A mean that is weighted by records
+    hears a user's noise R_i/R̄ times as loud."""
     if isinstance(privacy.clip, str) or privacy.unit != "record":
         raise BadInput(
             "a surrogate needs a fixed privacy.clip and privacy.unit = 'record', whose noise is "
             "known from public numbers; set them, or choose plan.learning_rate yourself"
         )
     spreads = np.asarray(privacy.scale(privacy.clip, setting.batch_sizes.double().numpy()))
+    if setting.plan.weighting == "records":
+        sizes = setting.sizes.double().numpy()
+        spreads = spreads * sizes / sizes.mean()
     steps = setting.plan.local_steps * setting.cohort_size
     variance = float((spreads**2).mean()) * shape.steps * shape.cohort_size / steps
     variance *= shape.crowd(setting) ** 2 / shape.stretch(setting)

@@ -11,7 +11,9 @@ from dpscaffold.books.written import plain, to_toml
 from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice
-from dpscaffold.privacy.showing import digits_up
+from dpscaffold.privacy import bound_for
+from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.statement import large_delta
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.whole import write_text
 
@@ -21,20 +23,29 @@ def score_name(found: Recommendation) -> str:
     return "accuracy" if found.facts.classes else "R²"
 
 
+def towards(found: Recommendation) -> str:
+    """Whom ε is promised to, in words."""
+    together = found.setting.budget.colluders
+    return {
+        "server": "the server",
+        "third-party": "a third party",
+        "participant": "a participant" if together == 1 else f"{together} participants together",
+    }.get(found.goal.view, "a third party (by the published bound, which is no theorem)")
+
+
 def plan_lines(found: Recommendation) -> list[str]:
     """The recommendation in sentences."""
-    setting, plan, goal = found.setting, found.setting.plan, found.goal
+    setting, plan = found.setting, found.setting.plan
     assert setting.privacy is not None
     low, high = found.choice.flat
     name = score_name(found)
-    delta = found.setting.describe()
+    part = "half" if plan.tail == 0.5 else f"{plan.tail:g}"
     lines = [
         f"DP-{setting.algorithm.shown}: T = {plan.rounds} rounds, K = {plan.local_steps} steps, "
         f"{setting.cohort_size} of {setting.users} users a round (l = {plan.user_ratio:g}), "
         f"batches of s = {plan.data_ratio:g}, C = {setting.privacy.clip:g}, "
-        f"η₀ = {found.choice.rate:g}, the average of the last half of the rounds",
-        f"σ_g = {digits_up(setting.privacy.noise, 4)} keeps ε = {goal.epsilon:g} towards the "
-        f"{goal.view} at δ = {digits_up(delta.delta if delta else 0)}, {goal.sampling} batches",
+        f"η₀ = {found.choice.rate:g}, the average of the last {part} of the rounds",
+        *_promise(found),
         f"on surrogates its {name} is {found.choice.score:.3f}, {100 * found.kept:.0f} % of the "
         f"{found.public:.3f} without privacy; η₀ from {low:g} to {high:g} loses at most a point",
         f"it costs {found.traffic / 1e6:.3g} MB of traffic and {found.local_steps:,} local steps, "
@@ -44,17 +55,36 @@ def plan_lines(found: Recommendation) -> list[str]:
         lines.append(found.smaller)
     if found.facts.similarity is None:
         lines.append("γ is unknown: users were supposed to have nothing in common (γ = 0 %)")
+    lines += found.preset.remarks
     lines.append("Nothing private was read: no privacy was spent on this choice.")
     return lines
 
 
+def _promise(found: Recommendation) -> list[str]:
+    """What σ_g keeps, and what should be known of it."""
+    run, goal, plan = found.setting.describe(), found.goal, found.setting.plan
+    assert run is not None
+    later = f", over {plan.max_rounds} rounds (plan.max_rounds)" if plan.max_rounds else ""
+    lines = [
+        f"σ_g = {digits_up(run.noise, 4)} keeps ε = {goal.epsilon:g} towards {towards(found)} at "
+        f"δ = {digits_up(run.delta)}, {goal.sampling} batches{later}"
+    ]
+    if goal.view == "paper-third-party":
+        proved = round_up(bound_for(run, "server").epsilon(run))
+        lines.append(f"What is proved of this plan is ε = {proved} towards the server.")
+    note = large_delta(run)
+    return [*lines, note] if note else lines
+
+
 def as_json(found: Recommendation) -> dict[str, Any]:
     """Everything that was found, in plain values."""
-    setting = found.setting
+    setting, run = found.setting, found.setting.describe()
     assert setting.privacy is not None
     return {
         "recommended": as_tables(found),
         "noise": setting.privacy.noise,
+        "delta": None if run is None else run.delta,
+        "remarks": list(found.preset.remarks),
         "score": {
             "name": score_name(found),
             "private": found.choice.score,
@@ -96,9 +126,10 @@ def write_plan(
     for name, table in tables.items():
         kept = whole.get(name, {}) if name in ("plan", "task", "facts") else {}
         whole[name] = {**table, **kept, **table} if name != "task" else {**table, **kept}
-    for name in ("budget_file", "secret", "max_participations", "colluders", "neighbours"):
-        if name in (given or {}).get("privacy", {}):
-            whole["privacy"][name] = (given or {})["privacy"][name]
+    limits = {k: v for k, v in (given or {}).get("privacy", {}).items() if k != "noise"}
+    whole["privacy"] = {**limits, **tables["privacy"]}
+    if found.preset.algorithm is not None and given and given.get("algorithm"):
+        whole["algorithm"] = given["algorithm"]  # a user's own has a name of its file
     note = "\n".join(f"# {line}" for line in plan_lines(found))
     write_text(folder / "plan.toml", f"{note}\n\n{to_toml(whole)}")
     text = json.dumps(plain(as_json(found)), indent=2, ensure_ascii=False)
@@ -129,8 +160,9 @@ def _draw(found: Recommendation, path: Path) -> None:
     left.legend(fontsize=8, frameon=False)
     curve = found.curve or ((found.goal.epsilon, found.choice.score),)
     right.plot(*zip(*curve, strict=True), marker="o", markersize=3)
-    right.axhline(found.public, color="0.6", linestyle="--", label="without privacy")
-    right.set(xscale="log", xlabel=f"ε towards the {found.goal.view}")
+    public = found.public if found.beside is None else found.beside
+    right.axhline(public, color="0.6", linestyle="--", label="without privacy")
+    right.set(xscale="log", xlabel=f"ε towards {towards(found)}")
     right.legend(fontsize=8, frameon=False)
     for axis in (left, right):
         axis.grid(alpha=0.3)

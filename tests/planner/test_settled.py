@@ -1,0 +1,250 @@
+"""What a configuration settles before a plan is made: it is kept, σ_g is solved for the run with
+all of it, and only what was really chosen on surrogates is called so."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from dpscaffold import Gaussian, Linear, Plan, fedavg
+from dpscaffold.cli import app
+from dpscaffold.config import load
+from dpscaffold.errors import BadInput
+from dpscaffold.federation.roster import Roster
+from dpscaffold.planner.facts import Facts, Limits
+from dpscaffold.planner.recommend import Goal, recommend
+from dpscaffold.planner.surrogate import on_surrogate, surrogate
+from dpscaffold.planner.trial import Bench, Trial
+from dpscaffold.privacy import bound_for, statement
+from dpscaffold.report.planning import plan_lines
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import LOSSES
+
+FACTS = """[facts]
+users = 6
+records = [20, 30, 40, 50, 60, 70]
+features = 3
+classes = 2
+"""
+BASE = {"plan": {"rounds": 8, "local_steps": 1, "user_ratio": 0.5}, "privacy": {"epsilon": 2.0}}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Surrogates that are not trained on: what is tested here does not depend on scores."""
+
+    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[Trial]:
+        return [Trial(rate, (0.5, 0.7) * 2, 0) for _, rate in asked]
+
+    monkeypatch.setattr(Bench, "run", scored)
+
+
+def planned(folder: Path, tables: str, *options: str) -> Result:
+    (folder / "run.toml").write_text(FACTS + tables)
+    asked = ["plan", "--config", str(folder / "run.toml"), "--out", str(folder / "plan"), *options]
+    return CliRunner().invoke(app, asked)
+
+
+def toml(algorithm: str = "", **more: dict[str, object]) -> str:
+    lines = [f'[algorithm]\nname = "{algorithm}"'] if algorithm else []
+    for name in {**BASE, **more}:
+        lines.append(f"[{name}]")
+        values = {**BASE.get(name, {}), **more.get(name, {})}
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        toml(),
+        toml(plan={"max_rounds": 30}),
+        toml(privacy={"neighbours": "replace-one"}),
+        toml("fedavg", privacy={"view": "third-party", "sampling": "fixed"}),
+        toml("fedavg", privacy={"view": "participant", "sampling": "fixed"}),
+        toml("fedavg", privacy={"view": "participant", "sampling": "fixed", "colluders": 2}),
+        toml("fedavg", plan={"weighting": "records"}, privacy={"view": "third-party", "clip": 2.0}),
+        toml("fedavg", privacy={"view": "third-party", "max_participations": 3}),
+        toml("fedavg", privacy={"view": "third-party", "user_epsilon": 1.5}),
+        toml("scaffold-balanced-warm", plan={"warm_rounds": 2}),
+    ],
+)
+@pytest.mark.usefixtures("quick")
+def test_the_noise_is_that_of_the_run_that_is_written(tmp_path, tables):
+    """What train solves for the written configuration, on the users of the facts, is what the plan
+    says: whatever limits it was given with."""
+    result = planned(tmp_path, tables, "-q")
+    assert result.exit_code == 0, result.exception
+    said = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    sizes = tuple(tomllib.loads(FACTS)["facts"]["records"])
+    facts = Facts(sizes, 3, 2)
+    run = load(tmp_path / "plan" / "plan.toml").setting(Roster(sizes, (), facts.roster.schema))
+    assert run.privacy is not None
+    assert said["noise"] == pytest.approx(run.privacy.noise, rel=1e-9)
+    assert said["delta"] == run.describe().delta
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_given_is_written(tmp_path):
+    limits = {
+        "max_participations": 3,
+        "user_epsilon": 1.5,
+        "target_epsilon": 1.9,
+        "release": True,
+        "colluders": 2,
+        "delta": 1e-5,
+    }
+    more = {"server_rate": 0.5, "tail": 0.25, "seed": 4, "evaluate_every": 3}
+    result = planned(tmp_path, toml("fedprox", plan=more, privacy=limits), "-q")
+    assert result.exit_code == 0, result.exception
+    written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
+    assert limits.items() <= written["privacy"].items()
+    assert more.items() <= written["plan"].items()
+    assert written["algorithm"]["name"] == "fedprox"
+    assert "the last 0.25 of the rounds" in (tmp_path / "plan" / "plan.toml").read_text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_algorithm_of_ones_own_keeps_its_name(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dpscaffold import fedavg\n\n\ndef factory():\n    return fedavg()\n"
+    )
+    result = planned(tmp_path, toml("mine:factory"), "-q")
+    assert result.exit_code == 0, result.exception
+    written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
+    assert written["algorithm"] == {"name": "mine:factory"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "chosen"),
+    [
+        (toml(), ["algorithm", "plan", "privacy.clip"]),
+        (toml("fedavg"), ["plan", "privacy.clip"]),
+        (toml(privacy={"clip": 0.3}), ["algorithm", "plan"]),
+        (
+            toml("fedavg", plan={"regularisation": 0.1, "data_ratio": 0.5}, privacy={"clip": 1.0}),
+            [
+                f"plan.{k}"
+                for k in ["rounds", "local_steps", "user_ratio", "learning_rate", "averaging"]
+            ],
+        ),
+    ],
+)
+@pytest.mark.usefixtures("quick")
+def test_only_what_was_chosen_is_called_planned(tmp_path, tables, chosen):
+    assert planned(tmp_path, tables, "-q").exit_code == 0
+    written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
+    assert written["facts"]["planned"] == chosen
+
+
+def test_a_statement_is_silent_on_tuning_only_where_a_whole_plan_was_chosen_in_public():
+    """Where a part of it was, the rest may have been tuned on private records, and that is said; a
+    release says so among what is outside."""
+    run = Setting(
+        Facts.of(users=6, records=40, features=3, classes=2).roster,
+        Linear(3, 2, LOSSES["softmax"]),
+        fedavg(),
+        Plan(rounds=4, local_steps=2),
+        Gaussian(noise=4.0),
+    ).describe()
+    whole, part = ["algorithm", "plan", "privacy.clip"], ["plan.learning_rate"]
+    assert "outside the guarantee" not in statement(run, planned=whole)["tuning"]
+    assert "other hyperparameters, if they were tuned" in statement(run, planned=part)["tuning"]
+    for keys, named in ((whole, False), (part, True), ([], True)):
+        outside = statement(run, planned=keys, allowed=())["outside"]
+        assert any(sentence.startswith("Tuning: every run") for sentence in outside) is named
+
+
+def test_the_page_and_the_command_say_what_was_planned(tmp_path):
+    tables = "[data]\nusers = 5\nrecords = 40\n[plan]\nrounds = 3\nlocal_steps = 2\n"
+    (tmp_path / "c.toml").write_text(tables + 'learning_rate = "plan"\n[privacy]\nnoise = 4.0\n')
+    run = tmp_path / "run"
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "c.toml"), "--out", str(run), "-q"])
+    assert result.exit_code == 0, result.exception
+    assert "chosen on a public surrogate" in (run / "privacy.md").read_text()
+    for subject in (run, tmp_path / "c.toml"):
+        said = CliRunner().invoke(app, ["privacy", str(subject)]).output
+        assert "tuning: plan.learning_rate: chosen on a public" in said
+        assert "Hyperparameters tuned on private" not in said
+
+
+def test_a_mean_by_records_has_its_own_noise():
+    """Σ w_i²v_i with w_i = R_i/ΣR_j, on average over cohorts, by hand from 2Cσ_g/b_i."""
+    sizes = (20, 50, 900, 300)
+    facts = Facts(sizes, 4, 2)
+    real = Setting(
+        facts.roster,
+        Linear(4, 2, LOSSES["softmax"]),
+        fedavg(),
+        Plan(rounds=6, local_steps=8, user_ratio=1.0, data_ratio=0.1, weighting="records"),
+        Gaussian(0.7, 3.0, "poisson"),
+    )
+    small = on_surrogate(real, surrogate(real, facts.guess, 0.5), rate=0.9)
+    wanted = sum((r / sum(sizes) * 2 * 0.7 * 3.0 / math.floor(0.1 * r)) ** 2 for r in sizes) / 8
+    assert small.privacy is not None
+    got = (2 * 0.7 * small.privacy.noise / int(small.batch_sizes[0])) ** 2
+    got /= small.plan.local_steps * small.cohort_size
+    assert got == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_not_proved_or_loose_is_said():
+    facts = Facts.of(users=6, records=40, features=3, classes=2)
+    found = recommend(
+        facts, Goal(2.0, "paper-third-party", 0.02, "fixed"), Limits(rounds=4, local_steps=2)
+    )
+    said = "\n".join(plan_lines(found))
+    run = found.setting.describe()
+    proved = math.ceil(bound_for(run, "server").epsilon(run) * 1000) / 1000
+    assert "no theorem" in said and f"What is proved of this plan is ε = {proved:.3f}" in said
+    assert "publishes one record at random in the clear" in said
+    small = recommend(facts, Goal(2.0), Limits(rounds=4, local_steps=2))
+    assert "theorem" not in "\n".join(plan_lines(small))
+    assert "in the clear" not in "\n".join(plan_lines(small))
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        'preprocess = [{step = "centre", fit = "private", norm_bound = 1.0, noise = 5.0}]',
+        'missing = {age = {fill = "mean", low = 0, high = 60, noise = 20.0}}',
+    ],
+)
+@pytest.mark.usefixtures("quick")
+def test_private_preparation_is_not_forgotten(tmp_path, prepared):
+    data = f'[data]\nsource = "csv"\npath = "nowhere.csv"\nlabel = "ill"\nuser = "site"\n{prepared}\n'
+    result = planned(tmp_path, toml() + data)
+    assert result.exit_code == 0, result.exception
+    assert "train solves a larger σ_g" in result.output
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["remarks"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_both_curves_over_epsilon_are_of_the_same_surrogates():
+    """Scores of the first seed are 0.5 and of the second 0.7: those by ε are of the first alone,
+    and so is the line without privacy beside them."""
+    facts = Facts.of(users=6, records=40, features=3, classes=2, similarity=0.0)
+    found = recommend(facts, Goal(2.0), Limits(rounds=4, local_steps=2))
+    assert found.public == pytest.approx(0.6)
+    assert found.beside == pytest.approx(0.5)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--view", ""], "--view is ''"),
+        (["--sampling", ""], "--sampling is ''"),
+        (["--rounds", "60"], "plan.max_rounds is 40, and plan.rounds is 60"),
+    ],
+)
+def test_an_empty_word_and_a_limit_that_contradicts_are_refused(tmp_path, options, said):
+    result = planned(tmp_path, toml(plan={"max_rounds": 40}), *options)
+    assert isinstance(result.exception, BadInput) and said in str(result.exception)
+    assert not (tmp_path / "plan").exists()
