@@ -218,7 +218,8 @@ def test_what_is_not_proved_or_loose_is_said():
 )
 @pytest.mark.usefixtures("quick")
 def test_private_preparation_is_not_forgotten(tmp_path, prepared):
-    data = f'[data]\nsource = "csv"\npath = "nowhere.csv"\nlabel = "ill"\nuser = "site"\n{prepared}\n'
+    columns = 'path = "nowhere.csv"\nlabel = "ill"\nuser = "site"'
+    data = f'[data]\nsource = "csv"\n{columns}\n{prepared}\n'
     result = planned(tmp_path, toml() + data)
     assert result.exit_code == 0, result.exception
     assert "train solves a larger σ_g" in result.output
