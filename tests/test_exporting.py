@@ -27,14 +27,14 @@ WARDS = ("a", "b", "c")
 
 
 def visits(path: Path) -> list[dict[str, Any]]:
-    """A table with everything at once: numbers, gaps in two of them, dates and categories."""
+    """A table with everything at once: numbers, gaps and markers of gaps, dates, categories."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = [
         {
-            "age": None if i % 7 == 3 else round(float(rng.normal(50, 20)), 2),
+            "age": (None, -9.0)[i % 2] if i % 7 == 3 else round(float(rng.normal(50, 20)), 2),
             "weight": None if i % 5 == 1 else round(float(rng.normal(70, 15)), 2),
             "ward": WARDS[i % 3],
-            "sex": None if i % 6 == 5 else "fm"[i % 2],
+            "sex": (None, "?")[i % 4 == 1] if i % 6 == 5 else "fm"[i % 2],
             "born": f"{1 + i % 28:02d}.{1 + i % 12:02d}.{1930 + i}",
             "site": f"s{i % 3}",
             "grade": "xyz"[int(rng.integers(3))],
@@ -60,6 +60,7 @@ def table(folder: Path, **more: Any) -> tuple[Federation, list[dict[str, Any]]]:
         "categories": {"ward": list(WARDS), "sex": ["f", "m"]},
         "dates": {"born": "%d.%m.%Y"},
         "missing": {"age": "median", "weight": "indicator", "sex": "category"},
+        "gaps": {"age": ["-9"], "sex": ["?"]},
         "preprocess": ["standardise", "unit-norm"],
         **more,
     }
@@ -143,7 +144,7 @@ def by_number(model: Model, rows: Any) -> torch.Tensor:
             columns.append(days(name, cells, "%d.%m.%Y"))
         elif name in known:
             places = {value: float(k) for k, value in enumerate(known[name])}
-            columns.append([np.nan if v is None else places.get(v, -1.0) for v in cells])
+            columns.append([np.nan if v in (None, "?") else places.get(v, -1.0) for v in cells])
         else:
             columns.append([np.nan if v is None else v for v in cells])
     return torch.tensor(np.array(columns, dtype=np.float32).T)

@@ -111,9 +111,11 @@ def score_rows(
 ) -> Scored:
     """Scores and truths of the rows of a file that have a prediction. Where the file has no column
     of sites, all are ``whose``."""
-    from dpscaffold.data.readers.raw import file_columns
+    from dpscaffold.data.readers.raw import coding_of, file_columns, unmarked
 
     wanted = label_columns(model, data, label)
+    coding = coding_of(model.preparation, model.columns)
+    numbers = wanted if model.target.kind == "number" else ()
     if site is None and model.origin.site in file_columns(data):
         site = model.origin.site
     scores, truths, owners, left_out, gap = [], [], [], 0, ""
@@ -124,10 +126,14 @@ def score_rows(
         if not part.complete.any():
             continue
         scores.append(model.scores_of(part.features))
-        columns = {name: part.others.column(name).filter(complete) for name in wanted}
+        others = {
+            name: unmarked(coding, part.others.column(name).filter(complete), name, name in numbers)
+            for name in part.others.schema.names
+        }
+        columns = {name: others[name] for name in wanted}
         truths.append(_truths(columns, model.target))
         if site:
-            owners.append(part.others.column(site).filter(complete).fill_null("(none)"))
+            owners.append(others[site].fill_null("(none)"))
     number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), (whose,)
     if not scores:
         return Scored(torch.empty(0, 0), torch.empty(0), number, (), left_out, gap)

@@ -67,6 +67,7 @@ def described(model: Model) -> dict[str, str]:
         "target": model.target.kind,
         "classes": list(model.classes),
         "categories": {name: list(known) for name, known in categories.items()},
+        "gaps": {name: list(markers) for name, markers in coding.gaps} if coding else {},
         "privacy": model.privacy.get("quote", "No privacy statement is known."),
         "leaves_unprotected": list(model.unprotected),
     }
@@ -124,7 +125,8 @@ def _with_texts(onnx: Any, core: Any, model: Model) -> Any:
     for k, name in enumerate(model.columns):
         if name in known:
             inputs.append(helper.make_tensor_value_info(name, kinds.STRING, ["rows", 1]))
-            nodes.append(_encoder(helper, name, known[name], f"code {k}"))
+            gaps = coding.markers.of(name) if coding else ()
+            nodes.append(_encoder(helper, name, known[name], gaps, f"code {k}"))
             parts.append(f"code {k}")
     at = {name: j for j, name in enumerate(numbers)}
     joined = ["numbers"] * bool(numbers) + parts
@@ -142,15 +144,19 @@ def _with_texts(onnx: Any, core: Any, model: Model) -> Any:
     return onnx.compose.merge_models(before, core, io_map=[("ordered", "rows")])
 
 
-def _encoder(helper: Any, name: str, values: tuple[str, ...], out: str) -> Any:
-    """A text ↦ the number of its category; the empty text is missing, others are unknown."""
+def _encoder(
+    helper: Any, name: str, values: tuple[str, ...], gaps: tuple[str, ...], out: str
+) -> Any:
+    """A text ↦ the number of its category; the empty text and what stands for it (``gaps``) are
+    missing, others are unknown."""
+    empty = ("", *(gap for gap in gaps if gap not in values))
     return helper.make_node(
         "LabelEncoder",
         [name],
         [out],
         domain=ML,
-        keys_strings=[*values, ""],
-        values_floats=[*map(float, range(len(values))), float("nan")],
+        keys_strings=[*values, *empty],
+        values_floats=[*map(float, range(len(values))), *[float("nan")] * len(empty)],
         default_float=-1.0,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpscaffold.data.markers import numbers_among
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
@@ -91,9 +92,12 @@ class _Coding(nn.Module):
         plain, own = math.nan if self.fill is None else self.fill, dict(coding.fills)
         fills = [own.get(name, plain) for name in coding.numbers]
         self.register_buffer("fills", torch.tensor(fills, dtype=torch.float32))
+        measured = [name for name in coding.numbers if name not in dict(coding.dates)]
+        self.gaps = [(at[n], g) for n in measured for g in numbers_among(coding.markers.of(n))]
 
     def forward(self, rows: Tensor) -> Tensor:
         parts = []
+        rows = self._without_gaps(rows)
         if self.numbers:
             numbers = rows[:, self.numbers]
             parts.append(torch.where(torch.isnan(numbers), self.fills.to(rows.dtype), numbers))
@@ -113,6 +117,16 @@ class _Coding(nn.Module):
                 known = known | torch.isnan(codes)
             parts.append(torch.where(known, one, torch.full_like(one, float("nan"))))
         return torch.cat(parts, dim=1)
+
+    def _without_gaps(self, rows: Tensor) -> Tensor:
+        """NaN where a number stands that means a missing one."""
+        if not self.gaps:
+            return rows
+        gone = torch.zeros_like(rows, dtype=torch.bool)
+        for j, number in self.gaps:
+            here = torch.arange(rows.shape[1]) == j
+            gone = gone | ((rows == number) & here)
+        return torch.where(gone, torch.full_like(rows, math.nan), rows)
 
 
 class _Affine(nn.Module):

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from dpscaffold.data.markers import BLANKS, Markers
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
 from dpscaffold.data.readers.files import AUTO, is_many
 from dpscaffold.data.readers.fills import PrivateFill
@@ -208,6 +209,32 @@ def _fills(given: Any) -> Any:
     return rules
 
 
+def _markers(given: Any) -> Any:
+    """Markers of gaps, whose every text must be one that a cell can hold."""
+    if isinstance(given, list | tuple):
+        return _listed_markers("gaps", given)
+    if isinstance(given, dict):
+        return {name: _listed_markers(f"gaps.{name}", listed) for name, listed in given.items()}
+    if given is None:
+        return None
+    raise ValueError(f"gaps is {given!r}; give a list of texts, as in gaps = ['?', '-']")
+
+
+def _listed_markers(key: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"{key} is {given!r}; give a list of texts, as in ['?', '-']")
+    for marker in given:
+        if not isinstance(marker, str):
+            raise ValueError(f"{key} holds {marker!r}, which is no text; write it as '{marker}'")
+        if not marker.strip(BLANKS):
+            raise ValueError(
+                f"{key} holds an empty text; empty cells are gaps already: leave it out"
+            )
+        if not marker.strip(BLANKS).isprintable():
+            raise ValueError(f"{key} holds {marker!r}, which no cell shows; give a plain text")
+    return tuple(dict.fromkeys(marker.strip(BLANKS) for marker in given))
+
+
 class TabularFile(Pooled):
     path: PathText
     label: str | tuple[str, ...]
@@ -217,6 +244,9 @@ class TabularFile(Pooled):
     missing: Annotated[
         Literal["refuse", "drop"] | float | dict[str, _Rule], BeforeValidator(_fills)
     ] = "refuse"
+    gaps: Annotated[
+        tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(_markers)
+    ] = None
     unseen: Literal["refuse", "zero"] = "refuse"
     classes: tuple[str, ...] = ()
     target: Kind = "class"
@@ -260,6 +290,22 @@ class TabularFile(Pooled):
             raise ValueError("classes are given, and target is 'number'; leave one of them out")
         if self.user == self.label:
             raise ValueError(f"label and user are both '{self.label}'; name two columns")
+        return self
+
+    @model_validator(mode="after")
+    def _declared(self) -> TabularFile:
+        """No value that is declared is a gap at once."""
+        markers = Markers.given(self.gaps)
+        known = dict(self.categories) if isinstance(self.categories, dict) else {}
+        classes = {self.label: self.classes} if isinstance(self.label, str) else {}
+        for what, table in (("category", known), ("class", classes)):
+            for name, values in table.items():
+                both = next((marker for marker in markers.of(name) if marker in values), None)
+                if both is not None:
+                    raise ValueError(
+                        f"gaps names '{both}', which is a {what} of column '{name}'; take it "
+                        f"out of one of them, or name the columns: gaps = {{ age = ['{both}'] }}"
+                    )
         return self
 
     @property

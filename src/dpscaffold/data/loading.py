@@ -31,6 +31,7 @@ from dpscaffold.data.config import (
     parse_data,
 )
 from dpscaffold.data.dealing import DEALT_BY_NUMBER, deal, left_out, named, too_small
+from dpscaffold.data.markers import Markers
 from dpscaffold.data.pool import Pool, dealt, numbered, offsets, split_rows, steps_of
 from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
 from dpscaffold.data.prepared import after, transformed
@@ -205,6 +206,7 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.dates,
         settings.unseen,
         settings.seed,
+        gaps=Markers.given(settings.gaps),
     )
 
 
@@ -287,7 +289,7 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
         for which, table in enumerate(tables):
             target = place[which, start : start + len(block)]
             table.features.numpy()[target[target >= 0]] = block[target >= 0]
-    for note in identifiers.notes() if notify else ():
+    for note in (*scan.seen.notes(scan.table.gaps), *identifiers.notes()) if notify else ():
         notify(note)  # type: ignore[misc]
     title = _title(settings.path.rsplit("/", 1)[-1], settings)
     federation = Federation(

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from dpscaffold.data.config import TabularFile
 from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of
+from dpscaffold.data.markers import NO_MARKERS, Markers
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.preprocessing import sentence
@@ -59,7 +60,7 @@ def federation_of(
 
     ``label`` and ``user`` are columns; ``user_ids`` says whose each record is where no column does.
     ``keys`` are those of the ``[data]`` table for files: ``categories``, ``dates``, ``missing``,
-    ``exclude``, ``target``, ``classes``, ``users``, ``partition``, ``preprocess``,
+    ``gaps``, ``exclude``, ``target``, ``classes``, ``users``, ``partition``, ``preprocess``,
     ``minimum_records``, … ``split`` chooses among a Flower dataset's. ``notify`` is told what was
     decided.
 
@@ -163,22 +164,24 @@ def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) ->
     if any(_is_dataset(one) and _is_nested(one, settings) for one in objects.values()):
         pairs = {name: _rows(one, settings) for name, one in objects.items()}
         return _stacked(pairs, many, settings)
-    tables = tuple((name, arrow_table(one)) for name, one in objects.items())
-    source = replace(table_of(settings), kind="held", held=tables, many=many)
+    source = table_of(settings)
+    tables = tuple((name, arrow_table(one, source.gaps)) for name, one in objects.items())
+    source = replace(source, kind="held", held=tables, many=many)
     names = next((names for one in objects.values() if (names := _names(one, label))), ())
     if names and not settings.classes and settings.target == "class":
         source = replace(source, classes=names)
     return replace(read_table(source), title=TITLE)
 
 
-def arrow_table(data: Any) -> pa.Table:
-    """A frame or dataset as an Arrow table; numbered classes that have names get them."""
+def arrow_table(data: Any, gaps: Markers = NO_MARKERS) -> pa.Table:
+    """A frame or dataset as an Arrow table; numbered classes that have names get them. Where there
+    are ``gaps``, columns of Python's own values may mix numbers with texts."""
     data = data.collect() if hasattr(data, "collect_schema") and hasattr(data, "collect") else data
     try:
         if _is_dataset(data):
             return _named_classes(data, data.with_format("arrow")[:])
         if hasattr(data, "iloc"):
-            return pa.Table.from_pandas(data, preserve_index=False)
+            return pa.Table.from_pandas(_as_texts(data, gaps), preserve_index=False)
         return pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as problem:
         what = str(problem).strip().splitlines() or [type(problem).__name__]
@@ -186,6 +189,21 @@ def arrow_table(data: Any) -> pa.Table:
             f"data of type {type(data).__name__} cannot be read as a table ({what[0]}); make each "
             f"column hold one kind of value"
         ) from None
+
+
+def _as_texts(frame: Any, gaps: Markers) -> Any:
+    """A pandas frame whose columns that mix texts with other values are texts, where markers are
+    among them; Arrow would take no such column."""
+    marked = [name for name in frame.columns if gaps.of(str(name)) and frame[name].dtype == object]
+    mixed = [name for name in marked if len({isinstance(v, str) for v in frame[name].dropna()}) > 1]
+    if not mixed:
+        return frame
+    out = frame.copy(deep=False)
+    for name in mixed:
+        gone = frame[name].isna()
+        pairs = zip(frame[name], gone, strict=True)
+        out[name] = [None if lacking else str(value) for value, lacking in pairs]
+    return out
 
 
 def _named_classes(dataset: Any, table: pa.Table) -> pa.Table:
@@ -251,6 +269,7 @@ def _stacked(
     """Rows of numbers of all users as one pool."""
     stray = [k for k in ("categories", "dates") if getattr(settings, k)]
     stray += ["missing"] if settings.missing != "refuse" else []
+    stray += ["gaps"] if settings.gaps else []
     if stray:
         raise BadInput(f"{stray[0]} is given, which belongs to columns, and these data are rows")
     widths = {x.shape[1] for x, *_ in parts.values()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from dpscaffold.data.markers import Markers, is_gap, number_gaps
 from dpscaffold.errors import BadInput, nearest
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Coding:
     ``dates`` (name, form) are read as days since 1970-01-01. Columns may have rules of their own:
     ``fills`` (name, number) stands for a missing number, ``indicators`` add a feature that is 1
     where the number is missing (after all numbers), and ``own`` are categorical columns whose
-    absence is one category more, the last.
+    absence is one category more, the last. ``gaps`` (name, markers) are the texts and numbers that
+    stand for a missing value in a column, label and user among them.
 
     A cell that is text is read as a file's would be, to the last bit.
 
@@ -55,6 +57,7 @@ class Coding:
     fills: tuple[tuple[str, float], ...] = ()
     indicators: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
+    gaps: tuple[tuple[str, tuple[str, ...]], ...] = ()
     cost: ClassVar[Cost | None] = None
 
     def __post_init__(self) -> None:
@@ -92,6 +95,11 @@ class Coding:
         return len(self.numbers) + len(self.indicators) + coded
 
     @property
+    def markers(self) -> Markers:
+        """What stands for a missing value, by column."""
+        return Markers(self.gaps)
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """The columns that are numbers."""
         coded = {name for name, _ in self.categories}
@@ -116,10 +124,19 @@ class Coding:
         """A column as numbers, NaN where one is missing."""
         form = dict(self.dates).get(name)
         if form is not None:
-            return days(name, [_cell(value) for value in column], form)
+            return days(name, self._cells(name, column, number=False), form)
         if column.dtype.kind in "OUS":
-            return _numbers(name, [_cell(value) for value in column])
-        return column.astype(np.float32)
+            return _numbers(name, self._cells(name, column, number=True))
+        values = column.astype(np.float32)
+        markers = self.markers.of(name)
+        return np.where(number_gaps(column, markers), np.float32(np.nan), values)
+
+    def _cells(self, name: str, column: np.ndarray, number: bool) -> list[Any]:
+        """Raw values, None where one is missing or a marker of its column."""
+        markers, cells = self.markers.of(name), [_cell(value) for value in column]
+        if not markers:
+            return cells
+        return [None if cell is None or is_gap(cell, markers, number) else cell for cell in cells]
 
     def _filled(self, name: str, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
@@ -134,8 +151,8 @@ class Coding:
         index = {value: i for i, value in enumerate(values)}
         own = name in self.own
         out = np.zeros((len(column), len(values) + own), dtype=np.float32)
-        for row, raw in enumerate(column):
-            text = _category(raw, index)
+        for row, cell in enumerate(self._cells(name, column, number=False)):
+            text = _category(cell, index)
             if text is None:
                 if own:
                     out[row, -1] = 1.0
@@ -266,9 +283,8 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _category(raw: Any, known: dict[str, int]) -> str | None:
-    """A raw value as the text that a file holds for it."""
-    value = _cell(raw)
+def _category(value: Any, known: dict[str, int]) -> str | None:
+    """A value as the text that a file holds for it."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool | np.bool_):

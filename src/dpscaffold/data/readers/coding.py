@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from dpscaffold.data.markers import NO_MARKERS, Markers
 from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, by_value, held_labels
@@ -34,7 +35,8 @@ class TableSource:
     since 1970. ``unseen`` says what a category is that is not among those given: refused, or zero
     everywhere; the same holds for raw rows of a model. ``missing`` may be a table of rules by
     column (:mod:`dpscaffold.data.readers.gaps`). ``path`` may be a folder or a pattern of files
-    with the same columns; without ``user`` each is a user then.
+    with the same columns; without ``user`` each is a user then. ``gaps`` are the texts that stand
+    for a missing value beside an empty cell (:mod:`dpscaffold.data.markers`).
     """
 
     path: Path
@@ -54,6 +56,7 @@ class TableSource:
     #: Tables that are held already, by name, in place of files; ``many``: one per user.
     held: tuple[tuple[str, pa.Table], ...] = ()
     many: bool = False
+    gaps: Markers = NO_MARKERS
 
     @property
     def labels(self) -> tuple[str, ...]:

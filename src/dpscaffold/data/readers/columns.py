@@ -14,6 +14,13 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from dpscaffold.data.readers.files import TableFile, Uncommented
+from dpscaffold.data.readers.marked import (
+    NoNumber,
+    Sightings,
+    numbers_of,
+    numbers_without_markers,
+    without_markers,
+)
 from dpscaffold.errors import BadInput, nearest
 
 
@@ -115,30 +122,35 @@ def require_column(path: Path, wanted: str, names: Sequence[str], role: str) -> 
 
 
 def read_batches(
-    file: TableFile, numbers: Sequence[str], texts: Sequence[str], names: Sequence[str]
+    file: TableFile,
+    numbers: Sequence[str],
+    texts: Sequence[str],
+    names: Sequence[str],
+    seen: Sightings | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of some columns: ``numbers`` as float32, ``texts`` as strings, missing values as
-    nulls.
+    """Batches of some columns: ``numbers`` as float32, ``texts`` as strings, missing values and
+    what the file's ``gaps`` name as nulls; ``seen`` is told which of these stand where.
 
     Memory is bounded by the batch, whatever the size of the file.
     """
-    path, constants = file.path, dict(file.constants)
+    path, constants = file.path, _constants(file, seen)
     inside = [name for name in numbers if name not in constants]
     written = [name for name in texts if name not in constants]
     try:
         if file.table is not None:
             chosen = file.table.select([*inside, *written] or list(names)[:1])
             for batch in chosen.to_batches(max_chunksize=_BATCH_ROWS):
-                yield _cast(path, batch, inside, written)
+                yield _cast(file, batch, inside, written, seen)
         elif file.kind == "parquet":
             with pa.parquet.ParquetFile(path) as opened:
                 for batch in opened.iter_batches(
                     batch_size=_BATCH_ROWS, columns=[*inside, *written]
                 ):
-                    cast = _cast(path, batch, inside, written)
+                    cast = _cast(file, batch, inside, written, seen)
                     yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
         else:
-            types = {name: pa.float32() for name in inside}
+            # Markers are texts, so numbers beside which they may stand are read as texts first.
+            types = {name: pa.string() if file.gaps.of(name) else pa.float32() for name in inside}
             types |= {name: pa.string() for name in written}
             convert = pa.csv.ConvertOptions(
                 column_types=types,
@@ -147,7 +159,8 @@ def read_batches(
             )
             with _open_csv(file, convert) as reader:
                 for batch in reader:
-                    yield _with_constants(batch, batch.num_rows, constants, numbers, texts)
+                    cast = _unmarked(file, batch, inside, written, seen)
+                    yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
     except (UnicodeError, LookupError):
         raise NotText(_not_text(file)) from None
     except pa.ArrowException as problem:
@@ -159,10 +172,53 @@ def read_batches(
         raise BadInput(_unreadable(path, problem)) from None
 
 
+def _constants(file: TableFile, seen: Sightings | None) -> dict[str, str | None]:
+    """The columns that the file's folders name; a marker is none there, too."""
+    found: dict[str, str | None] = {}
+    for name, value in file.constants:
+        told = None if seen is None else (seen, name)
+        column = without_markers(pa.array([value], pa.string()), file.gaps.of(name), seen=told)
+        found[name] = column[0].as_py()
+    return found
+
+
+def _unmarked(
+    file: TableFile,
+    batch: pa.RecordBatch,
+    numbers: Sequence[str],
+    texts: Sequence[str],
+    seen: Sightings | None,
+) -> pa.RecordBatch:
+    """A batch of a CSV file with nulls where a marker stands."""
+    if not any(file.gaps.of(name) for name in (*numbers, *texts)):
+        return batch
+    columns = [_numbers_in(file, batch.column(name), name, seen) for name in numbers]
+    columns += [_texts_in(file, batch.column(name), name, seen) for name in texts]
+    return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
+
+
+def _texts_in(file: TableFile, column: pa.Array, name: str, seen: Sightings | None) -> pa.Array:
+    """A column of texts with nulls where a marker stands."""
+    told = None if seen is None else (seen, name)
+    return without_markers(column, file.gaps.of(name), seen=told)
+
+
+def _numbers_in(file: TableFile, column: pa.Array, name: str, seen: Sightings | None) -> pa.Array:
+    """A column of numbers, typed or as texts, as float32 with nulls where a marker stands."""
+    markers, told = file.gaps.of(name), None if seen is None else (seen, name)
+    if not pa.types.is_string(column.type):
+        return numbers_without_markers(column, markers, told).cast(pa.float32(), safe=False)
+    decimal = file.dialect.decimal if file.kind == "csv" else "."
+    try:
+        return numbers_of(column, markers, decimal, told)
+    except NoNumber as wrong:
+        raise NotNumbers(_no_number(file.path, name, str(wrong))) from None
+
+
 def _with_constants(
     batch: pa.RecordBatch,
     rows: int,
-    constants: dict[str, str],
+    constants: dict[str, str | None],
     numbers: Sequence[str],
     texts: Sequence[str],
 ) -> pa.RecordBatch:
@@ -185,11 +241,16 @@ def _with_constants(
 
 
 def _cast(
-    path: Path, batch: pa.RecordBatch, numbers: Sequence[str], texts: Sequence[str]
+    file: TableFile,
+    batch: pa.RecordBatch,
+    numbers: Sequence[str],
+    texts: Sequence[str],
+    seen: Sightings | None,
 ) -> pa.RecordBatch:
+    path = file.path
     columns: list[Any] = []
     for name in numbers:
-        column = batch.column(name)
+        column = _as_texts(batch.column(name)) if file.gaps.of(name) else batch.column(name)
         kind = column.type
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
@@ -198,12 +259,13 @@ def _cast(
             or pa.types.is_floating(kind)
             or pa.types.is_decimal(kind)
             or pa.types.is_null(kind)
+            or (file.gaps.of(name) and pa.types.is_string(kind))
         ):
             raise NotNumbers(
                 f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in "
                 f"categories or dates, or leave it out (exclude)"
             )
-        columns.append(column.cast(pa.float32(), safe=False))
+        columns.append(_numbers_in(file, column, name, seen))
     for name in texts:
         column = batch.column(name)
         if pa.types.is_dictionary(column.type):  # its values may be of a kind that cannot be taken
@@ -211,13 +273,22 @@ def _cast(
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("s"), safe=False)  # a form of dates has no more
         try:
-            columns.append(column.cast(pa.string()))
+            columns.append(_texts_in(file, column.cast(pa.string()), name, seen))
         except pa.ArrowException:
             raise BadInput(
                 f"{path}: column '{name}' holds {column.type}, and texts are expected; leave it "
                 f"out (exclude)"
             ) from None
     return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
+
+
+def _as_texts(column: pa.Array) -> pa.Array:
+    """A column of texts of any kind as plain ones; other columns as they are."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return column.cast(pa.string()) if wide else column
 
 
 #: Arrow's complaint of a value that is no number.
@@ -237,14 +308,22 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
         column = (
             names[int(wrong[1])] if int(wrong[1]) < len(names) else f"number {int(wrong[1]) + 1}"
         )
-        comma = " or set decimal = ','" if re.fullmatch(r"-?\d+,\d+", wrong[2]) else ""
-        return (
-            f"{path}{where}: column '{column}' holds '{wrong[2]}', and numbers are expected; "
-            f"list it in categories or dates, leave it out (exclude){comma}"
-        )
+        return _no_number(path, column, wrong[2], where)
     if "Empty CSV file" in text:
         return f"{path} is empty"
     return f"{path} cannot be read: {text.rstrip('.')}"
+
+
+def _no_number(path: Path, column: str, wrong: str, where: str = "") -> str:
+    """What may be done about a text among numbers: whoever knows what it means decides."""
+    if re.fullmatch(r"-?\d+,\d+", wrong):
+        more = "leave it out (exclude) or set decimal = ','"
+    else:
+        more = f"leave it out (exclude) or, if '{wrong}' means missing, name that in gaps"
+    return (
+        f"{path}{where}: column '{column}' holds '{wrong}', and numbers are expected; list it in "
+        f"categories or dates, {more}"
+    )
 
 
 def _unreadable(path: Path, problem: OSError) -> str:

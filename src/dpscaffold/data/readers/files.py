@@ -19,6 +19,7 @@ from typing import IO, Literal
 
 import pyarrow as pa
 
+from dpscaffold.data.markers import NO_MARKERS, Markers
 from dpscaffold.errors import BadInput
 
 Format = Literal["csv", "parquet"]
@@ -52,7 +53,8 @@ UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO)
 @dataclass(frozen=True)
 class TableFile:
     """One file: ``user`` is its name where files are users, ``constants`` are the columns that its
-    folders name (``site=north/``). Of a table that is held in memory ``path`` is only its name."""
+    folders name (``site=north/``), ``gaps`` the texts that stand for a missing value. Of a table
+    that is held in memory ``path`` is only its name."""
 
     path: Path
     kind: Format | Held
@@ -60,6 +62,7 @@ class TableFile:
     user: str = ""
     constants: tuple[tuple[str, str], ...] = ()
     table: pa.Table | None = None
+    gaps: Markers = NO_MARKERS
 
 
 def is_many(path: Path) -> bool:

@@ -1,12 +1,13 @@
-"""What becomes of missing values, column by column."""
+"""What becomes of missing values, column by column, and what stands for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
+from dpscaffold.data.markers import OTHERS
 from dpscaffold.data.readers.coding import TableSource
 from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.errors import BadInput, nearest
@@ -14,8 +15,6 @@ from dpscaffold.errors import BadInput, nearest
 Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
 #: Rules whose value is read off the records.
 FITTED = ("mean", "median")
-#: What stands for all columns that a table of rules does not name.
-OTHERS = "*"
 
 
 def rule_of(table: TableSource, name: str) -> Rule:
@@ -71,6 +70,15 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
             raise BadInput(
                 f"missing.{name} is 'category', and the column holds numbers; use a number, "
                 f"'mean', 'median', 'indicator', 'drop' or 'refuse'"
+            )
+
+
+def check_markers(table: TableSource, names: Sequence[str]) -> None:
+    """Refuse markers for a column that is not there."""
+    for name, _ in table.gaps.columns:
+        if name not in (*names, OTHERS):
+            raise BadInput(
+                f"gaps names the column '{name}'{nearest(name, names)}, which {table.path} lacks"
             )
 
 

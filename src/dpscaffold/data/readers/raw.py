@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from dpscaffold.data.markers import Markers
 from dpscaffold.data.readers.columns import (
     NotNumbers,
     NotText,
@@ -20,6 +21,7 @@ from dpscaffold.data.readers.columns import (
     require_column,
 )
 from dpscaffold.data.readers.files import UNKNOWN, Format, TableFile, opened
+from dpscaffold.data.readers.marked import NUMBER, pointed, without_markers
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Prepared
@@ -108,6 +110,8 @@ def raw_parts(
     numbers = [name for name in coding.numbers if name not in others and name not in dated]
     texts = list(dict.fromkeys([*(name for name, _ in coding.categories), *others, *dated]))
     texts += [name for name in coding.numbers if name in others and name not in texts]
+    # Of texts only what is coded goes without markers: the others stay as they stand.
+    file = replace(file, gaps=Markers(coding.markers.among(numbers)))
     first = 0
     for batch in _batches(file, numbers, texts, names):
         rows, gaps = code_batch(coding, batch, first, file.dialect.decimal)
@@ -184,7 +188,8 @@ def code_batch(
     gaps = Gaps(count, first)
     fills, forms, at = dict(coding.fills), dict(coding.dates), len(coding.numbers)
     for j, name in enumerate(coding.numbers):
-        column, form = batch.column(name), forms.get(name)
+        form = forms.get(name)
+        column = unmarked(coding, batch.column(name), name, form is None, decimal)
         values, wrong = _numbers(column, name, form, decimal)
         what = "a number" if form is None else f"a date of the form {form}"
         gaps.add(wrong, partial(_misread, column, name, what))
@@ -199,7 +204,7 @@ def code_batch(
             rows[:, at + coding.indicators.index(name)] = gone
     at += len(coding.indicators)
     for name, known in coding.categories:
-        column = batch.column(name)
+        column = unmarked(coding, batch.column(name), name)
         index = pa.compute.index_in(column, pa.array(known, pa.string()))
         found = index.fill_null(-1).to_numpy(zero_copy_only=False)
         gone = column.is_null().to_numpy(zero_copy_only=False)
@@ -215,8 +220,14 @@ def code_batch(
     return rows, gaps
 
 
-#: A number as files write it.
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+def unmarked(
+    coding: Coding, column: pa.Array, name: str, number: bool = False, decimal: str = "."
+) -> pa.Array:
+    """A column of texts with nulls where the training read a gap; numbers, which were read without
+    them, as they are."""
+    if not pa.types.is_string(column.type):
+        return column
+    return without_markers(column, coding.markers.of(name), number, decimal)
 
 
 def _numbers(
@@ -227,11 +238,8 @@ def _numbers(
         return _dates(column.to_pylist(), name, form)
     if not pa.types.is_string(column.type):
         return column.to_numpy(zero_copy_only=False), np.zeros(len(column), dtype=bool)
-    text = pa.compute.utf8_trim_whitespace(column)
-    if decimal != ".":
-        swapped = pa.compute.replace_substring(text, ".", "no number")
-        text = pa.compute.replace_substring(swapped, decimal, ".")
-    right = pa.compute.match_substring_regex(text, _NUMBER)
+    text = pointed(pa.compute.utf8_trim_whitespace(column), decimal)
+    right = pa.compute.match_substring_regex(text, NUMBER)
     values = pa.compute.if_else(right, text, pa.scalar(None, pa.string())).cast(pa.float32())
     return values.to_numpy(zero_copy_only=False), ~right.fill_null(True).to_numpy(False)
 

@@ -8,7 +8,7 @@ result may be a mapped file (:func:`dpscaffold.data.prepare`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,16 @@ from dpscaffold.data.readers.coding import (
 )
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
 from dpscaffold.data.readers.files import TableFile, is_many, left_aside, table_files
-from dpscaffold.data.readers.gaps import check_rules, fill_of, for_the_rest, is_fitted, rule_of
+from dpscaffold.data.readers.gaps import (
+    check_markers,
+    check_rules,
+    fill_of,
+    for_the_rest,
+    is_fitted,
+    rule_of,
+)
 from dpscaffold.data.readers.identifiers import Identifiers
+from dpscaffold.data.readers.marked import Sightings
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -53,6 +61,7 @@ class Scan:
     user_names: tuple[str, ...]
     notes: tuple[str, ...]
     preparation: tuple[Prepared, ...]
+    seen: Sightings
 
     @property
     def dimension(self) -> int:
@@ -85,7 +94,7 @@ def read_table(table: TableSource) -> Pool:
         1.0,
         scan.users,
         scan.user_names,
-        scan.notes + identifiers.notes(),
+        scan.notes + scan.seen.notes(table.gaps) + identifiers.notes(),
         scan.preparation,
         coded=True,
     )
@@ -103,6 +112,7 @@ def scan_table(table: TableSource) -> Scan:
     names = common_columns(files)
     numbers, texts = _roles(table, names)
     check_rules(table, numbers, texts)
+    check_markers(table, names)
     coded = [] if table.target == "number" else list(table.labels)
     wanted = {
         text: Codes()
@@ -113,7 +123,8 @@ def scan_table(table: TableSource) -> Scan:
     looked_at = [name for name in numbers if rules[name] == "drop" or is_fitted(rules[name])]
     if table.target == "number":
         looked_at += table.labels
-    found, sizes = _looked_through(files, table, looked_at, wanted, names)
+    seen = Sightings()
+    found, sizes = _looked_through(files, table, looked_at, wanted, names, seen)
     codes = {text: column.codes() for text, column in wanted.items()}
     kept, gaps = _kept(table, codes, found, texts, sum(sizes))
     labels, target = _labels(table, wanted, codes, found, kept)
@@ -130,6 +141,7 @@ def scan_table(table: TableSource) -> Scan:
         fills=_fills(table, rules, found, kept),
         indicators=tuple(name for name in numbers if rules[name] == "indicator"),
         own=tuple(text for text in texts if rule_of(table, text) == "category"),
+        gaps=table.gaps.among(name for name in names if name in {*numbers, *texts, *needed(table)}),
     )
     return Scan(
         table,
@@ -143,6 +155,7 @@ def scan_table(table: TableSource) -> Scan:
         user_names,
         _aside(table) + notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
         preparation_of(table, coding, fitted),
+        seen,
     )
 
 
@@ -152,6 +165,7 @@ def _looked_through(
     numbers: Sequence[str],
     texts: Mapping[str, Codes],
     names: list[str],
+    told: Sightings,
 ) -> tuple[dict[str, np.ndarray], list[int]]:
     """All values of these columns of numbers, and the records of every file; what stands in the
     columns of text is added to their codes."""
@@ -159,7 +173,7 @@ def _looked_through(
     sizes = []
     for file in files:
         records = 0
-        for batch, columns in _columns(file, table, numbers, list(texts), names):
+        for batch, columns in _columns(file, table, numbers, list(texts), names, told):
             for text, column in texts.items():
                 column.add(batch.column(text))
             for name in numbers:
@@ -172,8 +186,10 @@ def _looked_through(
 def files_of(table: TableSource) -> tuple[TableFile, ...]:
     """The files of a table, or what is held in their place."""
     if table.kind == "held":
-        return tuple(TableFile(Path(n), "held", user=n, table=t) for n, t in table.held)
-    return table_files(table.path, table.kind, table.dialect)
+        held = (TableFile(Path(n), "held", user=n, table=t) for n, t in table.held)
+        return tuple(replace(file, gaps=table.gaps) for file in held)
+    files = table_files(table.path, table.kind, table.dialect)
+    return tuple(replace(file, gaps=table.gaps) for file in files)
 
 
 def _aside(table: TableSource) -> tuple[str, ...]:
@@ -238,11 +254,12 @@ def _columns(
     numbers: Sequence[str],
     texts: Sequence[str],
     names: list[str],
+    seen: Sightings,
 ) -> Iterator[tuple[pa.RecordBatch, dict[str, np.ndarray]]]:
     """Batches of a file, and its numbers, dates among them, as float32 with NaN where missing."""
     dated = [name for name in numbers if name in table.dates]
     plain = [name for name in numbers if name not in table.dates]
-    for batch in read_batches(file, plain, [*texts, *dated], names):
+    for batch in read_batches(file, plain, [*texts, *dated], names, seen):
         read = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in plain}
         for name in dated:
             try:
@@ -257,9 +274,9 @@ def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
     kept."""
     table, coding, seen, done = scan.table, scan.coding, 0, 0
     numbers, texts = coding.numbers, [name for name, _ in coding.categories]
-    fills = dict(coding.fills)
+    fills, names = dict(coding.fills), list(scan.names)
     for file in scan.files:
-        for batch, read in _columns(file, table, numbers, texts, list(scan.names)):
+        for batch, read in _columns(file, table, numbers, texts, names, scan.seen):
             keep = scan.kept[seen : seen + batch.num_rows]
             rows = np.empty((batch.num_rows, scan.dimension), dtype=np.float32)
             for j, name in enumerate(numbers):
@@ -324,15 +341,20 @@ def _kept(
         if not gone.any():
             continue
         rule = rule_of(table, name)
-        needed = name in (*table.labels, table.user)
+        needs = name in needed(table)
         if rule == "drop":
             lacking |= gone
             gaps[name] = int(gone.sum())
-        elif rule == "refuse" or needed:
-            _require_all(table, name, gone, fillable=name in texts and not needed)
+        elif rule == "refuse" or needs:
+            _require_all(table, name, gone, fillable=name in texts and not needs)
     if not (~lacking).any():
         raise BadInput(f"{table.path} has no {'complete ' if len(lacking) else ''}record")
     return ~lacking, gaps
+
+
+def needed(table: TableSource) -> tuple[str, ...]:
+    """The columns without which a record is none: of its labels and of its user."""
+    return (*table.labels, *([table.user] if table.user else []))
 
 
 def _require_all(table: TableSource, name: str, gone: np.ndarray, fillable: bool) -> None:

@@ -1,0 +1,106 @@
+"""Texts that stand for a missing value: "?", "-", "k. A.", "-9", as hospitals write them.
+
+Which text means that nothing was measured is for people to say, column by column where need be: -9
+is a gap of a weight and a value of a temperature. Blanks around a text do not count. In a column of
+numbers a marker that is a number stands for its value, however a file writes it (-9, -9.0, "-9,0");
+in every other column it is the text that counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: What may stand around a text without being part of it.
+BLANKS = " \t\u00a0"
+#: What stands for all columns that a table of markers does not name.
+OTHERS = "*"
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+#: How a day is written that a Parquet file or a data frame holds as a time.
+_MIDNIGHT = " 00:00:00"
+
+
+@dataclass(frozen=True)
+class Markers:
+    """The markers of every column; those of ``"*"`` hold where a column has none of its own.
+
+    >>> marked = Markers((("weight", ("-9",)), ("*", ("?",))))
+    >>> marked.of("weight"), marked.of("age")
+    (('-9',), ('?',))
+    """
+
+    columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def given(cls, gaps: Sequence[str] | Mapping[str, Sequence[str]] | None) -> Markers:
+        """Those of ``data.gaps``: a list for all columns, or a table of lists by column."""
+        table = gaps if isinstance(gaps, Mapping) else {OTHERS: gaps or ()}
+        return cls(tuple((name, tuple(markers)) for name, markers in table.items() if markers))
+
+    def of(self, name: str) -> tuple[str, ...]:
+        """The markers of one column."""
+        known = dict(self.columns)
+        return known.get(name, known.get(OTHERS, ()))
+
+    def among(self, names: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """These columns with the markers of each; columns without markers are left out."""
+        return tuple((name, markers) for name in names if (markers := self.of(name)))
+
+
+#: Only what every file means a gap by.
+NO_MARKERS = Markers()
+
+
+def number_of(marker: str) -> float | None:
+    """The number that a marker stands for in columns of numbers, if it is one.
+
+    >>> number_of("-9"), number_of("?")
+    (-9.0, None)
+    """
+    return float(marker) if _NUMBER.fullmatch(marker) else None
+
+
+def numbers_among(markers: Sequence[str]) -> tuple[float, ...]:
+    """The numbers that are markers."""
+    return tuple(number for marker in markers if (number := number_of(marker)) is not None)
+
+
+def spellings(markers: Sequence[str]) -> tuple[str, ...]:
+    """The texts that a cell may hold for these markers; a day may be held as a time."""
+    return (*markers, *(f"{marker}{_MIDNIGHT}" for marker in markers))
+
+
+def is_gap(value: Any, markers: Sequence[str], number: bool) -> bool:
+    """Whether a raw value is one of the markers; ``number``: its column holds numbers.
+
+    >>> is_gap(" ? ", ("?",), number=True), is_gap("-9.0", ("-9",), number=True)
+    (True, True)
+    >>> is_gap("-9.0", ("-9",), number=False), is_gap(-9, ("-9",), number=False)
+    (False, True)
+    """
+    if isinstance(value, str):
+        text = value.strip(BLANKS)
+        found = number_of(text) if number else None
+        return text in spellings(markers) or (found is not None and found in numbers_among(markers))
+    if isinstance(value, bool | np.bool_):
+        value = int(value) if number else str(bool(value)).lower()
+    if isinstance(value, int | float | np.number):
+        if number:
+            return any(value == _alike(marker, value) for marker in numbers_among(markers))
+        return bool({str(value), f"{value:g}"} & {*markers})
+    return str(value) in spellings(markers)
+
+
+def _alike(number: float, value: Any) -> Any:
+    """A number in the precision of another, so that single precision finds its own."""
+    return type(value)(number) if isinstance(value, np.floating) else number
+
+
+def number_gaps(values: np.ndarray, markers: Sequence[str]) -> np.ndarray:
+    """Which of some numbers (N,) are markers, (N,) bool, in their own precision."""
+    kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+    return np.isin(values.astype(kind), np.array(numbers_among(markers)).astype(kind))
