@@ -85,9 +85,7 @@ def without_markers(
     gone = pc.is_in(text, value_set=pa.array(spellings(markers), pa.string()))
     numbers = numbers_among(markers) if number else ()
     if numbers:
-        plain = pointed(text, decimal)
-        right = pc.match_substring_regex(plain, NUMBER)
-        values = pc.if_else(right, plain, pa.scalar(None, pa.string())).cast(pa.float64())
+        values = _doubles(pointed(pc.if_else(gone, pa.scalar(None, pa.string()), text), decimal))
         gone = pc.or_(gone, pc.is_in(values, value_set=pa.array(numbers, pa.float64())))
     if not pc.any(gone).as_py():
         return column
@@ -96,6 +94,15 @@ def without_markers(
         held = numbers_among([pointed(pa.array([one]), decimal)[0].as_py() for one in found])
         _note(seen, markers, found, held if number else ())
     return pc.if_else(gone, pa.scalar(None, column.type), column)
+
+
+def _doubles(text: pa.Array) -> pa.Array:
+    """Texts as float64, null where one is no number."""
+    try:
+        return text.cast(pa.float64())
+    except pa.ArrowInvalid:  # seldom, and looking at every text takes its time
+        right = pc.match_substring_regex(text, NUMBER)
+        return pc.if_else(right, text, pa.scalar(None, pa.string())).cast(pa.float64())
 
 
 def numbers_without_markers(
