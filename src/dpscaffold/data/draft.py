@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -141,12 +142,37 @@ def _features(found: Look) -> list[str]:
     if dated := found.of("date"):
         pairs = ", ".join(f"{_text(c.name)} = {_text(c.form)}" for c in dated)
         lines.append(f"dates = {{ {pairs} }}  # days since 1970")
-    return [*lines, *_missing(found)]
+    return [*lines, *_gaps(found), *_missing(found)]
 
 
 def _values(column: Column) -> str:
     shown = [_text(value) for value in column.values[:4]]
     return f"[{', '.join(shown)}{', …' if len(column.values) > 4 else ''}]"
+
+
+def _gaps(found: Look) -> list[str]:
+    """Texts that are taken for missing values, a line a column, and those that only might be."""
+    lines = []
+    for column in found.columns:
+        if column.gaps:
+            count, kind = sum(column.gaps.values()), "dates" if column.role == "date" else "numbers"
+            said = (
+                f"{kind} but for these, in {count} of {found.rows} rows: they seem to mean missing"
+            )
+            lines.append(f"{_marked(column, column.gaps)}  # {said}")
+        if column.maybe:
+            shown = ", ".join(f"{_text(text)} in {n}" for text, n in column.maybe.items())
+            instead = ", instead of the line above" if column.gaps else ""
+            lines += [
+                f"# {_text(column.name)} holds {shown} of {found.rows} rows, read as a value:",
+                f"# only you can tell. If it means missing{instead}:",
+                f"# {_marked(column, {**column.gaps, **column.maybe})}",
+            ]
+    return lines
+
+
+def _marked(column: Column, texts: Iterable[str]) -> str:
+    return f"gaps.{_text(column.name)} = [{', '.join(map(_text, texts))}]"
 
 
 def _missing(found: Look) -> list[str]:

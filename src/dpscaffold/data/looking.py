@@ -8,17 +8,17 @@ drafted is written down for people to check.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import partial
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
+from dpscaffold.data.cell_kinds import but_for, form_of, is_compact, numbers_in
+from dpscaffold.data.gap_guesses import markers_in, pointed_out
+from dpscaffold.data.markers import BLANKS
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
 from dpscaffold.data.readers.files import (
     AUTO,
@@ -49,17 +49,15 @@ SITES = (
 #: Parts of a site, taken for sites only where no column names one.
 WARDS = r"ward|department|unit|station"
 IDENTIFIERS = r"(^|_)(id|nr|no|num|number|uuid|mrn|case|patient|pid|visit|name|ssn)(_|$)"
-_DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
-_TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M", "%Y-%m-%d %H:%M")
-_MORE = ("%Y-%m-%dT%H:%M:%SZ", "%d/%m/%Y %H:%M", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
-FORMS = (*_DAYS, *_TIMES, *_MORE)
 #: A text column with more values than this is not taken for a category.
 MOST_CATEGORIES = 40
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: what it seems to be, why, and whether values are missing."""
+    """One column: what it seems to be, why, and whether values are missing. ``gaps`` are the texts
+    that seem to stand for a missing value, ``maybe`` the values that might; and in how many
+    rows."""
 
     name: str
     role: Role
@@ -67,6 +65,8 @@ class Column:
     missing: bool = False
     form: str = ""
     values: tuple[str, ...] = ()
+    gaps: Mapping[str, int] = field(default_factory=dict)
+    maybe: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,18 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     seen = len(next(iter(cells.values()))) if cells else 0
     if not seen:
         raise BadInput(f"{path} holds no record; name a table with some")
+    gaps = {name: markers_in(cells[name]) for name in names}
+    cells = {name: _without(cells[name], gaps[name]) for name in names}
     chosen = told or (_label(names, cells),)
     for name in chosen if len(chosen) > 1 else ():
         held_labels([cell for cell in cells[name] if cell is not None], name)
     site = user or _site(names, cells, chosen, files)
     columns = [
-        _column(name, cells[name], chosen, site, label is not None, user is not None)
+        _with_gaps(
+            _column(name, cells[name], chosen, site, label is not None, user is not None),
+            gaps[name],
+            cells[name],
+        )
         for name in names
     ]
     by_file = site is None and is_many(path)
@@ -115,6 +121,33 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     users = len(files) if by_file else len(set(cells[site]) - {None}) if site else 0
     target = _target(cells, chosen)
     return Look(path, kind, shared, tuple(columns), users, by_file, target, seen)
+
+
+def _without(cells: list[str | None], gaps: Mapping[str, int]) -> list[str | None]:
+    """The cells with nothing in place of what seems to stand for it."""
+    if not gaps:
+        return cells
+    return [None if cell is None or cell.strip(BLANKS) in gaps else cell for cell in cells]
+
+
+def _with_gaps(column: Column, gaps: Mapping[str, int], cells: list[str | None]) -> Column:
+    """A column with what seems to stand for a missing value, where the column is used."""
+    if column.role == "left out":
+        return column
+    maybe = pointed_out(cells)
+    why = column.why
+    if gaps:
+        why += f", but for {_some(gaps)}: taken for missing"
+    if maybe:
+        why += f"; does {_some(maybe)} mean missing?"
+    return replace(column, why=why, gaps=gaps, maybe=maybe)
+
+
+def _some(texts: Iterable[str], most: int = 3) -> str:
+    """The first of some texts, and how many more there are."""
+    quoted = [f"'{text}'" for text in texts]
+    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return ", ".join(quoted[:most]) + more
 
 
 def _shared(dialects: list[Dialect]) -> Dialect:
@@ -136,7 +169,7 @@ def _target(cells: dict[str, list[str | None]], labels: tuple[str, ...]) -> Kind
     """What the label columns hold."""
     if len(labels) > 1:
         return "labels"
-    measured = _numbers(cells[labels[0]])
+    measured = numbers_in(cells[labels[0]])
     many = measured is not None and len(set(measured)) > MOST_CATEGORIES
     return "number" if many else "class"
 
@@ -243,11 +276,11 @@ def _column(
     values = set(there)
     if len(values) <= 1:
         return Column(name, "left out", "it holds a single value" if values else "it is empty")
-    numbers = _numbers(there)
+    numbers = numbers_in(there)
     hinted = re.search(IDENTIFIERS, name.lower()) is not None
     unique = len(values) == len(there) and len(there) >= 20
     whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
-    form = "" if numbers is not None and not _compact_dates(there) else _form(there)
+    form = "" if numbers is not None and not is_compact(there) else form_of(there)
     if form:
         return Column(name, "date", f"it holds dates of the form {form}", missing, form)
     if unique and (numbers is None or whole):
@@ -256,54 +289,10 @@ def _column(
         return Column(name, "left out", "an identifier by its name, with hardly a value twice")
     if numbers is not None:
         return Column(name, "number", "it holds numbers", missing)
-    if broken := _but_for(there):
+    if broken := but_for(there):
         return Column(name, "left out", broken)
     if len(values) > MOST_CATEGORIES:
         return Column(name, "left out", f"a text with {len(values)} values in {len(there)} rows")
     return Column(
         name, "category", f"a text with {len(values)} values", missing, values=tuple(sorted(values))
     )
-
-
-def _numbers(cells: Sequence[str | None]) -> np.ndarray | None:
-    """The cells as numbers, or None where one is not."""
-    try:
-        found = np.array([float(cell) for cell in cells if cell is not None])
-    except ValueError:
-        return None
-    return found if np.isfinite(found).all() else None
-
-
-def _but_for(cells: Sequence[str]) -> str:
-    """Why a column that nearly holds numbers, or dates of one form, is neither."""
-    kinds: dict[str, Callable[[str], bool]] = {"numbers": _is_number}
-    kinds |= {f"dates of the form {form}": partial(_is_date, form) for form in FORMS}
-    for what, fits in kinds.items():
-        strange = list(islice((cell for cell in cells if not fits(cell)), len(cells) // 10 + 1))
-        different = list(dict.fromkeys(strange))
-        if len(strange) <= len(cells) // 10 and len(different) < 10:
-            shown = ", ".join(f"'{cell[:20]}'" for cell in different[:3])
-            return f"{what}, but for {shown}; leave such cells empty and it can be used"
-    return ""
-
-
-def _is_number(cell: str) -> bool:
-    return _numbers([cell]) is not None
-
-
-def _is_date(form: str, cell: str) -> bool:
-    try:
-        datetime.strptime(cell, form)
-    except ValueError:
-        return False
-    return True
-
-
-def _compact_dates(cells: Sequence[str]) -> bool:
-    """Whether whole numbers are dates written without signs, such as 20240131."""
-    return all(re.fullmatch(r"(19|20)\d{6}", cell) for cell in cells)
-
-
-def _form(cells: Sequence[str]) -> str:
-    """The first form that fits every cell."""
-    return next((form for form in FORMS if all(_is_date(form, cell) for cell in cells)), "")

@@ -1,0 +1,74 @@
+"""What the texts of a column are: numbers, dates of a form, or neither."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+_DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
+_TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M", "%Y-%m-%d %H:%M")
+_MORE = ("%Y-%m-%dT%H:%M:%SZ", "%d/%m/%Y %H:%M", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
+#: The forms in which dates are looked for, in this order.
+FORMS = (*_DAYS, *_TIMES, *_MORE)
+
+
+def numbers_in(cells: Sequence[str | None]) -> np.ndarray | None:
+    """The cells as numbers, or None where one is not.
+
+    >>> numbers_in(["1.5", None]), numbers_in(["1.5", "?"])
+    (array([1.5]), None)
+    """
+    try:
+        found = np.array([float(cell) for cell in cells if cell is not None])
+    except ValueError:
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+def kinds() -> Iterator[tuple[str, Callable[[str], bool]]]:
+    """What a column may hold, in words, and whether a cell fits."""
+    yield "numbers", _is_number
+    for form in FORMS:
+        yield f"dates of the form {form}", partial(_is_date, form)
+
+
+def but_for(cells: Sequence[str]) -> str:
+    """Why a column that nearly holds numbers, or dates of one form, is neither."""
+    for what, fits in kinds():
+        strange = list(islice((cell for cell in cells if not fits(cell)), len(cells) // 10 + 1))
+        different = list(dict.fromkeys(strange))
+        if len(strange) <= len(cells) // 10 and len(different) < 10:
+            telling = sorted(different, key=lambda cell: not any(sign.isdigit() for sign in cell))
+            shown = ", ".join(f"'{cell[:20]}'" for cell in telling[:3])
+            return (
+                f"{what}, but for {shown}; leave such cells empty, or name them in gaps where they "
+                f"mean missing, and it can be used"
+            )
+    return ""
+
+
+def is_compact(cells: Sequence[str]) -> bool:
+    """Whether whole numbers are dates written without signs, such as 20240131."""
+    return all(re.fullmatch(r"(19|20)\d{6}", cell) for cell in cells)
+
+
+def form_of(cells: Sequence[str]) -> str:
+    """The first form that fits every cell."""
+    return next((form for form in FORMS if all(_is_date(form, cell) for cell in cells)), "")
+
+
+def _is_number(cell: str) -> bool:
+    return numbers_in([cell]) is not None
+
+
+def _is_date(form: str, cell: str) -> bool:
+    try:
+        datetime.strptime(cell, form)
+    except ValueError:
+        return False
+    return True
