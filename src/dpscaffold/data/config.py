@@ -315,13 +315,14 @@ class TabularFile(Pooled):
 
 class Csv(TabularFile):
     """A CSV file with a header, or a folder or pattern of such files, one per user unless ``user``
-    names a column. ``"auto"`` finds encoding, delimiter and decimal sign file by file."""
+    names a column. ``"auto"`` finds encoding, delimiter, decimal sign and header file by file."""
 
     source: Literal["csv"]
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | Literal["auto"] = ","
     encoding: str = "utf-8"
     decimal: Literal[".", ",", "auto"] = "."
     comment: str = Field(default="", max_length=1)
+    header: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 1
 
     @model_validator(mode="after")
     def _signs(self) -> Csv:

@@ -91,6 +91,9 @@ def _dialect(found: Look) -> list[str]:
     dialect = found.dialect
     comment = [f"comment = {_text(dialect.comment)}  # such lines are skipped"]
     lines = comment if dialect.comment else []
+    if dialect.header != 1:
+        shown = dialect.header if isinstance(dialect.header, int) else _text(dialect.header)
+        lines.append(f"header = {shown}  # the line of the columns' names; none above is read")
     if AUTO in (dialect.delimiter, dialect.encoding, dialect.decimal):
         return [
             "# The files are written differently; each is read as it is.",

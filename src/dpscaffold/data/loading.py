@@ -198,15 +198,19 @@ def table_of(settings: TabularFile) -> TableSource:
         categories,
         settings.missing,
         settings.classes,
-        Dialect(settings.delimiter, settings.encoding, settings.decimal, settings.comment)
-        if isinstance(settings, Csv)
-        else Dialect(),
+        _dialect(settings) if isinstance(settings, Csv) else Dialect(),
         settings.target,
         settings.exclude,
         settings.dates,
         settings.unseen,
         settings.seed,
         gaps=Markers.given(settings.gaps),
+    )
+
+
+def _dialect(settings: Csv) -> Dialect:
+    return Dialect(
+        settings.delimiter, settings.encoding, settings.decimal, settings.comment, settings.header
     )
 
 

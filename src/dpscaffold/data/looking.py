@@ -154,8 +154,10 @@ def _shared(dialects: list[Dialect]) -> Dialect:
     """The dialect of all files, or one to be found file by file; a sign of comments that some use
     does no harm to the others."""
     comment = max(dialect.comment for dialect in dialects)
-    alike = {replace(dialect, comment=comment) for dialect in dialects}
-    return alike.pop() if len(alike) == 1 else Dialect(AUTO, AUTO, AUTO, comment)
+    headers = {dialect.header for dialect in dialects}
+    header = headers.pop() if len(headers) == 1 else AUTO
+    alike = {replace(dialect, comment=comment, header=header) for dialect in dialects}
+    return alike.pop() if len(alike) == 1 else Dialect(AUTO, AUTO, AUTO, comment, header)
 
 
 def _labels_in(label: str | None, names: list[str]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@ sentence."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dpscaffold.data.readers.files import TableFile, Uncommented
+from dpscaffold.data.readers.files import TableFile
 from dpscaffold.data.readers.marked import (
     NoNumber,
     Sightings,
@@ -21,6 +20,7 @@ from dpscaffold.data.readers.marked import (
     numbers_without_markers,
     without_markers,
 )
+from dpscaffold.data.readers.opening import csv_batches, csv_names, is_utf8
 from dpscaffold.errors import BadInput, nearest
 
 
@@ -32,7 +32,6 @@ class NotText(BadInput):
     """A file does not hold text in the encoding that was named or found."""
 
 
-_BATCH_BYTES = 1 << 21
 _BATCH_ROWS = 1 << 15
 
 
@@ -46,8 +45,7 @@ def column_names(file: TableFile) -> list[str]:
         elif file.kind == "parquet":
             names = list(pa.parquet.read_schema(path).names)
         else:
-            with _open_csv(file, pa.csv.ConvertOptions()) as reader:
-                names = list(reader.schema.names)
+            names = csv_names(file)
     except (UnicodeError, LookupError):
         raise NotText(_not_text(file)) from None
     except pa.ArrowException as problem:
@@ -56,6 +54,8 @@ def column_names(file: TableFile) -> list[str]:
         raise BadInput(_explained(path, problem, [])) from None
     except OSError as problem:
         raise BadInput(_unreadable(path, problem)) from None
+    if any("\0" in name for name in names):
+        raise BadInput(f"{path} holds zeros where letters should be; set encoding = 'auto'")
     names += [name for name, _ in file.constants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -79,32 +79,9 @@ def common_columns(files: Sequence[TableFile]) -> list[str]:
     return names
 
 
-def _open_csv(file: TableFile, convert: pa.csv.ConvertOptions) -> Any:
-    """Arrow's reader of a CSV file in its dialect."""
-    dialect, source = file.dialect, str(file.path)
-    convert.decimal_point = dialect.decimal
-    opened: Any = source
-    if dialect.comment:
-        sign = dialect.comment.encode(dialect.encoding)
-        opened = io.BufferedReader(Uncommented(file.path.open("rb"), sign))
-    return pa.csv.open_csv(
-        opened,
-        pa.csv.ReadOptions(
-            use_threads=False, block_size=_BATCH_BYTES, encoding=_encoding(dialect.encoding)
-        ),
-        pa.csv.ParseOptions(delimiter=dialect.delimiter),
-        convert,
-    )
-
-
-def _encoding(name: str) -> str:
-    """Arrow reads UTF-8 without its mark; Python's name for it would keep the mark."""
-    return "utf8" if name.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig") else name
-
-
 def _not_text(file: TableFile) -> str:
     named = file.dialect.encoding
-    if _encoding(named) == "utf8":
+    if is_utf8(named):
         return (
             f"{file.path} is not UTF-8 text; name its encoding (encoding = 'cp1252', say, or "
             f"'auto')"
@@ -157,10 +134,9 @@ def read_batches(
                 include_columns=[*inside, *written] or list(names)[:1],
                 strings_can_be_null=True,
             )
-            with _open_csv(file, convert) as reader:
-                for batch in reader:
-                    cast = _unmarked(file, batch, inside, written, seen)
-                    yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
+            for batch in csv_batches(file, convert):
+                cast = _unmarked(file, batch, inside, written, seen)
+                yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
     except (UnicodeError, LookupError):
         raise NotText(_not_text(file)) from None
     except pa.ArrowException as problem:
@@ -302,7 +278,9 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
     where = f" (line {row[1]})" if row else ""
     if ragged := re.search(r"Expected (\d+) columns, got (\d+)", text):
         return (
-            f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} columns"
+            f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} "
+            f"columns; mend it, or name the sign between columns (delimiter) or the line of their "
+            f"names (header)"
         )
     if wrong := _NO_NUMBER.search(text):
         column = (

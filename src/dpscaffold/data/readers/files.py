@@ -8,14 +8,12 @@ file (``"auto"``): that looks at the form of the first lines, not at what they s
 from __future__ import annotations
 
 import csv
-import io
 import re
-from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mode
-from typing import IO, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -44,10 +42,12 @@ class Dialect:
     encoding: str = "utf-8"
     decimal: str = "."
     comment: str = ""
+    #: The line that names the columns, counted from 1, or ``"auto"``.
+    header: int | str = 1
 
 
 #: How a file is written that nobody described.
-UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO)
+UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO, AUTO)
 
 
 @dataclass(frozen=True)
@@ -151,45 +151,81 @@ def opened(file: TableFile) -> TableFile:
     if dialect.encoding == AUTO:
         dialect = replace(dialect, encoding=guess_encoding(file.path))
     try:
-        lines = sample_lines(begun, dialect)
+        written = sample_lines(begun, dialect.encoding)
     except (LookupError, UnicodeError):
         raise BadInput(
             f"{file.path} cannot be read as {dialect.encoding}; name its encoding, or encoding = "
             f"'auto'"
         ) from None
     if dialect.comment == AUTO:
-        dialect = replace(dialect, comment=guess_comment(lines, dialect.delimiter))
-        lines = sample_lines(begun, dialect)
+        dialect = replace(dialect, comment=guess_comment(filled_lines(written), dialect.delimiter))
+    lines = filled_lines(written, dialect.comment)
     if dialect.delimiter == AUTO:
         dialect = replace(dialect, delimiter=guess_delimiter(lines))
+    if dialect.header == AUTO:
+        dialect = replace(dialect, header=guess_header(written, dialect))
+    below = filled_lines(written[int(dialect.header) - 1 :], dialect.comment)
     if dialect.decimal == AUTO:
-        dialect = replace(dialect, decimal=guess_decimal(lines, dialect.delimiter, file.path))
+        dialect = replace(dialect, decimal=guess_decimal(below, dialect.delimiter, file.path))
     return replace(file, dialect=dialect)
 
 
 def guess_encoding(path: Path) -> str:
-    """UTF-8 where the whole file is, UTF-16 where it says so, else Windows' Western one."""
+    """UTF-8 where the whole file is, UTF-16 where a mark or every other byte says so, else Windows'
+    Western one."""
     with path.open("rb") as stream:
-        mark = stream.read(4)
-        if mark[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            return "utf-16"
-        stream.seek(0)
+        begun = stream.read(SAMPLE)
+    if begun[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    for encoding, high in (("utf-16-le", begun[1::2]), ("utf-16-be", begun[::2])):
+        if high.count(0) > len(begun) // 4:
+            return encoding
+    for encoding in ("utf-8", "cp1252"):
         try:
-            for _ in io.TextIOWrapper(stream, encoding="utf-8"):
-                pass
+            with path.open(encoding=encoding) as text:
+                while text.read(1 << 20):
+                    pass
+            return encoding
         except UnicodeDecodeError:
-            return "cp1252"
-    return "utf-8"
+            continue
+    raise BadInput(
+        f"{path} is neither UTF-8 nor UTF-16 nor Windows' Western text; save it as UTF-8, or name "
+        f"its encoding (encoding = 'latin-1', say)"
+    )
 
 
-def sample_lines(begun: bytes, dialect: Dialect) -> list[str]:
-    """The whole lines of a file's beginning, without comments."""
-    text = begun.decode(dialect.encoding, errors="replace").lstrip("\ufeff")
-    lines = text.splitlines()
-    if len(begun) >= SAMPLE:
-        lines = lines[:-1]
-    comment = "" if dialect.comment == AUTO else dialect.comment
+def sample_lines(begun: bytes, encoding: str) -> list[str]:
+    """The whole lines of a file's beginning."""
+    lines = begun.decode(encoding, errors="replace").lstrip("\ufeff").splitlines()
+    return lines[:-1] if len(begun) >= SAMPLE else lines
+
+
+def filled_lines(lines: Sequence[str], comment: str = "") -> list[str]:
+    """The lines that hold something and are no comment."""
     return [line for line in lines if line and not (comment and line.startswith(comment))]
+
+
+def guess_header(lines: Sequence[str], dialect: Dialect) -> int:
+    """The line that names the columns: the first that fills more than half of them. Titles
+    above it fill fewer; comments and empty lines are passed over anyhow.
+
+    >>> guess_header(["Export of March", "", "age;stay;ill", "31;4;no"], Dialect(";"))
+    3
+    """
+    comment, delimiter = dialect.comment, dialect.delimiter
+    rows = csv.reader(filled_lines(lines, comment)[:50], delimiter=delimiter)
+    counts = [len(row) for row in rows]
+    usual = mode(counts) if counts else 1
+    reader, at, titles = csv.reader(lines[:30], delimiter=delimiter), 1, False
+    for row in reader:
+        skipped = bool(comment) and lines[at - 1].startswith(comment)
+        filled = sum(bool(cell.strip()) for cell in row)
+        enough = len(row) == usual if usual < 3 else 2 * filled > usual
+        if filled and enough and not skipped:
+            return at if titles else 1
+        titles |= bool(row) and not skipped
+        at = reader.line_num + 1
+    return 1
 
 
 def guess_delimiter(lines: Sequence[str]) -> str:
@@ -246,26 +282,3 @@ def guess_decimal(lines: Sequence[str], delimiter: str, path: Path) -> str:
             f"{path} writes decimals with a comma and with a point; say which with decimal = ','"
         )
     return "," if commas else "."
-
-
-class Uncommented(io.RawIOBase):
-    """A file without the lines that begin with a sign, for readers that do not know comments."""
-
-    def __init__(self, stream: IO[bytes], sign: bytes) -> None:
-        self._stream, self._sign, self._rest = stream, sign, b""
-
-    def readable(self) -> bool:
-        """It can be read."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer with lines that are no comments."""
-        while not self._rest:
-            line = self._stream.readline()
-            if not line:
-                return 0
-            if not line.removeprefix(BOM_UTF8).startswith(self._sign):
-                self._rest = line
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size

@@ -1,0 +1,134 @@
+"""Exports as they are: other encodings, titles above the header, notes with line breaks, blanks."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpscaffold.data import load_federation
+from dpscaffold.data.config import parse_data
+from dpscaffold.data.draft import draft
+from dpscaffold.data.loading import read_pool
+from dpscaffold.data.looking import look
+from dpscaffold.data.readers.columns import column_names, read_batches
+from dpscaffold.data.readers.files import Dialect, TableFile, table_files
+from dpscaffold.errors import BadInput
+
+HEADER = "site;age;weight;ill"
+SITES, ANSWERS = ("Bonn", "Köln"), ("nein", "ja", "ja")
+ROWS = [f"{SITES[i % 2]};{20 + i % 40};{60 + i},5;{ANSWERS[i % 3]}" for i in range(60)]
+ALL = {"source": "csv", "label": "ill", "encoding": "auto", "delimiter": "auto", "decimal": "auto"}
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def pool_of(path: Path, **keys: object):
+    return read_pool(parse_data({**ALL, "path": str(path), "user": "site", **keys}))
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"]
+)
+@pytest.mark.parametrize("above", ["", "# of March\n", "Export of March\n\nStand;2024\n"])
+def test_what_stands_above_the_header_is_skipped_in_every_encoding(
+    tmp_path: Path, encoding: str, above: str
+) -> None:
+    path = written(tmp_path / "a.csv", "\n".join([above + HEADER, *ROWS]) + "\n", encoding)
+    drafted = tomllib.loads(draft(look(path), 1.0))["data"]
+    assert drafted.get("header", 1) == (4 if "Export" in above else 1)
+    pool = read_pool(parse_data(drafted))
+    assert pool.features.tolist() == [[20.0 + i % 40, 60.5 + i] for i in range(60)]
+    assert pool.names == ("Bonn", "Köln")
+
+
+def test_the_line_of_the_header_can_be_given(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "\n".join(["Export", "of;March", HEADER, *ROWS]))
+    assert len(pool_of(path, header=3).labels) == 60
+    with pytest.raises(BadInput, match=r"a\.csv \(line 2\): a row has 2 values.*\(header\)"):
+        pool_of(path)
+    with pytest.raises(BadInput, match="header"):
+        pool_of(path, header=0)
+
+
+def test_a_header_that_leaves_columns_unnamed_is_none_the_less_the_header(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", ",x,ill\n" + "".join(f"{i},{i},{i % 2}\n" for i in range(9)))
+    assert table_files(path, "csv", Dialect(header="auto"))[0].dialect.header == 1
+    path = written(tmp_path / "b.csv", "x,ill\n" + "".join(f"{i},{i % 2},\n" for i in range(9)))
+    assert table_files(path, "csv", Dialect(header="auto"))[0].dialect.header == 1
+
+
+@pytest.mark.parametrize("dialect", [Dialect(), Dialect(comment="#"), Dialect(encoding="cp1252")])
+def test_line_breaks_in_quotes_cross_every_border_between_batches(
+    tmp_path: Path, dialect: Dialect
+) -> None:
+    notes = [f'{i},"seen\n# again {i}\n""q"", {"x" * 90}",a 5" tube\n' for i in range(30_000)]
+    path = written(tmp_path / "a.csv", "n,note,tube\n" + "".join(notes))
+    file = TableFile(path, "csv", dialect)
+    found = [
+        row
+        for batch in read_batches(file, [], ["n", "note"], column_names(file))
+        for row in batch.to_pylist()
+    ]
+    assert [row["n"] for row in found] == [str(i) for i in range(30_000)]
+    assert found[-1]["note"] == f'seen\n# again 29999\n"q", {"x" * 90}'
+
+
+def test_the_line_of_a_fault_is_that_of_the_file(tmp_path: Path) -> None:
+    lines = ["# export", "n,ill", *(f"{i},{i % 2}" for i in range(400_000)), "1,2,3"]
+    file = TableFile(written(tmp_path / "a.csv", "\n".join(lines)), "csv", Dialect(comment="#"))
+    with pytest.raises(BadInput, match=rf"\(line {len(lines)}\)"):
+        list(read_batches(file, [], ["n"], ["n", "ill"]))
+
+
+def test_letters_that_fit_no_encoding_are_refused_at_the_end_of_a_file_too(tmp_path: Path) -> None:
+    text = "\n".join([HEADER, *ROWS]).encode("cp1252") + b"\nB\x81;1;2,5;ja\n"
+    (tmp_path / "a.csv").write_bytes(text)
+    with pytest.raises(BadInput, match=r"a\.csv is neither UTF-8 nor UTF-16 nor Windows' Western"):
+        look(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_bytes("\n".join([HEADER, *ROWS]).encode("utf-16")[:-1])
+    with pytest.raises(BadInput, match=r"b\.csv cannot be read as utf-16"):
+        pool_of(tmp_path / "b.csv")
+
+
+def test_utf_16_that_is_taken_for_utf_8_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "\n".join(["site,age,ill", "a,1,0"]), "utf-16-le")
+    with pytest.raises(BadInput, match="zeros where letters should be; set encoding = 'auto'"):
+        load_federation({"source": "csv", "path": str(path), "label": "ill", "users": 2})
+
+
+def test_names_of_columns_have_no_blanks_around_them(tmp_path: Path) -> None:
+    text = 'site ; "age" ;\tweight;ill \n' + "\n".join(ROWS)
+    path = written(tmp_path / "a.csv", text)
+    assert pool_of(path).features.tolist()[0] == [20.0, 60.5]
+    twice = written(tmp_path / "b.csv", "x, x,ill\n1,2,0\n")
+    with pytest.raises(BadInput, match="two columns called 'x'"):
+        load_federation({"source": "csv", "path": str(twice), "label": "ill", "users": 2})
+
+
+CELLS = st.text(st.sampled_from('ab "\n#,é'), max_size=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=6))
+def test_a_mended_file_reads_as_the_same_cells(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    quoted = ["n,a,b"]
+    for n, (a, b) in enumerate(rows):
+        cells = ['"' + cell.replace('"', '""') + '"' for cell in (a, b)]
+        quoted += ["# skipped", f"{n},{cells[0]},{cells[1]}"]
+    path = tmp_path_factory.mktemp("mended") / "a.csv"
+    written(path, "\n".join(quoted), "utf-16")
+    file = TableFile(path, "csv", Dialect(encoding="utf-16", comment="#"))
+    read = [
+        r for b in read_batches(file, [], ["n", "a", "b"], ["n", "a", "b"]) for r in b.to_pylist()
+    ]
+    assert [int(row["n"]) for row in read] == list(range(len(rows)))
+    assert [(row["a"] or "", row["b"] or "") for row in read] == rows
