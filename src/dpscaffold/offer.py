@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
+from dpscaffold.data.markers import OTHERS, Markers, checked_markers, refuse_declared
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
 from dpscaffold.engines.letters import Json, Refused, canonical
 from dpscaffold.errors import BadInput
@@ -58,7 +60,8 @@ class Schema(ConfigTable):
 
     ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
     number). A table (CSV, Parquet) is read by ``columns``, ``categories`` (with their values),
-    ``label`` and ``class_names``; ``missing`` stands for a number that is missing or not a number.
+    ``label`` and ``class_names``; ``missing`` stands for a number that is missing or not a number,
+    or that ``gaps`` names as one that means missing.
     An unseen category is zero everywhere, an unseen class counts as the first: what a record holds
     never decides whether it can be read.
     """
@@ -70,6 +73,10 @@ class Schema(ConfigTable):
     label: str = "label"
     class_names: tuple[str, ...] = ()
     missing: float = Field(default=0.0, allow_inf_nan=False)
+    gaps: Annotated[
+        tuple[str, ...] | dict[str, tuple[str, ...]] | None,
+        BeforeValidator(partial(checked_markers, key="schema.gaps")),
+    ] = None
     prepare: tuple[PublicStep, ...] = ()
 
     @property
@@ -85,6 +92,11 @@ class Schema(ConfigTable):
         return Target("class", self.class_names or Target.numbered(self.classes).classes)
 
     @property
+    def markers(self) -> Markers:
+        """What stands for a missing value, by column."""
+        return Markers.given(self.gaps)
+
+    @property
     def width(self) -> int:
         """The number of features before the preparation (which keeps it)."""
         coded = sum(len(values) for values in self.categories.values())
@@ -97,6 +109,11 @@ class Schema(ConfigTable):
                 f"schema.features is {self.features}, and the columns make {self.width}; they must "
                 f"agree"
             )
+        refuse_declared(self.markers, self.categories, {self.label: self.class_names})
+        known = {*self.columns, self.label, OTHERS}
+        stray = sorted({name for name, _ in self.markers.columns} - known)
+        if stray:
+            raise BadInput(f"schema.gaps names {stray[0]!r}, which is not among the columns")
         stray = sorted(set(self.categories) - set(self.columns))
         if stray:
             raise BadInput(f"schema.categories names {stray[0]!r}, which is not among the columns")
@@ -151,6 +168,8 @@ class Offer(ConfigTable):
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
         tables = self.model_dump(mode="json")
+        if self.rows.gaps is None:  # as before there was such a key: the digest stays the same
+            del tables["rows"]["gaps"]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))
 

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.data.markers import BLANKS, Markers
+from dpscaffold.data.markers import Markers, checked_markers, refuse_declared
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
 from dpscaffold.data.readers.files import AUTO, is_many
 from dpscaffold.data.readers.fills import PrivateFill
@@ -209,32 +209,6 @@ def _fills(given: Any) -> Any:
     return rules
 
 
-def _markers(given: Any) -> Any:
-    """Markers of gaps, whose every text must be one that a cell can hold."""
-    if isinstance(given, list | tuple):
-        return _listed_markers("gaps", given)
-    if isinstance(given, dict):
-        return {name: _listed_markers(f"gaps.{name}", listed) for name, listed in given.items()}
-    if given is None:
-        return None
-    raise ValueError(f"gaps is {given!r}; give a list of texts, as in gaps = ['?', '-']")
-
-
-def _listed_markers(key: str, given: Any) -> tuple[str, ...]:
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"{key} is {given!r}; give a list of texts, as in ['?', '-']")
-    for marker in given:
-        if not isinstance(marker, str):
-            raise ValueError(f"{key} holds {marker!r}, which is no text; write it as '{marker}'")
-        if not marker.strip(BLANKS):
-            raise ValueError(
-                f"{key} holds an empty text; empty cells are gaps already: leave it out"
-            )
-        if not marker.strip(BLANKS).isprintable():
-            raise ValueError(f"{key} holds {marker!r}, which no cell shows; give a plain text")
-    return tuple(dict.fromkeys(marker.strip(BLANKS) for marker in given))
-
-
 class TabularFile(Pooled):
     path: PathText
     label: str | tuple[str, ...]
@@ -245,7 +219,7 @@ class TabularFile(Pooled):
         Literal["refuse", "drop"] | float | dict[str, _Rule], BeforeValidator(_fills)
     ] = "refuse"
     gaps: Annotated[
-        tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(_markers)
+        tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(checked_markers)
     ] = None
     unseen: Literal["refuse", "zero"] = "refuse"
     classes: tuple[str, ...] = ()
@@ -295,17 +269,9 @@ class TabularFile(Pooled):
     @model_validator(mode="after")
     def _declared(self) -> TabularFile:
         """No value that is declared is a gap at once."""
-        markers = Markers.given(self.gaps)
         known = dict(self.categories) if isinstance(self.categories, dict) else {}
         classes = {self.label: self.classes} if isinstance(self.label, str) else {}
-        for what, table in (("category", known), ("class", classes)):
-            for name, values in table.items():
-                both = next((marker for marker in markers.of(name) if marker in values), None)
-                if both is not None:
-                    raise ValueError(
-                        f"gaps names '{both}', which is a {what} of column '{name}'; take it "
-                        f"out of one of them, or name the columns: gaps = {{ age = ['{both}'] }}"
-                    )
+        refuse_declared(Markers.given(self.gaps), known, classes)
         return self
 
     @property

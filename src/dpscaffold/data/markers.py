@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from dpscaffold.errors import BadInput
+
 #: What may stand around a text without being part of it.
 BLANKS = " \t\u00a0"
 #: What stands for all columns that a table of markers does not name.
@@ -53,6 +55,45 @@ class Markers:
 
 #: Only what every file means a gap by.
 NO_MARKERS = Markers()
+
+
+def checked_markers(given: Any, key: str = "gaps") -> Any:
+    """Markers as they are given, without blanks around them; refused where a text is none that a
+    cell can hold."""
+    if given is None:
+        return None
+    if isinstance(given, dict):
+        return {name: _checked(f"{key}.{name}", listed) for name, listed in given.items()}
+    return _checked(key, given)
+
+
+def _checked(key: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple):
+        raise BadInput(f"{key} is {given!r}; give a list of texts, as in ['?', '-']")
+    for marker in given:
+        if not isinstance(marker, str):
+            raise BadInput(f"{key} holds {marker!r}, which is no text; write it as '{marker}'")
+        if not marker.strip(BLANKS):
+            raise BadInput(f"{key} holds an empty text; empty cells are gaps already: leave it out")
+        if not marker.strip(BLANKS).isprintable():
+            raise BadInput(f"{key} holds {marker!r}, which no cell shows; give a plain text")
+    return tuple(dict.fromkeys(marker.strip(BLANKS) for marker in given))
+
+
+def refuse_declared(
+    markers: Markers,
+    categories: Mapping[str, Sequence[str]],
+    classes: Mapping[str, Sequence[str]],
+) -> None:
+    """Refuse a marker that is a declared value of its column: nobody could tell which is meant."""
+    for what, table in (("category", categories), ("class", classes)):
+        for name, values in table.items():
+            both = next((marker for marker in markers.of(name) if marker in values), None)
+            if both is not None:
+                raise BadInput(
+                    f"gaps names '{both}', which is a {what} of column '{name}'; take it out of "
+                    f"one of them, or name the columns: gaps = {{ age = ['{both}'] }}"
+                )
 
 
 def number_of(marker: str) -> float | None:

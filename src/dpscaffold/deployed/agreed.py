@@ -41,7 +41,8 @@ def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, An
     the public steps that were offered."""
     schema = setting.roster.schema
     coded = tuple((n, rows.categories[n]) for n in rows.columns if n in rows.categories)
-    coding = Coding(schema.columns, coded, rows.missing, unseen="zero")
+    marked = rows.markers.among((*schema.columns, rows.label))
+    coding = Coding(schema.columns, coded, rows.missing, unseen="zero", gaps=marked)
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
     steps = (coding, *schema.preparation)
     params = state.output.cpu()

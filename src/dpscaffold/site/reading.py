@@ -1,9 +1,9 @@
 """A site's records, read by the offer's schema: nothing is inferred from them.
 
 Whether data fit is decided by columns and sizes alone. What a single record holds never makes the
-reading fail: a number that is missing, or is none, is the schema's ``missing``; an unseen category
-is zero everywhere; an unseen class counts as the first. The site's log says how often that
-happened; nobody else learns it.
+reading fail: a number that is missing, or is none, or means missing by the schema's ``gaps``, is
+its ``missing``; a category that is missing or unseen is zero everywhere; an unseen class counts as
+the first. The site's log says how often that happened; nobody else learns it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
+from dpscaffold.data.markers import number_gaps
 from dpscaffold.data.prepared import prepare
 from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
@@ -142,7 +143,7 @@ def _from_table(
     if lacking:
         raise BadInput(f"there is no column {lacking[0]!r}")
     numbers = [
-        _numbers(table[name], schema.missing, name, log)
+        _numbers(table[name], schema, name, log)
         for name in schema.columns
         if name not in schema.categories
     ]
@@ -153,7 +154,7 @@ def _from_table(
     ]
     rows = np.column_stack([*numbers, *coded]).astype(np.float32)
     if not schema.classes:
-        return rows, _numbers(table[schema.label], schema.missing, schema.label, log)
+        return rows, _numbers(table[schema.label], schema, schema.label, log)
     texts = pc.cast(table[schema.label], pa.string())
     index = pc.index_in(texts, pa.array(schema.class_names)).to_numpy(zero_copy_only=False)
     index = np.nan_to_num(index.astype(np.float64), nan=-1)
@@ -162,16 +163,18 @@ def _from_table(
 
 
 def _numbers(
-    column: pa.ChunkedArray, missing: float, name: str, log: Callable[[str], None]
+    column: pa.ChunkedArray, schema: Schema, name: str, log: Callable[[str], None]
 ) -> np.ndarray:
     try:
         values = pc.cast(column, pa.float64())
     except pa.ArrowInvalid:
         values = pa.array([_number(text) for text in column.to_pylist()], pa.float64())
     found = np.asarray(pc.fill_null(values, float("nan")), dtype=np.float64)
-    strange = ~np.isfinite(found)
+    single = pa.types.is_float32(column.type)  # 0.1 is another number there
+    marked = number_gaps(found.astype(np.float32) if single else found, schema.markers.of(name))
+    strange = ~np.isfinite(found) | marked
     _report(log, int(strange.sum()), f"values of {name!r} are missing or no numbers")
-    return np.where(strange, missing, found)
+    return np.where(strange, schema.missing, found)
 
 
 def _number(text: object) -> float | None:

@@ -1,0 +1,84 @@
+"""Numbers that mean missing at deployed sites: agreed on in the offer, read alike, kept by the
+model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+
+from dpscaffold.budget import Budget
+from dpscaffold.deployed.agreed import model_of, setting_of
+from dpscaffold.engines import State
+from dpscaffold.engines.enrolment import Enrolled
+from dpscaffold.offer import Offer, Schema, read_offer
+from dpscaffold.site.reading import read_records
+
+ROWS = Schema(
+    features=4,
+    classes=2,
+    columns=("age", "sex", "bmi"),
+    categories={"sex": ("f", "m")},
+    label="ill",
+    class_names=("no", "yes"),
+    missing=-1.0,
+)
+MARKED = ROWS.changed(gaps={"age": ["-9", "?"], "sex": ["?"]})
+TEXT = "id,sex,ill,age,bmi\n1,?,no,-9.0,-9\n2,f,yes,?,30\n3,m,yes,9,30\n"
+READ = [[-1, -9, 0, 0], [-1, 30, 1, 0], [9, 30, 0, 1]]
+
+
+def offered(rows: Schema) -> Offer:
+    tables: dict[str, Any] = {"task": {"kind": "logistic"}, "algorithm": {"name": "fedavg"}}
+    return Offer(rows=rows, plan={"rounds": 2, "user_ratio": 1.0}, **tables)  # type: ignore[arg-type]
+
+
+def test_they_are_missing_by_value_in_the_columns_that_are_named(tmp_path: Path) -> None:
+    """Texts that are no numbers are missing anyway."""
+    (tmp_path / "d.csv").write_text(TEXT)
+    notes: list[str] = []
+    found = read_records({"source": "csv", "path": "d.csv"}, tmp_path, MARKED, notes.append)
+    assert found.features.tolist() == READ
+    assert any("2 values of 'age'" in note for note in notes)
+    single = {"id": [1, 2], "sex": ["f", "m"], "ill": ["no", "yes"], "bmi": [1.0, 2.0]}
+    table = pa.table(single | {"age": pa.array([0.1, 3.0], pa.float32())})
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    rows = ROWS.changed(gaps={"age": ["0.1"]})
+    found = read_records({"source": "parquet", "path": "d.parquet"}, tmp_path, rows)
+    assert found.features[:, 0].tolist() == [-1, 3]
+
+
+def test_the_model_of_the_run_reads_new_rows_as_the_sites_did(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text(TEXT)
+    offer = offered(MARKED)
+    setting = setting_of(offer, Enrolled("", {}, ("north",), "", (30,), True), Budget())
+    state = State.initial(setting, torch.device("cpu"))
+    model = model_of(offer.rows, setting, state, {})
+    (part,) = model.parts(tmp_path / "d.csv", ["ill"])
+    assert part.complete.all() and part.features.tolist() == READ
+
+
+def test_an_offer_names_them_only_where_there_are_any() -> None:
+    """Without them it is, to the digest, what it was before there was such a key."""
+    assert "gaps" not in offered(ROWS).to_dict()["rows"]  # type: ignore[operator]
+    assert offered(MARKED).to_dict()["rows"]["gaps"]["age"] == ["-9", "?"]  # type: ignore
+    for rows in (ROWS, MARKED, ROWS.changed(gaps=["?", "-9"])):
+        assert read_offer(offered(rows).to_dict()) == offered(rows)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ({"aeg": ["?"]}, "schema.gaps names 'aeg', which is not among the columns"),
+        ([-9], "schema.gaps holds -9, which is no text"),
+        (["m"], "gaps names 'm', which is a category of column 'sex'"),
+        (["yes"], "gaps names 'yes', which is a class of column 'ill'"),
+    ],
+)
+def test_bad_ones_are_one_sentence(gaps: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ROWS.changed(gaps=gaps)
