@@ -24,8 +24,9 @@ class WholeModel(nn.Module):
     """Raw rows (N, columns) float32 ↦ scores (N, outputs).
 
     Columns are in the model's order. A categorical column holds the number of the category,
-    counted from 0 in the order of ``categories``; NaN is a missing value. What the training would
-    have refused (a missing value, a number of no category) gives NaN scores, never a guess.
+    counted from 0 in the order of ``categories``; NaN is a missing value, and so is a number that
+    means one by the data's ``gaps``. What the training would have refused (a missing value, a
+    number of no category) gives NaN scores, never a guess.
     """
 
     def __init__(

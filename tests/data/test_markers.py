@@ -310,9 +310,19 @@ def test_bad_markers_are_one_sentence(keys: dict[str, Any], said: str, tmp_path:
     assert "\n" not in str(told.value)
 
 
-def test_a_marker_of_one_column_may_be_a_category_of_another() -> None:
-    keys = {"gaps": {"age": ["-"]}, "categories": {"ward": ["+", "-"]}}
-    assert parse_data({"source": "csv", "path": "t.csv", **KEYS, **keys}).gaps == {"age": ("-",)}
+@pytest.mark.parametrize("own", [[], ["?"]])
+def test_a_list_of_its_own_stands_in_place_of_the_others(own: list[str], tmp_path: Path) -> None:
+    """What is a gap elsewhere may be a category here, declared or not."""
+    text = "age,ward,ill,site\n1,+,no,n\n-,-,yes,n\n3,-,no,s\n4,+,yes,s\n"
+    (tmp_path / "t.csv").write_text(text)
+    gaps = {"*": ["-"], "ward": own}
+    for categories in (["ward"], {"ward": ["+", "-"]}):
+        keys = {"dates": {}, "categories": categories, "missing": "drop", "gaps": gaps}
+        assert pool_of(tmp_path / "t.csv", "csv", **keys).features.tolist() == [
+            [1, 1, 0],
+            [3, 0, 1],
+            [4, 1, 0],
+        ]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

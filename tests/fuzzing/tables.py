@@ -27,6 +27,7 @@ CELLS = (
     *("", "NA", "nan", "inf", "-1e400", "1e39", "1e-50", "0", "-0", "1,5", "1.5", "1_000", " 7 "),
     *('"', '""', "'", "\\", "a;b", "a,b", "x" * 3000, "ε", "Köln", "\x00", "\ufeff", "٣", "=1+1"),
     *("2024-02-30", "31.12.2023", "20240131", "9999-12-31", "0001-01-01", "true", "null", "[1]"),
+    *("?", "-", " ? ", "k. A.", "-9", "-9.0", "9999", "<5"),
 )
 NAMES = ("age", "stay", "ward", "site", "ill", "when", "id", "", "a b", "ü", "label", "x.y", '"')
 ENCODINGS = ("utf-8", "latin-1", "utf-16", "utf-8-sig", "cp1252", "auto", "klingon", "utf-7", "")
@@ -223,6 +224,7 @@ def _settings(rng: random.Random, source: str, path: Path, names: list[str]) -> 
             "exclude": lambda: some(2),
             "dates": lambda: dict.fromkeys(some(2), rng.choice(("%Y-%m-%d", "%q", "", "%d"))),
             "missing": lambda: rng.choice(("drop", 0.0, "refuse", _rules(rng, names))),
+            "gaps": lambda: rng.choice((_markers(rng), dict.fromkeys(some(3), _markers(rng)))),
             "target": lambda: rng.choice(("class", "number")),
             "features": lambda: some(3),
             "classes": lambda: rng.choice((["yes", "no"], ["a", "b"], ["0", "1", "2"])),
@@ -243,6 +245,12 @@ def _settings(rng: random.Random, source: str, path: Path, names: list[str]) -> 
         step = rng.choice(("standardise", "unit-norm", "pca:1", "pca:99", "centre", "clip-norm:1"))
         said["preprocess"] = ["centre", step]
     return said
+
+
+def _markers(rng: random.Random) -> Any:
+    """Markers of gaps, now and then none that may be."""
+    wrong = ("?", [""], [-9], ["\x00"], {"*": "?"}, None)
+    return rng.choice(wrong) if rng.random() < 0.1 else rng.sample(CELLS, rng.randint(0, 4))
 
 
 def _rules(rng: random.Random, names: list[str]) -> dict[str, Any]:

@@ -44,12 +44,19 @@ def but_for(cells: Sequence[str]) -> str:
         different = list(dict.fromkeys(strange))
         if len(strange) <= len(cells) // 10 and len(different) < 10:
             telling = sorted(different, key=lambda cell: not any(sign.isdigit() for sign in cell))
-            shown = ", ".join(f"'{cell[:20]}'" for cell in telling[:3])
+            shown = ", ".join(f"'{_printed(cell)}'" for cell in telling[:3])
             return (
                 f"{what}, but for {shown}; leave such cells empty, or name them in gaps where they "
                 f"mean missing, and it can be used"
             )
     return ""
+
+
+def _printed(cell: str) -> str:
+    """The beginning of a cell as one line can show it."""
+    return "".join(
+        sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in cell[:20]
+    )
 
 
 def is_compact(cells: Sequence[str]) -> bool:

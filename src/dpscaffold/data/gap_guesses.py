@@ -40,7 +40,7 @@ def is_word_for_nothing(text: str) -> bool:
     """
     bare = re.sub(r"[\s._]", "", text.casefold())
     signs = not any(sign.isalnum() for sign in text) and "+" not in text
-    return bare in WORDS or (signs and bool(text.strip(BLANKS)))
+    return bare in WORDS or (signs and text.isprintable() and bool(text.strip(BLANKS)))
 
 
 def markers_in(cells: Sequence[str | None]) -> dict[str, int]:

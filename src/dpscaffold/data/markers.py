@@ -28,11 +28,11 @@ _MIDNIGHT = " 00:00:00"
 
 @dataclass(frozen=True)
 class Markers:
-    """The markers of every column; those of ``"*"`` hold where a column has none of its own.
+    """The markers of every column; those of ``"*"`` hold where a column has no list of its own.
 
-    >>> marked = Markers((("weight", ("-9",)), ("*", ("?",))))
-    >>> marked.of("weight"), marked.of("age")
-    (('-9',), ('?',))
+    >>> marked = Markers((("weight", ("-9",)), ("rhesus", ()), ("*", ("?", "-"))))
+    >>> marked.of("weight"), marked.of("rhesus"), marked.of("age")
+    (('-9',), (), ('?', '-'))
     """
 
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -41,7 +41,7 @@ class Markers:
     def given(cls, gaps: Sequence[str] | Mapping[str, Sequence[str]] | None) -> Markers:
         """Those of ``data.gaps``: a list for all columns, or a table of lists by column."""
         table = gaps if isinstance(gaps, Mapping) else {OTHERS: gaps or ()}
-        return cls(tuple((name, tuple(markers)) for name, markers in table.items() if markers))
+        return cls(tuple((name, tuple(markers)) for name, markers in table.items()))
 
     def of(self, name: str) -> tuple[str, ...]:
         """The markers of one column."""
