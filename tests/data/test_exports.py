@@ -5,6 +5,9 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from dpscaffold.data.loading import read_pool
 from dpscaffold.data.looking import look
 from dpscaffold.data.readers.columns import column_names, read_batches
 from dpscaffold.data.readers.files import Dialect, TableFile, table_files
+from dpscaffold.data.readers.raw import raw_parts
 from dpscaffold.errors import BadInput
 
 HEADER = "site;age;weight;ill"
@@ -132,3 +136,47 @@ def test_a_mended_file_reads_as_the_same_cells(
     ]
     assert [int(row["n"]) for row in read] == list(range(len(rows)))
     assert [(row["a"] or "", row["b"] or "") for row in read] == rows
+
+
+def test_blanks_around_sites_classes_and_categories_do_not_count(tmp_path: Path) -> None:
+    sites, wards, answers = ("Bonn", "Bonn ", " Köln", "Köln\u00a0"), ("a", "a "), ("ja", "nein ")
+    rows = [f"{sites[i % 4]};{i};{wards[i % 2]};{answers[i % 2]}" for i in range(40)]
+    path = written(tmp_path / "a.csv", "\n".join(["site;age;ward;ill", *rows, "  ;3;b;ja"]))
+    pool = pool_of(path, categories=["ward"], missing={"*": "drop"})
+    assert pool.names == ("Bonn", "Köln")
+    assert pool.target.classes == ("ja", "nein")
+    assert pool.features.shape == (40, 3)
+    assert any("1 of 41 records lack a value" in note for note in pool.notes)
+    coding = pool.preparation[0]
+    assert coding(np.array([["7", "a  "]], dtype=object)).tolist() == [[7.0, 1.0, 0.0]]
+    new = written(tmp_path / "new.csv", "age,ward\n7, a\n")
+    (part,) = raw_parts(new, pool.preparation[:1], ())
+    assert part.features.tolist() == [[7.0, 1.0, 0.0]]
+
+
+def test_values_that_differ_in_how_they_are_written_are_pointed_out(tmp_path: Path) -> None:
+    rows = [f"{('Bonn', 'BONN')[i % 2]};{i % 9};{('ja', 'Ja', 'nein')[i % 3]}" for i in range(30)]
+    pool = pool_of(written(tmp_path / "a.csv", "\n".join(["site;age;ill", *rows])))
+    said = [note for note in pool.notes if note.startswith("warning")]
+    assert "column 'ill' holds 'Ja' and 'ja': each is a class of its own" in said[0]
+    assert "2 names in column 'site' differ" in said[1]
+    assert "Bonn" not in said[1] and "BONN" not in said[1]
+    even = [row.replace("BONN", "Köln").replace("Ja", "ja") for row in rows]
+    quiet = pool_of(written(tmp_path / "b.csv", "\n".join(["site;age;ill", *even])))
+    assert not any(note.startswith("warning") for note in quiet.notes)
+
+
+def test_numbers_that_are_none_are_missing_in_parquet_too(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "x": [1.5, float("nan"), *(float(i) for i in range(28))],
+            "site": ["a", "b"] * 15,
+            "ill": [0.0, float("nan"), *(float(i % 2) for i in range(28))],
+        }
+    )
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    found = {column.name: column for column in look(tmp_path / "a.parquet").columns}
+    assert (found["x"].role, found["x"].missing) == ("number", True)
+    read = read_pool(parse_data(tomllib.loads(draft(look(tmp_path / "a.parquet"), 1.0))["data"]))
+    assert read.target.classes == ("0", "1")
+    assert len(read.labels) == 29

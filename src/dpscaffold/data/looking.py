@@ -30,6 +30,7 @@ from dpscaffold.data.readers.files import (
     is_many,
     table_files,
 )
+from dpscaffold.data.readers.marked import tidy
 from dpscaffold.data.table_coding import held_labels
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Kind
@@ -200,7 +201,7 @@ def _sample(files: Sequence[TableFile], names: list[str], rows: int) -> dict[str
         comma = file.dialect.decimal == "," and file.kind == "csv"
         for part in _drawn(file, names, each, most):
             for name in names:
-                texts = part.column(name).to_pylist()
+                texts = tidy(part.column(name)).to_pylist()
                 cells[name] += [_pointed(text) if comma else text for text in texts]
     return cells
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from dpscaffold.data.markers import Markers, is_gap, number_gaps
+from dpscaffold.data.markers import BLANKS, Markers, is_gap, number_gaps
 from dpscaffold.errors import BadInput, nearest
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Coding:
         return np.where(gone, np.float32(fill), values)
 
     def _one_hot(self, name: str, values: tuple[str, ...], column: np.ndarray) -> np.ndarray:
-        index = {value: i for i, value in enumerate(values)}
+        index = {value.strip(BLANKS): i for i, value in reversed([*enumerate(values)])}
         own = name in self.own
         out = np.zeros((len(column), len(values) + own), dtype=np.float32)
         for row, cell in enumerate(self._cells(name, column, number=False)):
@@ -245,7 +245,8 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, str):
-        return None if value in _nulls() else str(value)
+        text = value.strip(BLANKS)
+        return None if text in _nulls() else text
     if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
         return None
     return value

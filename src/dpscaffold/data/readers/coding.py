@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.markers import NO_MARKERS, Markers
+from dpscaffold.data.readers.alike import alike_values
 from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, by_value, held_labels
@@ -198,6 +199,10 @@ def notes_on(
         f"column '{name}' is one-hot: {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
         for name, values in categories.items()
     ]
+    if target.kind == "class":
+        notes += alike_values(str(table.label), target.classes, "class")
+    for name, values in categories.items():
+        notes += alike_values(name, values, "category")
     if dropped:
         notes.append(dropped)
     if isinstance(table.missing, float | int):

@@ -64,6 +64,19 @@ def trimmed(column: pa.Array) -> pa.Array:
     return pc.utf8_trim(column, BLANKS)
 
 
+def tidy(column: pa.Array) -> pa.Array:
+    """A column of texts as a CSV file would say them, without blanks around them: nothing where
+    only blanks stand, or a text that every file means a gap by. Sites, classes and categories that
+    differ in blanks are one.
+
+    >>> tidy(pa.array(["Bonn", "Bonn ", "  ", "NA"])).to_pylist()
+    ['Bonn', 'Bonn', None, None]
+    """
+    text = trimmed(column)
+    gone = pc.is_in(text, value_set=pa.array(plain_gaps(), pa.string()))
+    return pc.if_else(gone, pa.scalar(None, pa.string()), text) if pc.any(gone).as_py() else text
+
+
 def pointed(text: pa.Array, decimal: str) -> pa.Array:
     """Numbers as texts with a decimal point; one that is written with another sign is none."""
     if decimal == ".":

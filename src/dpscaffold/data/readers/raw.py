@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from dpscaffold.data.markers import Markers
+from dpscaffold.data.markers import BLANKS, Markers
 from dpscaffold.data.readers.columns import (
     NotNumbers,
     NotText,
@@ -21,7 +21,7 @@ from dpscaffold.data.readers.columns import (
     require_column,
 )
 from dpscaffold.data.readers.files import UNKNOWN, Format, TableFile, opened
-from dpscaffold.data.readers.marked import NUMBER, pointed, without_markers
+from dpscaffold.data.readers.marked import NUMBER, pointed, tidy, without_markers
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Prepared
@@ -205,7 +205,8 @@ def code_batch(
     at += len(coding.indicators)
     for name, known in coding.categories:
         column = unmarked(coding, batch.column(name), name)
-        index = pa.compute.index_in(column, pa.array(known, pa.string()))
+        plain = pa.array([value.strip(BLANKS) for value in known], pa.string())
+        index = pa.compute.index_in(column, plain)
         found = index.fill_null(-1).to_numpy(zero_copy_only=False)
         gone = column.is_null().to_numpy(zero_copy_only=False)
         if coding.unseen == "refuse":
@@ -223,11 +224,11 @@ def code_batch(
 def unmarked(
     coding: Coding, column: pa.Array, name: str, number: bool = False, decimal: str = "."
 ) -> pa.Array:
-    """A column of texts with nulls where the training read a gap; numbers, which were read without
-    them, as they are."""
+    """A column of texts without blanks around them and with nulls where the training read a gap;
+    numbers, which were read without them, as they are."""
     if not pa.types.is_string(column.type):
         return column
-    return without_markers(column, coding.markers.of(name), number, decimal)
+    return tidy(without_markers(column, coding.markers.of(name), number, decimal))
 
 
 def _numbers(

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dpscaffold.data.pool import Pool
+from dpscaffold.data.readers.alike import alike_users
 from dpscaffold.data.readers.coding import (
     Codes,
     TableSource,
@@ -39,7 +40,7 @@ from dpscaffold.data.readers.gaps import (
     rule_of,
 )
 from dpscaffold.data.readers.identifiers import Identifiers
-from dpscaffold.data.readers.marked import Sightings
+from dpscaffold.data.readers.marked import Sightings, tidy
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -153,7 +154,11 @@ def scan_table(table: TableSource) -> Scan:
         target,
         users,
         user_names,
-        _aside(table) + notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
+        (
+            *_aside(table),
+            *notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
+            *alike_users(table.user, user_names),
+        ),
         preparation_of(table, coding, fitted),
         seen,
     )
@@ -259,7 +264,8 @@ def _columns(
     """Batches of a file, and its numbers, dates among them, as float32 with NaN where missing."""
     dated = [name for name in numbers if name in table.dates]
     plain = [name for name in numbers if name not in table.dates]
-    for batch in read_batches(file, plain, [*texts, *dated], names, seen):
+    for raw in read_batches(file, plain, [*texts, *dated], names, seen):
+        batch = _tidied(raw, [*texts, *dated])
         read = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in plain}
         for name in dated:
             try:
@@ -267,6 +273,14 @@ def _columns(
             except BadInput as problem:
                 raise BadInput(f"{file.path}: {problem}") from None
         yield batch, read
+
+
+def _tidied(batch: pa.RecordBatch, texts: Sequence[str]) -> pa.RecordBatch:
+    """A batch whose texts have no blanks around them."""
+    for place, name in enumerate(batch.schema.names):
+        if name in texts:
+            batch = batch.set_column(place, name, tidy(batch.column(place)))
+    return batch
 
 
 def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
