@@ -295,6 +295,35 @@ def test_one_file_that_fails_leaves_nothing(
         evaluate_files(model, "new")
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of a file of several batches, with a gap in the first and two in the last."""
+    columns = [",".join(COLUMNS)]
+    rows = [record(i, stay=None if i in (5, 119_000, 119_001) else 4.5) for i in range(120_000)]
+    return columns + [",".join("" if v is None else str(v) for v in r.values()) for r in rows]
+
+
+@pytest.mark.parametrize("out", ["all.csv", "said", None])
+def test_a_file_that_fails_at_its_end_leaves_nothing(
+    model: Model, home: Path, long: list[str], out: str | None
+) -> None:
+    """Long after the first rows were predicted, and rows of another file before them."""
+    path, stream = Path("new/south.csv"), io.BytesIO()
+    path.write_text("\n".join(long) + "\n", "utf-8")
+    target: Any = stream if out is None else Path(out)
+    done = predict_files(model, "new", target)
+    assert (done.rows, done.incomplete) == (120_008, 3)
+    assert done.gap == "south.csv, row 5 lacks a value of column 'stay'"
+    stream.seek(0)
+    stream.truncate()
+    with path.open("a") as file:
+        file.write("p9,31\n")
+    before = contents(home)
+    with pytest.raises(BadInput, match=r"south\.csv .*a row has 2 values"):
+        predict_files(model, "new", target)
+    assert contents(home) == before and stream.getvalue() == b""
+
+
 @pytest.mark.parametrize(
     ("given_", "out", "said"),
     [
@@ -343,6 +372,9 @@ def test_predictions_of_before_are_replaced_whole(model: Model, home: Path) -> N
     assert {*contents(Path("said"))} == {"later.csv", "north.csv", "south.csv", "west.csv"}
     assert len(table(Path("said/north.csv"))) == 1
     assert not [path for path in home.iterdir() if path.name.startswith(".")]
+    Path("new/west.csv").unlink()  # what was said of it would stand beside what is said now
+    with pytest.raises(BadInput, match=r"--out said holds west\.csv, which is no earlier"):
+        predict_files(model, "new", "said")
 
 
 def test_other_files_and_columns_that_are_not_needed_are_named(model: Model, home: Path) -> None:

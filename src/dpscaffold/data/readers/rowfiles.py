@@ -155,7 +155,7 @@ def _names(paths: Sequence[Path], bases: Sequence[Path]) -> list[str]:
     """The way to each file from the folder that was given; where that makes two alike, from the
     folder that all have in common."""
     names = [path.relative_to(base).as_posix() for path, base in zip(paths, bases, strict=True)]
-    if len({*names}) == len(names) and not any(".." in Path(name).parts for name in names):
+    if len({*names}) == len(names):
         return names
     full = [Path(os.path.abspath(path)) for path in paths]
     common = os.path.commonpath([path.parent for path in full])
