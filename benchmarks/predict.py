@@ -1,10 +1,11 @@
 """``dpscaffold predict`` on many rows: wall-clock and processor time, and memory.
 
-    python benchmarks/predict.py [--rows 1000000] [--kind csv] [--folder FOLDER]
+    python benchmarks/predict.py [--rows 1000000] [--kind csv] [--files 1] [--folder FOLDER]
 
 A model of 48 numbers and two categories (standardised, unit-norm, 10 classes) predicts for a file
 of so many rows, as the command does, in a process of its own; the file is written first and not
-timed. Memory is the largest resident set of that process.
+timed. Several files are a folder, and so are their predictions. Memory is the largest resident set
+of that process.
 """
 
 from __future__ import annotations
@@ -71,20 +72,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--kind", choices=("csv", "parquet"), default="csv")
+    parser.add_argument("--files", type=int, default=1, help="files with as many rows in all")
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary one")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as place:
         folder = Path(place)
-        data = folder / f"new.{asked.kind}"
-        write(data, asked.rows)
+        data, out = folder / f"new.{asked.kind}", folder / f"out.{asked.kind}"
+        if asked.files > 1:
+            data, out = folder / "new", folder / "out"
+            data.mkdir()
+            for k in range(asked.files):
+                write(data / f"site{k}.{asked.kind}", asked.rows // asked.files)
+        else:
+            write(data, asked.rows)
+        size = sum(path.stat().st_size for path in (data, *data.rglob("*")) if path.is_file())
         command = [sys.executable, "-m", "dpscaffold", "predict", str(model(folder)), str(data)]
         started = time.perf_counter()
-        subprocess.run([*command, "--out", str(folder / f"out.{asked.kind}")], check=True)
+        subprocess.run([*command, "--out", str(out)], check=True)
         passed = time.perf_counter() - started
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(
             f"{asked.rows} rows × {NUMBERS + len(TEXTS)} columns of {asked.kind} "
-            f"({data.stat().st_size / 1e6:.0f} MB) on {os.cpu_count()} cores: {passed:.1f} s, "
+            f"({size / 1e6:.0f} MB) on {os.cpu_count()} cores: {passed:.1f} s, "
             f"{used.ru_utime + used.ru_stime:.1f} s of CPU time, {used.ru_maxrss / 1e6:.2f} GB"
         )
 

@@ -264,7 +264,7 @@ BROKEN = {
     "a column of another name": (lambda b: b.replace(b"ward", b"wing"), "no feature column 'ward'"),
     "bytes that are no text": (
         lambda b: b + b"\x81\x8d\xff;1;1,0;1;1\n",
-        "cannot be read as cp1252",
+        "save it as UTF-8",
     ),
     "nothing": (lambda b: b"", "is empty"),
     "a short last row": (lambda b: b + b"p9;31\n", "a row has 2 values"),

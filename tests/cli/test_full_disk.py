@@ -25,6 +25,8 @@ LINES = (
     "report run --out page.html",
     "report run --markdown --out card.md",
     "predict run table.csv --out said.csv",
+    "predict run tab*.csv --out said.csv",
+    "predict run tab*.csv --out said",
     "evaluate run table.csv --label ill --figure f.svg",
     "export run --to safetensors --out exported",
     "privacy run --plot f.svg",
