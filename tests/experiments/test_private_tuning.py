@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from dpscaffold import BadInput
 from dpscaffold.cipher import CipherStream
 from dpscaffold.cli import app
+from dpscaffold.events import Stopped
 from dpscaffold.experiments import private_tuning
 from dpscaffold.experiments.private_scores import Comparison, noised, record_sums, scored
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, tune_privately
@@ -311,7 +312,8 @@ def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
     assert (out / "server.json").stat().st_mode & 0o077 == 0
     model = load_model(out / "winner" / "model")
     assert torch.isfinite(model.params).all()
-    shown = CliRunner().invoke(app, ["tune", str(config), "--out", str(out), "-q"])
+    other = str(tmp_path / "other")
+    shown = CliRunner().invoke(app, ["tune", str(config), "--out", other, "-q"])
     assert shown.exit_code == 0 and "Chosen privately" in shown.output
 
 
@@ -364,3 +366,98 @@ def test_without_privacy_or_of_another_kind_there_is_nothing_to_choose_privately
     settings, table = parse_tuning(TOY | {"tune": other})
     with pytest.raises(BadInput, match="7 features"):
         tune_privately(settings, table, CPU)
+
+
+def test_an_earlier_private_tuning_is_not_written_over(tmp_path):
+    """Its ε adds to that of the next, so the folder stays as it is."""
+    config = tmp_path / "tune.toml"
+    config.write_text(toml(TOY | {"tune": PRIVATE | {"trials": 2.0}}))
+    asked = ["tune", str(config), "--out", str(tmp_path / "out"), "-q"]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    before = (tmp_path / "out" / "server.json").read_bytes()
+    result = CliRunner().invoke(app, asked)
+    assert isinstance(result.exception, BadInput)
+    assert "holds a private tuning" in str(result.exception)
+    assert (tmp_path / "out" / "server.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "refused"),
+    [
+        ({"users": 4, "records": 30}, {"users": 4, "records": 30}, True),
+        ({"users": 4, "records": 30}, {"users": 4, "records": 30, "seed": 1}, False),
+        ({"source": "digits", "users": 4}, {"source": "digits", "users": 2}, True),
+        (
+            {"source": "csv", "path": "a/../b.csv", "label": "y", "user": "u"},
+            {"source": "csv", "path": "b.csv", "label": "y", "user": "u"},
+            True,
+        ),
+        (
+            {"source": "csv", "path": "a.csv", "label": "y", "user": "u"},
+            {"source": "csv", "path": "b.csv", "label": "y", "user": "u"},
+            False,
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", [True, False])
+def test_private_records_do_not_pass_as_public_ones(private, public, refused, mode):
+    """Scores on them would cost nothing, though they tell of them."""
+    tables = {"data": private, "tune": {"private": mode, "public": public}}
+    if not refused:
+        parse_tuning(tables)
+        return
+    with pytest.raises(BadInput, match=r"tune\.public is .* where the private records come from"):
+        parse_tuning(tables)
+
+
+@pytest.mark.parametrize("limit", ["user_epsilon", "target_epsilon", "max_participations"])
+def test_limits_that_tuning_does_not_keep_are_refused(limit):
+    settings, table = parse_tuning(
+        TOY | {"privacy": {"noise": 4.0, limit: 1}, "tune": PRIVATE | {"trials": 2.0}}
+    )
+    with pytest.raises(BadInput, match=rf"privacy\.{limit} is 1, and tune\.private is true"):
+        tune_privately(settings, table, CPU, choosing=random.Random(0))
+
+
+def test_colluding_participants_are_counted():
+    """Without memory and with K = 1 a participant is hidden by the others' noise too: the less of
+    it, the more of them pool what they know."""
+    run = replace(RUN, memory=False, local_steps=1)
+    found = [
+        account(Trials((run,), (0, 0), Stopping(4.0), None, (), colluders)) for colluders in (1, 3)
+    ]
+    few, many = (one.epsilon["participant"] for one in found)
+    assert few < many <= found[1].epsilon["server"]
+    assert "3 participants together" in found[1].sentence(Stopping(4.0))
+
+
+def test_what_stopped_trials_have_told_is_said(tmp_path, monkeypatch):
+    """ε of all that were drawn, which the server can have learnt at most."""
+    config = tmp_path / "tune.toml"
+    config.write_text(toml(TOY | {"tune": PRIVATE | {"trials": 2.0}}))
+    spent: list[float] = []
+
+    def stopped(*arguments: object) -> None:
+        raise Stopped("SIGTERM")
+
+    def accounted(trials: Trials) -> object:
+        found = account(trials)
+        spent.append(found.epsilon["server"])
+        return found
+
+    monkeypatch.setattr(private_tuning, "_train", stopped)
+    monkeypatch.setattr(private_tuning, "account", accounted)
+    result = CliRunner().invoke(app, ["tune", str(config), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 143
+    assert f"epsilon is at most {math.ceil(1000 * spent[0]) / 1000:.3f}" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_that_is_none_and_a_number_beyond_drawing_are_refused():
+    for asked in (3, [1], "private"):
+        with pytest.raises(BadInput, match=r"tune is .*; write a table"):
+            parse_tuning({"tune": asked})
+    with pytest.raises(BadInput, match=r"at most 1,000,000"):
+        parse_tuning({"tune": PRIVATE | {"trials": 1e9}})
+    with pytest.raises(BadInput, match=r"tune: trials is true"):
+        parse_tuning({"tune": PRIVATE | {"trials": True}})

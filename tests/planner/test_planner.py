@@ -351,9 +351,9 @@ def test_the_figure_tells_the_kinds_of_surrogates_apart(tmp_path, monkeypatch):
 def test_what_is_changed_by_hand_or_tuned_is_not_called_planned(tmp_path: Path) -> None:
     config = tmp_path / "plan.toml"
     config.write_text('[plan]\nrounds = 5\n[facts]\nplanned = ["algorithm", "plan"]\n')
-    kept = load(config, ["plan.seed=3", "data.users=4"]).facts
+    kept = load(config, ["plan.seed=3", "data.users=4", "task.optimum=true"]).facts
     assert kept is not None and kept.planned == ("algorithm", "plan")
-    for item in ("plan.learning_rate=2.0", "algorithm.name=fedavg"):
+    for item in ("plan.learning_rate=2.0", "algorithm.name=fedavg", "task.kind=mlp"):
         changed = load(config, [item]).facts
         assert changed is not None and changed.planned == ()
     settings, table = parse_tuning(tomllib.loads(config.read_text()))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from dpscaffold import Gaussian, Linear, Plan, fedavg
 from dpscaffold.cli import app
-from dpscaffold.config import load
+from dpscaffold.config import load, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.planner.facts import Facts, Limits
@@ -249,3 +249,22 @@ def test_an_empty_word_and_a_limit_that_contradicts_are_refused(tmp_path, option
     result = planned(tmp_path, toml(plan={"max_rounds": 40}), *options)
     assert isinstance(result.exception, BadInput) and said in str(result.exception)
     assert not (tmp_path / "plan").exists()
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"plan": {"learning_rate": "Plan"}}, "plan.learning_rate is 'Plan'; give a number, or"),
+        ({"privacy": {"noise": 1.0, "clip": "medain"}}, "give a number, or 'median'"),
+        ({"facts": {"records": [3, "a"]}}, "facts.records[1] is 'a'; give a whole number"),
+        ({"facts": {"records": "many"}}, "facts.records is 'many'; give a whole number, or a list"),
+        ({"facts": {"row_norm": [1]}}, "facts.row_norm is [1]; give a number, or 'none'"),
+        ({"plan": {"learning_rate": True}}, "plan: learning_rate is true, which is no number"),
+        ({"facts": {"users": True}}, "facts: users is true, which is no number"),
+    ],
+)
+def test_a_slip_is_named_by_its_key_and_by_what_would_do(tables, said):
+    with pytest.raises(BadInput) as refused:
+        parse(tables)
+    assert said in str(refused.value)
+    parse({"privacy": {"noise": 1.0, "secret": True, "release": True}, "task": {"optimum": False}})

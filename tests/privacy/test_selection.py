@@ -252,8 +252,8 @@ def test_a_constant_number_of_trials_would_cost_more():
 
 @pytest.mark.parametrize(
     ("mean", "shape", "said"),
-    [(1.0, 1.0, "above 1"), (0.0, math.inf, "above 0"), (math.inf, 1.0, "finite"),
-     (3.0, -1.0, "above -1"), (3.0, math.nan, "above -1"), (math.nan, 1.0, "finite")],
+    [(1.0, 1.0, "above 1"), (0.0, math.inf, "above 0"), (math.inf, 1.0, "at most 1,000,000"),
+     (3.0, -1.0, "above -1"), (3.0, math.nan, "above -1"), (math.nan, 1.0, "above 1")],
 )  # fmt: skip
 def test_bad_laws_are_refused(mean, shape, said):
     with pytest.raises(PrivacyError, match=said):

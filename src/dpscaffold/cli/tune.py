@@ -89,20 +89,27 @@ def _tune_privately(
 ) -> None:
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
     from dpscaffold.books.written import plain
-    from dpscaffold.events import Stopped
-    from dpscaffold.experiments.private_tuning import tune_privately
+    from dpscaffold.experiments.private_tuning import StoppedTrials, tune_privately
     from dpscaffold.machine import pick_device, stop_signals
     from dpscaffold.planner.asked import planned_setting
-    from dpscaffold.report.private_tuning import shown_winner, write_private_tuning
+    from dpscaffold.privacy.showing import digits_up, round_up
+    from dpscaffold.report.private_tuning import (
+        refuse_earlier,
+        shown_winner,
+        write_private_tuning,
+    )
     from dpscaffold.report.tuning_progress import Rounds
 
+    refuse_earlier(folder)
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
         try:
             tuned = tune_privately(settings, table, pick_device(device), watcher, planned_setting)
-        except Stopped as stopped:
+        except StoppedTrials as stopped:
+            spent = stopped.spent
             console.print(
-                f"stopped by {stopped}: nothing was written, but whoever saw the trials that ran "
-                f"has learnt from them; count them as runs of their own"
+                f"stopped by {stopped}: nothing was written, but the server has learnt from the "
+                f"trials that ran: epsilon is at most {round_up(spent.epsilon['server'])} at delta "
+                f"= {digits_up(spent.delta)}, which adds to whatever comes next"
             )
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
     files = write_private_tuning(tuned, folder)

@@ -49,12 +49,20 @@ def beside(path: Path) -> Path:
 
 
 #: Keys that say nothing about how well a run learns.
-_HARMLESS = ("plan.seed", "plan.evaluate_every", "plan.checkpoint_every")
+_HARMLESS = (
+    "plan.seed",
+    "plan.evaluate_every",
+    "plan.checkpoint_every",
+    "task.optimum",
+    "task.metrics",
+    "task.dissimilarity",
+)
 
 
 def unplanned(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The tables after a change of one key by hand: where it was among what was planned on a public
-    surrogate, nothing is called planned any more, for who knows what the change was made by.
+    surrogate, nothing is called planned any more, for who knows what the change was made by; nor
+    where the model is another than the one that was planned for.
 
     >>> unplanned({"facts": {"planned": ["plan"]}}, "plan.learning_rate")
     {'facts': {}}
@@ -63,8 +71,8 @@ def unplanned(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
     """
     facts = dict(tables.get("facts", {})) if isinstance(tables.get("facts"), Mapping) else {}
     named = facts.get("planned", ())
-    touched = any(key == name or key.startswith(f"{name}.") for name in named)
-    if not touched or key in _HARMLESS:
+    touched = any(key == name or key.startswith(f"{name}.") for name in (*named, "task"))
+    if not named or not touched or key in _HARMLESS:
         return dict(tables)
     facts.pop("planned")
     return {**tables, "facts": facts}

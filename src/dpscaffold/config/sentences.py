@@ -21,6 +21,8 @@ def sentence_of(error: ValidationError) -> str:
     if isinstance(cause, ValueError):
         return f"{first['loc'][0]}: {cause}"
     location = [str(part) for part in first["loc"]]
+    if len(location) > 2 and location[0] != "data":
+        return _of_several(error)
     model = _model_at(location[:-1])
     shown = ".".join(
         part
@@ -31,6 +33,34 @@ def sentence_of(error: ValidationError) -> str:
         known = list(model.model_fields) if model else []
         return f"unknown key {shown}{nearest(location[-1], known)}; known here: {', '.join(known)}"
     return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+#: What would do, by the beginning of pydantic's name for what is wrong.
+_WANTED = {
+    "float": "a number",
+    "int": "a whole number",
+    "string": "a word",
+    "tuple": "a list",
+    "dict": "a table",
+}
+
+
+def _of_several(error: ValidationError) -> str:
+    """A value that is none of the kinds that its key may have, or a list with something wrong in
+    it."""
+    table, key = error.errors()[0]["loc"][:2]
+    same = [one for one in error.errors() if one["loc"][:2] == (table, key)]
+    deepest = max(same, key=lambda one: len(one["loc"]))
+    entry = next((part for part in deepest["loc"][2:] if isinstance(part, int)), None)
+    if entry is not None:  # the list was understood, and one of its entries was not
+        same = [deepest]
+    where = f"{table}.{key}" + ("" if entry is None else f"[{entry}]")
+    kinds = [one.get("ctx", {}).get("expected") or _kind(one["type"]) for one in same]
+    return f"{where} is {same[0]['input']!r}; give {', or '.join(dict.fromkeys(kinds))}"
+
+
+def _kind(wrong: str) -> str:
+    return _WANTED.get(wrong.partition("_")[0], "another value")
 
 
 def _model_at(location: list[str]) -> type[BaseModel] | None:

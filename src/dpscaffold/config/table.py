@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 
 
 class ConfigTable(BaseModel):
     """A table of the configuration: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, given: Any) -> Any:
+        """``true`` is no 1: a switch where a number stands is a slip."""
+        if isinstance(given, dict):
+            for key, value in given.items():
+                if isinstance(value, bool) and cls._number(key):
+                    raise ValueError(f"{key} is {str(value).lower()}, which is no number; give one")
+        return given
+
+    @classmethod
+    def _number(cls, key: str) -> bool:
+        """Whether a key is a number, and no switch."""
+        if key not in cls.model_fields:
+            return False
+        annotation = cls.model_fields[key].annotation
+        kinds = {annotation, *get_args(annotation)}
+        return not kinds.isdisjoint((int, float)) and bool not in kinds
 
     def changed(self, **values: Any) -> Self:
         """The table with some keys set, checked again: what was built of it is built anew."""

@@ -21,7 +21,15 @@ from torch import Tensor
 from dpscaffold.config import Configuration
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Evaluated, Event, Listener, RoundDone, StackBegun, silence
+from dpscaffold.events import (
+    Evaluated,
+    Event,
+    Listener,
+    RoundDone,
+    StackBegun,
+    Stopped,
+    silence,
+)
 from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.experiments.private_scores import Comparison, comparison, scored
 from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
@@ -44,6 +52,15 @@ class Choosing(Protocol):
 
     def randrange(self, start: int, /) -> int:
         """A whole number below it."""
+
+
+class StoppedTrials(Stopped):
+    """Tuning was stopped while trials ran: ``spent`` is what the server learns from all that were
+    drawn, and so at most what it has learnt."""
+
+    def __init__(self, signal: str, spent: Accounted) -> None:
+        super().__init__(signal)
+        self.spent = spent
 
 
 @dataclass(frozen=True)
@@ -138,15 +155,20 @@ def tune_privately(
     stream: Choosing = secrets.SystemRandom() if choosing is None else choosing
     # before anything runs, and whatever comes of it
     drawn = [stream.randrange(len(points)) for _ in range(table.stopping_law.draw(stream))]
-    outcomes = _train([_fresh(candidates[p]) for p in drawn], trained, device, tell)
+    prepared = whole.roster.schema.preparation
+    costs, unprotected = charged(prepared, runs[0])
+    colluders = candidates[0].budget.colluders
+    trials_run = Trials(tuple(runs), tuple(drawn), table.stopping_law, score, costs, colluders)
+    privacy = account(trials_run)
+    try:
+        outcomes = _train([_fresh(candidates[p]) for p in drawn], trained, device, tell)
+    except Stopped as stopped:
+        raise StoppedTrials(str(stopped), privacy) from None
     sizes = trained.roster.sizes
     trials = tuple(
         Trial(points[p], scored(outcome, judged, compared, table, runs[0], sizes), outcome.model)
         for p, outcome in zip(drawn, outcomes, strict=True)
     )
-    prepared = whole.roster.schema.preparation
-    costs, unprotected = charged(prepared, runs[0])
-    privacy = account(Trials(tuple(runs), tuple(drawn), table.stopping_law, score, costs))
     outside = tuple(left_open([*prepared, *unprotected]))
     return PrivatelyTuned(
         settings, table, trials, privacy, whole.title, whole, scored_on, outside, compared
@@ -178,6 +200,13 @@ def _candidate(setting: Setting) -> Setting:
             "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
             "or an epsilon, and none of tune.grid 0"
         )
+    for name in ("user_epsilon", "target_epsilon", "max_participations"):
+        limit = getattr(setting.budget, name)
+        if limit is not None:
+            raise BadInput(
+                f"privacy.{name} is {limit:g}, and tune.private is true, which keeps no such limit "
+                f"over its trials; leave it out, and read what they cost together"
+            )
     return replace(setting, privacy=replace(setting.privacy, secret=True))
 
 

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from dpscaffold.checks import choice
 from dpscaffold.config import ConfigTable, Configuration, override, parse
-from dpscaffold.data.config import DataSettings
+from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.events import Listener, StackBegun, silence
@@ -270,7 +270,10 @@ def parse_tuning(
             f"privacy.budget_file is {settings.privacy.budget_file!r}, and tuning books none of "
             f"its runs; leave it out, and count tuning on private records as outside the guarantee"
         )
-    given = dict(tables.get("tune", {}))
+    asked = tables.get("tune", {})
+    if not isinstance(asked, Mapping):
+        raise BadInput(f"tune is {asked!r}; write a table, as in tune.folds = 5")
+    given = dict(asked)
     for key in given:
         if key not in TuneSettings.model_fields:
             known = list(TuneSettings.model_fields)
@@ -280,14 +283,43 @@ def parse_tuning(
     if isinstance(given.get("grid"), Mapping):
         given["grid"] = _flat(given["grid"])
     try:
-        return settings, TuneSettings.model_validate(given)
+        table = TuneSettings.model_validate(given)
+        refuse_private_as_public(settings, table)
+        return settings, table
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, BadInput):
             raise cause from None
+        if isinstance(cause, ValueError):
+            raise BadInput(f"tune: {cause}") from None
         where = ".".join(str(part) for part in first["loc"])
         raise BadInput(f"tune.{where} is {first['input']!r}: {first['msg']}") from None
+
+
+def refuse_private_as_public(settings: Configuration, table: TuneSettings) -> None:
+    """Records that are called public must not be the private ones: nothing would be counted for
+    them. The same file, or the same built-in collection, is refused."""
+    public, private = table.public, settings.data
+    if public is None or not _same_records(public, private):
+        return
+    raise BadInput(
+        f"tune.public is {public.source!r} data from where the private records come from; give "
+        f"records that are public and others than those of [data]"
+    )
+
+
+def _same_records(one: DataSettings, other: DataSettings) -> bool:
+    paths = [getattr(data, "path", None) for data in (one, other)]
+    if None not in paths:
+        places = [getattr(data, "data_dir", None) for data in (one, other)]
+        first, second = (
+            located(str(path), place).resolve() for path, place in zip(paths, places, strict=True)
+        )
+        return first == second
+    if one.source != other.source:
+        return False
+    return one.source != "synthetic" or one == other  # another seed makes others
 
 
 def _flat(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -38,13 +38,15 @@ STOPPED = (
 @dataclass(frozen=True)
 class Trials:
     """What was run: the candidates' mechanisms, which of them were drawn, the law of how many, what
-    one score costs (None: nothing), and what preparing the data cost, once for all."""
+    one score costs (None: nothing), what preparing the data cost, once for all, and how many
+    participants pool what they know."""
 
     candidates: tuple[Mechanism, ...]
     drawn: tuple[int, ...]
     stopping: Stopping
     score: Cost | None
     preparation: tuple[Cost, ...] = ()
+    colluders: int = 1
 
     @property
     def costs(self) -> tuple[Cost, ...]:
@@ -61,14 +63,17 @@ class Accounted:
     neighbours: str
     trials: int
     method: dict[str, str]
+    colluders: int = 1
 
     def sentence(self, stopping: Stopping) -> str:
         """What each adversary can learn, every ε rounded up."""
         shown = {view: round_up(value) for view, value in self.epsilon.items()}
+        several = self.colluders > 1
+        them = f"{self.colluders} participants together" if several else "a participant"
         return (
             f"Tuned privately at delta = {self.delta:.3g}, for {self.neighbours}. Towards the "
             f"server, which saw every trial and score ({self.trials}): epsilon = {shown[SERVER]} "
-            f"({shown[PARTICIPANT]} towards a participant). Towards a third party who is given the "
+            f"({shown[PARTICIPANT]} towards {them}). Towards a third party who is given the "
             f"winner alone (values, model and score, not how many trials there were nor how long "
             f"they took): epsilon = {shown[THIRD_PARTY]}, the number of trials being {stopping}. "
             f"Training again with these values is a further run, whose epsilon adds."
@@ -91,6 +96,7 @@ class Accounted:
             "trials": self.trials,
             "epsilon": self.epsilon[SERVER],
             "participant": self.epsilon[PARTICIPANT],
+            "colluders": self.colluders,
             "delta": self.delta,
             "neighbours": self.neighbours,
             "method": self.method[SERVER],
@@ -126,6 +132,7 @@ def account(trials: Trials) -> Accounted:
         trials.candidates[0].neighbours,
         len(trials.drawn),
         {SERVER: COMPOSED, THIRD_PARTY: STOPPED},
+        trials.colluders,
     )
 
 
@@ -137,7 +144,7 @@ def _all(trials: Trials, view: str, delta: float) -> float:
     for place, drawn in enumerate(trials.drawn):
         run = replace(trials.candidates[drawn], delta=delta / len(trials.drawn))
         costs = (*trials.costs, *(trials.preparation if place == 0 else ()))
-        bounds = {view: bound_for(run, view)}
+        bounds = {view: bound_for(run, view, (), trials.colluders)}
         parts.append(Part(f"trial {place + 1}", run, run.rounds, bounds, costs=costs))
     if len(parts) == 1:
         return parts[0].epsilon(view)

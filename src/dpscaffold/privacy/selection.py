@@ -24,7 +24,7 @@ from dpscaffold.privacy.loss import Array
 #: A privacy profile: ε → δ, at least the hockey-stick divergence of order e^ε in both directions.
 Profile = Callable[[float], float]
 
-#: The largest bound on the number of trials, which are added up one by one.
+#: The largest mean and bound of the number of trials, which are drawn, and added up, one by one.
 MOST = 1_000_000
 
 #: Where ε̂ of the profile's bound is looked for.
@@ -66,9 +66,10 @@ class Stopping:
                 f"geometric, 0: logarithmic), or the Poisson law"
             )
         least = 0 if self.poisson else 1
-        if not least < self.mean < math.inf:
+        if not least < self.mean <= MOST:
             raise PrivacyError(
-                f"the mean number of trials is {self.mean}; give a finite number above {least}"
+                f"the mean number of trials is {self.mean:g}; give a number above {least} and at "
+                f"most {MOST:,}"
             )
         if self.most is not None and (self.most < 1 or self.most > MOST):
             raise PrivacyError(

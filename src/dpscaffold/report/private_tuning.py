@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from dpscaffold.books.written import plain, to_toml
+from dpscaffold.errors import BadInput
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
 from dpscaffold.model import Model
 from dpscaffold.privacy.showing import digits_up, round_up
@@ -25,8 +26,23 @@ def shown_winner(tuned: PrivatelyTuned) -> str:
         )
     return (
         f"Chosen privately: {as_lines(winner.values)}, "
-        f"{titled(tuned.compared.metric.name)} {winner.score:.4f} on {tuned.scored_on}."
+        f"{titled(tuned.compared.metric.name)} {winner.score:.4f}{_noise(tuned)} on "
+        f"{tuned.scored_on}."
     )
+
+
+def _noise(tuned: PrivatelyTuned) -> str:
+    return "" if tuned.tune.score_noise is None else " (with its noise)"
+
+
+def refuse_earlier(folder: Path) -> None:
+    """A folder keeps one private tuning: what an earlier one cost must not be written over."""
+    for name in ("server.json", "winner"):
+        if (folder / name).exists():
+            raise BadInput(
+                f"--out is {folder}, which holds a private tuning; its epsilon adds to that of "
+                f"another, so it is kept: name another folder"
+            )
 
 
 def write_private_tuning(tuned: PrivatelyTuned, folder: Path) -> list[str]:
