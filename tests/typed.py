@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import pytest
 
@@ -51,3 +54,31 @@ def typed(
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
     return code, printed.out, printed.err
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended, as a process of its own tells it."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def done_here(*words: object) -> Done:
+    """``dpscaffold words…`` in this process, which spares the start of another. Logging and the
+    current folder are this process's, so what is about those wants a process of its own."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["dpscaffold", *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as left:
+            code = int(left.code or 0)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())
+    assert "Traceback" not in texts[1]
+    return Done(code, *texts)

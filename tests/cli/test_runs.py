@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typed import done_here
 
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import read_ledger
@@ -321,7 +322,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_files_that_cannot_be_read(config, tmp_path, finished):
+def test_files_that_cannot_be_read(config, tmp_path, finished, monkeypatch):
     run, _ = finished
     (tmp_path / "broken.toml").write_text("plan = [")
     cases = [
@@ -335,8 +336,9 @@ def test_files_that_cannot_be_read(config, tmp_path, finished):
         (["compare", tmp_path], "holds no run"),
         (["compare", run, "--out", "figure.doc"], ".png, .svg or .pdf"),
     ]
+    monkeypatch.chdir(tmp_path)
     for arguments, sentence in cases:
-        done = dpscaffold(*arguments, folder=tmp_path)
+        done = done_here(*arguments)
         assert (
             done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
         ), (
