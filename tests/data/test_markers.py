@@ -439,3 +439,19 @@ def test_truths_and_sites_that_are_gaps_are_empty_ones(tmp_path, monkeypatch, ca
         Path("new.csv").write_text(text + f"{gap},3,a,y\n")
         code, out, _ = typed(monkeypatch, capsys, "evaluate", "r", "new.csv", "--json")
         assert code == 0 and '"(none)"' in out and '"?"' not in out
+
+
+def test_a_measured_truth_is_a_gap_by_value(tmp_path, monkeypatch, capsys) -> None:
+    """As it was in training, however the file writes it; as the name of a class it is a text."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'ns'[i % 2]},{i % 7},{i % 7 / 2 if i % 9 else -9}" for i in range(60)]
+    Path("table.csv").write_text("\n".join(["site,age,ill", *rows]) + "\n")
+    more = 'target = "number"\nmissing = "drop"\ngaps = { ill = ["-9"] }\n'
+    linear = '[task]\nkind = "linear"\n[plan]'
+    Path("run.toml").write_text(TABLE.replace("[plan]", f"{more}{linear}"))
+    code, _, err = typed(monkeypatch, capsys, "train", "run.toml", "--out", "r")
+    assert code == 0 and "7 of 60 records lack a value" in " ".join(err.split()), err
+    for gap in ("-9", "-9.0", " -9 "):
+        Path("new.csv").write_text(f"site,age,ill\nn,3,1.5\ns,4,{gap}\n")
+        code, _, err = typed(monkeypatch, capsys, "evaluate", "r", "new.csv")
+        assert code == 2 and "column 'ill' lacks a value" in err
