@@ -126,12 +126,13 @@ def score_rows(
         if not part.complete.any():
             continue
         scores.append(model.scores_of(part.features))
+        held = part.others.filter(complete)
         others = {
-            name: unmarked(coding, part.others.column(name).filter(complete), name, name in numbers)
-            for name in part.others.schema.names
+            name: unmarked(coding, held.column(name), name, name in numbers, part.decimal)
+            for name in held.schema.names
         }
         columns = {name: others[name] for name in wanted}
-        truths.append(_truths(columns, model.target))
+        truths.append(_truths(columns, model.target, part.decimal))
         if site:
             owners.append(others[site].fill_null("(none)"))
     number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), (whose,)
@@ -169,7 +170,7 @@ def score_held_out(model: Model, federation: Federation) -> Scored:
     return Scored(scores, test.labels, site, federation.names)
 
 
-def _truths(columns: Mapping[str, pa.Array], target: Target) -> Tensor:
+def _truths(columns: Mapping[str, pa.Array], target: Target, decimal: str) -> Tensor:
     """Labels as the model's numbers."""
     for name, column in columns.items():
         if column.null_count:
@@ -179,8 +180,11 @@ def _truths(columns: Mapping[str, pa.Array], target: Target) -> Tensor:
         return torch.from_numpy(pack(np.stack(held, axis=1)))
     ((name, column),) = columns.items()
     if target.kind == "number":
+        from dpscaffold.data.readers.marked import pointed, trimmed
+
         try:
-            return torch.from_numpy(column.cast(pa.float32()).to_numpy(zero_copy_only=False).copy())
+            read = pointed(trimmed(column), decimal).cast(pa.float32())
+            return torch.from_numpy(read.to_numpy(zero_copy_only=False).copy())
         except pa.ArrowInvalid as problem:
             what = str(problem).splitlines()[0]
             raise BadInput(f"column '{name}' should hold numbers ({what})") from None

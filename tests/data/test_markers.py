@@ -455,3 +455,20 @@ def test_a_measured_truth_is_a_gap_by_value(tmp_path, monkeypatch, capsys) -> No
         Path("new.csv").write_text(f"site,age,ill\nn,3,1.5\ns,4,{gap}\n")
         code, _, err = typed(monkeypatch, capsys, "evaluate", "r", "new.csv")
         assert code == 2 and "column 'ill' lacks a value" in err
+    for name, text in (("points", "3;1.5"), ("commas", "3;1,5")):
+        Path(f"{name}.csv").write_text(f"site;age;ill\nn;{text}\ns;4;2\n")
+    told = [
+        typed(monkeypatch, capsys, "evaluate", "r", f"{n}.csv", "--json")
+        for n in ("points", "commas")
+    ]
+    assert told[0][0] == 0 and told[0][1].replace("points", "commas") == told[1][1]
+
+
+def test_a_stray_text_in_a_parquet_file_spoils_its_own_row_only(tmp_path: Path) -> None:
+    """Numbers that are held as texts have a decimal point there."""
+    coding = Coding(("age",), gaps=(("age", ("?", "-9")),), fills=(("age", 7.0),))
+    cells = pa.array(["1.5", "?", "-9.0", "strange", "2"], pa.string())
+    pa.parquet.write_table(pa.table({"age": cells}), tmp_path / "t.parquet")
+    (part,) = raw_parts(tmp_path / "t.parquet", (coding,), ["age"])
+    assert part.features[:, 0].tolist() == [1.5, 7, 7, 2]
+    assert part.complete.tolist() == [True, True, True, False, True]

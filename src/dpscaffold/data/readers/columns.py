@@ -184,9 +184,8 @@ def _numbers_in(file: TableFile, column: pa.Array, name: str, seen: Sightings | 
     markers, told = file.gaps.of(name), None if seen is None else (seen, name)
     if not pa.types.is_string(column.type):
         return numbers_without_markers(column, markers, told).cast(pa.float32(), safe=False)
-    decimal = file.dialect.decimal if file.kind == "csv" else "."
     try:
-        return numbers_of(column, markers, decimal, told)
+        return numbers_of(column, markers, file.decimal, told)
     except NoNumber as wrong:
         raise NotNumbers(_no_number(file.path, name, str(wrong))) from None
 

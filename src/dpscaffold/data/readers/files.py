@@ -64,6 +64,11 @@ class TableFile:
     table: pa.Table | None = None
     gaps: Markers = NO_MARKERS
 
+    @property
+    def decimal(self) -> str:
+        """The sign before decimals in its texts; only CSV files have one of their own."""
+        return self.dialect.decimal if self.kind == "csv" else "."
+
 
 def is_many(path: Path) -> bool:
     """Whether a path stands for several files: a folder or a pattern."""

@@ -40,13 +40,15 @@ KINDS: dict[str, Format] = {
 class Part:
     """Some rows of a file: the number of the first, features (N, d) float32 of those that are
     complete, which ones are (N,), other columns as text, and why the first of those that are not
-    complete has no features (empty where all are)."""
+    complete has no features (empty where all are). ``decimal`` is the sign before decimals in
+    these texts."""
 
     first: int
     features: np.ndarray
     complete: np.ndarray
     others: pa.RecordBatch
     gap: str = ""
+    decimal: str = "."
 
 
 def file_kind(path: Path) -> Format:
@@ -114,12 +116,12 @@ def raw_parts(
     file = replace(file, gaps=Markers(coding.markers.among(numbers)))
     first = 0
     for batch in _batches(file, numbers, texts, names):
-        rows, gaps = code_batch(coding, batch, first, file.dialect.decimal)
+        rows, gaps = code_batch(coding, batch, first, file.decimal)
         rows, complete = rows[gaps.complete], gaps.complete
         for step in rest:
             rows = step(rows)
         features = rows.astype(np.float32, copy=False)
-        yield Part(first, features, complete, batch.select(list(others)), gaps.said)
+        yield Part(first, features, complete, batch.select(list(others)), gaps.said, file.decimal)
         first += batch.num_rows
 
 
