@@ -346,6 +346,7 @@ def test_a_file_that_fails_at_its_end_leaves_nothing(
         ("new/*.cvs", "all.csv", r"new/\*.cvs matches no file"),
         ("new/*.csv new/west.csv", "all.csv", "new/west.csv is named twice"),
         ("new other/thesis.docx", "all.csv", "other/thesis.docx is neither a .csv nor a .parquet"),
+        ("new nwe", "all.csv", "nwe cannot be read: there is no such file or folder; relative"),
         ("", "all.csv", "no file of rows is given"),
     ],
 )

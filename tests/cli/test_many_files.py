@@ -137,3 +137,7 @@ def test_a_single_file_is_answered_without_a_column_of_files(dpscaffold) -> None
     assert code == 0 and printed.splitlines()[0] == '"prediction","probability"'
     code, _, said = dpscaffold("predict run new/site1.csv --out run")
     assert code == 2 and said == "error: run is a folder; name one of its files\n"
+    code, _, said = dpscaffold("predict run nwe")
+    assert code == 2 and said.startswith(
+        "error: nwe cannot be read: there is no such file or folder"
+    )

@@ -11,6 +11,7 @@ from works import (
     a_federation,
     a_run_on_rows,
     a_site_behind,
+    an_old_prediction,
     an_old_report,
     booked,
     budget_opened,
@@ -153,7 +154,7 @@ def models() -> list[tuple[Work, int]]:
         "predict folder",
         ["predict", "rowed", "rows.*", "--out", "answers"],
         same_bytes("answers/rows.csv"),
-        prepare=a_run_on_rows,
+        prepare=an_old_prediction,
         outputs=("answers/rows.csv",),
     )
     return [

@@ -278,6 +278,12 @@ def a_run_on_rows(folder: Path) -> None:
     done(folder, drafted, ["train", "rows.toml", "--out", "rowed", "--set", "plan.rounds=2"])
 
 
+def an_old_prediction(folder: Path) -> None:
+    """A folder of predictions that is to be replaced."""
+    a_run_on_rows(folder)
+    done(folder, ["predict", "rowed", "rows.*", "--out", "answers"])
+
+
 def an_old_report(folder: Path) -> None:
     """A page that is to be replaced."""
     two_runs(folder)

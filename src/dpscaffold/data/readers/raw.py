@@ -65,6 +65,15 @@ def file_kind(path: Path) -> Format:
     return found
 
 
+def read_kind(path: Path) -> Format:
+    """``csv`` or ``parquet``, of a file that is to be read: what is not there cannot be
+    converted, and may be a folder whose name was mistyped."""
+    if path.suffix.lower() not in KINDS and not path.exists():
+        start = "" if path.is_absolute() else f"; relative paths start from {Path.cwd()}"
+        raise BadInput(f"{path} cannot be read: there is no such file or folder{start}")
+    return file_kind(path)
+
+
 def file_columns(path: Path | TableFile) -> list[str]:
     """The columns of a CSV or Parquet file, in order."""
     file = _opened(path)
@@ -74,7 +83,7 @@ def file_columns(path: Path | TableFile) -> list[str]:
 
 def _opened(path: Path | TableFile) -> TableFile:
     return (
-        path if isinstance(path, TableFile) else opened(TableFile(path, file_kind(path), UNKNOWN))
+        path if isinstance(path, TableFile) else opened(TableFile(path, read_kind(path), UNKNOWN))
     )
 
 

@@ -20,7 +20,7 @@ from dpscaffold.data.readers.files import (
     is_many,
     opened,
 )
-from dpscaffold.data.readers.raw import KINDS, file_kind
+from dpscaffold.data.readers.raw import KINDS, file_kind, read_kind
 from dpscaffold.errors import BadInput
 
 #: How many files one sentence names.
@@ -52,7 +52,7 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
     paths, bases, aside = [], [], []
     for path in map(Path, given):
         if not is_many(path):
-            file_kind(path)
+            read_kind(path)
             paths.append(path)
             bases.append(path.parent)
             continue
