@@ -472,3 +472,18 @@ def test_a_stray_text_in_a_parquet_file_spoils_its_own_row_only(tmp_path: Path) 
     (part,) = raw_parts(tmp_path / "t.parquet", (coding,), ["age"])
     assert part.features[:, 0].tolist() == [1.5, 7, 7, 2]
     assert part.complete.tolist() == [True, True, True, False, True]
+
+
+def test_among_texts_a_marker_is_its_text(tmp_path: Path) -> None:
+    """9.0 is a category of its own where 9 is a gap: in the training, in new files and rows."""
+    text = "age,ward,ill,site\n1,9.0,no,n\n2,9,yes,n\n3,a,no,s\n4, 9 ,yes,s\n"
+    (tmp_path / "t.csv").write_text(text)
+    keys = {"dates": {}, "missing": {"ward": "category"}, "gaps": {"ward": ["9"]}}
+    pool = pool_of(tmp_path / "t.csv", "csv", **keys)
+    expected = [[1, 1, 0, 0], [2, 0, 0, 1], [3, 0, 1, 0], [4, 0, 0, 1]]
+    assert pool.features.tolist() == expected
+    (part,) = raw_parts(tmp_path / "t.csv", pool.preparation, ["age", "ward"])
+    assert part.features.tolist() == expected
+    (coding,) = [step for step in pool.preparation if isinstance(step, Coding)]
+    rows = np.array([[1, "9.0"], [2, "9"], [3, "a"], [4, 9]], dtype=object)
+    assert coding(rows).tolist() == expected
