@@ -6,11 +6,16 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typed import typed
 
+from dpscaffold.config import parse
+from dpscaffold.data import load_federation
+from dpscaffold.data.draft import draft
 from dpscaffold.data.gap_guesses import markers_in, pointed_out
 from dpscaffold.data.looking import look
 
@@ -121,3 +126,17 @@ def test_ten_hospitals_with_markers_of_their_own(tmp_path: Path, monkeypatch, ca
     code, out, _ = typed(monkeypatch, capsys, "data", "describe", "sites.toml")
     assert "has 2 classes, numbered in this order: 0, 1" in out
     assert "column 'ward' is one-hot: a, b, c" in out
+
+
+def test_a_draft_trains_on_numbers_that_parquet_holds_as_texts(tmp_path: Path) -> None:
+    """With and without gaps among them; the files that spreadsheets make hold such columns."""
+    ages = ["?" if i % 9 == 4 else str(i % 50) for i in range(80)]
+    columns = {"age": ages, "stay": [f"{i % 7}.5" for i in range(80)]}
+    columns["site"] = ["ns"[i % 2] for i in range(80)]
+    columns["ill"] = ["yn"[i * 7 % 4 < 2] for i in range(80)]
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    found = look(tmp_path / "t.parquet")
+    settings = parse(tomllib.loads(draft(found, 1.0)))
+    federation = load_federation(settings.data)
+    assert federation.dimension == 3  # age, whether it is there, stay
+    assert len(federation.train) + len(federation.test) == 80

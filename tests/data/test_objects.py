@@ -238,7 +238,7 @@ def test_a_real_flower_dataset() -> None:
         (pa.table(COLUMNS), {"users": 2}, "label is missing"),
         (pa.table(COLUMNS), {"label": "il", "users": 2}, "did you mean 'ill'"),
         (pa.table(COLUMNS), {"label": "ill", "categoriess": 1}, "categoriess"),
-        (pa.table(COLUMNS), {"label": "ill", "users": 2}, "column 'ward' holds string"),
+        (pa.table(COLUMNS), {"label": "ill", "users": 2}, "column 'ward' holds 'a', and numbers"),
         ([object()], {"label": "ill"}, "cannot be read as a table"),
         (pa.table(COLUMNS), {**KEYS, "user_ids": [1] * ROWS}, "leave one out"),
         (

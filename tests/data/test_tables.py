@@ -241,7 +241,7 @@ def test_bad_csv(tmp_path: Path, text: str, options: dict[str, Any], said: str) 
 
 def test_bad_parquet(visits: pa.Table, tmp_path: Path) -> None:
     path = write(visits, tmp_path / "visits.parquet")
-    with pytest.raises(BadInput, match="column 'colour' holds string, and numbers are expected"):
+    with pytest.raises(BadInput, match="column 'colour' holds 'blue', and numbers are expected"):
         read_table(TableSource(path, "parquet", label="outcome", user="clinic"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(BadInput, match="cannot be read"):

@@ -225,7 +225,7 @@ def _cast(
     path = file.path
     columns: list[Any] = []
     for name in numbers:
-        column = _as_texts(batch.column(name)) if file.gaps.of(name) else batch.column(name)
+        column = _as_texts(batch.column(name))
         kind = column.type
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
@@ -234,7 +234,7 @@ def _cast(
             or pa.types.is_floating(kind)
             or pa.types.is_decimal(kind)
             or pa.types.is_null(kind)
-            or (file.gaps.of(name) and pa.types.is_string(kind))
+            or pa.types.is_string(kind)  # numbers, perhaps beside markers of gaps
         ):
             raise NotNumbers(
                 f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in "
