@@ -163,6 +163,8 @@ def _sentence(error: ValidationError) -> str:
         return str(cause)
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
+    if isinstance(cause, ValueError):
+        return f"{where}: {cause}"
     if first["type"] == "extra_forbidden":
         models: dict[str, type[ConfigTable]] = {"deploy": DeploySettings, "schema": Schema}
         models["plan"] = PlanSettings

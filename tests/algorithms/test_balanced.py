@@ -293,7 +293,8 @@ def test_trust_is_estimated_rightly_on_gaussian_controls(zeta):
 
 @pytest.mark.parametrize("trust", [-0.1, 1.1, float("nan"), "half", True])
 def test_a_trust_outside_the_unit_interval_is_refused(trust):
-    with pytest.raises(BadInput, match=r"algorithm\.trust is"):
+    said = r"algorithm\.trust is .*; give a number in \[0, 1\], or 'auto'"
+    with pytest.raises(BadInput, match=said):
         scaffold_balanced(trust)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscaffold import Budget, Gaussian, Logistic, Plan, scaffold, synthetic, train
+from dpscaffold import Budget, Gaussian, Logistic, Plan, run, scaffold, synthetic, train
 from dpscaffold.report.blocks import Bars, Curves, Grid, Line, Page, Section, Text
 from dpscaffold.report.card import as_markdown
 from dpscaffold.report.html import as_html, style
@@ -255,3 +255,13 @@ def test_a_browser_shows_it_on_a_phone_in_the_dark_and_on_paper(
     pdf = tmp_path / "page.pdf"
     browse(f"--print-to-pdf={pdf}", f"file://{tmp_path / 'page.html'}")
     assert pdf.read_bytes()[:5] == b"%PDF-" and pdf.stat().st_size > 20_000
+
+
+def test_balanced_controls_are_drawn_over_rounds(tmp_path: Path) -> None:
+    """a and ‖c_i − c‖ have a figure each where a run has them, and none where it has not."""
+    tables = {"data": {"users": 5, "records": 30}, "plan": {"rounds": 3, "local_steps": 2}}
+    for name in ("scaffold-balanced", "fedavg"):
+        run({**tables, "algorithm": {"name": name}}, out=tmp_path / name)
+        page = as_html(page_of([tmp_path / name]))
+        for figure in ("Trust a in which users were drawn by round", "of the controls by round"):
+            assert (figure in page) is (name == "scaffold-balanced")

@@ -15,7 +15,7 @@ to minimise variance. a = 1 is SCAFFOLD.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 from dpscaffold.algorithms.base import (
     Algorithm,
@@ -28,7 +28,6 @@ from dpscaffold.algorithms.base import (
     Upload,
 )
 from dpscaffold.algorithms.scaffold_warm import stay
-from dpscaffold.checks import number
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -165,6 +164,10 @@ def add_all(server: Server, mean: Upload, rate: float) -> Server:
     return Server(server.params + rate * mean.params, {**server.slots, **added})
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
     """SCAFFOLD with balanced controls; ``trust`` is a in [0, 1] (1: SCAFFOLD, 0: zero-sum
     correction alone), or ``"auto"``: estimated from the known noise in every round.
@@ -172,8 +175,8 @@ def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
     >>> scaffold_balanced().numbers, scaffold_balanced(0.5).numbers
     ({'trust': 'auto'}, {'trust': 0.5})
     """
-    if trust != "auto" and not 0 <= number("algorithm.trust", trust) <= 1:
-        raise BadInput(f"algorithm.trust is {trust}; give a number in [0, 1], or 'auto'")
+    if trust != "auto" and not (_is_number(trust) and 0 <= trust <= 1):
+        raise BadInput(f"algorithm.trust is {trust!r}; give a number in [0, 1], or 'auto'")
     balance = Balance(trust)
     return Algorithm(
         "scaffold-balanced",

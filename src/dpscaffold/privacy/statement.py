@@ -19,9 +19,9 @@ from dpscaffold.privacy.released import Released
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
-    "`largest_drift` and `largest_user_control` are read off single uploads: they belong to the "
-    "server's view, whose epsilon covers them, and are outside Theorem 2. Whoever is given them "
-    "counts as the server."
+    "`largest_drift`, `largest_user_control` and whatever else is `largest_user_…` are read off "
+    "single uploads: they belong to the server's view, whose epsilon covers them, and are outside "
+    "Theorem 2. Whoever is given them counts as the server."
 )
 TUNING = "Hyperparameters tuned on private records."
 TUNING_OF_A_RELEASE = (

@@ -28,6 +28,8 @@ from dpscaffold.scoring import titled
 COURSES = (
     ("train_loss", "training loss F(x)"),
     ("gradient_dissimilarity", "gradient dissimilarity"),
+    ("trust", "trust a in which users were drawn"),
+    ("control_spread", "spread ‖c_i − c‖ of the controls"),
 )
 
 
