@@ -218,6 +218,12 @@ def test_whose_a_row_is_comes_from_its_column_and_else_from_its_file(
         evaluate_files(model, tmp_path, site="clinic")
 
 
+def test_a_label_that_is_no_class_is_said_with_its_file(model: Model, home: Path) -> None:
+    write(Path("new/south.csv"), [record(1), record(2, ill="maybe")], 0)
+    with pytest.raises(BadInput, match=r"^new/south\.csv: column 'ill' holds 'maybe', which is no"):
+        evaluate_files(model, "new")
+
+
 def test_folders_name_columns_and_files_come_in_the_order_asked_for(
     model: Model, tmp_path: Path
 ) -> None:
@@ -322,6 +328,16 @@ def test_a_file_that_fails_at_its_end_leaves_nothing(
     with pytest.raises(BadInput, match=r"south\.csv .*a row has 2 values"):
         predict_files(model, "new", target)
     assert contents(home) == before and stream.getvalue() == b""
+
+
+def test_a_text_that_breaks_off_is_named_without_advice_that_leads_nowhere(
+    model: Model, home: Path
+) -> None:
+    """Encodings of new rows are found: there is no key in which to name one."""
+    lines = [",".join(COLUMNS), *["p1,31,4.5,Kinder,no"] * 20_000]
+    Path("new/west.csv").write_bytes("\n".join(lines).encode("utf-16")[:-1])
+    with pytest.raises(BadInput, match=r"^new/west\.csv cannot be read as utf-16, .* as UTF-8$"):
+        predict_files(model, "new", "all.csv")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def test_a_folder_of_ten_hospitals_is_evaluated_as_a_whole_and_by_file(dpscaffol
         same = ("rows", "left_out", "gap", "metrics", "baseline")
         assert {key: file[key] for key in same} == {key: alone[key] for key in same}
         assert site["accuracy"] == file["metrics"]["test_accuracy"]
+    two = json.loads(dpscaffold("evaluate run new/site1.csv new/site0.csv --json")[1])
+    assert two["rows"] == 40 and two["files"] == [found["files"][1], found["files"][0]]
     code, printed, said = dpscaffold("evaluate run new --figure f.svg")
     assert code == 0 and Path("f.svg").exists() and "left aside: site10.xlsx" in said
     for words in ("200 rows", "20 rows were left out", "site0.csv, row 5", "site9"):
