@@ -52,6 +52,7 @@ DAYS = [f"{i % 28 + 1:02d}.01.2023" for i in range(60)]
         ([*map(str, range(60)), *["nix", "nax", "?"] * 2], {"nix": 2, "nax": 2, "?": 2}),
         ([*map(str, range(60)), *["nix", "nax", "nad"] * 2], {}),  # three unknown ones
         (["+", "-", "-", "+", "?"], {}),  # a category
+        ([*map(str, range(60)), *["+"] * 10], {}),  # it says something
         (["1", "-", "1", "-"], {}),  # a single number tells nothing beside its absence
         (["9999", "1", "2", "9999", "9999"], {}),
         ([None, None], {}),
