@@ -15,13 +15,14 @@ class ConfigTable(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers(cls, given: Any) -> Any:
+    def _numbers(cls, given: Any, info: ValidationInfo) -> Any:
         """``true`` is no 1: a switch where a number stands is a slip."""
         if isinstance(given, dict):
             for key, value in given.items():
                 if isinstance(value, bool) and cls._number(key):
                     raise ValueError(f"{key} is {str(value).lower()}, which is no number; give one")
-        return given
+        # What a validator has seen is no JSON any more, and strictly no list is a tuple then.
+        return _with_tuples(given) if info.mode == "json" else given
 
     @classmethod
     def _number(cls, key: str) -> bool:
@@ -35,6 +36,13 @@ class ConfigTable(BaseModel):
     def changed(self, **values: Any) -> Self:
         """The table with some keys set, checked again: what was built of it is built anew."""
         return type(self).model_validate({**self.model_dump(exclude_unset=True), **values})
+
+
+def _with_tuples(value: Any) -> Any:
+    """Plain values with the tuples that lists of JSON stand for."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(one) for key, one in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def folder_of(info: ValidationInfo) -> Path | None:
