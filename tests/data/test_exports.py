@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpscaffold.data import load_federation
 from dpscaffold.data.config import parse_data
-from dpscaffold.data.draft import draft
+from dpscaffold.data.draft import draft, draft_arrays
 from dpscaffold.data.loading import read_pool
 from dpscaffold.data.looking import look
 from dpscaffold.data.readers.columns import column_names, read_batches
@@ -180,3 +180,82 @@ def test_numbers_that_are_none_are_missing_in_parquet_too(tmp_path: Path) -> Non
     read = read_pool(parse_data(tomllib.loads(draft(look(tmp_path / "a.parquet"), 1.0))["data"]))
     assert read.target.classes == ("0", "1")
     assert len(read.labels) == 29
+
+
+def test_numbers_with_signs_between_thousands_are_no_identifier(tmp_path: Path) -> None:
+    rows = [f"{SITES[i % 2]};{i + 1}.{i:03d},50;{ANSWERS[i % 3]}" for i in range(60)]
+    path = written(tmp_path / "a.csv", "\n".join(["site;cost;ill", *rows]))
+    (cost,) = (column for column in look(path).columns if column.name == "cost")
+    assert cost.role == "left out"
+    assert "sign between thousands" in cost.why
+
+
+@pytest.mark.parametrize(
+    ("form", "cell"),
+    [
+        ("%d-%b-%Y", "03-Jan-2024"),
+        ("%d%b%Y", "03JAN2024"),
+        ("%m/%d/%Y %I:%M %p", "1/23/2024 3:05 PM"),
+        ("%Y-%m-%dT%H:%M:%S%z", "2024-01-03T12:30:00+01:00"),
+    ],
+)
+def test_dates_with_names_of_months_halves_of_days_and_zones_are_found(
+    tmp_path: Path, form: str, cell: str
+) -> None:
+    lines = ["site;seen;ill", *(f"{SITES[i % 2]};{cell};{i % 2}" for i in range(30))]
+    lines[1] = lines[1].replace("2024", "2023")
+    found = look(written(tmp_path / "a.csv", "\n".join(lines))).of("date")
+    assert [column.form for column in found] == [form]
+
+
+def test_columns_that_are_neither_numbers_nor_texts_are_left_out(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "x": [str(i % 7) for i in range(30)],
+            "scan": [[1.0, 2.0]] * 30,
+            "blob": [b"\xff"] * 30,
+            "stay": pa.array(range(30), pa.duration("s")),
+            "site": ["a", "b"] * 15,
+            "ill": [True, False, False] * 10,
+        }
+    )
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    found = look(tmp_path / "a.parquet")
+    assert {column.name for column in found.of("left out")} == {"scan", "blob", "stay"}
+    read = read_pool(parse_data(tomllib.loads(draft(found, 1.0))["data"]))
+    assert read.features[:8, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0]
+
+
+def test_a_text_among_the_numbers_of_parquet_is_named(tmp_path: Path) -> None:
+    table = pa.table({"x": ["1", "2", "high"], "site": ["a", "b", "a"], "ill": [0, 1, 0]})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    keys = {"source": "parquet", "path": str(tmp_path / "a.parquet"), "label": "ill"}
+    with pytest.raises(BadInput, match="column 'x' holds 'high', and numbers are expected"):
+        read_pool(parse_data({**keys, "user": "site"}))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"features": np.array([[1, None]] * 4), "labels": np.arange(4) % 2}, "'features' holds"),
+        ({"features": np.ones((4, 2)), "labels": np.arange(3) % 2}, r"a\.npz: features of shape"),
+        ({"features": np.ones((4, 2)) + 1j, "labels": np.arange(4) % 2}, r"a\.npz: features and"),
+    ],
+)
+def test_arrays_that_cannot_be_trained_on_are_refused_before_anything_is_drafted(
+    tmp_path: Path, arrays: dict[str, np.ndarray], said: str
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(BadInput, match=said):
+        draft_arrays(tmp_path / "a.npz", 1.0)
+
+
+def test_several_labels_are_drafted_with_a_step_size_that_trains(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", features=np.ones((4, 2)), labels=np.eye(4, 2, dtype=int))
+    assert tomllib.loads(draft_arrays(tmp_path / "a.npz", 1.0))["plan"]["learning_rate"] == 0.5
+
+
+def test_a_file_that_is_no_table_is_refused_by_its_ending(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    with pytest.raises(BadInput, match=r"x\.npy is no \.csv, \.parquet or \.npz file"):
+        look(tmp_path / "x.npy")

@@ -66,7 +66,7 @@ def init_command(
         typer.echo(json.dumps(said, indent=2))
         return
     for column in found.columns if found else ():
-        typer.echo(f"{column.name}: {column.role} ({column.why})")
+        typer.echo(f"{column.name or '(a column without a name)'}: {column.role} ({column.why})")
     typer.echo(OUTSIDE)
     typer.echo(f"{target} is written; check it, then run dpscaffold train {target}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
@@ -20,19 +22,43 @@ def sentence_of(error: ValidationError) -> str:
         return str(cause)
     if isinstance(cause, ValueError):
         return f"{first['loc'][0]}: {cause}"
-    location = [str(part) for part in first["loc"]]
-    if len(location) > 2 and location[0] != "data":
+    if len(first["loc"]) > 2 and first["loc"][0] != "data":
         return _of_several(error)
+    location = _keys(first["loc"])
     model = _model_at(location[:-1])
-    shown = ".".join(
-        part
-        for k, part in enumerate(location)
-        if not (k == 1 and location[0] == "data" and len(location) > 2)
-    )
+    shown = _shown(location)
     if first["type"] == "extra_forbidden":
         known = list(model.model_fields) if model else []
         return f"unknown key {shown}{nearest(location[-1], known)}; known here: {', '.join(known)}"
-    return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    if first["type"] == "missing":
+        return f"{shown} is missing; dpscaffold config explain {shown} says what it is"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        return f"{shown} is {first['input']!r}; write a table: [{shown}], and its keys below"
+    return f"{shown} is {first['input']!r}: {_wanted(error, location)}"
+
+
+#: How pydantic names a member of a union, after the key whose value fits none.
+_MEMBER = re.compile(
+    r"(float|int|str|bool|(constrained|literal|function|tuple|list|dict|nullable)[-\[].*)$"
+)
+
+
+def _keys(place: Sequence[int | str]) -> list[str]:
+    """The keys of a place, without the members of a union that were tried there."""
+    parts = [str(part) for part in place]
+    return parts[:1] + [part for part in parts[1:] if not _MEMBER.match(part)]
+
+
+def _shown(location: list[str]) -> str:
+    """A place as people write it: the source is no key of its own."""
+    tagged = location[0] == "data" and len(location) > 2
+    return ".".join(part for k, part in enumerate(location) if not (k == 1 and tagged))
+
+
+def _wanted(error: ValidationError, location: list[str]) -> str:
+    """What would do, by each member of a union."""
+    said = [one["msg"] for one in error.errors() if _keys(one["loc"]) == location]
+    return ", or ".join(dict.fromkeys(text[0].lower() + text[1:] for text in said))
 
 
 #: What would do, by the beginning of pydantic's name for what is wrong.

@@ -13,8 +13,10 @@ import numpy as np
 _DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
 _TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M", "%Y-%m-%d %H:%M")
 _MORE = ("%Y-%m-%dT%H:%M:%SZ", "%d/%m/%Y %H:%M", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
+_NAMED = ("%d-%b-%Y", "%d%b%Y", "%d %b %Y", "%d-%b-%y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y")
+_REST = ("%Y-%m-%dT%H:%M:%S%z", "%m/%d/%Y %H:%M", "%m/%d/%Y %I:%M %p", "%d-%b-%Y %H:%M:%S")
 #: The forms in which dates are looked for, in this order.
-FORMS = (*_DAYS, *_TIMES, *_MORE)
+FORMS = (*_DAYS, *_TIMES, *_MORE, *_NAMED, *_REST)
 
 
 def numbers_in(cells: Sequence[str | None]) -> np.ndarray | None:
@@ -28,6 +30,22 @@ def numbers_in(cells: Sequence[str | None]) -> np.ndarray | None:
     except ValueError:
         return None
     return found if np.isfinite(found).all() else None
+
+
+_GROUPED = re.compile(r"[+-]?\d{1,3}(?P<sign>[.,' \u00a0\u202f’])\d{3}(?P=sign)?.*")
+_GROUPS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0\u202f’]\d{3})*([.,]\d+)?")
+
+
+def in_thousands(cells: Sequence[str]) -> str:
+    """The first number of a column that is written with a sign between thousands, where the column
+    holds numbers alone; else nothing.
+
+    >>> in_thousands(["981,50", "1.240,00"]), in_thousands(["1.240,00", "a"])
+    ('1.240,00', '')
+    """
+    if not all(_GROUPS.fullmatch(cell) for cell in cells):
+        return ""
+    return next((cell for cell in cells if _GROUPED.fullmatch(cell)), "")
 
 
 def kinds() -> Iterator[tuple[str, Callable[[str], bool]]]:

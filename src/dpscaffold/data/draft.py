@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.data.looking import Column, Look
-from dpscaffold.data.readers.arrays import npz_arrays
+from dpscaffold.data.readers.arrays import npz_arrays, read_npz
 from dpscaffold.data.readers.files import AUTO
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Kind
 
 OUTSIDE = (
     "Looking at private data to write a configuration is outside epsilon: no guarantee covers what "
@@ -67,7 +68,9 @@ def draft_arrays(path: Path, epsilon: float) -> str:
         lines += ["users = 10  # the file names no users: records are dealt out at random", *_SPLIT]
     else:
         lines.append('partition = "natural"  # the file says whose each record is')
-    lines += ["", *_rest(count, "number" if number else "class", epsilon)]
+    target: Kind = "number" if number else "labels" if several else "class"
+    read_npz(path, target)  # what train would refuse is refused before anything is written
+    lines += ["", *_rest(count, target, epsilon)]
     return "\n".join(lines) + "\n"
 
 
@@ -193,6 +196,12 @@ def _missing(found: Look) -> list[str]:
     ]
 
 
+def _learning_rate(target: str) -> str:
+    if target == "labels":
+        return "learning_rate = 0.5  # of several labels it cannot be planned: try others"
+    return 'learning_rate = "plan"  # chosen on made-up data of this shape: it reads no record'
+
+
 def _rest(users: int, target: str, epsilon: float) -> list[str]:
     """Task, plan and privacy for so many users."""
     ratio = 1.0 if users and users < 4 else 0.5 if users and users < 10 else 0.2
@@ -209,7 +218,7 @@ def _rest(users: int, target: str, epsilon: float) -> list[str]:
         "local_steps = 10",
         f"user_ratio = {ratio}  # the share of users that take part in a round",
         "data_ratio = 0.2  # the share of a user's records in a batch",
-        'learning_rate = "plan"  # chosen on made-up data of this shape: it reads no record',
+        _learning_rate(target),
         'averaging = "tail"  # average the last rounds: free, and better under noise',
         "",
         "[privacy]",

@@ -15,8 +15,9 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 
-from dpscaffold.data.cell_kinds import but_for, form_of, is_compact, numbers_in
+from dpscaffold.data.cell_kinds import but_for, form_of, in_thousands, is_compact, numbers_in
 from dpscaffold.data.gap_guesses import markers_in, pointed_out
 from dpscaffold.data.markers import BLANKS
 from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
@@ -99,6 +100,8 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
         require_column(path, wanted, names, "label")
     if user is not None:
         require_column(path, user, names, "user")
+    strange = {} if kind == "csv" else _strange(files)
+    names = [name for name in names if name not in strange or name in (*told, user)]
     cells = _sample(files, names, rows)
     seen = len(next(iter(cells.values()))) if cells else 0
     if not seen:
@@ -117,11 +120,32 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
         )
         for name in names
     ]
+    columns += [
+        Column(name, "left out", f"it holds {held}, neither numbers nor texts")
+        for name, held in strange.items()
+        if name not in names
+    ]
     by_file = site is None and is_many(path)
     shared = _shared([file.dialect for file in files])
     users = len(files) if by_file else len(set(cells[site]) - {None}) if site else 0
     target = _target(cells, chosen)
     return Look(path, kind, shared, tuple(columns), users, by_file, target, seen)
+
+
+def _strange(files: Sequence[TableFile]) -> dict[str, str]:
+    """The columns of Parquet files that hold neither numbers nor texts, and what they hold."""
+    found: dict[str, str] = {}
+    for file in files:
+        for column in pa.parquet.read_schema(file.path):
+            kind = column.type
+            if pa.types.is_nested(kind) or pa.types.is_duration(kind) or _is_binary(kind):
+                found.setdefault(column.name, str(kind))
+    return found
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    fixed = pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or fixed)
 
 
 def _without(cells: list[str | None], gaps: Mapping[str, int]) -> list[str | None]:
@@ -286,6 +310,9 @@ def _column(
     form = "" if numbers is not None and not is_compact(there) else form_of(there)
     if form:
         return Column(name, "date", f"it holds dates of the form {form}", missing, form)
+    if numbers is None and (grouped := in_thousands(there)):
+        why = f"numbers with a sign between thousands ('{grouped}'); write them without to use it"
+        return Column(name, "left out", why)
     if unique and (numbers is None or whole):
         return Column(name, "left out", "an identifier: no two records agree")
     if hinted and len(values) > len(there) // 2:

@@ -151,10 +151,26 @@ def npz_arrays(path: str | Path) -> dict[str, np.ndarray]:
     """All arrays of a ``.npz`` file by name."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return {name: _array_in(file, name, path) for name in file.files}
+    except BadInput:
+        raise
     except Exception as problem:  # zipfile, zlib and NumPy's header each raise kinds of their own
         what = str(problem).strip().splitlines() or [type(problem).__name__]
         raise BadInput(f"{path} cannot be read as a NumPy .npz file ({what[0]})") from None
+
+
+def _array_in(file: Any, name: str, path: str | Path) -> np.ndarray:
+    """One array of the file; Python's objects are not unpacked: that runs their code."""
+    try:
+        found: np.ndarray = file[name]
+    except ValueError as problem:
+        if "allow_pickle" not in str(problem):
+            raise
+        raise BadInput(
+            f"{path}: the array '{name}' holds Python's objects; save it as numbers or texts, "
+            f"with {name}.astype(float) or {name}.astype(str)"
+        ) from None
+    return found
 
 
 def read_npz(path: str | Path, target: Kind = "class") -> Pool:
@@ -169,9 +185,11 @@ def read_npz(path: str | Path, target: Kind = "class") -> Pool:
             )
     names = arrays.get("classes")
     classes = None if names is None else tuple(str(name) for name in names.ravel())
-    return from_pooled(
-        arrays["features"], arrays["labels"], arrays.get("users"), classes, path.stem, target
-    )
+    users = arrays.get("users")
+    try:
+        return from_pooled(arrays["features"], arrays["labels"], users, classes, path.stem, target)
+    except BadInput as problem:
+        raise BadInput(f"{path}: {str(problem).removeprefix('pool: ')}") from None
 
 
 def from_huggingface(

@@ -29,7 +29,8 @@ _SUFFIXES = {"csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 #: Endings under which tables go that are not read: somebody's records may be in them.
 _PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".7z")
 _FOREIGN = (".xlsx", ".xls", ".ods", ".sav", ".dta", ".sas7bdat", ".feather", ".arrow", ".json")
-OTHERS = (*_PACKED, *_FOREIGN)
+_BINARY = (".xlsm", ".xlsb", ".npy", ".pkl", ".pickle", ".h5", ".hdf5", ".mat", ".rds", ".rdata")
+OTHERS = (*_PACKED, *_FOREIGN, *_BINARY)
 _DELIMITERS = (",", ";", "\t", "|")
 _COMMA, _POINT = re.compile(r"-?\d+,\d+"), re.compile(r"-?\d+\.\d+")
 

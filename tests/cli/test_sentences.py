@@ -1,0 +1,33 @@
+"""What is wrong with a configuration: the key as people write it, its value, and what would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpscaffold.config.reading import parse
+from dpscaffold.errors import BadInput
+
+TABLE = {"source": "csv", "path": "a.csv", "label": "ill", "users": 2}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"data": {"source": "csv", "path": "a.csv"}}, "data.label is missing; dpscaffold config"),
+        ({"data": {"source": "npz"}}, "data.path is missing; dpscaffold config explain data.path"),
+        ({"data": 3}, "data is 3; write a table: [data]"),
+        ({"privacy": {"clip": "a"}}, "privacy.clip is 'a'; give a number"),
+        ({"data": {**TABLE, "header": "x"}}, "data.header is 'x': "),
+    ],
+)
+def test_a_key_is_named_as_it_is_written(tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse(tables)
+    assert str(refused.value).startswith(said)
+
+
+def test_every_kind_of_value_that_would_do_is_named() -> None:
+    with pytest.raises(BadInput, match=r"valid integer.*, or input should be 'auto'"):
+        parse({"data": {**TABLE, "header": "x"}})
