@@ -268,3 +268,23 @@ def test_a_slip_is_named_by_its_key_and_by_what_would_do(tables, said):
         parse(tables)
     assert said in str(refused.value)
     parse({"privacy": {"noise": 1.0, "secret": True, "release": True}, "task": {"optimum": False}})
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    def tried(*arguments: object, **more: object) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(Bench, "run", tried)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(
+        "dpscaffold.cli.folder.os.access", lambda place, mode: "closed" not in str(place)
+    )
+    for out, said in (
+        ("file", "which is a file"),
+        ("file/plan", "file is a file"),
+        ("closed/a/b", "nothing can be written to"),
+    ):
+        result = planned(tmp_path, toml(), "--out", str(tmp_path / out))
+        assert isinstance(result.exception, BadInput) and said in str(result.exception)
+    assert not list((tmp_path / "closed").iterdir())

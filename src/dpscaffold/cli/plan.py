@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from dpscaffold.cli.folder import refuse_unwritable
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ def plan_command(
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds
 
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out is {out}, which is a file; name a folder")
+    refuse_unwritable(out)
     if config and config.exists() and config.resolve() == (out / "plan.toml").resolve():
         raise BadInput(
             f"--out is {out}, whose plan.toml is the configuration that is planned on; name "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpscaffold.cli.folder import refuse_unwritable
 from dpscaffold.cli.keys import complete_setting
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def tune_command(
     from rich.console import Console
 
     from dpscaffold.books.written import plain
-    from dpscaffold.errors import BadInput
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
     from dpscaffold.machine import pick_device, stop_signals
@@ -46,8 +46,7 @@ def tune_command(
 
     settings, table = read_tuning(config, set_ or [])
     folder = out or Path("tuning") / config.stem
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"--out is {folder}, which is a file; name a folder")
+    refuse_unwritable(folder)
     console = Console(highlight=False, soft_wrap=True)
     if table.private:
         _tune_privately(settings, table, folder, device, console, as_json, quiet)

@@ -19,7 +19,7 @@ from dpscaffold.privacy.released import Released
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
-    "`largest_drift`, `largest_user_control` and whatever else is `largest_user_…` are read off "
+    "`largest_drift`, `largest_user_control` and every other `largest_user_` number are read off "
     "single uploads: they belong to the server's view, whose epsilon covers them, and are outside "
     "Theorem 2. Whoever is given them counts as the server."
 )

@@ -162,7 +162,7 @@ def _draw(found: Recommendation, path: Path) -> None:
     right.plot(*zip(*curve, strict=True), marker="o", markersize=3)
     public = found.public if found.beside is None else found.beside
     right.axhline(public, color="0.6", linestyle="--", label="without privacy")
-    right.set(xscale="log", xlabel=f"ε towards {towards(found)}")
+    right.set(xscale="log", xlabel=f"ε towards {towards(found)}", ylabel="the same on half of them")
     right.legend(fontsize=8, frameon=False)
     for axis in (left, right):
         axis.grid(alpha=0.3)
