@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpscaffold.config.reading import parse
+from dpscaffold.config.task import own_module
 from dpscaffold.errors import BadInput
 
 TABLE = {"source": "csv", "path": "a.csv", "label": "ill", "users": 2}
@@ -31,3 +33,21 @@ def test_a_key_is_named_as_it_is_written(tables: dict[str, Any], said: str) -> N
 def test_every_kind_of_value_that_would_do_is_named() -> None:
     with pytest.raises(BadInput, match=r"valid integer.*, or input should be 'auto'"):
         parse({"data": {**TABLE, "header": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("import sys\nsys.exit(3)\n", "own:net", "whose import failed (SystemExit: 3)"),
+        ("def net():\n    raise SystemExit(3)\n", "own:net", "failed with SystemExit: 3"),
+        ("def net():\n    pass\n", "own.py:net", "leave the ending out: 'own:net'"),
+        ("def net():\n    pass\n", "./own.py", "leave the ending out: 'own:factory'"),
+    ],
+)
+def test_a_module_that_ends_itself_or_is_named_as_a_file_is_one_sentence(
+    tmp_path: Path, text: str, name: str, said: str
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(BadInput) as refused:
+        own_module(name, tmp_path)
+    assert said in str(refused.value)

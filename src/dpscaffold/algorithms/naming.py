@@ -74,7 +74,7 @@ def build(
         made = factory(**own)
     except BadInput:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(
             f"algorithm.name is {name!r}, whose factory failed with {type(error).__name__}: "
             f"{error}; mend it or its numbers"
@@ -110,6 +110,9 @@ def own_function(
     what Python can import."""
     place, _, function = name.partition(":")
     said = f"{argument} is {name!r}"
+    if place.endswith(".py"):
+        bare = place.removesuffix(".py").removeprefix("./")
+        raise BadInput(f"{said}; leave the ending out: '{bare}:{function or 'factory'}'")
     if not place or not function or not all(part.isidentifier() for part in place.split(".")):
         raise BadInput(f"{said}; name a function of your own as 'my_file:factory'")
     factory = getattr(_module(place, folder, said), function, None)
@@ -162,7 +165,7 @@ def _module(place: str, folder: Path | None, said: str) -> ModuleType:
             f"{said}, but there is no file {relative} in {folder or Path.cwd()} and Python finds "
             f"no module {place!r}; put the file beside the configuration"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(
             f"{said}, whose import failed ({type(error).__name__}: {error}); mend the file"
         ) from error
@@ -179,7 +182,7 @@ def _from_file(path: Path, place: str, base: Path, said: str) -> ModuleType:
     sys.path.insert(0, str(base))  # the file may import its neighbours
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself would end us
         del sys.modules[unique]
         raise BadInput(
             f"{said}, whose import failed ({type(error).__name__}: {error}); mend {path.name}"

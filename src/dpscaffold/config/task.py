@@ -147,7 +147,7 @@ def own_module(name: str, folder: Path | None, argument: str = "task.module") ->
     factory = own_function(name, folder, argument)
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(
             f"{argument} is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
             f"mend it"
