@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpscaffold.cli import _sentence
 from dpscaffold.config.reading import parse
 from dpscaffold.config.task import own_module
 from dpscaffold.errors import BadInput
@@ -51,3 +53,11 @@ def test_a_module_that_ends_itself_or_is_named_as_a_file_is_one_sentence(
     with pytest.raises(BadInput) as refused:
         own_module(name, tmp_path)
     assert said in str(refused.value)
+
+
+def test_a_disk_without_room_is_said_with_what_to_do() -> None:
+    full = _sentence(OSError(errno.ENOSPC, "No space left on device"))
+    assert full == "No space left on device; make room on the disk and run the command again"
+    assert _sentence(PermissionError(errno.EACCES, "Permission denied", "runs")) == (
+        "runs: Permission denied"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 import typing
@@ -171,6 +172,10 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
+#: A disk, a quota or the size of a file that is used up.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _sentence(error: BaseException) -> str | None:
     """What to say of a user's error. A ValueError of another package is a bug of ours: None, and it
     keeps its traceback."""
@@ -183,5 +188,8 @@ def _sentence(error: BaseException) -> str | None:
         return "what reads the output has gone"
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror or error}"
+        said = f"{place}{error.strerror or error}"
+        if error.errno in _NO_ROOM:
+            return f"{said}; make room on the disk and run the command again"
+        return said
     return str(error) if type(error).__module__.startswith("dpscaffold") else None
