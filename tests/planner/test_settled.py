@@ -115,8 +115,9 @@ def test_an_algorithm_of_ones_own_keeps_its_name(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dpscaffold import fedavg\n\n\ndef factory():\n    return fedavg()\n"
     )
-    result = planned(tmp_path, toml("mine:factory"), "-q")
+    result = planned(tmp_path, toml("mine:factory"))
     assert result.exit_code == 0, result.exception
+    assert "copy your own file beside" in result.output
     written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
     assert written["algorithm"] == {"name": "mine:factory"}
 

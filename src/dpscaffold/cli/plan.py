@@ -90,6 +90,10 @@ def plan_command(
             console.print("no view was named: ε is promised towards the server")
         console.print("\n".join(planning.plan_lines(found)), markup=False)
         console.print(f"{out} holds {', '.join(files)}")
+        if settings.beside is not None and Path(settings.beside) != out.absolute():
+            console.print(
+                f"copy your own file beside {out / 'plan.toml'}, where train looks for it"
+            )
 
 
 def _facts(
