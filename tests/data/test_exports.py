@@ -259,3 +259,25 @@ def test_a_file_that_is_no_table_is_refused_by_its_ending(tmp_path: Path) -> Non
     np.save(tmp_path / "x.npy", np.ones(3))
     with pytest.raises(BadInput, match=r"x\.npy is no \.csv, \.parquet or \.npz file"):
         look(tmp_path / "x.npy")
+
+
+def test_folders_of_a_partition_name_sites_as_they_are_and_nothing_as_missing(
+    tmp_path: Path,
+) -> None:
+    sites = np.array(["St. Mary's/A", "Köln Süd", None], dtype=object)[np.arange(60) % 3]
+    table = pa.table({"x": np.arange(60) % 7, "ill": np.arange(60) // 3 % 2, "site": sites})
+    pa.parquet.write_to_dataset(table, tmp_path / "hive", partition_cols=["site"])
+    keys = {"source": "parquet", "path": str(tmp_path / "hive"), "label": "ill", "user": "site"}
+    with pytest.raises(BadInput, match="column 'site' lacks a value in 20 of 60 records"):
+        read_pool(parse_data(keys))
+    pool = read_pool(parse_data({**keys, "missing": "drop"}))
+    assert pool.names == ("Köln Süd", "St. Mary's/A")
+    assert len(pool.labels) == 40
+
+
+def test_a_note_among_the_tables_of_a_folder_is_not_called_empty(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        written(tmp_path / name, "\n".join([HEADER, *ROWS]))
+    written(tmp_path / "notes.txt", "hello")
+    with pytest.raises(BadInput, match=r"notes\.txt is empty but for one line; fill it, or take"):
+        look(tmp_path)

@@ -18,6 +18,7 @@ from dpscaffold.data.readers.marked import (
     Sightings,
     numbers_of,
     numbers_without_markers,
+    tidy,
     without_markers,
 )
 from dpscaffold.data.readers.opening import csv_batches, csv_names, is_utf8
@@ -154,7 +155,7 @@ def _constants(file: TableFile, seen: Sightings | None) -> dict[str, str | None]
     for name, value in file.constants:
         told = None if seen is None else (seen, name)
         column = without_markers(pa.array([value], pa.string()), file.gaps.of(name), seen=told)
-        found[name] = column[0].as_py()
+        found[name] = tidy(column)[0].as_py()
     return found
 
 
@@ -287,7 +288,8 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
         )
         return _no_number(path, column, wrong[2], where)
     if "Empty CSV file" in text:
-        return f"{path} is empty"
+        alone = " but for one line" if path.exists() and path.stat().st_size > 3 else ""
+        return f"{path} is empty{alone}; fill it, or take it away"
     return f"{path} cannot be read: {text.rstrip('.')}"
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mode
 from typing import Literal
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -133,7 +134,12 @@ def folder_columns(file: Path, base: Path) -> tuple[tuple[str, str], ...]:
     """The columns that folders name: ``site=north/part-0.parquet`` has a column site."""
     folders = file.relative_to(base).parts[:-1]
     pairs = (part.partition("=") for part in folders)
-    return tuple((name, value) for name, sign, value in pairs if sign and name)
+    return tuple((unquote(name), _hive(value)) for name, sign, value in pairs if sign and name)
+
+
+def _hive(value: str) -> str:
+    """A value as a folder's name writes it: signs in percents, and a word for nothing."""
+    return "" if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
 
 
 def user_names(files: Sequence[Path], base: Path) -> list[str]:
