@@ -162,6 +162,7 @@ def test_wrong_stopping_is_refused_before_anything_is_released(
     tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     public(tmp_path / "public.csv")
+    (tmp_path / "public.txt.gz").touch()
     change = {k: f"{tmp_path}/{v}" if k == "path" else v for k, v in change.items()}
     tables = tomllib.loads(TABLES)
     tables["stopping"] = {"path": f"{tmp_path}/public.csv", "label": "true", **change}

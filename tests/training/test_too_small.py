@@ -102,6 +102,8 @@ def test_a_configuration_cannot_claim_what_the_run_is_not(tmp_path, claim):
 
 SIZES = (7919, 6007, 5003, 4001)
 NUMBERS = {*SIZES, *(size // 2 for size in SIZES), sum(SIZES)}
+#: A digest of what is drawn anew each time holds any four digits now and then.
+DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
 
 
 def numbers_in(value):
@@ -135,13 +137,14 @@ def test_nothing_that_is_written_tells_the_size_of_a_user(tmp_path, unit):
         for words in (["privacy"], ["privacy", "--json"], ["compare", "--json"])
     ]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = [path for path in files if path.name != ".lock"]  # the number of a process
     texts = {str(path): path.read_bytes().decode("latin-1") for path in files}
     texts |= {str(k): answer for k, answer in enumerate(answers)}
     found = {
         (name, number)
         for name, text in texts.items()
         for number in NUMBERS
-        if re.search(rf"(?<![\d.]){number}(?![\d.]\d)(?!\d)", text)
+        if re.search(rf"(?<![\d.]){number}(?![\d.]\d)(?!\d)", DIGEST.sub("", text))
     }
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     kept = {number for number in NUMBERS if number in numbers_in(saved)}
