@@ -107,10 +107,15 @@ def test_utf_16_that_is_taken_for_utf_8_is_named(tmp_path: Path) -> None:
         load_federation({"source": "csv", "path": str(path), "label": "ill", "users": 2})
 
 
-def test_names_of_columns_have_no_blanks_around_them(tmp_path: Path) -> None:
+def test_names_of_columns_have_no_blanks_around_them_nor_line_breaks(tmp_path: Path) -> None:
     text = 'site ; "age" ;\tweight;ill \n' + "\n".join(ROWS)
     path = written(tmp_path / "a.csv", text)
     assert pool_of(path).features.tolist()[0] == [20.0, 60.5]
+    broken = 'site;"age\r\n  in years";weight;ill\n' + "\n".join(ROWS)
+    file = TableFile(written(tmp_path / "c.csv", broken), "csv", Dialect(delimiter=";"))
+    assert column_names(file)[1] == "age in years"
+    found = next(read_batches(file, [], ["age in years"], column_names(file)))
+    assert found.column(0).to_pylist()[0] == "20"
     twice = written(tmp_path / "b.csv", "x, x,ill\n1,2,0\n")
     with pytest.raises(BadInput, match="two columns called 'x'"):
         load_federation({"source": "csv", "path": str(twice), "label": "ill", "users": 2})

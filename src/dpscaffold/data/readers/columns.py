@@ -318,4 +318,4 @@ def _first_line(problem: Exception) -> str:
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return " ".join(", ".join(names[:most]).splitlines()) + more

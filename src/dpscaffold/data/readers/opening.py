@@ -20,6 +20,7 @@ import pyarrow.csv
 from dpscaffold.data.readers.files import TableFile
 
 _BATCH_BYTES = 1 << 21
+_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
 def csv_names(file: TableFile) -> list[str]:
@@ -60,13 +61,16 @@ def is_utf8(name: str) -> bool:
 
 
 def trimmed(header: str, delimiter: str) -> str:
-    """The line that names the columns, without blanks around the names.
+    """The line that names the columns, without blanks around the names, and with a blank for a
+    line break within one.
 
     >>> trimmed("site , age", ",")
     'site,age'
+    >>> trimmed('site,"blood\\npressure"', ",")
+    'site,blood pressure'
     """
     names = next(csv.reader([header], delimiter=delimiter), [])
-    plain = [name.strip() for name in names]
+    plain = [_BREAK.sub(" ", name.strip()) for name in names]
     if plain == names:
         return header
     line = io.StringIO()
