@@ -9,6 +9,18 @@ import numpy as np
 
 WARDS = ("Chirurgie", "Kinder", "Männer")
 
+#: How files of such records are read; ``path`` and what becomes of a missing weight are left open.
+READ_AS = {
+    "source": "csv",
+    "label": "readmitted",
+    "encoding": "auto",
+    "delimiter": "auto",
+    "decimal": "auto",
+    "exclude": ["patient"],
+    "dates": {"admitted": "%d.%m.%Y"},
+    "categories": ["ward"],
+}
+
 
 def rows_of(site: int, count: int = 40) -> list[dict[str, object]]:
     """Records of one site; every seventh stay and every ninth ward is missing."""

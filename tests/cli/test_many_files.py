@@ -8,21 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hospitals import rows_of, write
+from hospitals import READ_AS, rows_of, write
 from typed import typed
 
 from dpscaffold import run
 
 TABLE = {
-    "source": "csv",
+    **READ_AS,
     "path": "sites",
-    "label": "readmitted",
-    "encoding": "auto",
-    "delimiter": "auto",
-    "decimal": "auto",
-    "exclude": ["patient"],
-    "dates": {"admitted": "%d.%m.%Y"},
-    "categories": ["ward"],
     "missing": {"stay": "median", "ward": "category", "weight": "drop"},
 }
 ENCODINGS = ("utf-8", "cp1252", "utf-8-sig", "utf-16")

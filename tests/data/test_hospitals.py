@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from hospitals import WARDS, rows_of, write
+from hospitals import READ_AS, WARDS, rows_of, write
 from typed import typed
 
 from dpscaffold.data import load_federation, prepare
@@ -21,14 +21,7 @@ from dpscaffold.data.loading import read_pool
 from dpscaffold.errors import BadInput
 
 TABLE = {
-    "source": "csv",
-    "label": "readmitted",
-    "encoding": "auto",
-    "delimiter": "auto",
-    "decimal": "auto",
-    "exclude": ["patient"],
-    "dates": {"admitted": "%d.%m.%Y"},
-    "categories": ["ward"],
+    **READ_AS,
     "missing": {"stay": "median", "ward": "category", "weight": "indicator"},
     "preprocess": ["standardise", "unit-norm"],
 }

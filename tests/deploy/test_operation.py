@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from deploy.world import TABLE
 from typer.testing import CliRunner
 
 from dpscaffold import flower
@@ -199,16 +200,6 @@ def test_noise_is_secret_unless_it_is_a_rehearsal(tmp_path):
 
 
 # --- reading a site's table by the offer's schema
-
-TABLE = Schema(
-    features=4,
-    classes=2,
-    columns=("age", "sex", "bmi"),
-    categories={"sex": ("f", "m")},
-    label="ill",
-    class_names=("no", "yes"),
-    missing=-1.0,
-)
 
 
 def written(tmp_path, text):

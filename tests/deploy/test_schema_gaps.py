@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from deploy.world import TABLE
 
+from dpscaffold import Model
 from dpscaffold.budget import Budget
 from dpscaffold.deployed.agreed import model_of, setting_of
 from dpscaffold.engines import State
@@ -18,16 +20,7 @@ from dpscaffold.engines.enrolment import Enrolled
 from dpscaffold.offer import Offer, Schema, read_offer
 from dpscaffold.site.reading import read_records
 
-ROWS = Schema(
-    features=4,
-    classes=2,
-    columns=("age", "sex", "bmi"),
-    categories={"sex": ("f", "m")},
-    label="ill",
-    class_names=("no", "yes"),
-    missing=-1.0,
-)
-MARKED = ROWS.changed(gaps={"age": ["-9", "?"], "sex": ["?"]})
+MARKED = TABLE.changed(gaps={"age": ["-9", "?"], "sex": ["?"]})
 TEXT = "id,sex,ill,age,bmi\n1,?,no,-9.0,-9\n2,f,yes,?,30\n3,m,yes,9,30\n"
 READ = [[-1, -9, 0, 0], [-1, 30, 1, 0], [9, 30, 0, 1]]
 
@@ -35,6 +28,13 @@ READ = [[-1, -9, 0, 0], [-1, 30, 1, 0], [9, 30, 0, 1]]
 def offered(rows: Schema) -> Offer:
     tables: dict[str, Any] = {"task": {"kind": "logistic"}, "algorithm": {"name": "fedavg"}}
     return Offer(rows=rows, plan={"rounds": 2, "user_ratio": 1.0}, **tables)  # type: ignore[arg-type]
+
+
+def model_of_offer(rows: Schema) -> Model:
+    """The model with which a run begins that was offered for such rows."""
+    offer = offered(rows)
+    setting = setting_of(offer, Enrolled("", {}, ("north",), "", (30,), True), Budget())
+    return model_of(offer.rows, setting, State.initial(setting, torch.device("cpu")), {})
 
 
 def test_they_are_missing_by_value_in_the_columns_that_are_named(tmp_path: Path) -> None:
@@ -47,26 +47,22 @@ def test_they_are_missing_by_value_in_the_columns_that_are_named(tmp_path: Path)
     single = {"id": [1, 2], "sex": ["f", "m"], "ill": ["no", "yes"], "bmi": [1.0, 2.0]}
     table = pa.table(single | {"age": pa.array([0.1, 3.0], pa.float32())})
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
-    rows = ROWS.changed(gaps={"age": ["0.1"]})
+    rows = TABLE.changed(gaps={"age": ["0.1"]})
     found = read_records({"source": "parquet", "path": "d.parquet"}, tmp_path, rows)
     assert found.features[:, 0].tolist() == [-1, 3]
 
 
 def test_the_model_of_the_run_reads_new_rows_as_the_sites_did(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(TEXT)
-    offer = offered(MARKED)
-    setting = setting_of(offer, Enrolled("", {}, ("north",), "", (30,), True), Budget())
-    state = State.initial(setting, torch.device("cpu"))
-    model = model_of(offer.rows, setting, state, {})
-    (part,) = model.parts(tmp_path / "d.csv", ["ill"])
+    (part,) = model_of_offer(MARKED).parts(tmp_path / "d.csv", ["ill"])
     assert part.complete.all() and part.features.tolist() == READ
 
 
 def test_an_offer_names_them_only_where_there_are_any() -> None:
     """Without them it is, to the digest, what it was before there was such a key."""
-    assert "gaps" not in offered(ROWS).to_dict()["rows"]  # type: ignore[operator]
+    assert "gaps" not in offered(TABLE).to_dict()["rows"]  # type: ignore[operator]
     assert offered(MARKED).to_dict()["rows"]["gaps"]["age"] == ["-9", "?"]  # type: ignore
-    for rows in (ROWS, MARKED, ROWS.changed(gaps=["?", "-9"])):
+    for rows in (TABLE, MARKED, TABLE.changed(gaps=["?", "-9"])):
         assert read_offer(offered(rows).to_dict()) == offered(rows)
 
 
@@ -81,4 +77,13 @@ def test_an_offer_names_them_only_where_there_are_any() -> None:
 )
 def test_bad_ones_are_one_sentence(gaps: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ROWS.changed(gaps=gaps)
+        TABLE.changed(gaps=gaps)
+
+
+def test_blanks_around_texts_do_not_count_at_a_site_nor_for_the_model(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("sex,ill,age,bmi\nf , yes,50,20\n m,no , 60,30\n")
+    found = read_records({"source": "csv", "path": "d.csv"}, tmp_path, TABLE)
+    assert found.features.tolist() == [[50, 20, 1, 0], [60, 30, 0, 1]]
+    assert found.labels.tolist() == [1, 0]
+    (part,) = model_of_offer(TABLE).parts(tmp_path / "d.csv", [])
+    assert torch.equal(torch.as_tensor(part.features), found.features)

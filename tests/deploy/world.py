@@ -52,6 +52,17 @@ LOOSE = {
     "rehearsal": True,
 }
 
+#: How a table of people is read by an offer.
+TABLE = Schema(
+    features=4,
+    classes=2,
+    columns=("age", "sex", "bmi"),
+    categories={"sex": ("f", "m")},
+    label="ill",
+    class_names=("no", "yes"),
+    missing=-1.0,
+)
+
 
 class World:
     """Sites a, b, … that hold the users of a small federation, and their server."""

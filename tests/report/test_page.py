@@ -265,3 +265,19 @@ def test_balanced_controls_are_drawn_over_rounds(tmp_path: Path) -> None:
         page = as_html(page_of([tmp_path / name]))
         for figure in ("Trust a in which users were drawn by round", "of the controls by round"):
             assert (figure in page) is (name == "scaffold-balanced")
+
+
+def test_a_planned_balanced_run_shows_its_trust_and_what_was_planned(tmp_path: Path) -> None:
+    tables = {
+        "data": {"users": 8, "records": 60, "dimension": 5, "classes": 3},
+        "algorithm": {"name": "scaffold-balanced"},
+        "plan": {"rounds": 6, "local_steps": 2, "user_ratio": 0.5, "evaluate_every": 1},
+        "privacy": {"noise": 4.0},
+    }
+    run(tables, out=tmp_path / "given")
+    run(tables, {"plan.learning_rate": "plan"}, out=tmp_path / "planned")
+    given, planned = (as_html(page_of([tmp_path / name])) for name in ("given", "planned"))
+    for page in (given, planned):
+        assert "trust a in which users were drawn" in page and "of the controls" in page
+    said = "Not among it: plan.learning_rate: chosen on a public surrogate"
+    assert said in planned and said not in given

@@ -22,7 +22,7 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from dpscaffold.data.markers import number_gaps
+from dpscaffold.data.markers import BLANKS, number_gaps
 from dpscaffold.data.prepared import prepare
 from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
@@ -155,7 +155,7 @@ def _from_table(
     rows = np.column_stack([*numbers, *coded]).astype(np.float32)
     if not schema.classes:
         return rows, _numbers(table[schema.label], schema, schema.label, log)
-    texts = pc.cast(table[schema.label], pa.string())
+    texts = _texts(table[schema.label])
     index = pc.index_in(texts, pa.array(schema.class_names)).to_numpy(zero_copy_only=False)
     index = np.nan_to_num(index.astype(np.float64), nan=-1)
     _report(log, int((index < 0).sum()), f"values of {schema.label!r} are no class of the schema")
@@ -185,11 +185,15 @@ def _number(text: object) -> float | None:
 
 
 def _one_hot(column: pa.ChunkedArray, values: tuple[str, ...]) -> np.ndarray:
-    texts = pc.cast(column, pa.string())
-    found = pc.index_in(texts, pa.array(values)).to_numpy(zero_copy_only=False)
+    found = pc.index_in(_texts(column), pa.array(values)).to_numpy(zero_copy_only=False)
     index = np.nan_to_num(found.astype(np.float64), nan=-1)
     chosen: np.ndarray = index[:, None] == np.arange(len(values))[None]
     return chosen.astype(np.float32)
+
+
+def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as texts without the blanks around them, as the run's model reads them."""
+    return pc.utf8_trim(pc.cast(column, pa.string()), BLANKS)
 
 
 def _report(log: Callable[[str], None], count: int, what: str) -> None:
