@@ -220,6 +220,68 @@ def test_run_folders_together(tmp_path):
     assert "together" in shown.stdout and "Rogers" in shown.stdout and "at most" in shown.stdout
 
 
+ONE_STEP = """
+[data]
+source = "synthetic"
+users = 8
+records = 20
+[plan]
+rounds = 3
+local_steps = 1
+user_ratio = 1.0
+data_ratio = 0.5
+seed = {seed}
+[algorithm]
+name = "fedavg"
+[privacy]
+noise = 4.0
+delta = 0.001
+secret = true
+{more}
+"""
+
+
+def one_step(folder, seed: int, more: str = "") -> str:
+    """A configuration of FedAvg with one local step, where participants hide each other."""
+    config = folder / f"seed{seed}.toml"
+    config.write_text(ONE_STEP.format(seed=seed, more=more))
+    return str(config)
+
+
+@pytest.mark.parametrize("advance", [(), ("--fixed-in-advance",)], ids=["added", "convolved"])
+def test_colluders_count_in_several_runs(tmp_path, advance):
+    """Together ε is at least that of each run alone with the same colluders; the runs' own count,
+    and whoever colludes in one run may do so in all of them."""
+    a, b = one_step(tmp_path, 1, "colluders = 5"), one_step(tmp_path, 2)
+    for option, k in (((), 5), (("--colluders", "6"), 6), (("--colluders", "1"), 1)):
+        alone = [
+            answer("privacy", run, "--colluders", str(k), "--delta", "0.0005") for run in (a, b)
+        ]
+        both = answer("privacy", a, b, "--delta", "0.001", *advance, *option)
+        values = [said["participant"]["epsilon"] for said in alone]
+        assert both["colluders"] == k
+        assert both["epsilon"]["participant"] >= max(values)
+        if not advance:
+            assert both["epsilon"]["participant"] == pytest.approx(sum(values))
+        listed = [run["epsilon"]["participant"] for run in both["runs"]]
+        assert listed == pytest.approx(values)
+    assert "colluders=8 of 8 users" in refused("privacy", a, b, "--colluders", "8", *advance)
+    assert "5 participants" in call("privacy", a, b).stdout
+
+
+def test_view_and_group_act_on_several_runs(tmp_path):
+    a, b = one_step(tmp_path, 1, "colluders = 6"), one_step(tmp_path, 2)
+    both = answer("privacy", a, b, "--group", "3")
+    assert [g["size"] for g in both["human"]["server"]["groups"]] == [3]
+    one = call("privacy", a, b, "--view", "third-party", "--group", "4").stdout
+    assert "third party" in one and "server" not in one and "records together" in one
+    sentence = both["human"]["third_party"]["sentence"]
+    assert sentence in " ".join(one.split()) and sentence != both["human"]["server"]["sentence"]
+    assert "group=0" in refused("privacy", a, b, "--group", "0")
+    assert "--view is 'nobody'" in refused("privacy", a, b, "--view", "nobody")
+    assert "beside --json" in refused("privacy", a, b, "--view", "server", "--json")
+
+
 def test_run_folders_over_other_records(tmp_path):
     a = trained(tmp_path / "a", 1)
     other = trained(tmp_path / "b", 2, data="seed = 77")

@@ -126,13 +126,21 @@ def privacy(
         *(sampling, algorithm, unit, neighbours, max_participations),
     )
     if sources and len(sources) > 1:
-        several(sources, numbers, delta, fixed_in_advance, same_records, as_json, (plot, tradeoff))
+        refuse_numbers(numbers, sources[0])
+        if plot is not None or tradeoff is not None:
+            raise PrivacyError(
+                "a plot is about one run; leave out --plot and --tradeoff, or name one"
+            )
+        several(
+            *(sources, delta, fixed_in_advance, same_records),
+            *(colluders, checked_view(view, as_json), group, as_json),
+        )
         return
     if fixed_in_advance or same_records:
         option = "--fixed-in-advance" if fixed_in_advance else "--same-records"
         raise PrivacyError(f"{option} is about several runs; name at least 2 run folders")
     source = sources[0] if sources else None
-    chosen = checked_view(view)
+    chosen = checked_view(view, as_json)
     about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
@@ -158,26 +166,25 @@ def privacy(
 
 def several(
     sources: list[Path],
-    numbers: Numbers,
     delta: float | None,
     fixed_in_advance: bool,
     same_records: bool,
+    colluders: int | None,
+    views: Sequence[str],
+    group: list[int] | None,
     as_json: bool,
-    plots: tuple[Path | None, ...],
 ) -> None:
     """What several runs over the same records promise together."""
     from dpscaffold.cli.together import compose, show_together
 
-    refuse_numbers(numbers, sources[0])
-    if any(path is not None for path in plots):
-        raise PrivacyError("a plot is about one run; leave out --plot and --tradeoff, or name one")
     if delta is not None and not 0.0 < delta < 1.0:
         raise PrivacyError(f"delta={delta} is not a probability strictly between 0 and 1")
-    answer = compose(sources, delta, fixed_in_advance, same_records)
+    groups = tuple(group) if group else GROUPS
+    answer = compose(sources, delta, fixed_in_advance, same_records, colluders, groups)
     if as_json:
         typer.echo(json.dumps(answer.to_json(), indent=2, allow_nan=False))
     else:
-        show_together(answer, Console(soft_wrap=False))
+        show_together(answer, Console(soft_wrap=False), views, groups=group is not None)
 
 
 def draw_tradeoff(about: Subject, said: dict[str, Any], path: Path) -> None:
@@ -200,10 +207,14 @@ def draw_tradeoff(about: Subject, said: dict[str, Any], path: Path) -> None:
     plot_tradeoff(curves, path, said["human"]["server"]["groups"][-1]["size"])
 
 
-def checked_view(view: str | None) -> tuple[str, ...]:
-    """The views to show: all of them, or the one that is asked for."""
+def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
+    """The views to show: all of them, or the one that is asked for. JSON holds all of them."""
     if view is None:
         return tuple(VIEWS)
+    if as_json:
+        raise PrivacyError(
+            f"--view is {view!r} beside --json, which holds every view; give one or the other"
+        )
     name = view.replace("-", "_")
     if name not in VIEWS:
         raise PrivacyError(f"--view is {view!r}; give server, third-party or participant")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from dpscaffold.cli.subject import Numbers, from_source
+from dpscaffold.cli.subject import Numbers, Subject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
+from dpscaffold.privacy.human import GROUPS
+from dpscaffold.privacy.human_tables import groups_table
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
 
@@ -22,33 +25,46 @@ SIMULATED = (
 
 
 def compose(
-    sources: list[Path], delta: float | None, fixed_in_advance: bool, same_records: bool
+    sources: list[Path],
+    delta: float | None,
+    fixed_in_advance: bool,
+    same_records: bool,
+    colluders: int | None = None,
+    groups: Sequence[int] = GROUPS,
 ) -> Together:
-    """Read the runs and put them together; ``delta`` is shared out evenly among them."""
+    """Read the runs and put them together; ``delta`` is shared out evenly among them.
+
+    ``colluders`` participants pool what they know of all runs. By default they are as many as the
+    run with the most of them takes into account: whoever colludes in one run may do so in all.
+    """
     each = delta / len(sources) if delta is not None else None
     seen: set[Path] = set()
-    parts = []
+    read: list[tuple[Path, Subject]] = []
     for source in sources:
         if source.resolve() in seen:
             raise PrivacyError(f"{source} is given twice; a run is counted once")
         seen.add(source.resolve())
-        found = parts_of(source, each)
+        read.append((source, from_source(source, Numbers(), each)))
+    own = max(about.colluders for _, about in read)
+    parts = []
+    for source, about in read:
+        others = max(1, about.run.users - 1) if about.run else 1
+        found = parts_of(source, about, min(own, others) if colluders is None else colluders)
         if len(found) > 1 and fixed_in_advance:
             raise PrivacyError(
                 f"--fixed-in-advance is given, and {source} was given more rounds after it was "
                 f"planned; leave the option out, and its parts add"
             )
         parts += [replace(p, data=None) if same_records else p for p in found]
-    return together(parts, fixed_in_advance)
+    return together(parts, fixed_in_advance, own if colluders is None else colluders, groups)
 
 
-def parts_of(source: Path, delta: float | None) -> list[Part]:
+def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
     """One run folder or configuration, with the bounds it quotes; a run that was given more rounds
     comes in the parts that were planned one after another."""
-    about = from_source(source, Numbers(), delta)
     if about.run is None:
         raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
-    said = about.statement()
+    said = about.statement(colluders=colluders)
     if not said["guarantee"]:
         raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
     tables = _tables(source)
@@ -63,7 +79,7 @@ def parts_of(source: Path, delta: float | None) -> list[Part]:
             name=str(source) if len(ledgers) == 1 else f"{source} (part {k + 1})",
             run=run,
             rounds=ledger.rounds if about.parts and ledger else said["rounds"],
-            bounds={view: bound_for(run, view, repeats) for view in VIEWS},
+            bounds={view: bound_for(run, view, repeats, colluders) for view in VIEWS},
             ledger=ledger,
             costs=tuple(about.extra_costs) if k == 0 else (),
             noise_seed=None if _says(tables, "secret") or _says(tables, "release") else seed,
@@ -99,28 +115,42 @@ def _digest(source: Path, tables: dict[str, Any]) -> str | None:
     return None if digest is None else str(digest)
 
 
-def show_together(answer: Together, console: Console) -> None:
-    """A row per run and one for all, then how they were put together and what it means."""
-    head = ("run", "rounds", *(f"epsilon, {_label(view)}" for view in answer.epsilon), "delta")
+def show_together(
+    answer: Together, console: Console, views: Sequence[str], groups: bool = False
+) -> None:
+    """A row per run and one for all, then how they were put together and what it means.
+
+    ``views`` are the views to show. ``groups`` adds the table of several records of one person.
+    """
+    shown = [view for view in answer.epsilon if view in (*views, GIVEN)]
+    head = ("run", "rounds", *(f"epsilon, {_label(view)}" for view in shown), "delta")
     rows = [
         (
             alone.name,
             str(alone.rounds),
-            *(round_up(alone.epsilon[view]) for view in answer.epsilon),
+            *(round_up(alone.epsilon[view]) for view in shown),
             f"{alone.delta:.3g}",
         )
         for alone in answer.runs
     ]
-    values = (round_up(value) for value in answer.epsilon.values())
+    values = (round_up(answer.epsilon[view]) for view in shown)
     rows.append(("together", "", *values, f"{answer.delta:.3g}"))
     console.print(legible(head, rows, console.width))
-    for sentence in sentences(answer):
+    view = next((view for view in (*views, GIVEN) if view in answer.human), None)
+    if view and groups:
+        table = groups_table({view: answer.human[view].to_json()}, view)
+        console.print(f"{_label(view)}, several records of one person:", highlight=False)
+        console.print(legible(*table, console.width))
+    for sentence in sentences(answer, view):
         console.print(sentence, highlight=False)
 
 
-def sentences(answer: Together) -> list[str]:
-    """What the numbers rest on, and what they mean for one person."""
+def sentences(answer: Together, view: str | None) -> list[str]:
+    """What the numbers rest on, and what they mean for one person in this view."""
+    k = answer.colluders
     said = [answer.method, f"neighbours: {answer.neighbours}"]
+    if k > 1:
+        said.append(f"participant: {k} participants of each run pool what they know")
     if answer.reason:
         said.append(answer.reason)
     if answer.simulated:
@@ -129,8 +159,7 @@ def sentences(answer: Together) -> list[str]:
         said.append(
             "that the runs are over the same records was not checked: no digests to compare"
         )
-    terms = answer.human.get("server") or answer.human.get(GIVEN)
-    return [*said, terms.sentence()] if terms else said
+    return [*said, answer.human[view].sentence()] if view else said
 
 
 def _label(view: str) -> str:

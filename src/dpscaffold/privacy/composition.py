@@ -26,7 +26,7 @@ from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.human import GROUPS, HumanTerms, losses, terms_of
+from dpscaffold.privacy.human import GROUPS, HumanTerms, check_group, losses, terms_of
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import LONGEST, LossDistribution, privacy_parameters
@@ -103,7 +103,8 @@ class Together:
 
     ``epsilon`` is by view, and given who took part under ``"ledger"`` where every run has a ledger;
     None where nothing is promised, for the ``reason`` given. ``same_records`` says whether the
-    data's digests were compared.
+    data's digests were compared. ``colluders`` participants pool what they know of all runs in
+    the view ``"participant"``.
     """
 
     method: str
@@ -115,6 +116,7 @@ class Together:
     simulated: bool
     runs: tuple[Alone, ...]
     human: Mapping[str, HumanTerms]
+    colluders: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -129,11 +131,17 @@ def directions(run: Mechanism) -> int:
     return 2 if run.unit == "record" and run.sampling == "poisson" else 1
 
 
-def together(parts: Sequence[Part], fixed_in_advance: bool = False) -> Together:
+def together(
+    parts: Sequence[Part],
+    fixed_in_advance: bool = False,
+    colluders: int = 1,
+    groups: Sequence[int] = GROUPS,
+) -> Together:
     """ε and δ of several runs over the same records, each part at its own δ.
 
     The δ in all is the sum of the runs'. ``fixed_in_advance`` says that no plan was chosen after
-    seeing an earlier run's outputs.
+    seeing an earlier run's outputs. ``colluders`` is the number that the parts' bounds were chosen
+    for, and ``groups`` are the numbers of records of one person to look at together.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12, records=800,
@@ -144,6 +152,8 @@ def together(parts: Sequence[Part], fixed_in_advance: bool = False) -> Together:
     True
     """
     _check(parts)
+    for size in groups:
+        check_group(size)
     delta = math.fsum(part.run.delta for part in parts)
     reason = shared_noise(parts)
     over_draw = reason or shared_draw(parts)
@@ -161,7 +171,7 @@ def together(parts: Sequence[Part], fixed_in_advance: bool = False) -> Together:
         epsilon[view] = value if math.isfinite(value) else None
         if math.isfinite(value) and delta < 1:
             laws = laws or (privacy_parameters(value, delta, value / 64 or 1.0),)
-            human[view] = terms_of(laws, whole, "together", GROUPS)
+            human[view] = terms_of(laws, whole, "together", groups)
     return Together(
         method=CONVOLVED if fixed_in_advance else ADDED,
         delta=delta,
@@ -172,6 +182,7 @@ def together(parts: Sequence[Part], fixed_in_advance: bool = False) -> Together:
         simulated=any(part.noise_seed is not None for part in parts),
         runs=tuple(_alone(part, known) for part in parts),
         human=human,
+        colluders=colluders,
     )
 
 

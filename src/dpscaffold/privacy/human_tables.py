@@ -30,9 +30,9 @@ def terms_table(human: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
     return head, rows
 
 
-def groups_table(human: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
-    """Head and rows: k records of one person (or k users), towards the server."""
-    terms = human["server"]
+def groups_table(human: Mapping[str, Any], view: str = "server") -> tuple[tuple[str, ...], Rows]:
+    """Head and rows: k records of one person (or k users), in one view."""
+    terms = human[view]
     head = (
         f"{terms['protects']}s together",
         "right at even odds",
