@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from dpscaffold import Logistic, Model, evaluate_files, predict_files
-from dpscaffold.data import load_federation
+from dpscaffold.data import from_users, load_federation
 from dpscaffold.data.readers.rowfiles import row_files
 from dpscaffold.errors import BadInput
 from dpscaffold.evaluation import evaluate_file
@@ -236,7 +237,7 @@ def test_folders_name_columns_and_files_come_in_the_order_asked_for(
     predict_file(model, tmp_path / "flat.csv", tmp_path / "wanted.csv")
     found = [{k: v for k, v in row.items() if k != "file"} for row in table(tmp_path / "hive.csv")]
     assert found == table(tmp_path / "wanted.csv")
-    assert len({row["probability"] for row in found}) == 2, "the ward counts"
+    assert len({row["probability_yes"] for row in found}) == 2, "the ward counts"
     given_order = [tmp_path / "flat.csv", *sorted((tmp_path / "hive").rglob("*.parquet"))[::-1]]
     assert row_files([str(given_order[0]), tmp_path / "hive"]).names == (
         "flat.csv",
@@ -340,6 +341,31 @@ def test_a_text_that_breaks_off_is_named_without_advice_that_leads_nowhere(
         predict_files(model, "new", "all.csv")
 
 
+#: Class names that a careless naming of columns would mix up or lose.
+ODD = ("", "a,b", 'say "yes"', "two\nlines", "prediction", "probability_", "file", "ä ß", "1.0")
+
+
+def test_every_class_has_a_probability_under_its_own_name(tmp_path: Path) -> None:
+    """Whatever the classes are called: as CSV, as Parquet and for several files."""
+    features = [torch.randn(20, 2, generator=torch.Generator().manual_seed(0))] * 2
+    data = from_users([(x, torch.arange(20) % len(ODD)) for x in features], classes=ODD)
+    model = Model.of(data, Logistic(2, len(ODD)), torch.arange(3.0 * len(ODD)).sin())
+    names = [f"probability_{name}" for name in ODD]
+    rows = np.round(features[0].numpy(), 3)
+    text = "\n".join([",".join(model.columns), *(",".join(map(str, row)) for row in rows)])
+    (tmp_path / "new.csv").write_text(text + "\n")
+    wanted = model.probabilities(tmp_path / "new.csv").numpy()
+    for out in ("one.csv", "one.parquet"):
+        predict_file(model, tmp_path / "new.csv", tmp_path / out)
+        found = table(tmp_path / out)
+        assert list(found[0]) == ["prediction", *names]
+        given_ = [[float(row[name]) for name in names] for row in found]
+        np.testing.assert_allclose(given_, wanted, rtol=1e-5)
+        assert [row["prediction"] for row in found] == [ODD[k] for k in wanted.argmax(1)]
+    predict_files(model, [tmp_path / "new.csv"], tmp_path / "all.csv")
+    assert list(table(tmp_path / "all.csv")[0]) == ["file", "prediction", *names]
+
+
 @pytest.mark.parametrize(
     ("given_", "out", "said"),
     [
@@ -354,7 +380,8 @@ def test_a_text_that_breaks_off_is_named_without_advice_that_leads_nowhere(
         (
             "new",
             "all.xlsx",
-            "all.xlsx is neither a .csv nor a .parquet file; name one, or a folder",
+            "--out is all.xlsx, and predictions are written as CSV or Parquet; name a .csv or "
+            ".parquet file for one table, or a folder",
         ),
         ("new", "thesis/said", "thesis/said cannot be written"),
         ("empty", "all.csv", "empty holds no .csv or .parquet file; name a folder"),

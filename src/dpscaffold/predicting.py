@@ -16,7 +16,7 @@ import pyarrow.parquet
 import torch
 
 from dpscaffold.data.readers.files import Format
-from dpscaffold.data.readers.raw import Part, file_kind
+from dpscaffold.data.readers.raw import KINDS, Part, file_kind
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
 from dpscaffold.whole import whole_file
@@ -38,19 +38,22 @@ def predict_file(
     data: Path,
     out: Path | IO[bytes],
     keep: Sequence[str] = (),
-    probabilities: bool = False,
+    probabilities: bool | None = None,
 ) -> Predicted:
     """Write a prediction for every row of a CSV or Parquet file, in its order.
 
     ``out`` is a ``.csv`` or ``.parquet`` file, which appears whole or not at all, or a stream for
-    CSV. The columns are those to ``keep``, ``prediction`` (the class's name, or the number) and,
-    for classes, ``probability`` of it; with ``probabilities`` one ``probability of NAME`` a class.
-    Of several labels there is one ``prediction of NAME`` each, 1 where it holds and else 0.
+    CSV. The columns are those to ``keep``, ``prediction`` (the class's name, or the number) and one
+    ``probability_NAME`` per class, in the order of ``model.classes``. With several labels there is
+    one ``prediction_NAME`` per label, 1 where it holds and else 0, and one ``probability_NAME``.
+    ``probabilities=False`` leaves out the probabilities.
     A row that the training would have left out or refused (a missing value, a category that it
     never saw) has an empty prediction.
     """
     answer = Answer(model, tuple(keep), probabilities)
     shape = answer.shape()
+    if isinstance(out, Path):
+        written_kind(out)
     parts = iter(model.parts(data, keep))
     first = list(islice(parts, 1))  # what is wrong with the file is found before anything is said
     with batch_writer(out, shape) as writer, one_thread():
@@ -63,14 +66,17 @@ class Answer:
 
     model: Model
     keep: tuple[str, ...] = ()
-    probabilities: bool = False
+    probabilities: bool | None = None
 
     def shape(self, *before: str) -> pa.Schema:
         """Its columns; those ``before`` them are texts that are the same in all rows of a file."""
         columns = _columns(self.model, self.probabilities)
         for name in self.keep:
             if name in columns or name in before:
-                raise BadInput(f"--keep names '{name}', which is a column of the predictions")
+                raise BadInput(
+                    f"--keep names '{name}', which is a column of the predictions; leave it out, "
+                    f"or rename it in the rows"
+                )
         texts = [(name, pa.string()) for name in (*before, *self.keep)]
         return pa.schema(texts + list(columns.items()))
 
@@ -84,7 +90,7 @@ class Answer:
             count = len(part.complete)
             arrays = [pa.repeat(pa.scalar(text, pa.string()), count) for text in before]
             arrays += [part.others.column(name) for name in self.keep]
-            arrays += _arrays(self.model, part, columns, self.probabilities)
+            arrays += _arrays(self.model, part, columns)
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))
             rows += count
             incomplete += int((~part.complete).sum())
@@ -92,54 +98,43 @@ class Answer:
         return Predicted(rows, incomplete, gap)
 
 
-def _columns(model: Model, probabilities: bool) -> dict[str, pa.DataType]:
+def _columns(model: Model, probabilities: bool | None) -> dict[str, pa.DataType]:
+    """The columns of the predictions; every class name gives a name of its own."""
     if model.target.kind == "number":
         if probabilities:
             raise BadInput(
                 "--probabilities is given, but the model predicts a number; leave it out"
             )
         return {PREDICTION: pa.float32()}
-    named = [f"{PROBABILITY} of {name}" for name in model.classes] if probabilities else []
+    wanted = probabilities is not False
+    named = [f"{PROBABILITY}_{name}" for name in model.classes] if wanted else []
     if model.target.kind == "labels":
-        said = [f"{PREDICTION} of {name}" for name in model.classes]
-        return dict.fromkeys(said, pa.int8()) | dict.fromkeys(named, pa.float32())
-    return {PREDICTION: pa.string()} | dict.fromkeys(named or [PROBABILITY], pa.float32())
+        held = [f"{PREDICTION}_{name}" for name in model.classes]
+        return dict.fromkeys(held, pa.int8()) | dict.fromkeys(named, pa.float32())
+    return {PREDICTION: pa.string()} | dict.fromkeys(named, pa.float32())
 
 
-def _arrays(
-    model: Model, part: Part, columns: dict[str, pa.DataType], probabilities: bool
-) -> list[pa.Array]:
+def _arrays(model: Model, part: Part, columns: dict[str, pa.DataType]) -> list[pa.Array]:
     """The columns of the predictions, empty in the rows that have none."""
     if not part.complete.any():
         return [pa.nulls(len(part.complete), kind) for kind in columns.values()]
-    filled = _filled(model, part, probabilities)
+    filled = _filled(model, part)[: len(columns)]
     return [
-        pa.array(values, kind, mask=~part.complete)
+        pa.array(_spread(values, part.complete), kind, mask=~part.complete)
         for kind, values in zip(columns.values(), filled, strict=True)
     ]
 
 
-def _filled(model: Model, part: Part, probabilities: bool) -> list[np.ndarray]:
-    """The columns of the predictions, with something in the rows that have none."""
+def _filled(model: Model, part: Part) -> list[np.ndarray]:
+    """Predictions of the complete rows, and after them the probability of each class."""
     scores = model.scores_of(part.features)
-    said = model.predicted(scores)
+    predicted = model.predicted(scores)
     if model.target.kind == "number":
-        return [_spread(said.numpy(), part.complete)]
-    chances = model.chances(scores)
+        return [predicted.numpy()]
+    chances = [column.numpy() for column in model.chances(scores).T.contiguous()]
     if model.target.kind == "labels":
-        both = [said.to(torch.int8), *([chances] if probabilities else [])]
-        return [
-            _spread(column.numpy(), part.complete)
-            for table in both
-            for column in table.T.contiguous()
-        ]
-    names = np.array(model.classes, dtype=object)[said.numpy()]
-    if not probabilities:
-        chances = chances.gather(1, said[:, None])
-    return [
-        _spread(names, part.complete),
-        *(_spread(column.numpy(), part.complete) for column in chances.T.contiguous()),
-    ]
+        return [column.numpy() for column in predicted.to(torch.int8).T.contiguous()] + chances
+    return [np.array(model.classes, dtype=object)[predicted.numpy()], *chances]
 
 
 def _spread(values: np.ndarray, complete: np.ndarray) -> np.ndarray:
@@ -158,13 +153,23 @@ def batch_writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
         with pa.csv.CSVWriter(out, shape) as writer:
             yield writer
         return
-    kind = file_kind(out)
+    kind = written_kind(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out) as partial, open_writer(partial, kind, shape) as writer:
             yield writer
     except OSError as problem:
         raise BadInput(f"{out} cannot be written: {problem.strerror or problem}") from None
+
+
+def written_kind(out: Path) -> Format:
+    """``csv`` or ``parquet``, of a file that is to be written."""
+    if out.is_dir() or out.suffix.lower() in KINDS:
+        return file_kind(out)
+    raise BadInput(
+        f"--out is {out}, and predictions are written as CSV or Parquet; name a .csv or .parquet "
+        f"file (spreadsheets open .csv)"
+    )
 
 
 def open_writer(path: Path, kind: Format, shape: pa.Schema) -> Any:

@@ -74,7 +74,7 @@ def predict_files(
     data: Path | str | Sequence[Path | str],
     out: Path | str | IO[bytes],
     keep: Sequence[str] = (),
-    probabilities: bool = False,
+    probabilities: bool | None = None,
 ) -> FilesPredicted:
     """Write a prediction for every row of CSV and Parquet files, in the order of files and rows.
 
@@ -113,8 +113,9 @@ def is_folder(out: Path) -> bool:
         return True
     if out.suffix.lower() not in KINDS:
         raise BadInput(
-            f"{out} is neither a .csv nor a .parquet file; name one, or a folder without an ending "
-            f"for a file of predictions for each"
+            f"--out is {out}, and predictions are written as CSV or Parquet; name a .csv or "
+            f".parquet file for one table, or a folder (a name without an ending) for one file per "
+            f"file of rows"
         )
     return False
 

@@ -86,6 +86,7 @@ def test_a_folder_of_ten_hospitals_is_predicted_and_told(dpscaffold) -> None:
     code, told, _ = dpscaffold("predict run new/*.csv --out all.csv --keep patient --json")
     report = json.loads(told)
     assert report["file"] == "all.csv" and "out" not in report["files"][0]
+    assert report["columns"] == list(rows[0])
     assert Path("all.csv").read_text() == printed
 
 
@@ -129,7 +130,9 @@ def test_a_site_that_cannot_be_used_is_one_sentence_and_nothing_is_written(
 
 def test_a_single_file_is_answered_without_a_column_of_files(dpscaffold) -> None:
     code, printed, _ = dpscaffold("predict run new/site1.csv")
-    assert code == 0 and printed.splitlines()[0] == '"prediction","probability"'
+    assert code == 0 and printed.splitlines()[0] == (
+        '"prediction","probability_ja","probability_nein"'
+    )
     code, _, said = dpscaffold("predict run new/site1.csv --out run")
     assert code == 2 and said == "error: run is a folder; name one of its files\n"
     code, _, said = dpscaffold("predict run nwe")

@@ -72,18 +72,25 @@ def test_predictions_are_those_of_the_model(run: Path) -> None:
     model = load_model(run / "run")
     assert [row["prediction"] for row in rows] == model.named(run / "clinic.csv")
     assert [row["site"] for row in rows[:4]] == ["s0", "s1", "s2", "s3"]
-    chances = model.probabilities(run / "clinic.csv")
-    wanted = chances.max(dim=1).values.numpy()
-    np.testing.assert_allclose([float(r["probability"]) for r in rows], wanted, rtol=1e-6)
+    found = [[float(row[f"probability_{name}"]) for name in ("ill", "well")] for row in rows]
+    wanted = model.probabilities(run / "clinic.csv").numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert list(rows[0]) == ["site", "prediction", "probability_ill", "probability_well"]
+    assert all(
+        row["prediction"] == ("ill" if ill > well else "well")
+        for row, (ill, well) in zip(rows, found, strict=True)
+    )
 
 
 def test_parquet_out_holds_every_probability(run: Path) -> None:
     out = run / "said.parquet"
-    command("predict", run / "run", run / "clinic.csv", "--out", out, "--probabilities")
+    command("predict", run / "run", run / "clinic.csv", "--out", out)
     table = pyarrow.parquet.read_table(out)
-    assert table.column_names == ["prediction", "probability of ill", "probability of well"]
+    assert table.column_names == ["prediction", "probability_ill", "probability_well"]
     wanted = load_model(run / "run").probabilities(run / "clinic.csv").numpy()
-    np.testing.assert_array_equal(table["probability of well"].to_numpy(), wanted[:, 1])
+    np.testing.assert_array_equal(table["probability_well"].to_numpy(), wanted[:, 1])
+    command("predict", run / "run", run / "clinic.csv", "--out", out, "--no-probabilities")
+    assert pyarrow.parquet.read_table(out).column_names == ["prediction"]
 
 
 def test_evaluation_agrees_with_another_library(run: Path) -> None:
@@ -175,6 +182,7 @@ def test_what_is_written_is_told_as_json(run: Path, tmp_path: Path) -> None:
         "rows": 240,
         "without_prediction": 0,
         "why": "",
+        "columns": ["prediction", "probability_ill", "probability_well"],
     }
     said = command("export", run / "run", "--to", "safetensors", "--out", tmp_path / "m", "--json")
     told = json.loads(said.stdout)

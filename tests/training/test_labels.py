@@ -181,13 +181,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_predictions_of_a_file_are_one_column_a_label(run: Path) -> None:
     model = load_model(run / "run")
     assert model.classes == LABELS and model.target.kind == "labels"
-    predict_file(model, run / "new.csv", run / "said.csv", ["site"], probabilities=True)
+    predict_file(model, run / "new.csv", run / "said.csv", ["site"])
     with (run / "said.csv").open() as stream:
         rows = list(csv.DictReader(stream))
-    said = np.array([[int(row[f"prediction of {name}"]) for name in LABELS] for row in rows])
-    chance = np.array([[float(row[f"probability of {name}"]) for name in LABELS] for row in rows])
-    assert list(rows[0]) == ["site", *(f"prediction of {n}" for n in LABELS),
-                             *(f"probability of {n}" for n in LABELS)]  # fmt: skip
+    said = np.array([[int(row[f"prediction_{name}"]) for name in LABELS] for row in rows])
+    chance = np.array([[float(row[f"probability_{name}"]) for name in LABELS] for row in rows])
+    assert list(rows[0]) == ["site", *(f"prediction_{n}" for n in LABELS),
+                             *(f"probability_{n}" for n in LABELS)]  # fmt: skip
     np.testing.assert_array_equal(said, model.predict(run / "new.csv").numpy())
     np.testing.assert_allclose(chance, model.probabilities(run / "new.csv").numpy(), rtol=1e-6)
     np.testing.assert_array_equal(said, chance > 0.5)

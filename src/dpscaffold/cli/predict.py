@@ -34,8 +34,13 @@ def predict_command(
         str, typer.Option(help="columns of the rows to copy, with commas between them")
     ] = "",
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="a column for the probability of every class")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--probabilities/--no-probabilities",
+            help="one column probability_NAME per class; written by default where there are "
+            "classes",
+        ),
+    ] = None,
     module: ModuleOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="with --out: print how many rows were predicted as JSON")
@@ -43,7 +48,7 @@ def predict_command(
 ) -> None:
     """Predict for every row of files, in order; columns are found by name."""
     from dpscaffold.data.readers.files import is_many
-    from dpscaffold.predicting import predict_file
+    from dpscaffold.predicting import Answer, predict_file
     from dpscaffold.predicting_files import predict_files
 
     if as_json and out is None:
@@ -51,26 +56,30 @@ def predict_command(
     model = chosen_model(run, module)
     kept = [name.strip() for name in keep.split(",") if name.strip()]
     target = sys.stdout.buffer if out is None else out
+    columns = Answer(model, tuple(kept), probabilities).shape().names
     if len(data) > 1 or is_many(data[0]):
-        _tell_files(predict_files(model, data, target, kept, probabilities), out, as_json)
+        many = predict_files(model, data, target, kept, probabilities)
+        _tell_files(many, out, columns, as_json)
     else:
-        _tell(predict_file(model, data[0], target, kept, probabilities), out, as_json)
+        one = predict_file(model, data[0], target, kept, probabilities)
+        _tell(one, out, columns, as_json)
 
 
-def _tell(done: Predicted, out: Path | None, as_json: bool) -> None:
+def _tell(done: Predicted, out: Path | None, columns: list[str], as_json: bool) -> None:
     """What became of a file."""
     if as_json:
-        typer.echo(json.dumps({"file": str(out)} | _counted(done), indent=2))
+        written = {"file": str(out)} | _counted(done) | {"columns": columns}
+        typer.echo(json.dumps(written, indent=2))
         return
     if out is not None:
         typer.echo(f"{done.rows} rows: {out}", err=True)
     _tell_gaps(done, "")
 
 
-def _tell_files(done: FilesPredicted, out: Path | None, as_json: bool) -> None:
+def _tell_files(done: FilesPredicted, out: Path | None, columns: list[str], as_json: bool) -> None:
     """What became of many files."""
     from dpscaffold.data.readers.rowfiles import named
-    from dpscaffold.predicting_files import is_folder
+    from dpscaffold.predicting_files import FILE, is_folder
 
     if as_json and out is not None:
         entries = [
@@ -79,7 +88,9 @@ def _tell_files(done: FilesPredicted, out: Path | None, as_json: bool) -> None:
             | _counted(file.predicted)
             for file in done.files
         ]
+        written = columns if is_folder(out) else [FILE, *columns]
         said = {"folder" if is_folder(out) else "file": str(out)} | _counted(done)
+        said |= {"columns": written}
         more = {"files": entries, "left_aside": done.aside, "notes": done.notes}
         typer.echo(json.dumps(said | more, indent=2))
         return
