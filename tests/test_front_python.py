@@ -1,12 +1,14 @@
-"""What Python offers beside the commands: configurations run, ε solved, values that show
-themselves."""
+"""What Python offers next to the commands: configurations run, ε solved, wrong calls refused,
+values that show themselves."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.config import load
+from dpscaffold.data import from_users
 from dpscaffold.data.loading import load_federation
 from dpscaffold.setting import Setting
 
@@ -31,6 +34,7 @@ TABLES = {
     "data": {"users": 6, "records": 60, "dimension": 4, "classes": 3},
     "plan": {"rounds": 4, "local_steps": 2, "evaluate_every": 1},
 }
+PLAN = Plan(rounds=2, local_steps=2, user_ratio=0.5)
 
 
 def test_a_configuration_runs_as_the_command_runs_it(tmp_path: Path) -> None:
@@ -44,6 +48,85 @@ def test_a_configuration_runs_as_the_command_runs_it(tmp_path: Path) -> None:
     assert torch.equal(load_model(tmp_path / "run").params, result.params)
     with pytest.raises(BadInput, match="already holds a run"):
         run(config, out=tmp_path / "run")
+
+
+def test_a_folder_is_written_only_where_one_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    once, twice = run(TABLES), run(TABLES)
+    assert torch.equal(once.params, twice.params) and once.folder is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ({"release": True}, "a release is asked for without a run folder.*out='runs/release'"),
+        ({"budget_file": "b.jsonl"}, "privacy.budget_file is 'b.jsonl'.*out='runs/first'"),
+    ],
+)
+def test_a_ledger_that_must_be_kept_needs_a_folder(
+    privacy: dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before the data are read: their file does not exist."""
+    monkeypatch.chdir(tmp_path)
+    data = {"source": "csv", "path": "no.csv", "label": "a", "user": "b"}
+    with pytest.raises(BadInput, match=said):
+        run({"data": data, "privacy": {"noise": 4.0, **privacy}})
+    given = synthetic(users=4, records=40, dimension=4, classes=3)
+    options = {"release": True, "allow": ["unprotected-preprocessing"]}
+    more = options if "release" in privacy else {"budget": Budget(file="b.jsonl")}
+    with pytest.raises(BadInput, match=said):
+        train(given, Logistic(4, 3), fedavg(), PLAN, Gaussian(noise=4.0), **more)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+#: What is changed in a right call, and the sentence that a person gets.
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"algorithm": scaffold}, "algorithm is the function scaffold itself; call it: scaffold()"),
+    ({"algorithm": "scaffold"}, "algorithm is 'scaffold'; give an algorithm, such as scaffold()"),
+    ({"algorithm": {}}, "algorithm is {} (dict); give an algorithm, such as scaffold()"),
+    ({"privacy": {"noise": 1}}, "privacy is {'noise': 1} (dict); give Gaussian(clip=1.0, epsilon="),
+    ({"privacy": 2.0}, "privacy is 2.0 (float); give Gaussian(clip=1.0, epsilon=2.0), or None"),
+    ({"privacy": Gaussian}, "privacy is the class Gaussian itself; give Gaussian(clip=1.0, eps"),
+    ({"federation": (1, 2)}, "federation is (1, 2) (tuple); give a Federation, such as"),
+    ({"federation": "a.csv"}, "federation is 'a.csv'; give a Federation, such as federation_of("),
+    ({"task": Logistic}, "task is the class Logistic itself; give a task, such as Logistic("),
+    ({"task": "logistic"}, "task is 'logistic'; give a task, such as Logistic("),
+    ({"task": torch.nn.Linear(4, 3)}, "(Linear); give ModuleTask(module), which makes a task of"),
+    ({"plan": {"rounds": 2}}, "plan is {'rounds': 2} (dict); give a plan, such as Plan(rounds"),
+    ({"plan": Plan}, "plan is the class Plan itself; give a plan, such as Plan(rounds=100)"),
+    ({"budget": {}, "privacy": Gaussian()}, "budget is {} (dict); give a budget, such as Budget("),
+    ({"metrics": "auc"}, "metrics is 'auc'; give a list: metrics=['auc']"),
+    ({"stopping": "p.csv"}, "stopping is 'p.csv'; give Stopping('public.csv', label='outcome')"),
+    ({"out": 3}, "out is 3 (int); give the path of a run folder"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG, ids=[said[:30] for _, said in WRONG])
+def test_a_wrong_call_ends_in_a_sentence(change: dict[str, object], said: str) -> None:
+    data = synthetic(users=4, records=40, dimension=4, classes=3)
+    right = {"federation": data, "task": Logistic(4, 3), "algorithm": scaffold()}
+    right |= {"plan": PLAN}
+    with pytest.raises(BadInput, match=re.escape(said)):
+        train(**(right | change))  # type: ignore[arg-type]
+
+
+def test_wrong_rows_and_wrong_configurations_end_in_a_sentence() -> None:
+    data = synthetic(users=4, records=40, dimension=4, classes=3)
+    result = train(data, Logistic(4, 3), fedavg(), PLAN)
+    for rows in (np.zeros((2, 7)), [[1.0, 2.0, 3.0]]):
+        with pytest.raises(BadInput, match="columns, and 4 are expected: 0, 1, 2, 3"):
+            result.predict(rows)
+    with pytest.raises(BadInput, match="rows is None"):
+        result.predict(None)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"config is Federation.*give a TOML file or its tables"):
+        run(data)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"give a list: \['plan.rounds=2'\]"):
+        run(TABLES, "plan.rounds=2")
+    with pytest.raises(BadInput, match="user 0 is no pair"):
+        from_users(np.zeros((2, 5)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("view", ["server", "third-party"])
@@ -70,6 +153,7 @@ def test_a_run_given_by_its_epsilon_keeps_it() -> None:
     [
         ({"epsilon": 0.0}, "epsilon is 0.0; it must be positive"),
         ({"epsilon": 1.0, "noise": 2.0}, "both are given"),
+        ({"epsilon": 1.0, "noise": 1.0}, "both are given"),
         ({"view": "server"}, "without privacy.epsilon"),
         ({"epsilon": 1.0, "view": "mars"}, "privacy.view is 'mars'"),
     ],

@@ -39,7 +39,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _shown(value: object, most: int = 40) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -48,6 +48,19 @@ def whole(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise BadInput(f"{name} is {value!r}; it must be a whole number, {least} or more")
     return value
+
+
+def instance(name: str, value: object, kind: type | tuple[type, ...], give: str) -> None:
+    """Refuse a ``value`` of another type with a sentence that says what to ``give``."""
+    if isinstance(value, kind):
+        return
+    called = getattr(value, "__name__", "")
+    if isinstance(value, type):
+        raise BadInput(f"{name} is the class {called} itself; give {give}")
+    if callable(value) and str(called).isidentifier():
+        raise BadInput(f"{name} is the function {called} itself; call it: {called}()")
+    sort = "" if isinstance(value, str) else f" ({type(value).__name__})"
+    raise BadInput(f"{name} is {_shown(value)}{sort}; give {give}")
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:

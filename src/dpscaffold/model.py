@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpscaffold.checks import instance
 from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
@@ -67,8 +68,19 @@ class Model(Trained):
         if isinstance(rows, str | Path):
             return self._scores_of_file(Path(rows))
         table = as_table(rows, self.columns)
+        if not prepared:
+            self._require_width(table)
         features = _as_numbers(table) if prepared else prepare(table, self.preparation)
         return self.scores_of(features)
+
+    def _require_width(self, table: np.ndarray) -> None:
+        """Refuse raw rows of more or fewer columns than the model was trained on."""
+        if table.shape[1] != len(self.columns):
+            listed = ", ".join(self.columns[:8]) + (", …" if len(self.columns) > 8 else "")
+            raise BadInput(
+                f"rows have {table.shape[1]} columns, and {len(self.columns)} are expected: "
+                f"{listed}"
+            )
 
     def _scores_of_file(self, path: Path) -> Tensor:
         parts = []
@@ -202,10 +214,11 @@ def as_table(rows: Any, columns: Sequence[str]) -> np.ndarray:
         rows = {name: rows.column(name).to_pylist() for name in rows.column_names}
     if isinstance(rows, Mapping) or hasattr(rows, "columns"):
         return _by_name(rows, columns)
+    instance("rows", rows, Iterable, "a table, columns by name, or a list of rows")
     try:
         return _two_dimensional(np.array(rows, dtype=object))
     except ValueError:
-        raise BadInput("rows differ in length; give one value a column in each") from None
+        raise BadInput("rows differ in length; give one value per column in each") from None
 
 
 def _two_dimensional(table: np.ndarray) -> np.ndarray:

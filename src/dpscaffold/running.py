@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.algorithms.failing import own_failures
+from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware
+from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, Several, silence
 from dpscaffold.federation import Federation
 from dpscaffold.machine import pick_devices
@@ -21,6 +23,7 @@ from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
+from dpscaffold.training.front import require_folder
 
 #: Told what was read and what will be run, one sentence at a time.
 Say = Callable[[str], None]
@@ -37,26 +40,26 @@ def run(
     progress: bool = False,
     listener: Listener = silence,
 ) -> Result:
-    """Train as a configuration says, and write a run folder: ``dpscaffold train`` from Python.
+    """Train as a configuration says: ``dpscaffold train`` from Python.
 
-    ``config`` is a TOML file or its tables, ``overrides`` are ``"plan.rounds=100"`` or
-    ``{"plan.rounds": 100}``. Without ``out`` the folder is ``runs/NAME``, as for the command.
+    ``config`` is a TOML file or its tables, ``overrides`` are ``["plan.rounds=100"]`` or
+    ``{"plan.rounds": 100}``. A run folder is written where ``out`` names one, and only there. A
+    release (``privacy.release``) and a run that takes from a ``privacy.budget_file`` need one,
+    because it keeps their ledger.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     result = run({"data": {"users": 5, "records": 40}}, {"plan.rounds": 2},
-    ...                  out=f"{place}/run")
-    >>> result.rounds
-    2
+    >>> result = run({"data": {"users": 5, "records": 40}}, {"plan.rounds": 2})
+    >>> result.rounds, result.folder
+    (2, None)
     """
+    instance("config", config, (Path, str, Mapping), "a TOML file or its tables (a dict)")
+    if isinstance(overrides, str):
+        raise BadInput(f"overrides is {overrides!r}; give a list: [{overrides!r}]")
     given: list[str] = [
         *(_overriding(overrides) if isinstance(overrides, Mapping) else list(overrides))
     ]
-    if isinstance(config, Mapping):
-        settings, name = load(None, given, config), "train"
-    else:
-        settings, name = load(config, given), Path(config).stem
-    folder = Path(out) if out is not None else Path("runs") / name
+    tables = isinstance(config, Mapping)
+    settings = load(None, given, config) if tables else load(config, given)
+    folder = Path(out) if out is not None else None
     return run_settings(
         settings, folder, resume, device, engine, quiet=not progress, listener=listener
     )
@@ -95,6 +98,9 @@ def run_settings(
             teller(note)
 
     stopping, allowed = stopping_of(settings), _allowed(settings)
+    if folder is None:
+        file = settings.privacy.budget_file if settings.privacy is not None else None
+        require_folder(allowed is not None, file)
     if federation is None:
         federation = load_federation(settings.data, notify if say or warn else None)
     if settings.privacy is not None and settings.privacy.release:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
+from pathlib import Path
 
 import pytest
 from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journalled
@@ -20,6 +22,7 @@ from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
 from dpscaffold.randomness import Randomness
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
+COUNT = count()
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,8 @@ def file(tmp_path):
 
 
 def go(federation, file, folder=None, privacy=SECRET, plan=PLAN, **options):
+    if folder is None and file is not None:  # a run of its own
+        folder = Path(file).parent / f"run{next(COUNT)}"
     return train(
         federation,
         Logistic(40, 10),

@@ -260,9 +260,8 @@ def from_python(tmp_path, federation=None, privacy=None, plan=None, **options):
 OPEN = {"release": True, "allow": ["unprotected-preprocessing"]}
 
 
-@pytest.mark.parametrize("folder", [True, False], ids=["folder", "memory"])
-def test_a_release_from_python_states_what_the_command_does(tmp_path, folder):
-    result = from_python(tmp_path, out=tmp_path / "run" if folder else None, **OPEN)
+def test_a_release_from_python_states_what_the_command_does(tmp_path):
+    result = from_python(tmp_path, out=tmp_path / "run", **OPEN)
     said = result.privacy
     assert result.setting.privacy.secret and said["simulated"] is False
     assert said["quote"].startswith("Each record is protected with epsilon = ")
@@ -270,12 +269,11 @@ def test_a_release_from_python_states_what_the_command_does(tmp_path, folder):
     assert "given seed" not in said["quote"]
     assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
     assert "Released all the same (--allow unprotected-preprocessing)." in said["outside"]
-    other = from_python(tmp_path, **OPEN)
+    other = from_python(tmp_path, out=tmp_path / "other", **OPEN)
     assert result.setting.plan.seed != other.setting.plan.seed
-    if folder:
-        shown = json.loads(command("privacy", tmp_path / "run", "--json").stdout)
-        assert shown == json.loads((tmp_path / "run" / "privacy.json").read_text())
-        assert shown["quote"] == said["quote"]
+    shown = json.loads(command("privacy", tmp_path / "run", "--json").stdout)
+    assert shown == json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert shown["quote"] == said["quote"]
 
 
 def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):

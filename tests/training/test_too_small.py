@@ -172,5 +172,7 @@ def test_users_chosen_by_their_sizes_where_sizes_are_hidden(tmp_path):
         assert stated(folder)["outside"] == said["outside"]
     assert len(found["user"]) == 1 and not found["record"]
     with pytest.raises(BadInput, match="by how many records there are"):
-        train(data, Logistic(1, 2), fedavg(), PLAN, Gaussian(noise=4.0, unit="user"), release=True)
-    train(data, Logistic(1, 2), fedavg(), PLAN, Gaussian(noise=4.0), release=True)
+        privacy = Gaussian(noise=4.0, unit="user")
+        train(data, Logistic(1, 2), fedavg(), PLAN, privacy, release=True, out=tmp_path / "no")
+    privacy = Gaussian(noise=4.0)
+    train(data, Logistic(1, 2), fedavg(), PLAN, privacy, release=True, out=tmp_path / "release")

@@ -22,6 +22,10 @@ MOST_NOISE = 1e7
 _CLIPS = (1e-20, 1e30)
 
 
+class _Default(float):
+    """A default that can be told from the same number given by hand."""
+
+
 @dataclass(frozen=True)
 class Gaussian:
     """Clip every per-example gradient to C, then add Gaussian noise to the batch's mean.
@@ -51,7 +55,7 @@ class Gaussian:
     """
 
     clip: float | Literal["median"] = 1.0
-    noise: float = 1.0
+    noise: float = _Default(1.0)
     sampling: Sampling = "fixed"
     unit: Unit = "record"
     secret: bool = False
@@ -102,7 +106,7 @@ class Gaussian:
             return
         if number("privacy.epsilon", self.epsilon) <= 0:
             raise BadInput(f"privacy.epsilon is {self.epsilon}; it must be positive")
-        if self.noise != type(self).noise:
+        if not isinstance(self.noise, _Default):
             raise BadInput(
                 f"privacy needs either noise or epsilon, and both are given ({self.noise} and "
                 f"{self.epsilon}); leave one out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dpscaffold.checks import instance
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Schema
 from dpscaffold.tasks.base import Batch, Task
@@ -37,6 +38,16 @@ def check_task(task: Task, schema: Schema, seed: int) -> None:
         )
     if isinstance(task, ModuleTask):
         _check_module(task, schema, seed)
+
+
+def require_task(task: object) -> None:
+    """Refuse what is no task at all: a class, a name, a module that is not wrapped."""
+    made = all(hasattr(task, name) for name in ("name", "initial", "scores", "clipped_sum"))
+    if not made or isinstance(task, type):
+        give = "a task, such as Logistic(features, classes)"
+        if isinstance(task, torch.nn.Module):
+            give = "ModuleTask(module), which makes a task of it"
+        instance("task", task, (), give)
 
 
 def _check_module(task: ModuleTask, schema: Schema, seed: int) -> None:

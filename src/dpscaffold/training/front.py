@@ -8,6 +8,7 @@ from typing import Any
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.budget import Budget
+from dpscaffold.checks import instance
 from dpscaffold.engines import Hardware
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, Observing, Row, Several, silence
@@ -21,6 +22,7 @@ from dpscaffold.progress import Progress
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import Task
+from dpscaffold.tasks.fitting import require_task
 from dpscaffold.training.in_progress import OwnMetric, RunInProgress
 from dpscaffold.training.result import Result
 
@@ -76,8 +78,23 @@ def train(
     >>> result.ended, result.rounds, sorted(result.final)[:2]
     ('completed', 4, ['control_norm', 'epsilon_server'])
     """
+    _check_types(
+        task,
+        federation=federation,
+        algorithm=algorithm,
+        plan=plan,
+        privacy=privacy,
+        budget=budget,
+        stopping=stopping,
+        out=out,
+    )
+    if isinstance(metrics, str):
+        raise BadInput(f"metrics is '{metrics}'; give a list: metrics=['{metrics}']")
+    require_folder(out, release, None if budget is None else budget.file)
     data = federation if federation.mapped else federation.validated()
-    setting = Setting(data.roster, task, algorithm, plan, privacy, budget or Budget())
+    setting = Setting(
+        data.roster, task, algorithm, plan, privacy, Budget() if budget is None else budget
+    )
     if allow and not release:
         raise BadInput(
             "allow is given, which overrules what a release refuses, and nothing is released; add "
@@ -106,6 +123,42 @@ def train(
             dissimilarity=dissimilarity,
             stopping=stopping,
             allowed=tuple(allow) if release else None,
+        )
+
+
+#: What each argument of :func:`train` is, and an example of it.
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "federation": (Federation, "a Federation, such as federation_of(frame, label='outcome', …)"),
+    "algorithm": (Algorithm, "an algorithm, such as scaffold()"),
+    "plan": (Plan, "a plan, such as Plan(rounds=100)"),
+    "privacy": (Gaussian, "Gaussian(clip=1.0, epsilon=2.0), or None for a run without privacy"),
+    "budget": (Budget, "a budget, such as Budget(delta=1e-5)"),
+    "stopping": (Stopping, "Stopping('public.csv', label='outcome')"),
+    "out": ((str, Path), "the path of a run folder"),
+}
+
+
+def _check_types(task: object, **given: object) -> None:
+    """Refuse, in a sentence, what a first call often gets wrong."""
+    for name, value in given.items():
+        if value is not None or name in ("federation", "algorithm", "plan"):
+            instance(name, value, *_KINDS[name])
+    require_task(task)
+
+
+def require_folder(out: Path | str | None, released: bool, budget_file: str | Path | None) -> None:
+    """Refuse, without a run folder, a run whose ledger must be kept."""
+    if out is not None:
+        return
+    if released:
+        raise BadInput(
+            "a release is asked for without a run folder, which keeps its ledger and its privacy "
+            "statement; name one, such as out='runs/release'"
+        )
+    if budget_file is not None:
+        raise BadInput(
+            f"privacy.budget_file is '{budget_file}', and a run takes from it only with a run "
+            f"folder, which keeps its ledger; name one, such as out='runs/first'"
         )
 
 

@@ -54,6 +54,9 @@ def from_users(
     )
     if not named:
         raise BadInput("a federation needs at least one user, and none was given")
+    for name, pair in named.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadInput(f"user {name} is no pair; give (features, labels) for each user")
     pairs = {name: _pair(name, x, y, target) for name, (x, y) in named.items()}
     counts = {y.shape[1:] for _, y in pairs.values()}
     if len(counts) > 1:
