@@ -128,7 +128,7 @@ class World:
             node_key=Path("node.key"),
             signing_key=Path("site.key"),
             state=self.folder / name / "state",
-            records=int(self.data.train.sizes[self.names.index(name)]),
+            records=self.data.roster.sizes[self.names.index(name)],
             data={"source": "npz", "path": "data.npz"},
             policy=self.policies[name],
         )

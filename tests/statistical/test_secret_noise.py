@@ -11,12 +11,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from deploy.world import World
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest, norm
+from small import EQUAL, federation, setting, uploads
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.cipher import CipherStream, on_grid
+from dpscaffold.engines.letters import unpack
 from dpscaffold.randomness import NoiseStreams, Randomness
 
 ALARM = 1e-6
@@ -100,6 +103,43 @@ def test_the_grid_is_public_fine_and_the_same_for_all(value, spread, shift):
 def test_no_noise_is_left_as_it_is():
     values = torch.tensor([[0.1, 0.2]], dtype=torch.float64)
     assert torch.equal(on_grid(values, torch.zeros(1, 1)), values)
+
+
+# --- the grid, on every path -------------------------------------------------------------------
+
+SECRET = Gaussian(clip=0.7, noise=3.0, secret=True)
+#: One step from x = 0 without an ℓ2 term: a balanced control is then the noised query itself.
+ONE_STEP = {"local_steps": 1, "data_ratio": 0.5, "regularisation": 0.0, "user_ratio": 1.0}
+
+
+def assert_on_grid(query: np.ndarray, batch: int) -> None:
+    """Every number is a multiple of a power of two that only C, σ_g and b decide."""
+    spread = 2 * SECRET.clip * SECRET.noise / batch
+    step = 2.0 ** (np.floor(np.log2(spread)) - 20)
+    values = query.astype(np.float64) / step
+    assert np.array_equal(values, np.round(values))
+    assert np.unique(query).size == query.size  # it is noise, not a constant
+
+
+@pytest.mark.parametrize("task", ["logistic", "mlp", "module"])
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_every_engine_rounds_to_the_grid(engine, task):
+    """Logistic models take the script's steps, the others those of ``local.steps``."""
+    run = setting("scaffold-balanced", task, SECRET, federation(EQUAL), rounds=1, **ONE_STEP)
+    for query in uploads(engine, run)[0]["memory control"]:
+        assert_on_grid(query.numpy(), int(run.batch_sizes[0]))
+
+
+@pytest.mark.parametrize("task", ["logistic", "mlp"])
+def test_a_site_rounds_to_the_grid(tmp_path, task):
+    """The very vector that leaves a site."""
+    data = federation((9, 9, 9))
+    world = World(tmp_path, "scaffold-balanced", task, SECRET, data, rounds=1, **ONE_STEP)
+    world.enrol()
+    world.round()
+    sent = dict(world.exchange.answered)
+    for raw in sent.values():
+        assert_on_grid(unpack(raw).vectors["kept.control"], 4)
 
 
 # --- the float attack -------------------------------------------------------------------------

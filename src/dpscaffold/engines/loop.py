@@ -8,6 +8,7 @@ streams and the law of aggregation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ class Loop:
         noise = NoiseStreams(
             [self.randomness.normals(broadcast.round, user)], len(broadcast.params)
         )
-        at = Participant(broadcast, memory, self.known(batch, len(labels)))
+        at = Participant(broadcast, memory, self.known(user))
 
         y = broadcast.params
         total = torch.zeros_like(y)
@@ -92,14 +93,18 @@ class Loop:
             y = y - plan.step_size * algorithm.direction(gradient, y, at)
         return algorithm.finish(Local(y, total / plan.local_steps), at)
 
-    def known(self, batch: int, records: int) -> Known:
-        """K, η_l, the spread of the noise on one step's gradient, and the weight in means."""
-        plan, privacy = self.setting.plan, self.setting.privacy
-        spread: float | None = 0.0
-        if privacy is not None and privacy.noise > 0:
-            spread = None if privacy.clip == "median" else privacy.scale(privacy.clip, batch)
-        weight = float(records) if plan.weighting == "records" else 1.0
-        return Known(plan.local_steps, plan.step_size, spread, weight)
+    def known(self, user: int) -> Known:
+        """The public numbers of one user, each of shape (1,). They come from the setting, as at the
+        server: with declared sizes nothing that is uploaded may depend on how many records there
+        are."""
+        known = self.setting.known([user])
+
+        def alone(value: float | Tensor | None) -> float | Tensor | None:
+            return value[0].to(self.device) if isinstance(value, Tensor) else value
+
+        weight = alone(known.weight)
+        assert weight is not None
+        return replace(known, spread=alone(known.spread), weight=weight)
 
     def gradients(self, y: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients ∇f(y; d_j), (b, P)."""
