@@ -90,7 +90,8 @@ def train(
     )
     if isinstance(metrics, str):
         raise BadInput(f"metrics is '{metrics}'; give a list: metrics=['{metrics}']")
-    require_folder(out, release, None if budget is None else budget.file)
+    if out is None:
+        require_folder(release, None if budget is None else budget.file)
     data = federation if federation.mapped else federation.validated()
     setting = Setting(
         data.roster, task, algorithm, plan, privacy, Budget() if budget is None else budget
@@ -146,10 +147,8 @@ def _check_types(task: object, **given: object) -> None:
     require_task(task)
 
 
-def require_folder(out: Path | str | None, released: bool, budget_file: str | Path | None) -> None:
-    """Refuse, without a run folder, a run whose ledger must be kept."""
-    if out is not None:
-        return
+def require_folder(released: bool, budget_file: str | Path | None) -> None:
+    """Refuse, where no run folder is named, a run whose ledger must be kept."""
     if released:
         raise BadInput(
             "a release is asked for without a run folder, which keeps its ledger and its privacy "
