@@ -11,6 +11,7 @@ from deploy.test_sites import simulated
 from deploy.world import World
 from typer.testing import CliRunner
 
+from dpscaffold import train
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import read_account
 from dpscaffold.budget import Budget
@@ -77,6 +78,25 @@ def test_a_run_is_an_ordinary_run_folder(tmp_path):
     said = CliRunner().invoke(app, ["server", "status", str(tmp_path / "run"), "--json"])
     status = json.loads(said.output)
     assert status["phase"] == "completed" and set(status["sites"]) == set(world.names)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "scaffold-balanced"])
+def test_its_metrics_of_controls_are_those_of_a_simulated_run(tmp_path, algorithm):
+    world = World(
+        tmp_path / "sites", algorithm, privacy=FIXED, evaluate_every=1, weighting="records"
+    )
+    served = deployment(world, tmp_path / "run").run(world.names, resume=False)
+    setting = world.setting
+    alone = train(world.data, setting.task, setting.algorithm, setting.plan, setting.privacy)
+    shown = {"control_norm", *setting.algorithm.shows(served.state.server)}
+    shown |= {f"largest_user_{name}" for name in setting.algorithm.remembers}
+    assert ("trust" in shown) == (algorithm == "scaffold-balanced")
+    for found, meant in zip(served.history, alone.history, strict=True):
+        norms = {name for name in found if "norm" in name or name.startswith("largest_user")}
+        assert norms <= shown  # and no numbers of its own beside them
+        for name in shown:
+            wanted = None if meant[name] is None else pytest.approx(meant[name], rel=1e-4, abs=1e-7)
+            assert found[name] == wanted, name
 
 
 @pytest.mark.parametrize("kill", [1, 2, 4])

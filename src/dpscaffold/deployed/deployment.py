@@ -33,6 +33,7 @@ from dpscaffold.engines.enrolment import (
 )
 from dpscaffold.engines.exchange import Stopped
 from dpscaffold.engines.letters import Json
+from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.modelwriter import WITHIN
@@ -232,7 +233,7 @@ class Deployment:
         every = setting.plan.evaluate_every
         if done.number % every == 0 or done.number == setting.plan.rounds:
             row |= self.scorer(state.output) if self.scorer else {}
-            row |= {f"{name}_norm": float(slot.norm()) for name, slot in state.server.slots.items()}
+            row |= slot_metrics(setting.algorithm, state.server, engine.memories)
             row = plain(row)
             self.history.append(row)
             self.folder.append_metrics(row)

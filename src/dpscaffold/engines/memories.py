@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.algorithms import Size, Slots
+from dpscaffold.algorithms import Algorithm, Server, Size, Slots
 from dpscaffold.engines.hardware import placed
 
 #: Tables of more bytes than this are mapped from a file, on a CPU.
@@ -124,3 +124,13 @@ class Memories:
         """From a checkpoint."""
         self._places = {}
         self.keep(saved["users"], {k: v.to(self.device) for k, v in saved["slots"].items()})
+
+
+def slot_metrics(
+    algorithm: Algorithm, server: Server, memories: Memories
+) -> dict[str, float | None]:
+    """What a row of metrics shows of the server's and the users' slots, in every kind of run:
+    ``control_norm`` always (None where there are no controls), what the algorithm adds, and the
+    largest norm of each slot over users."""
+    largest = {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
+    return {"control_norm": None, **algorithm.shows(server), **largest}

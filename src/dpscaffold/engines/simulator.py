@@ -203,7 +203,8 @@ class Simulator:
     def _row(self, round: int, run: int, user: int) -> Row:
         setting = self.settings[run]
         size, batch = int(self._sizes[run][user]), int(self._batches[run][user])
-        streams, declared = self._of_round(round, run), setting.declared(user)
+        roster, streams = setting.roster, self._of_round(round, run)
+        declared = roster.sizes[user] if roster.declared else None
         return Row(user, size, batch, setting.plan, setting.privacy, streams, run, declared)
 
     def _of_round(self, round: int, run: int) -> Randomness:

@@ -22,6 +22,7 @@ from dpscaffold.books.runfolder import Identity, RunFolder
 from dpscaffold.books.runlog import RunLog
 from dpscaffold.books.written import plain, to_toml
 from dpscaffold.engines import ENGINES, Engine, Hardware, Memories, Simulator, State
+from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.federation import Federation
@@ -283,9 +284,8 @@ class RunInProgress:
     ) -> Callable[[], dict[str, Any]]:
         """Begin to judge the output, where it is an average the last iterate too; what is returned
         waits for the answer and notes it."""
-        # Of this round, not of the next. The norm is a column of every run.
-        norms = {"control_norm": None, **self.setting.algorithm.shows(state.server)}
-        norms |= {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
+        # Read now: they belong to this round, and the next one changes them.
+        norms = slot_metrics(self.setting.algorithm, state.server, memories)
 
         def judged() -> Metrics:
             found = self.evaluate(state.output)
