@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpscaffold.books.allowance import NAME, Allowance, Grant, Participation
 from dpscaffold.errors import BadInput
 
-GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one", "6f3c")
+GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ reach."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from dpscaffold.books.datakey import KEY, identity, open_key
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator
@@ -59,13 +59,8 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
     path = None
     if cache:
         data = f"{federation.train.digest()} {federation.test.digest()}"
-        key = f"{data} {task.name} {task.parameters} {regularisation!r} v2"
-        path = (
-            cache_folder()
-            / "optima"
-            / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.pt"
-        )
-        if path.exists():
+        path = _place(f"{data} {task.name} {task.parameters} {regularisation!r} v2")
+        if path is not None and path.exists():
             try:
                 return Optimum(**torch.load(path, weights_only=True))
             except Exception:  # a damaged cache is only a reason to solve again
@@ -74,6 +69,16 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
     if path is not None:
         _store(path, optimum)
     return optimum
+
+
+def _place(content: str) -> Path | None:
+    """The file of an optimum, named under a key of the cache; None where none can be kept."""
+    folder = cache_folder() / "optima"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{identity(open_key(folder / KEY), content)}.pt"
+    except (OSError, BadInput):
+        return None
 
 
 def _store(path: Path, optimum: Optimum) -> None:

@@ -39,6 +39,7 @@ def run(
     engine: str = "simulator",
     progress: bool = False,
     listener: Listener = silence,
+    data_key: Path | str | None = None,
 ) -> Result:
     """Train as a configuration says: ``dpscaffold train`` from Python.
 
@@ -46,6 +47,7 @@ def run(
     ``{"plan.rounds": 100}``. A run folder is written where ``out`` names one, and only there. A
     release (``privacy.release``) and a run that takes from a ``privacy.budget_file`` need one,
     because it keeps their ledger.
+    ``data_key`` is that of :func:`~dpscaffold.train`.
 
     >>> result = run({"data": {"users": 5, "records": 40}}, {"plan.rounds": 2})
     >>> result.rounds, result.folder
@@ -61,7 +63,14 @@ def run(
     settings = load(None, given, config) if tables else load(config, given)
     folder = Path(out) if out is not None else None
     return run_settings(
-        settings, folder, resume, device, engine, quiet=not progress, listener=listener
+        settings,
+        folder,
+        resume,
+        device,
+        engine,
+        quiet=not progress,
+        listener=listener,
+        data_key=data_key,
     )
 
 
@@ -86,6 +95,7 @@ def run_settings(
     say: Say | None = None,
     warn: Say | None = None,
     listener: Listener = silence,
+    data_key: Path | str | None = None,
 ) -> Result:
     """Load the data, train with a progress line, return the result.
 
@@ -137,6 +147,7 @@ def run_settings(
             stopping=stopping,
             allowed=allowed,
             beside=beside,
+            data_key=data_key,
         )
 
 

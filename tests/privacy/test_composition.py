@@ -172,7 +172,7 @@ def test_what_cannot_be_added_is_refused():
         together([part("a")])
     with pytest.raises(PrivacyError, match="same unit and neighbours"):
         together([part("a"), part("b", unit="user")])
-    with pytest.raises(PrivacyError, match="digests differ"):
+    with pytest.raises(PrivacyError, match="identities differ"):
         together([replace(part("a"), data="x"), replace(part("b"), data="y")])
 
 
@@ -194,12 +194,12 @@ data_ratio = 0.5
 """
 
 
-def trained(folder, seed: int, extra: str = "secret = true", data: str = "") -> str:
+def trained(folder, seed: int, extra: str = "secret = true", data: str = "", options=()) -> str:
     """A run folder made by the command."""
     config = folder.parent / f"{folder.name}.toml"
     text = CONFIG.replace("records = 40\n", f"records = 40\n{data}\n")
     config.write_text(f"{text}seed = {seed}\n[privacy]\nnoise = 8.0\n{extra}\n")
-    result = call("train", str(config), "--out", str(folder))
+    result = call("train", str(config), "--out", str(folder), *options)
     assert result.exit_code == 0, result.output
     return str(folder)
 
@@ -283,13 +283,23 @@ def test_view_and_group_act_on_several_runs(tmp_path):
 
 
 def test_run_folders_over_other_records(tmp_path):
-    a = trained(tmp_path / "a", 1)
-    other = trained(tmp_path / "b", 2, data="seed = 77")
+    """Runs made with one key file are compared; without it they count as over the same records."""
+    key = ("--data-key", str(tmp_path / "records.key"))
+    a = trained(tmp_path / "a", 1, options=key)
+    other = trained(tmp_path / "b", 2, data="seed = 77", options=key)
     assert "ran on other data" in refused("privacy", a, other)
     said = answer("privacy", a, other, "--same-records")
     assert said["same_records"] is False and said["epsilon"]["server"] > 0
-    same = answer("privacy", a, trained(tmp_path / "c", 3))
-    assert same["same_records"] is True
+    same = trained(tmp_path / "c", 3, options=key)
+    assert answer("privacy", a, same)["same_records"] is True
+    alone = trained(tmp_path / "d", 4, data="seed = 77")
+    for runs in ((a, alone), (a, same, alone), (alone, trained(tmp_path / "e", 5))):
+        said = answer("privacy", *runs)
+        assert said["same_records"] is False
+        sums = [run["epsilon"]["server"] for run in said["runs"]]
+        assert said["epsilon"]["server"] == pytest.approx(sum(sums))
+        shown = " ".join(call("privacy", *runs).stdout.split())
+        assert "count as over the same records" in shown and "--data-key" in shown
 
 
 def test_run_folders_that_share_a_seed(tmp_path):

@@ -6,6 +6,7 @@ Every refusal is one sentence and leaves every byte of the folder as it was.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
 import shutil
@@ -127,7 +128,9 @@ def test_resuming_on_changed_data_from_the_command_line(federation, tmp_path, mo
     monkeypatch.setattr(sys, "argv", command)
     assert _main(cli) == 0
     identity = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert identity["data"] == federation.digest().value
+    key = bytes.fromhex((tmp_path / "run" / "data.key").read_text())
+    digest = federation.digest().value.encode()
+    assert identity["data"] == hmac.new(key, digest, "sha256").hexdigest()
     assert identity["covers"] == "every record, train and test"
     save(with_one_label_changed(federation), tmp_path / "data", overwrite=True)
     before = contents(tmp_path / "run")
@@ -165,7 +168,8 @@ def test_what_the_digest_of_a_huge_federation_covers(federation, tmp_path, monke
     assert all("3 rows of train and of test" in digest.covers for digest in sampled)
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
     assert load_saved(tmp_path / "copy").digest() in sampled
-    assert federation.digest().covers == "every record, train and test"  # in memory: always whole
+    # in memory: always whole
+    assert federation.digest().covers == "every record, train and test"
 
 
 def test_an_algorithm_with_other_numbers(federation, tmp_path):

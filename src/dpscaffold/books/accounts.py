@@ -10,7 +10,7 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -55,12 +55,9 @@ from dpscaffold.whole import write_texts
 
 
 class Accounts:
-    """Keeps the ledger of one run; without privacy it admits everyone and promises nothing.
+    """Keeps the ledger of one run; without privacy it admits everyone and promises nothing."""
 
-    ``data`` gives the digest of the run's data, where a shared budget file asks for it.
-    """
-
-    def __init__(self, setting: Setting, data: Callable[[], str]) -> None:
+    def __init__(self, setting: Setting) -> None:
         self.setting = setting
         budget = self.budget = setting.budget
         self.run = setting.mechanism
@@ -99,7 +96,7 @@ class Accounts:
             self._require_promise("budget_file", "that nothing can be counted of")
             rounds = min(setting.plan.planned, self._most_rounds)
             self._booking = Booking(
-                str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds, data
+                str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds
             )
 
     def _require_promise(self, key: str, which: str) -> None:
@@ -132,10 +129,10 @@ class Accounts:
     ) -> None:
         """Keep the ledger in a run folder; picks up what was spent there.
 
-        ``data`` is the digest of the run's data. ``completed`` and ``anchor`` are the checkpoint's
-        round and journal: what was spent is at or beyond them. Nothing is written before all is
-        checked. ``stored`` says that participants keep their uploads, so that a round that is run
-        again is the same release; those that are not are told to :meth:`count_again`.
+        ``data`` is the identity of the run's data. ``completed`` and ``anchor`` are the round and
+        journal of the checkpoint: what was spent is at or beyond them. Nothing is written before
+        all is checked. ``stored`` says that participants keep their uploads, so that a round that
+        is run again is the same release; those that are not are told to :meth:`count_again`.
         """
         self.folder = folder
         if self.run is None:

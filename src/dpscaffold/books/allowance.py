@@ -46,8 +46,8 @@ FIRST = b'{"allows": {'
 class Grant:
     """What one run may spend: ε and δ of so many rounds, for these neighbours.
 
-    ``plan`` is the digest of the run's description and ``data`` that of its records;
-    ``noise_seed`` is None where the noise is secret.
+    ``plan`` is the digest of the run's description; ``noise_seed`` is None where the noise is
+    secret. Nothing tells the records: all grants of a file count as over the same ones.
     """
 
     run: str
@@ -56,7 +56,6 @@ class Grant:
     rounds: int
     unit: str
     neighbours: str
-    data: str
     plan: str = ""
     noise_seed: int | None = None
 
@@ -86,7 +85,7 @@ class Grant:
         )
 
 
-ACCOUNT = ("unit", "neighbours", "data", "noise_seed")
+ACCOUNT = ("unit", "neighbours", "noise_seed")
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class Allowance:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "budget.jsonl"
     >>> allowance = Allowance.open(path, epsilon=1.0, delta=1e-5)
-    >>> allowance.book(Grant("a", 0.6, 2e-6, 100, "record", "replace-one", "6f3c"))
+    >>> allowance.book(Grant("a", 0.6, 2e-6, 100, "record", "replace-one"))
     >>> allowance.participate(Participation("a", 1), after=0)
     >>> book = Allowance(path).read()
     >>> [round(left, 9) for left in book.left], book.participations

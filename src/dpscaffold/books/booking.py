@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -90,9 +90,7 @@ class Booking:
         costs: Sequence[Cost],
         user_epsilon: float | None,
         rounds: int,
-        data: Callable[[], str],
     ) -> None:
-        self._data = data
         self._allowance = Allowance(path)
         self._prices = Prices(setting, run, costs, user_epsilon)
         self._setting, self._run, self._rounds = setting, run, rounds
@@ -207,7 +205,6 @@ class Booking:
             unit=self._run.unit,
             neighbours=self._run.neighbours,
             plan=digest(self._run.to_dict()),
-            data=self._data(),
             noise_seed=None if secret else self._setting.plan.seed,
         )
 

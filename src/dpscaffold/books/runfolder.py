@@ -4,7 +4,8 @@
 file                 holds
 ===================  ==========================================================================
 versions.json        the software and device that made it
-run.json             the digest of its data and its engine: what a configuration does not tell
+run.json             the identity of its data and its engine: what a configuration does not tell
+data.key             the key of that identity (:mod:`~dpscaffold.books.datakey`)
 config.toml          the configuration as resolved; a folder that has it holds a run
 ledger.jsonl         who took part; a line is written before a round's uploads are used
 grant.json           the run's name in its budget file, if it has one
@@ -33,6 +34,7 @@ from typing import Any
 
 import torch
 
+from dpscaffold.books.datakey import KEY, read_key, write_key
 from dpscaffold.books.written import plain, versions
 from dpscaffold.errors import BadInput
 from dpscaffold.plan import Plan
@@ -48,15 +50,15 @@ from dpscaffold.whole import (
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2
 #: What a run that was killed before it had a configuration may leave behind.
-BEGUN = ("versions.json", "run.json", "setting.json", ".lock")
+BEGUN = ("versions.json", "run.json", "setting.json", KEY, ".lock")
 
 
 @dataclass(frozen=True)
 class Identity:
     """What makes a run this run beside its configuration: on what it really runs.
 
-    ``data`` is the digest of its records and ``covers`` what that digest looked at. ``beside`` is
-    the folder of its configuration, where that names files of a user's own.
+    ``data`` is the keyed digest of its records and ``covers`` what that digest looked at.
+    ``beside`` is the folder of its configuration, where that names files of a user's own.
     """
 
     data: str
@@ -85,8 +87,8 @@ class RunFolder:
         """Whether a run has begun here."""
         return self.file("config.toml").exists()
 
-    def begin(self, config: str, identity: Identity, setting: Mapping[str, Any]) -> None:
-        """Claim the folder for a new run; refuses one that holds another run or anything else."""
+    def check_free(self) -> None:
+        """Refuse a folder that holds a run or anything else."""
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"--out is {self.path}, which is a file; name a folder")
         self._refuse_a_run()
@@ -95,10 +97,26 @@ class RunFolder:
                 f"--out is {self.path}, which is not empty and holds no run; name a new or an "
                 f"empty folder"
             )
+
+    def begin(
+        self,
+        config: str,
+        identity: Identity,
+        setting: Mapping[str, Any],
+        key: bytes | None = None,
+    ) -> None:
+        """Claim the folder for a new run; refuses one that holds another run or anything else.
+
+        ``key`` is that of the data's identity, None where the identity has none.
+        """
+        self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
         made_by = json.dumps(versions(), indent=2) + "\n"  # starts a process: before the lock
         self.lock()
         self._refuse_a_run()  # begun by another process since
+        if key is not None:
+            self.file(KEY).unlink(missing_ok=True)  # of a run that was killed before it began
+            write_key(self.file(KEY), key)
         texts = {
             "versions.json": made_by,
             "run.json": json.dumps(asdict(identity), indent=2) + "\n",
@@ -209,18 +227,33 @@ class RunFolder:
                 f"own configuration"
             )
 
+    def data_key(self, given: Path | None = None) -> bytes:
+        """The key of the data's identity; a given file must hold the same one."""
+        if not self.file(KEY).exists():
+            raise BadInput(
+                f"{self.path} holds a run without the key of its data's identity ({KEY}), so it "
+                f"cannot be resumed; restore the file, or start the run anew elsewhere"
+            )
+        key = read_key(self.file(KEY))
+        if given is not None and (not given.exists() or read_key(given) != key):
+            raise BadInput(
+                f"--data-key is {given}, and the run in {self.path} began with another key; leave "
+                f"it out to resume"
+            )
+        return key
+
     def check_identity(self, now: Identity) -> None:
         """Refuse to resume on other data or with another engine."""
         saved = self.read_json("run.json")
         if saved is None:
             raise BadInput(
                 f"{self.path} holds a run of an earlier version, which did not write down its "
-                f"data's digest (run.json), so it cannot be resumed; start it anew elsewhere"
+                f"data's identity (run.json), so it cannot be resumed; start it anew elsewhere"
             )
         if saved.get("data") != now.data:
             raise BadInput(
-                f"{self.path} holds a run on other data (digest {saved.get('data')}, not "
-                f"{now.data}); resume it on the very records it began with"
+                f"{self.path} holds a run on other data; resume it on the very records it began "
+                f"with"
             )
         if saved.get("engine") != now.engine:
             raise BadInput(

@@ -36,7 +36,7 @@ EXTENDS = "extends"
 @dataclass(frozen=True)
 class Opening:
     """The first line of a journal: SHA-256 of the run's description and of the costs of its data's
-    preparation, and the digest of its data."""
+    preparation, and the identity of its data, an HMAC."""
 
     run: str
     costs: str

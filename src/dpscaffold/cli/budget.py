@@ -44,11 +44,10 @@ def budget_command(
 def show(book: Book, console: Console) -> None:
     """A row per run, then what is spent and left: spent rounded up, left rounded down."""
     if book.grants:
-        head = ("run", "data", "rounds", "of", "epsilon", "delta", "noise")
+        head = ("run", "rounds", "of", "epsilon", "delta", "noise")
         rows = [
             (
                 run,
-                grant.data[:12],
                 str(book.participations.get(run, 0)),
                 str(grant.rounds),
                 round_up(grant.epsilon),

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dpscaffold.books.datakey import KEY, read_key
 from dpscaffold.cli.subject import Numbers, Subject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
@@ -21,6 +22,10 @@ from dpscaffold.report.fitting import legible
 SIMULATED = (
     "simulated: the noise of a run with a seed can be removed by whoever holds the seed; with "
     "secret noise the runs would promise this"
+)
+NOT_COMPARED = (
+    "the runs count as over the same records, which were not compared: that needs runs made with "
+    "one key (train --data-key FILE)"
 )
 
 
@@ -46,6 +51,7 @@ def compose(
         seen.add(source.resolve())
         read.append((source, from_source(source, Numbers(), each)))
     own = max(about.colluders for _, about in read)
+    data = {} if same_records else identities(sources)
     parts = []
     for source, about in read:
         others = max(1, about.run.users - 1) if about.run else 1
@@ -55,7 +61,7 @@ def compose(
                 f"--fixed-in-advance is given, and {source} was given more rounds after it was "
                 f"planned; leave the option out, and its parts add"
             )
-        parts += [replace(p, data=None) if same_records else p for p in found]
+        parts += [replace(part, data=data.get(source)) for part in found]
     return together(parts, fixed_in_advance, own if colluders is None else colluders, groups)
 
 
@@ -84,7 +90,6 @@ def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
             costs=tuple(about.extra_costs) if k == 0 else (),
             noise_seed=None if _says(tables, "secret") or _says(tables, "release") else seed,
             draw_seed=None if _says(tables, "release") else seed,
-            data=_digest(source, tables),
             source=str(source),
         )
         found.append(part)
@@ -103,16 +108,20 @@ def _tables(source: Path) -> dict[str, Any]:
     return read_tables(path) if path.exists() else {}
 
 
-def _digest(source: Path, tables: dict[str, Any]) -> str | None:
-    """The digest of the records a run folder ran on, where it is written down."""
-    path = source / "run.json"
-    if source.is_dir() and path.exists():
+def identities(sources: Sequence[Path]) -> dict[Path, str]:
+    """The identities of the records that the runs were made on; empty unless all were made with
+    one key, since others cannot be compared."""
+    folders = [source for source in sources if (source / KEY).is_file()]
+    if len(folders) < len(sources) or len({read_key(path / KEY) for path in folders}) > 1:
+        return {}
+    found = {}
+    for source in sources:
+        path = source / "run.json"
         try:
-            return str(json.loads(path.read_text(encoding="utf-8"))["data"])
-        except (ValueError, KeyError, TypeError) as error:
+            found[source] = str(json.loads(path.read_text(encoding="utf-8"))["data"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise PrivacyError(f"{path} is damaged ({error}); restore it") from error
-    digest = tables.get("data", {}).get("digest")
-    return None if digest is None else str(digest)
+    return found
 
 
 def show_together(
@@ -156,9 +165,7 @@ def sentences(answer: Together, view: str | None) -> list[str]:
     if answer.simulated:
         said.append(SIMULATED)
     if not answer.same_records:
-        said.append(
-            "that the runs are over the same records was not checked: no digests to compare"
-        )
+        said.append(NOT_COMPARED)
     return [*said, answer.human[view].sentence()] if view else said
 
 

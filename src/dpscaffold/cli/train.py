@@ -67,6 +67,14 @@ def train_command(
             "--allow", help="overrule --release: unprotected-preprocessing or median-clip"
         ),
     ] = None,
+    data_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-key",
+            help="file with a key, made if missing: `privacy RUN RUN` compares the records of runs "
+            "with the same key",
+        ),
+    ] = None,
     stop_on: Annotated[
         Path | None,
         typer.Option(
@@ -113,6 +121,7 @@ def train_command(
         say=_say if verbose else None,
         warn=None if silent else _say,
         listener=tracker(track, request.folder, settings) if track else silence,
+        data_key=data_key,
     )
     if as_json:
         answer = summarise(result) | {"folder": str(request.folder), "privacy": result.privacy}

@@ -159,7 +159,7 @@ class Deployment:
 
     def _train(self, setting: Setting, enrolled: Enrolled) -> Served:
         engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
-        accounts = Accounts(setting, lambda: enrolled.plan)
+        accounts = Accounts(setting)
         state = self._pick_up(setting, engine, accounts)
         streams = self._streams(setting, enrolled)
 

@@ -156,7 +156,8 @@ class Records:
         return Records(self.features[kept], self.labels[kept], torch.tensor([0, len(kept)]))
 
     def digest(self) -> str:
-        """A short hash of the contents, to key caches."""
+        """A short hash of the contents, which is never written as it is: see
+        :func:`~dpscaffold.books.datakey.identity`."""
         state = hashlib.blake2b(digest_size=16)
         state.update(np.ascontiguousarray(self.offsets.numpy()).tobytes())
         step = max(1, BLOCK // max(1, self.dimension))

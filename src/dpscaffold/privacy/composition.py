@@ -43,7 +43,8 @@ class Part:
     """One of the runs: its mechanism, what was run of it, and where its randomness came from.
 
     ``bounds`` has the bound to quote for each view. ``noise_seed`` and ``draw_seed`` are None where
-    they came from the operating system; ``data`` is the digest of the records, where it is known.
+    they came from the operating system; ``data`` is the identity of the records, where
+    it can be compared with the other runs'.
     """
 
     name: str
@@ -103,8 +104,8 @@ class Together:
 
     ``epsilon`` is by view, and given who took part under ``"ledger"`` where every run has a ledger;
     None where nothing is promised, for the ``reason`` given. ``same_records`` says whether the
-    data's digests were compared. ``colluders`` participants pool what they know of all runs in
-    the view ``"participant"``.
+    identities of the data were compared; if not, the runs count as over the same records.
+    ``colluders`` participants pool what they know of all runs in the view ``participant``.
     """
 
     method: str
@@ -228,7 +229,7 @@ def _check(parts: Sequence[Part]) -> None:
             )
         if None not in (part.data, first.data) and part.data != first.data:
             raise PrivacyError(
-                f"{part.name} ran on other data than {first.name} (their digests differ); give "
+                f"{part.name} ran on other data than {first.name} (their identities differ); give "
                 f"runs over the same records, or say --same-records if only their preparation "
                 f"differs"
             )

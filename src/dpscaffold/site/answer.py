@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dpscaffold.books.datakey import KEY, identity, open_key
 from dpscaffold.engines.letters import (
     ASK,
     SERVER,
@@ -144,7 +145,7 @@ class Site:
                 run=run,
                 plan=plan,
                 offer=offer,
-                data=work.data,
+                data=self._identity(work),
                 records=work.records,
                 declared=work.declared,
                 nonce=fresh_id(),
@@ -181,7 +182,6 @@ class Site:
             "records": work.records,
             "batch": work.batch,
             "declared": work.declared,
-            "data": work.data,
             "terms": {key: value for key, value in vars(work.terms).items() if key != "mechanism"},
             "mechanism": vars(mechanism) if mechanism else None,
         }
@@ -325,9 +325,13 @@ class Site:
             self._works[known.run] = self.open_work(known.offer, policy)
         work = self._works[known.run]
         check_terms(policy, work.terms)
-        if work.data != known.data:
+        if self._identity(work) != known.data:
             raise Refused("data-changed")
         return work
+
+    def _identity(self, work: Work) -> str:
+        """Tells the site's records from others, under a key that stays in the state folder."""
+        return identity(open_key(self.state.path / KEY), work.data)
 
     def _cap(self, booking: Booking, policy: Policy, work: Work, ledger: SiteLedger) -> int:
         """The grant, or less where the policy has become stricter since."""

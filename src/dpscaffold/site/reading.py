@@ -38,7 +38,8 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class SiteRecords:
-    """All records of a site, (n, d) features and (n,) labels, and their digest."""
+    """All records of a site, (n, d) features and (n,) labels, and their digest, which is never
+    written as it is."""
 
     features: Tensor
     labels: Tensor

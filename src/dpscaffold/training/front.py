@@ -52,6 +52,7 @@ def train(
     stopping: Stopping | None = None,
     release: bool = False,
     allow: Sequence[str] = (),
+    data_key: Path | str | None = None,
 ) -> Result:
     """Train one model and return what happened.
 
@@ -67,6 +68,8 @@ def train(
     ``release=True`` is the recipe for a model that is handed out (:mod:`~dpscaffold.release`):
     secret noise, a draw that nobody chose, and a refusal of what the promise would not cover unless
     ``allow`` names it.
+    ``data_key`` is a file with a key, made where there is none: runs with the same one can be
+    compared as being over the same records, others count as such.
     ``progress=True`` shows a live line, in notebooks too.
     ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
     round, save a checkpoint and return with ``ended="interrupted"``.
@@ -124,6 +127,7 @@ def train(
             dissimilarity=dissimilarity,
             stopping=stopping,
             allowed=tuple(allow) if release else None,
+            data_key=data_key,
         )
 
 
@@ -177,6 +181,7 @@ def run(
     stopping: Stopping | None = None,
     allowed: tuple[str, ...] | None = None,
     beside: str | None = None,
+    data_key: Path | str | None = None,
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of.
 
@@ -199,6 +204,7 @@ def run(
     if stopping is not None:  # rows that do not fit are refused before anything is released
         stopping.value(Model.of(federation, setting.task, setting.task.initial(setting.plan.seed)))
     going.stopping, going.accounts.allowed, going.beside = stopping, allowed, beside
+    going.data_key = Path(data_key) if data_key is not None else None
     try:
         going.open(Path(out) if out is not None else None, resume, config)
         strength = setting.plan.regularisation

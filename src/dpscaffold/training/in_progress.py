@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dpscaffold.books.accounts import Accounts
+from dpscaffold.books.datakey import fresh_key, identity, open_key
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder
 from dpscaffold.books.runlog import RunLog
@@ -75,7 +76,7 @@ class RunInProgress:
         self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
         if named:
             self.measures.chosen(federation.target)  # refuses here, not at the first evaluation
-        self.accounts = Accounts(setting, lambda: federation.digest().value)
+        self.accounts = Accounts(setting)
         self.stated = setting.to_dict()
         self.randomness = setting.randomness()
         self.folder: RunFolder | None = None
@@ -86,6 +87,7 @@ class RunInProgress:
         self.stored = 0  # the round that was stored last
         self.stopping: Stopping | None = None
         self.beside: str | None = None
+        self.data_key: Path | None = None
         self.origin = Origin(setting.label, federation.title)
 
     @cached_property
@@ -105,29 +107,39 @@ class RunInProgress:
         if out is None:
             if resume:
                 raise BadInput("resume is asked for without a run folder; name it with out (--out)")
+            if self.data_key is not None:
+                raise BadInput(
+                    f"data_key is {self.data_key} without a run folder, and nothing of the run is "
+                    f"stored to be compared; name a folder with out"
+                )
             self.accounts.check_room()
             self.accounts.book()
             return
         described = self.stated if config is None else config
         self._refuse_claims(dict(described.get("privacy") or {}))
         digest = self.federation.digest()
-        identity = Identity(digest.value, digest.covers, self.engine_name, self.beside)
         self.folder = RunFolder(out)
         if resume and self.folder.holds_run:
             self.folder.lock()
             longer = self.folder.is_outgrown(self.setting.plan)
             self.folder.check_same(described, longer)
             self.folder.check_setting(self.stated, longer)
-            self.folder.check_identity(identity)
-            self._pick_up(self.folder, digest.value)
+            data = identity(self.folder.data_key(self.data_key), digest.value)
+            known = Identity(data, digest.covers, self.engine_name, self.beside)
+            self.folder.check_identity(known)
+            self._pick_up(self.folder, data)
             self.accounts.extend(self.folder)
             if longer:
                 self.folder.replan(to_toml(described), self.stated)
         else:
             self.accounts.check_room()
-            self.folder.begin(to_toml(described), identity, self.stated)
+            self.folder.check_free()
+            key = fresh_key() if self.data_key is None else open_key(self.data_key)
+            data = identity(key, digest.value)
+            known = Identity(data, digest.covers, self.engine_name, self.beside)
+            self.folder.begin(to_toml(described), known, self.stated, key)
             self.log = RunLog(self.folder.path)
-            self.accounts.attach(self.folder, digest.value)
+            self.accounts.attach(self.folder, data)
         self.log = self.log or RunLog(self.folder.path)
         slower = getattr(self.setting.task, "slower", "")
         if slower:  # the module was looked at when the setting was made

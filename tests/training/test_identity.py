@@ -1,0 +1,189 @@
+"""The identity of records: an HMAC whose key stays in the folder, and nothing else tells them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from deploy.world import World
+from typer.testing import CliRunner
+
+from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold import run as run_configuration
+from dpscaffold.books.allowance import Allowance
+from dpscaffold.cli import app
+from dpscaffold.federation import Federation
+from dpscaffold.optimum import solve
+
+PLAN = Plan(rounds=2, local_steps=1, user_ratio=0.5, evaluate_every=2)
+NOISE = Gaussian(noise=8.0, secret=True)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(users=6, records=40, seed=5)
+
+
+def go(federation, out, **options):
+    return train(federation, Logistic(40, 10), fedavg(), PLAN, NOISE, out=out, **options)
+
+
+def key_of(folder: Path) -> bytes:
+    return bytes.fromhex((folder / "data.key").read_text())
+
+
+def identity_of(folder: Path) -> str:
+    return json.loads((folder / "run.json").read_text())["data"]
+
+
+def plain_digest(federation: Federation) -> str:
+    """The digest of all records without a key, written down anew."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(repr((federation.classes, federation.dimension)).encode())
+    for table in (federation.train, federation.test):
+        one = hashlib.blake2b(table.offsets.numpy().tobytes(), digest_size=16)
+        one.update(table.features.numpy().tobytes() + table.labels.numpy().tobytes())
+        state.update(one.hexdigest().encode())
+    return state.hexdigest()
+
+
+def test_the_identity_is_an_hmac_whose_key_stays_in_the_folder(federation, tmp_path):
+    for name in "ab":
+        go(federation, tmp_path / name)
+    keys = {key_of(tmp_path / name) for name in "ab"}
+    assert len(keys) == 2 and {len(key) for key in keys} == {32}
+    for name in "ab":
+        folder, key = tmp_path / name, key_of(tmp_path / name)
+        expected = hmac.new(key, plain_digest(federation).encode(), hashlib.sha256).hexdigest()
+        assert identity_of(folder) == expected
+        assert stat.S_IMODE((folder / "data.key").stat().st_mode) == 0o600
+        opening = json.loads((folder / "ledger.jsonl").read_text().splitlines()[0])
+        assert opening["opens"]["data"] == expected
+        for path in folder.rglob("*"):  # the key itself is in one file alone
+            if path.is_file() and path.name != "data.key":
+                assert key not in path.read_bytes() and key.hex().encode() not in path.read_bytes()
+    assert identity_of(tmp_path / "a") != identity_of(tmp_path / "b")
+
+
+def test_runs_with_one_key_file_have_comparable_identities(federation, tmp_path):
+    file = tmp_path / "records.key"
+    for name in "ab":
+        go(federation, tmp_path / name, data_key=file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert {key_of(tmp_path / name) for name in "ab"} == {bytes.fromhex(file.read_text())}
+    assert identity_of(tmp_path / "a") == identity_of(tmp_path / "b")
+    tables = {"data": {"users": 4, "records": 30}, "plan": {"rounds": 1, "user_ratio": 0.5}}
+    run_configuration(tables, out=tmp_path / "c", data_key=str(file))
+    assert key_of(tmp_path / "c") == key_of(tmp_path / "a")
+    assert identity_of(tmp_path / "c") != identity_of(tmp_path / "a")
+
+
+def stop_after(round, row):
+    if round == 1:
+        raise KeyboardInterrupt
+
+
+def test_resuming_needs_the_key(federation, tmp_path):
+    """Its own, from the folder; the user's file may be named again, another one may not."""
+    folder, file = tmp_path / "run", tmp_path / "records.key"
+    with pytest.raises(KeyboardInterrupt):
+        go(federation, folder, data_key=file, observer=stop_after)
+    other = tmp_path / "other.key"
+    other.write_text("11" * 32)
+    for wrong in (other, tmp_path / "none.key"):
+        with pytest.raises(BadInput, match="began with another key"):
+            go(federation, folder, resume=True, data_key=wrong)
+    assert not (tmp_path / "none.key").exists()
+    kept = (folder / "data.key").read_text()
+    (folder / "data.key").unlink()
+    with pytest.raises(BadInput, match=r"without the key of its data's identity \(data.key\)"):
+        go(federation, folder, resume=True)
+    (folder / "data.key").write_text("nonsense")
+    with pytest.raises(BadInput, match="does not hold a key"):
+        go(federation, folder, resume=True)
+    (folder / "data.key").write_text(kept)
+    with pytest.raises(BadInput, match="holds a run on other data"):
+        go(synthetic(users=6, records=40, seed=6), folder, resume=True)
+    assert go(federation, folder, resume=True, data_key=file).ended == "completed"
+
+
+def test_a_bad_key_file_is_one_sentence_and_nothing_is_written(federation, tmp_path):
+    bad = tmp_path / "bad.key"
+    bad.write_text("0123")
+    for file, said in (
+        (bad, "64 hexadecimal digits"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "a.key", "its folder does not exist"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            go(federation, tmp_path / "run", data_key=file)
+    with pytest.raises(BadInput, match="without a run folder"):
+        go(federation, None, data_key=bad)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(BadInput, match="not empty"):
+        go(federation, tmp_path / "full", data_key=tmp_path / "new.key")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.key", "full"]
+    said = CliRunner().invoke(
+        app, ["train", "--set", "plan.rounds=1", "--data-key", str(bad), "--out", str(tmp_path)]
+    )
+    assert isinstance(said.exception, BadInput)
+
+
+def test_budget_files_tell_nothing_of_the_records(federation, tmp_path):
+    """Their grants add whatever the records are, so none of them names any."""
+    file = tmp_path / "budget.jsonl"
+    Allowance.open(file, 9.0, 0.1)
+    go(federation, tmp_path / "run", budget=Budget(delta=1e-3, file=file))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    (grant,) = [line for line in lines if line["event"] == "grant"]
+    assert set(grant["account"]) == {"unit", "neighbours", "noise_seed"}
+    shown = CliRunner().invoke(app, ["budget", str(file), "--json"]).stdout
+    assert identity_of(tmp_path / "run") not in file.read_text() + shown
+
+
+def test_budget_files_of_earlier_versions_are_read(tmp_path):
+    """They hold a digest, which is not shown."""
+    from dpscaffold.books.journal import Journal
+
+    journal = Journal(tmp_path / "budget.jsonl")
+    allows = {"epsilon": 1.0, "delta": 1e-5}
+    journal.append({"event": "site", "site": "budget file", "allows": allows, "time": ""})
+    account = {"unit": "record", "neighbours": "n", "data": "6f3c" * 8, "noise_seed": None}
+    granted = {"participations": 5, "epsilon": 0.25, "delta": 1e-6}
+    grant = {"event": "grant", "run": "a", "plan": "", "account": account, "grant": granted}
+    journal.append(grant)
+    shown = CliRunner().invoke(app, ["budget", str(tmp_path / "budget.jsonl"), "--json"])
+    assert json.loads(shown.stdout)["spent"]["epsilon"] == 0.25 and "6f3c" not in shown.stdout
+
+
+def test_sites_keep_an_identity_under_a_key_of_their_own(tmp_path):
+    """Neither the ledger nor the enrolment of a site holds a digest that others could compute."""
+    world = World(tmp_path, privacy=NOISE)
+    world.enrol()
+    site = world.sites[world.names[0]]
+    state, (work,) = site.state, site._works.values()
+    text = "".join(
+        path.read_text() for path in state.path.rglob("*") if path.suffix in (".json", ".jsonl")
+    )
+    assert work.data not in text
+    (known,) = [run.enrolment() for run in state.runs()]
+    key = bytes.fromhex((state.path / "data.key").read_text())
+    expected = hmac.new(key, work.data.encode(), hashlib.sha256).hexdigest()
+    assert known.data == expected and expected not in state.ledger.read_text()
+
+
+def test_solved_optima_are_found_under_a_key_of_the_cache(federation, tmp_path, monkeypatch):
+    names = []
+    for name in "ab":
+        monkeypatch.setenv("DPSCAFFOLD_CACHE", str(tmp_path / name))
+        found = [solve(federation, Logistic(40, 10), 1e-1) for _ in range(2)]
+        assert found[0].loss == found[1].loss
+        names.append({path.name for path in (tmp_path / name / "optima").glob("*.pt")})
+    assert [len(files) for files in names] == [1, 1] and names[0] != names[1]
+    monkeypatch.setenv("DPSCAFFOLD_CACHE", str(tmp_path / "a" / "optima" / "data.key" / "x"))
+    assert solve(federation, Logistic(40, 10), 1e-1).loss == found[0].loss
