@@ -24,8 +24,7 @@ from dpscaffold.data.readers.idx import write_idx
 from dpscaffold.data.readers.images import fashion_mnist
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import calibrate_noise, describe
-from dpscaffold.privacy.bounds import AGGREGATE, CAP, RANDOM_PARTICIPATION
-from dpscaffold.privacy.laws import LEAST_NOISE
+from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.showing import round_up
 
 
@@ -210,9 +209,9 @@ def test_the_published_digests_are_all_there() -> None:
     assert len({f.unpacked for f in files} | {f.md5 for f in files}) == 8
 
 
-@pytest.mark.parametrize("epsilon", [1e4, 1e5, 1e7])
+@pytest.mark.parametrize("epsilon", [1e4, 1e7])
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_huge_budgets_are_solved_in_closed_form(epsilon: float, sampling: Any) -> None:
+def test_huge_budgets_are_solved(epsilon: float, sampling: Any) -> None:
     """At once, and never above the budget."""
     run = describe(
         rounds=400, local_steps=50, users=100, cohort_size=20, records=4000, batch_sizes=800,
@@ -220,23 +219,6 @@ def test_huge_budgets_are_solved_in_closed_form(epsilon: float, sampling: Any) -
     )  # fmt: skip
     noise = calibrate_noise(run, epsilon)
     assert RANDOM_PARTICIPATION.epsilon(replace(run, noise=noise)) <= epsilon
-
-
-def test_the_closed_form_is_never_below_the_exact_bound() -> None:
-    """Just above the switch the loss distribution is still computed; ε falls with the noise."""
-    for sampling in ("fixed", "poisson"):
-        for unit in ("record", "user"):
-            run = describe(
-                rounds=3, local_steps=1, users=6, cohort_size=3, records=50, batch_sizes=5,
-                noise=LEAST_NOISE, sampling=sampling, unit=unit, memory=False,
-                max_participations=2,
-            )  # fmt: skip
-            for bound in (RANDOM_PARTICIPATION, CAP, AGGREGATE):
-                if bound.applies(run) is None:
-                    exact = bound.epsilon(run)
-                    below = bound.epsilon(replace(run, noise=LEAST_NOISE * (1 - 1e-9)))
-                    assert below >= exact, (sampling, unit, bound.name)
-                    assert bound.epsilon(replace(run, noise=1e-6)) > below
 
 
 def test_numbers_beyond_every_float_are_refused() -> None:

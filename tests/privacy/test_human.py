@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from privacy.settings import SMALL, run_of
 from privacy.test_commands import SYNTHETIC, answer, call, refused, without, write_ledger
 from scipy.stats import norm
 
+from dpscaffold import Gaussian
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
@@ -27,6 +29,7 @@ from dpscaffold.privacy import (
     statement,
 )
 from dpscaffold.privacy.human import ledger_terms, percent, round_up
+from dpscaffold.privacy.mechanism import MOST_NOISE
 from dpscaffold.privacy.page import render
 
 
@@ -145,9 +148,10 @@ def test_goals_leave_room_for_preprocessing():
     assert noise_for(run, goal, costs=(cost,)) > 1.05 * noise_for(run, goal)
     with pytest.raises(PrivacyError, match="not met by any noise"):
         noise_for(run, goal, costs=(Cost("mean", noise=1.0),))
-    # Sampling alone meets this one; below 0.1 the accountant counts no sampling.
+    # Sampling alone meets this one, whatever the noise.
     rare = run_of(SMALL, rounds=1, cohort_size=1, users=1000)
-    assert 0.1 <= noise_for(rare, Goal("advantage", 0.9)) < 0.101
+    with pytest.raises(PrivacyError, match=r"met with a noise below 0\.001"):
+        noise_for(rare, Goal("advantage", 0.9))
 
 
 def test_commands_in_human_terms(tmp_path):
@@ -216,6 +220,20 @@ def test_calibrate_to_human_terms():
 )
 def test_bad_goals_are_one_sentence(options, words):
     assert words in refused("calibrate", *without(SYNTHETIC, "--noise"), *options)
+
+
+def test_a_goal_beyond_the_most_noise_is_refused_with_one_that_is_met():
+    """What is recommended can be trained: the most noise is the same for both."""
+    plan = without(SYNTHETIC, "--noise")
+    said = refused("calibrate", *plan, "--advantage", "3e-7")
+    assert "not met by any noise up to 1e+07" in said
+    nearest = re.search(r"at least advantage=(\S+),", said)[1]
+    noise = answer("calibrate", *plan, "--advantage", nearest)["noise"]
+    assert 0.9 * MOST_NOISE < Gaussian(noise=noise).noise <= MOST_NOISE
+    less = f"{float(nearest) * 0.99:.4g}"
+    assert "not met" in refused("calibrate", *plan, "--advantage", less)
+    published = ("--view", "paper-third-party", "--epsilon", "1e-3")
+    assert "any noise up to 1e+07, where it is" in refused("calibrate", *plan, *published)
 
 
 def test_bad_groups_and_figures_are_one_sentence(tmp_path):

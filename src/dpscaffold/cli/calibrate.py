@@ -241,7 +241,7 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         goal = Goal(**answer["goal"])
         together = f" for {goal.group} together" if goal.group > 1 else ""
         console.print(
-            f"{goal.kind} = {round_up(answer['reached'], 4)} of {goal.target:g}{together}",
+            f"{goal.kind} = {digits_up(answer['reached'], 4)} of {goal.target:g}{together}",
             highlight=False,
         )
         console.print(answer["human"]["sentence"], highlight=False)

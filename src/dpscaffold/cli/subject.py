@@ -14,6 +14,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
 from dpscaffold.privacy.describe import choose_relation, describe
 from dpscaffold.privacy.human import GROUPS
+from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,6 @@ class Subject:
         )
 
 
-#: The losses of a larger noise are below what double precision tells from nothing.
-MOST_NOISE = 1e7
-
-
 @dataclass(frozen=True)
 class Numbers:
     """A run by its numbers, as the options give them; None is what was not given."""
@@ -119,11 +116,8 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
         algorithm = build(name)
     except BadInput as error:
         raise PrivacyError(str(error)) from error
-    if noise > MOST_NOISE:
-        raise PrivacyError(
-            f"--noise is {noise:g}, more than can be accounted for; give a number up to "
-            f"{MOST_NOISE:g}"
-        )
+    if noise > 0 and not LEAST_NOISE <= noise <= MOST_NOISE:
+        raise PrivacyError(unusable_noise("--noise", noise))
     if floor_share(user_ratio, users) < 1:
         raise PrivacyError(f"--user-ratio is {user_ratio}, which selects none of {users} users")
     sampling: Any = numbers.sampling or "fixed"

@@ -10,13 +10,11 @@ from dpscaffold.budget import View
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.describe import choose_relation
+from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
 from dpscaffold.randomness import Sampling
 
 Unit = Literal["record", "user"]
 Neighbours = Literal["replace-one", "zero-out", "add-remove"]
-
-#: The losses of a larger noise are below what double precision tells from nothing.
-MOST_NOISE = 1e7
 
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
@@ -69,11 +67,8 @@ class Gaussian:
         choice("privacy.unit", self.unit, ("record", "user"))
         if number("privacy.noise", self.noise) < 0:
             raise BadInput(f"privacy.noise is {self.noise}; it must be 0 or positive")
-        if self.noise > MOST_NOISE:
-            raise BadInput(
-                f"privacy.noise is {self.noise:g}, more than can be accounted for; give a number "
-                f"up to {MOST_NOISE:g}"
-            )
+        if self.noise and not LEAST_NOISE <= self.noise <= MOST_NOISE:
+            raise BadInput(unusable_noise("privacy.noise", self.noise))
         # Whether sizes are declared is the data's to say; the setting asks again with them.
         if self.neighbours is not None:
             choose_relation(self.neighbours, self.sampling, self.unit, declared=True)

@@ -13,10 +13,9 @@ from typing import Literal
 from dpscaffold.errors import BadInput
 from dpscaffold.planner.facts import rounds_tried
 from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy.calibrate import LEAST_SOLVED
+from dpscaffold.privacy.mechanism import MOST_NOISE
 from dpscaffold.setting import Setting
-
-#: The least and the most σ_g that are solved for.
-LEAST_NOISE, MOST_NOISE = 1e-3, 1e9
 
 #: A δ below this is not offered: double precision resolves none of them after many steps.
 SMALLEST_DELTA = 15
@@ -79,7 +78,7 @@ def least_epsilon(settings: Sequence[Setting]) -> float | None:
 
 def most_epsilon(settings: Sequence[Setting]) -> float | None:
     """The largest ε for which one of these still needs the least noise, to four digits."""
-    found = [value for one in settings if (value := spent(one, LEAST_NOISE))]
+    found = [value for one in settings if (value := spent(one, LEAST_SOLVED))]
     shown = _digits(max(found), math.floor) if found else None
     return shown if shown is not None and any(kept(one, shown) for one in settings) else None
 

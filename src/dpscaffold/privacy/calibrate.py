@@ -12,11 +12,13 @@ from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.mechanism import MOST_NOISE, Mechanism
 from dpscaffold.privacy.showing import round_up
 
 #: The noise is found to this relative precision, upwards.
 PRECISION = 1e-3
+#: The least noise that is solved for: a budget that needs less hides nothing.
+LEAST_SOLVED = 1e-3
 
 
 def calibrate_noise(
@@ -60,25 +62,26 @@ def calibrate_noise(
 
 
 def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[float, float]:
-    """log σ with ε above and ε at or below the target, a factor of 4 apart."""
-    step, low = math.log(4.0), 0.0
+    """log σ with ε above and ε at or below the target, a factor of at most 4 apart."""
+    step, low, most = math.log(4.0), 0.0, math.log(MOST_NOISE)
     if spent(low) <= epsilon:
         while spent(low - step) <= epsilon:
             low -= step
-            if low < math.log(1e-3):
+            if low < math.log(LEAST_SOLVED):
                 raise PrivacyError(
-                    f"epsilon={epsilon:g} is met with a noise below 0.001; a budget that large "
-                    f"hides nothing, give a smaller epsilon"
+                    f"epsilon={epsilon:g} is met with a noise below {LEAST_SOLVED:g}; a budget "
+                    f"that large hides nothing, give a smaller epsilon"
                 )
         return low - step, low
-    while spent(low + step) > epsilon:
+    while spent(min(low + step, most)) > epsilon:
         low += step
-        if low > math.log(1e9):
+        if low >= most:
             raise PrivacyError(
-                f"epsilon={epsilon:g} is not met by any noise (at 1e9 it is still "
-                f"{round_up(spent(low), 4)}); give a larger epsilon, fewer rounds, or another bound"
+                f"epsilon={epsilon:g} is not met by any noise up to {MOST_NOISE:g}, where it is "
+                f"still {round_up(spent(most), 4)}; give a larger epsilon, fewer rounds, or "
+                f"another bound"
             )
-    return low, low + step
+    return low, min(low + step, most)
 
 
 def round_up_digits(value: float, digits: int = 5) -> float:

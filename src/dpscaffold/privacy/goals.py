@@ -9,18 +9,17 @@ from typing import Literal
 
 from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.calibrate import Combination, round_up_digits
+from dpscaffold.privacy.calibrate import LEAST_SOLVED, Combination, round_up_digits
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import check_group, losses
-from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.mechanism import MOST_NOISE, Mechanism
+from dpscaffold.privacy.showing import digits_up
 from dpscaffold.privacy.tradeoff import TradeOff
 
 Kind = Literal["advantage", "tpr", "mu", "epsilon"]
 #: The noise is found to this relative precision, upwards.
 PRECISION = 1e-3
-#: No noise is tried beyond these.
-LEAST_NOISE, MOST_NOISE = 1e-3, 1e9
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,18 @@ def noise_for(
     low, high = 1.0, 1.0
     while met(low):
         low, high = low / 4, low
-        if low < LEAST_NOISE:
+        if low < LEAST_SOLVED:
             raise PrivacyError(
-                f"{goal} is met with a noise below {LEAST_NOISE:g}; a goal that large hides "
+                f"{goal} is met with a noise below {LEAST_SOLVED:g}; a goal that large hides "
                 f"nothing, give a smaller one"
             )
     while high <= low or not met(high):
-        low, high = high, 4 * high
-        if high > MOST_NOISE:
+        if high >= MOST_NOISE:
             raise PrivacyError(
-                f"{goal} is not met by any noise up to {MOST_NOISE:g}; give a larger one, or "
-                f"fewer rounds"
+                f"{goal} is not met by any noise up to {MOST_NOISE:g}; give "
+                f"{_least(run, goal, bound, costs)}fewer rounds"
             )
+        low, high = high, min(4 * high, MOST_NOISE)
     while high / low > 1 + PRECISION:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if met(middle) else (middle, high)
@@ -133,6 +132,12 @@ def noise_for(
     while not met(noise):
         noise = round_up_digits(noise * (1 + PRECISION))
     return noise
+
+
+def _least(run: Mechanism, goal: Goal, bound: Bound, costs: Sequence[Cost]) -> str:
+    """What the most noise that a run may have reaches, for whoever asked for less."""
+    least = goal.of(replace(run, noise=MOST_NOISE), bound, costs)
+    return f"at least {goal.kind}={digits_up(least, 4)}, or " if math.isfinite(least) else ""
 
 
 def rounds_for(

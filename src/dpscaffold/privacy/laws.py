@@ -8,32 +8,11 @@ from functools import lru_cache
 from dpscaffold.privacy import renyi
 from dpscaffold.privacy.aggregate import worst_steps
 from dpscaffold.privacy.bound import Laws
-from dpscaffold.privacy.loss import LossDistribution, privacy_parameters
+from dpscaffold.privacy.loss import LossDistribution
 from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.queries import participation_losses, step_losses
 
 DRAW_KNOWN = "who takes part can be told: the seed that draws participants is stored with the run"
-
-
-#: Below this noise one step's loss is in the hundreds, and its law needs a grid that no memory
-#: holds; ε is then bounded in closed form.
-LEAST_NOISE = 0.1
-
-
-def plain_laws(run: Mechanism, steps: int) -> Laws:
-    """What so many steps release at most, whatever is sampled: the closed form for very little
-    noise.
-
-    n Gaussian steps are one of multiplier z/√n, z = σ_g (2σ_g with Poisson batches), and sampling
-    records or users only hides more. That is n/(2z²)-zCDP, so ε = ρ + 2√(ρ·log(1/δ)) with
-    ρ = n/(2z²) (Bun, Steinke 2016), at half of the run's δ: the other half is left to mechanisms
-    beside it. The law is that of any (ε, δ/2)-private mechanism.
-    """
-    z = 2 * run.noise if run.unit == "record" and run.sampling == "poisson" else run.noise
-    rho, delta = steps / (2 * z**2), run.delta / 2
-    epsilon = rho + 2 * math.sqrt(rho * math.log(1 / delta))
-    law = privacy_parameters(epsilon, delta, max(epsilon / 64, 1e-9))
-    return (law, law) if run.unit == "record" and run.sampling == "poisson" else (law,)
 
 
 @lru_cache(maxsize=64)
@@ -54,8 +33,6 @@ def round_laws(run: Mechanism) -> Laws:
 
 def participations_laws(run: Mechanism, participations: int, group: Group | None = None) -> Laws:
     """n participations of K steps each: what a user who took part n times has spent."""
-    if run.noise < LEAST_NOISE:
-        return plain_laws(run, participations * run.local_steps)
     rate = (group or run.worst).rate if run.unit == "record" else 1.0
     laws = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
     return tuple(law.power(participations) for law in laws)
@@ -63,16 +40,12 @@ def participations_laws(run: Mechanism, participations: int, group: Group | None
 
 def random_participation_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds of random participation."""
-    if run.noise < LEAST_NOISE:
-        return plain_laws(run, rounds * run.local_steps)
     return tuple(law.power(rounds) for law in round_laws(run))
 
 
 def repeated_laws(run: Mechanism, rounds: int, repeats: tuple[int, ...]) -> Laws:
     """A round run 1 + r times on one draw is a loss of (1 + r)·K steps with probability l, else
     0."""
-    if run.noise < LEAST_NOISE:
-        return plain_laws(run, (rounds + sum(repeats)) * run.local_steps)
     laws = []
     rate = run.worst.rate if run.unit == "record" else 1.0
     once = participation_losses(rate, run.noise, run.sampling, run.unit, run.local_steps)
@@ -113,8 +86,6 @@ def aggregate_laws(run: Mechanism, rounds: int, colluders: int = 0) -> Laws:
     The noise of ``colluders`` of the companions is known to the adversary and does not count.
     Where several could be the worst, their laws are all returned and the largest ε is taken.
     """
-    if run.noise < LEAST_NOISE:
-        return plain_laws(run, rounds)
     laws: list[LossDistribution] = []
     for rate, noise in worst_steps(run, colluders):
         round_ = _round_laws(rate, noise, run.sampling, run.unit, 1, run.user_ratio)
@@ -148,8 +119,6 @@ def collusion_condition(run: Mechanism, colluders: int) -> str | None:
 
 def user_sampling_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds in which the protected user is itself what is sampled."""
-    if run.noise < LEAST_NOISE:
-        return plain_laws(run, rounds * run.local_steps)
     noise = run.noise / math.sqrt(run.local_steps)
     if run.local_steps == 1:
         noise *= math.sqrt(run.cohort_size)  # only the sum of the m noises is seen

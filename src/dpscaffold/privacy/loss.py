@@ -33,8 +33,11 @@ def decayed_sums(probs: NDArray[np.float64], interval: float) -> NDArray[np.floa
     >>> decayed_sums(np.array([1.0, 0.0, 1.0]), math.log(2.0)).tolist()
     [1.0, 0.5, 1.25]
     """
-    if interval > 30:  # e^{−h} is lost in rounding; leaving it out makes δ(ε) larger
-        return probs
+    if interval > 1:  # terms below e^{−40} are lost in rounding; without them δ(ε) is larger
+        sums = probs.copy()
+        for k in range(1, min(int(40 / interval) + 1, len(probs))):
+            sums[k:] += math.exp(-k * interval) * probs[:-k]
+        return sums
     sums = np.empty_like(probs)
     width = max(1, int(30 / interval))
     growth = np.exp(interval * np.arange(min(width, len(probs))))

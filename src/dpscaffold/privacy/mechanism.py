@@ -22,6 +22,10 @@ Clip = float | Literal["median"]
 Relation = Literal["replace-one", "zero-out", "add-remove"]
 RELATIONS: tuple[Relation, ...] = ("replace-one", "zero-out", "add-remove")
 
+#: The least and the most σ_g that a run may have, besides 0. Less hides nothing that the accountant
+#: could measure; the losses of more are below what double precision tells from nothing.
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e7
+
 #: What a field is called where runs are stored, if not by its name: stored runs keep their hashes.
 STORED_AS = {"cohort_size": "participants"}
 _FIELDS = {stored: field for field, stored in STORED_AS.items()}
@@ -237,6 +241,12 @@ def check_batches(sizes: Sequence[int], draws: Sequence[int]) -> None:
             )
 
 
+def unusable_noise(name: str, noise: float) -> str:
+    """The sentence for a σ_g that no run may have; ``name`` is what the value is called."""
+    much = "more than can be accounted for" if noise > 1 else "too little to hide anything"
+    return f"{name} is {noise:g}, {much}; give a number from {LEAST_NOISE:g} to {MOST_NOISE:g}"
+
+
 def check(run: Mechanism) -> None:
     """Refuse a description that nothing could run, naming the argument, its value and what would
     do."""
@@ -259,6 +269,8 @@ def check(run: Mechanism) -> None:
         raise PrivacyError(
             f"noise={run.noise} is not a noise multiplier; give a finite number above 0"
         )
+    if run.noise and not LEAST_NOISE <= run.noise <= MOST_NOISE:
+        raise PrivacyError(unusable_noise("noise", run.noise))
     if run.clip != "median" and not 0 < float(run.clip) <= (math.inf if run.noise == 0 else 1e300):
         raise PrivacyError(
             f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'"

@@ -33,8 +33,14 @@ from dpscaffold.privacy.loss import Array, LossDistribution
 RESOLUTION = 0.05
 #: Gaussian tails are cut here, at a mass of 1e-23.
 REACH = 10.0
+#: Masses below this have lost digits to underflow.
+LEAST = 1e-300
 #: Most grid points of one step's law.
 MOST_POINTS = 1 << 19
+#: Below this σ the two outputs of a step hardly overlap, and the loss is 0 or about 1/2σ².
+APART = 0.2
+#: Grid points up to the largest loss of such a step.
+POINTS_APART = 1 << 12
 
 
 def ndtr(x: Array | float) -> Array:
@@ -64,6 +70,8 @@ def step_losses(
 
 def grid_interval(rate: float, sigma: float, sampling: str) -> float:
     """h: a fixed fraction of the loss's standard deviation, more only if the grid would not fit."""
+    if sigma < APART:
+        return _interval_apart(rate, sigma)
     x = np.linspace(-REACH * sigma, 1 + REACH * sigma, 4001)
     loss = _loss(x, rate, sigma)
     null = np.exp(-0.5 * (x / sigma) ** 2)
@@ -73,7 +81,21 @@ def grid_interval(rate: float, sigma: float, sampling: str) -> float:
     else:
         second = np.sum(loss**2 * np.minimum(mixed, null)) / np.sum(null)
     widest = float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0])
-    return max(RESOLUTION * math.sqrt(float(second)), widest / MOST_POINTS)
+    deviation = min(math.sqrt(float(second)), 1 / sigma)
+    return max(RESOLUTION * deviation, widest / MOST_POINTS)
+
+
+def _interval_apart(rate: float, sigma: float) -> float:
+    """h where the loss is 0 with probability 1 − q, else about N(log q + 1/2σ², 1/σ²).
+
+    The grid is a fraction of the deviation of this mixture and of its normal part, whichever is
+    smaller. e^{−loss} underflows for the largest of these losses, and :func:`_connect` then rounds
+    them up.
+    """
+    mean = max(0.0, math.log(rate) + 1 / (2 * sigma**2))
+    deviation = math.sqrt(rate) * math.hypot(mean, 1 / sigma)
+    widest = float(_loss(np.array([1 + REACH * sigma]), rate, sigma)[0])
+    return max(RESOLUTION * min(deviation, 1 / sigma), widest / POINTS_APART)
 
 
 def _loss(x: Array, rate: float, sigma: float) -> Array:
@@ -116,11 +138,11 @@ def _connect(p: Array, q: Array, index: Array, h: float) -> Array:
 
     In (L, L+h) the mass u at the upper end and p − u at the lower end keep Σ e^{−loss}·mass = q, so
     u = (p − e^L·q)/(1 − e^{−h}). The result dominates the interval's law (Doroshenko et al.,
-    Theorem 3.1).
+    Theorem 3.1). A q that has lost digits to underflow counts as 0: all mass then goes up.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.where(
-            q > 0, np.exp(np.minimum(h * index[:-1] + np.log(np.maximum(q, 1e-320)), 700.0)), 0.0
+            q > LEAST, np.exp(np.minimum(h * index[:-1] + np.log(np.maximum(q, LEAST)), 700.0)), 0.0
         )
     upper = np.clip((p - scaled) / -math.expm1(-h), 0.0, p)
     probs = np.zeros(len(p) + 1)
