@@ -10,7 +10,7 @@ from deploy.world import World, same_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.engines.enrolment import Enrolled, NotEnrolled, offer_to
+from dpscaffold.engines.enrolment import Enrolled, NotEnrolled, begin_with, offer_to
 from dpscaffold.engines.letters import (
     REASONS,
     SERVER,
@@ -25,6 +25,8 @@ from dpscaffold.engines.letters import (
     unpack,
 )
 from dpscaffold.local import Gaussian
+from dpscaffold.privacy import CAP, describe
+from dpscaffold.site.file import Policy
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 STRICT = {
@@ -178,6 +180,105 @@ def test_a_stricter_policy_counts_at_once_and_a_looser_one_does_not(world):
     codes = [world.reason("north", world.task("north", 3, {"params": np.full(15, -k, "<f4")}))
              for k in range(12)]  # fmt: skip
     assert codes[-1] == "budget-spent" and world.count("north") == cap.participations
+
+
+#: A stricter value of every number of the policy, and the code of the next answer. A run of other
+#: privacy is named where the value does not concern one with secret noise.
+STRICTER = {
+    "epsilon": (1e-3, "budget-spent"),
+    "delta": (1e-11, "budget-spent"),
+    "run_epsilon": (1e-3, "budget-spent"),
+    "max_participations": (1, "budget-spent"),
+    "min_noise": (20.1, "policy-noise"),
+    "max_clip": (0.69, "policy-clip"),
+    "max_local_steps": (2, "policy-steps"),
+    "max_data_ratio": (0.3, "policy-steps"),
+    "units": (("user",), "policy-unit"),
+    "samplings": (("poisson",), "policy-sampling"),
+    "algorithms": (("fedavg",), "policy-algorithm"),
+    "tasks": (("mlp",), "policy-model"),
+    "max_parameters": (14, "policy-model"),
+    "largest_value": (0.5, "out-of-range"),
+    "unprotected": (False, "policy-unprotected"),
+    "rehearsal": (False, "policy-rehearsal"),
+    "max_runs": (1, "budget-spent"),
+}
+OTHERWISE = {"unprotected": None, "rehearsal": Gaussian(clip=0.7, noise=20.0)}
+
+
+def test_every_number_of_the_policy_is_in_the_table():
+    assert set(STRICTER) == set(Policy.model_fields)
+
+
+@pytest.mark.parametrize("name", STRICTER)
+def test_every_stricter_number_counts_from_the_next_message(tmp_path, name):
+    value, code = STRICTER[name]
+    loose = STRICT | {"unprotected": True, "rehearsal": True}
+    privacy = OTHERWISE.get(name, SECRET)
+    world = World(tmp_path, "scaffold", privacy=privacy, policy=loose, rounds=8, user_ratio=1.0)
+    if name == "max_runs":  # one run is booked before this one
+        offer_to(world.post, Enrolled.fresh(world.enrolled.offer, world.names))
+    world.enrol()
+    other = {"params": np.ones(15, "<f4")}
+    assert world.reason("north", world.task("north", 1)) == ""
+    begun = world.ledger("north").anchor
+    changed = world.policies["north"].model_copy(update={name: value})
+    world.policies["north"] = changed
+    assert world.reason("north", world.task("north", 2, other)) == code
+    assert world.ledger("north").anchor == begun  # nothing was counted or computed
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta", "min_noise"])
+def test_a_policy_that_became_stricter_before_the_run_began_stops_it(tmp_path, name):
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
+    enrolled = offer_to(world.post, world.enrolled)
+    changed = world.policies["north"].model_copy(update={name: STRICTER[name][0]})
+    world.policies["north"] = changed
+    with pytest.raises(NotEnrolled, match="north: policy-"):
+        begin_with(world.post, enrolled)
+    assert not world.ledger("north").runs[enrolled.run].began
+
+
+def test_delta_counts_over_all_runs_together(tmp_path):
+    """Two grants of δ/2 each: below their sum neither run goes on, and at it both do."""
+    world = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
+    offer_to(world.post, Enrolled.fresh(world.enrolled.offer, world.names))
+    world.enrol()
+    before = world.policies["north"]
+    for delta, code in ((0.99e-4, "budget-spent"), (1e-4, "")):
+        world.policies["north"] = before.model_copy(update={"delta": delta})
+        assert world.reason("north", world.task("north", 1)) == code
+    # More runs to come are no reason to end this one, though a new grant would be smaller.
+    world.policies["north"] = before.model_copy(update={"max_runs": 20})
+    assert world.reason("north", world.task("north", 2)) == ""
+
+
+def test_a_stricter_share_of_one_run_lowers_its_cap(world):
+    """What is served costs no more than today's run_epsilon, by an account of its own."""
+    grant = world.ledger("north").runs[world.enrolled.run].grant
+    share = grant.epsilon / 2
+    world.policies["north"] = world.policies["north"].model_copy(update={"run_epsilon": share})
+    for k in range(12):
+        world.reason("north", world.task("north", 1, {"params": np.full(15, k, "<f4")}))
+    served = world.count("north")
+
+    def cost(n):
+        steps = world.setting.plan.local_steps
+        return CAP.epsilon(
+            describe(
+                rounds=n,
+                local_steps=steps,
+                users=1,
+                cohort_size=1,
+                records=12,
+                batch_sizes=4,
+                noise=SECRET.noise,
+                delta=grant.delta,
+            )
+        )
+
+    assert 0 < served < grant.participations
+    assert cost(served) <= share < cost(served + 1)
 
 
 # --- choose or repeat a draw for free

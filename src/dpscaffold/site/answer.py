@@ -7,6 +7,7 @@ ledger, fsynced, before anything is computed, and the upload is on disk before i
 
 from __future__ import annotations
 
+import math
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ class Site:
     """One site: its identity, its state on disk, and its policy as it is now.
 
     ``open_work(offer, policy)`` reads the data by the offer's schema; ``policy()`` reads the file,
-    so that a stricter policy counts from the next letter; ``step`` is told of each step of a task,
+    so that a stricter policy counts from the next message; ``step`` is told of each step of a task,
     for tests that crash there.
     """
 
@@ -208,6 +209,9 @@ class Site:
         if known.roster and dict(known.commitments) != commitments:
             raise Refused("roster-changed", "other commitments")
         booking = booking_of(run, ledger)
+        policy = self.policy()
+        if not self._cap(booking, policy, self._work(known, policy), ledger):
+            raise Refused("policy-epsilon", "the policy has become stricter since the offer")
         if self.name not in names or sizes[names.index(self.name)] != known.records:
             raise Refused("roster-changed", "this site is not in it, or with another size")
         if set(commitments) != {*names, SERVER}:
@@ -334,12 +338,21 @@ class Site:
         return identity(open_key(self.state.path / KEY), work.data)
 
     def _cap(self, booking: Booking, policy: Policy, work: Work, ledger: SiteLedger) -> int:
-        """The grant, or less where the policy has become stricter since."""
-        cap = min(booking.grant.participations, policy.max_participations)
-        if booking.grant.epsilon is None:
+        """How often the site takes part in a run: the grant, or less where the policy has become
+        stricter since. The shares ε/``max_runs`` and δ/``max_runs`` are for new grants; every
+        number of the file counts at once."""
+        granted, cap = booking.grant, min(booking.grant.participations, policy.max_participations)
+        if ledger.place(booking.run) >= policy.max_runs:
+            return 0
+        if granted.epsilon is None:
             return cap
         left = ledger.left(policy, without=booking.run)
-        if booking.grant.epsilon <= left.epsilon:
+        slack = 1 + 1e-9  # sums over runs are rounded
+        if granted.delta > left.delta * slack:
+            return 0
+        own = math.inf if policy.run_epsilon is None else policy.run_epsilon
+        epsilon = min(left.epsilon, own)
+        if granted.epsilon <= epsilon * slack:
             return cap
-        run = work.terms.run(work.records, work.batch, booking.grant.delta, work.declared)
-        return most_within(run, left.epsilon, cap)
+        run = work.terms.run(work.records, work.batch, granted.delta, work.declared)
+        return most_within(run, epsilon, cap)

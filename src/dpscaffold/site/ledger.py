@@ -100,6 +100,11 @@ class SiteLedger:
         used = sum(booking.participations for booking in self.runs.values())
         return used + sum(lost.participations for lost in self.lost)
 
+    def place(self, run: str) -> int:
+        """How many runs were booked before this one and are still booked."""
+        booked = [name for name, booking in self.runs.items() if not booking.released]
+        return booked.index(run)
+
     def left(self, policy: Policy, without: str = "") -> Left:
         """What the policy still allows, all runs but ``without`` being booked."""
         booked = [b for b in self.runs.values() if not b.released and b.run != without]
