@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -18,6 +20,7 @@ from dpscaffold.audit.escape import Escaping
 from dpscaffold.audit.onerun import play_one_run
 from dpscaffold.audit.play import Limits, audit
 from dpscaffold.audit.subject import Claim, read_case
+from dpscaffold.cipher import CipherStream
 from dpscaffold.cli import app
 from dpscaffold.federation import Federation
 from dpscaffold.local import participate as participate_module
@@ -26,7 +29,7 @@ from dpscaffold.local.records import LocalRecords
 from dpscaffold.privacy import TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses
-from dpscaffold.randomness import OneRound, Randomness
+from dpscaffold.randomness import NOISE, NoiseStreams, OneRound, Randomness
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks import base as base_module
 from dpscaffold.tasks import clipping as clipping_module
@@ -72,6 +75,12 @@ HONEST = [
     ("algorithm.name=fedavg", "task.kind=mlp"),
     ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1"),
     ("algorithm.name=fedsgd", "plan.local_steps=2", "privacy.secret=true"),
+    ("algorithm.name=scaffold-balanced", "plan.weighting=records"),
+    ("algorithm.name=fedprox", "algorithm.mu=0.5", "plan.regularisation=0.01"),
+    ("algorithm.name=fedavg", "algorithm.server=adam", "plan.data_ratio=1.0", "privacy.noise=3"),
+    ("task.kind=mlp", "privacy.sampling=poisson", "privacy.secret=true"),
+    ("data.size_spread=0.5", "plan.rounds=4", "privacy.max_participations=2"),
+    ("plan.rounds=8", "plan.user_ratio=0.5", "plan.data_ratio=0.1", "privacy.noise=0.7"),
 ]
 
 
@@ -87,7 +96,7 @@ def test_a_third_of_the_claim_is_proved(config, sampling):
     """The setting named in docs/security.md, with fewer games."""
     setting = ("plan.rounds=1", "plan.local_steps=1", "plan.data_ratio=1.0", "privacy.noise=1.0")
     noise = () if sampling == "fixed" else ("privacy.sampling=poisson", "privacy.noise=0.5")
-    report = audited(config, *setting, *noise, limits=replace(QUICK, trials=5000))
+    report = audited(config, *setting, *noise, limits=replace(QUICK, trials=8000))
     assert not report.beaten and report.findings[0].ratio > 1 / 3
 
 
@@ -371,6 +380,122 @@ def test_an_account_that_multiplies_the_rates_and_composes_by_step(config):
     limits = replace(QUICK, trials=2500)
     assert audit(with_claim(case, laws), limits, ("server",)).beaten
     assert not audit(case, limits, ("server",)).beaten
+
+
+def noise_from(monkeypatch, address, signed=False):
+    """Every user's noise in a round comes from the stream of ``address(round, user)``, which says
+    with which sign, too, if ``signed``."""
+    proper = Randomness.normals
+
+    def normals(self, round, user):
+        *where, sign = address(round, user) if signed else (*address(round, user), 1)
+        stream = proper(self, *where)
+        return Negative(stream) if sign < 0 else stream
+
+    monkeypatch.setattr(Randomness, "normals", normals)
+
+
+class Negative:
+    """A stream of normals, each with the other sign."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def standard_normal(self, dtype, out):
+        np.negative(self.stream.standard_normal(dtype=dtype, out=out), out=out)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("plan.data_ratio=1.0", "privacy.noise=3"),
+        ("algorithm.name=fedavg", "privacy.sampling=poisson"),
+        ("algorithm.name=scaffold-warm", "plan.rounds=3", "plan.warm_rounds=1", "task.kind=mlp"),
+    ],
+    ids=" ".join,
+)
+def test_noise_that_repeats_every_round(config, monkeypatch, overrides):
+    """Streams keyed by the user alone. With full batches nothing but the noise would differ between
+    two rounds, so a second model is sent out."""
+    noise_from(monkeypatch, lambda round, user: (1, user))
+    report = audited(config, *overrides)
+    assert report.beaten and "two rounds" in report.findings[0].statistic
+
+
+def test_noise_that_repeats_every_other_round(config, monkeypatch):
+    noise_from(monkeypatch, lambda round, user: (round % 2, user))
+    report = audited(config, "plan.rounds=4")
+    assert report.beaten and "two rounds" in report.findings[0].statistic
+
+
+def test_a_key_per_user(config, monkeypatch):
+    """Secret noise from a key that a user draws once, in place of one for every participation."""
+    keys = {}
+
+    def private(self, *address):
+        purpose, round, user = address
+        kept = user if purpose == NOISE else (round, user)
+        return CipherStream(keys.setdefault((purpose, kept), os.urandom(32)))
+
+    for streams in (Randomness, OneRound):
+        monkeypatch.setattr(streams, "_private", private)
+    assert audited(config, "privacy.secret=true").beaten
+
+
+@pytest.mark.parametrize(
+    "address",
+    [lambda round, user: (round, user // 2), lambda round, user: (0, round + user)],
+    ids=["of two", "numbered by round plus user"],
+)
+def test_noise_shared_by_some_users(config, monkeypatch, address):
+    noise_from(monkeypatch, address)
+    report = audited(config)
+    assert report.beaten and "other users" in report.findings[0].statistic
+
+
+@pytest.mark.parametrize(
+    ("address", "where"),
+    [
+        (lambda round, user: (round, user // 2, (-1) ** user), "plus another user's"),
+        (lambda round, user: (round // 2, user, (-1) ** round), "sum of two rounds"),
+    ],
+    ids=["users", "rounds"],
+)
+def test_antithetic_noise(config, monkeypatch, address, where):
+    """The noise of one user, or of one round, with the other sign in the next: sums cancel it."""
+    noise_from(monkeypatch, address, signed=True)
+    report = audited(config, "plan.rounds=4")
+    assert report.beaten and where in report.findings[0].statistic
+
+
+def test_antithetic_noise_of_local_steps(config, monkeypatch):
+    """The noise of the second step takes that of the first off again."""
+    proper = NoiseStreams.draw
+
+    def draw(self, steps):
+        drawn = proper(self, steps).copy()
+        drawn[1] = -drawn[0]
+        return drawn
+
+    monkeypatch.setattr(NoiseStreams, "draw", draw)
+    assert audited(config, "plan.local_steps=2").beaten
+
+
+def test_one_batch_for_all_local_steps(config, monkeypatch):
+    """A record is in all K batches of a round or in none, and K steps count as K draws."""
+    setting = ("plan.local_steps=16", "plan.data_ratio=0.1", "privacy.noise=1", "plan.rounds=3")
+    assert not audited(config, *setting, limits=replace(QUICK, trials=600)).beaten
+    proper = Randomness.batches
+
+    def batches(self, *given):
+        drawn = proper(self, *given)
+        drawn.index[:], drawn.count[:] = drawn.index[0], drawn.count[0]
+        return drawn
+
+    monkeypatch.setattr(Randomness, "batches", batches)
+    report = audited(config, *setting, limits=replace(QUICK, trials=600))
+    assert report.beaten and "one batch for all steps" in report.findings[0].statistic
 
 
 # --- one run on the real data -----------------------------------------------------------------

@@ -40,6 +40,18 @@ def test_a_proof_is_wrong_no_more_often_than_it_says():
     assert np.median([proof.epsilon for proof in found]) > 0.25 * true
 
 
+def test_many_statistics_do_not_make_a_proof_wrong_more_often():
+    """Sixty statistics that tell nothing, all looked at: the true ε is 0, and a coin's curve holds.
+
+    Were the event counted on the games that chose it, nearly every proof would be wrong.
+    """
+    curve = TradeOff.of(step_losses(1.0, 1e6, "fixed"))
+    rng = np.random.default_rng(9)
+    found = [prove(*rng.normal(0, 1, (2, 60, 90)), DELTA, 0.9, curve) for _ in range(16)]
+    wrong = sum(proof.epsilon > 1e-4 or proof.curve_beaten for proof in found)
+    assert wrong <= binom.isf(1e-4, 16, 0.1)
+
+
 def test_a_little_too_much_is_seen_against_the_curve():
     """Noise a fifth too small is beyond what ε at a small δ can tell from so few games."""
     curve = TradeOff.of(step_losses(1.0, 1.0, "fixed"))

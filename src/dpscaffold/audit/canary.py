@@ -107,9 +107,10 @@ def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int)
     candidates = torch.stack([*(row.clamp(-3e38, 3e38) for row in rows), *wild])
     low, high = _labels(kind, run.clip)
     here, there = (
-        _clipped(task, candidates, _column(label, len(candidates), kind), run.clip, seed)
+        clipped_at(task.initial(seed), task, candidates, _column(label, len(candidates), kind),
+                   run.clip)
         for label in (low, high)
-    )
+    )  # fmt: skip
     replaced = run.sampling == "fixed" or run.unit == "user"
     moved = here - there if replaced else here
     lengths = torch.linalg.vector_norm(moved, dim=1, dtype=torch.float64).nan_to_num(math.inf)
@@ -157,10 +158,9 @@ def _column(label: float, records: int, kind: Kind) -> Tensor:
     return torch.full((records,), label, dtype=torch.float32 if kind == "number" else torch.int64)
 
 
-def _clipped(task: Task, rows: Tensor, labels: Tensor, clip: float, seed: int) -> Tensor:
-    """The clipped gradient at x⁰ of each row alone, (N, P), by the task's own clipping."""
+def clipped_at(x: Tensor, task: Task, rows: Tensor, labels: Tensor, clip: float) -> Tensor:
+    """The clipped gradient at x (P,) of each row alone, (N, P), by the task's own clipping."""
     features = task.prepare(rows)
-    x = task.initial(seed).repeat(len(rows), 1)
     batch = Batch(features[:, None], labels[:, None], squares=row_squares(features)[:, None])
     with torch.no_grad():
-        return task.clipped_sum(x, batch, torch.full((len(rows),), clip)).total
+        return task.clipped_sum(x.repeat(len(rows), 1), batch, torch.full((len(rows),), clip)).total

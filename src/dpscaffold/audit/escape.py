@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.audit.canary import MOST_RECORDS, Pair, sizes
-from dpscaffold.audit.game import Subject
+from dpscaffold.audit.subject import Subject
 from dpscaffold.tasks import Batch, Clip, ClippedSum, stacked_scores
 from dpscaffold.tasks.base import clip_factors
 

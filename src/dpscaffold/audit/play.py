@@ -11,21 +11,22 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.audit.escape import escaping
-from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, Subject, server_games
+from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, server_games
 from dpscaffold.audit.limits import Proof, prove, weighted
 from dpscaffold.audit.onerun import OneRun
-from dpscaffold.audit.subject import Case, Claim
+from dpscaffold.audit.probes import PROBED, probe_games
+from dpscaffold.audit.subject import Case, Claim, Subject
 from dpscaffold.audit.sums import OF_SUMS, statistics, sum_games
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.loss import Array
 
-#: Games on each dataset that look for noise shared with others or with a seed.
+#: Games on each dataset that look for noise which repeats, or is shared with others or a seed.
 PROBES = 200
 #: The share of the minutes and of the chance of error that each view may take.
 SHARES = {"server": 0.7, "third_party": 0.15, "participant": 0.15}
-#: How many statistics there are without bystanders, and the one that is made of single uploads.
-ALONE, WEIGHTED = STATISTICS.index(NOT_FINITE) + 1, "uploads of every round, weighted"
+#: The statistic that is made of single uploads.
+WEIGHTED = "uploads of every round, weighted"
 #: About how many steps of users are played at a time; the time is looked at in between.
 BLOCK = 40_000
 
@@ -174,14 +175,14 @@ def _view(
         return seconds - (time.monotonic() - started)
 
     server = claim.view == "server"
-    names_of: tuple[str, ...] = (*STATISTICS[:ALONE], WEIGHTED) if server else OF_SUMS
+    names_of: tuple[str, ...] = (*STATISTICS, WEIGHTED) if server else OF_SUMS
     if not server and (lifted := escaping(subject, claim.colluders)):
         subject, names_of = lifted, tuple(f"{name}, on an escaping loss" for name in OF_SUMS)
     proofs: list[tuple[Proof, tuple[str, ...]]] = []
     if server:
-        probed = server_games(subject, PROBES, rng, bystanders=True)
+        probed = probe_games(subject, PROBES, rng)
         confidence = 1 - (1 - confidence) / 2
-        proofs.append((prove(*probed, claim.delta, confidence, claim.curve), STATISTICS))
+        proofs.append((prove(*probed, claim.delta, confidence, claim.curve), PROBED))
     parts: list[Played] = []
     games, block = 0, _block(subject, 1 if server else subject.run.cohort_size)
     while games < limits.trials and (left() > 0 or not parts):
@@ -220,9 +221,10 @@ def _view(
 
 def told_apart(inside: Array, outside: Array) -> Played:
     """Games in the server's view: their statistics, and every upload weighted as best tells."""
-    best = weighted(inside[ALONE:], outside[ALONE:])
+    single = len(STATISTICS)
+    best = weighted(inside[single:], outside[single:])
     made = [
-        np.stack([*world[:ALONE], row]) for world, row in zip((inside, outside), best, strict=True)
+        np.stack([*world[:single], row]) for world, row in zip((inside, outside), best, strict=True)
     ]
     return made[0], made[1]
 

@@ -2,25 +2,126 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from dpscaffold.audit.canary import make_pair, small
-from dpscaffold.audit.game import Subject
+from dpscaffold.algorithms import Algorithm
+from dpscaffold.audit.canary import Pair, clipped_at, federation_of, make_pair, small
 from dpscaffold.books.runledger import read_account
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Kind
+from dpscaffold.local import Gaussian
+from dpscaffold.plan import Plan
 from dpscaffold.planner.asked import planned_setting
 from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no_guarantee
 from dpscaffold.privacy.bounds import USER_SAMPLING
 from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.laws import participations_laws
+from dpscaffold.randomness import Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.tasks import Task
+
+
+@dataclass(frozen=True)
+class Model:
+    """Parameters that the adversary sends out. Along the canary's direction and in units of the
+    canary at x⁰: a step's sum without the canary is ``known``, and the canary adds ``effect``."""
+
+    params: Tensor
+    known: float
+    effect: float
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is audited: the mechanism as described, and the parts of the run that make it.
+
+    ``participations`` is how often the user took part, where that is known; else it is drawn, as
+    the run draws it. ``seed`` is the one that is written in the configuration. ``step`` is the
+    adversary's step size where it needs a certain one.
+    """
+
+    task: Task
+    kind: Kind
+    classes: int
+    algorithm: Algorithm
+    privacy: Gaussian
+    run: Mechanism
+    pair: Pair
+    seed: int
+    participations: int | None = None
+    step: float | None = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The run's plan on the pair's few records, with the adversary's step size."""
+        run, pair = self.run, self.pair
+        ratio = pair.batch / pair.records
+        noise = self.privacy.scale(self.privacy.clip, pair.batch) * math.sqrt(run.local_steps)
+        length = float(pair.inside[0].nan_to_num(0.0).norm(dim=1).max()) + 1
+        step = self.step or 0.02 / (length * (noise + run.local_steps * float(run.clip)))
+        return Plan(
+            rounds=run.rounds + 2,
+            local_steps=run.local_steps,
+            user_ratio=1.0,
+            data_ratio=ratio,
+            learning_rate=step * ratio * run.local_steps,
+            regularisation=0.0,
+            warm_rounds=1,
+            seed=self.seed,
+        )
+
+    def setting(self, federation: Federation) -> Setting:
+        """The setting of a game on these users."""
+        algorithm = self.algorithm.replace(full_pass=False)
+        return Setting(federation.roster, self.task, algorithm, self.plan, self.privacy)
+
+    def federation(self, tables: list[bool | None]) -> Federation:
+        """Users with the canary (True), without it (False), and others (None)."""
+        pair = self.pair
+        known = {True: pair.inside, False: pair.outside, None: pair.others or pair.outside}
+        held = [known[table] for table in tables]
+        made = federation_of(held, self.kind, self.classes)
+        return made.declaring(self.pair.records) if self.run.declared_sizes else made
+
+    @cached_property
+    def start(self) -> Model:
+        """x⁰, at which the canary moves a step's sum the farthest."""
+        return self.model(self.task.initial(self.seed))
+
+    def model(self, params: Tensor) -> Model:
+        """This model as one to send out."""
+        pair, whole = self.pair, self.run.unit == "user"
+        (inside, low), (outside, high) = pair.inside, pair.outside
+        rows, labels = torch.stack([inside[0], outside[-1]]), torch.stack([low[0], high[-1]])
+        canary, other = clipped_at(params, self.task, rows, labels, float(self.run.clip)).double()
+        along, unit = pair.direction.double(), float(pair.moved.norm())
+        known = float(other @ along) * (1 if whole else pair.batch) / unit
+        return Model(params, known, float((canary - other) @ along) / unit)
+
+    def times(self, games: int, rng: np.random.Generator) -> np.ndarray:
+        """How often the user takes part in each game, (games,)."""
+        if self.participations is not None:
+            return np.full(games, self.participations)
+        run = self.run
+        most = run.max_participations or run.rounds
+        return np.minimum(rng.binomial(run.rounds, run.user_ratio, games), most)
+
+    def streams(self, rng: np.random.Generator) -> Randomness:
+        """Noise that the adversary does not know: secret, or from a seed of the game's own."""
+        if self.privacy.secret:
+            return Randomness(self.seed, secret=True)
+        return Randomness(int(rng.integers(1 << 62)))
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dpscaffold.audit.game import Played, Subject, sent
+from dpscaffold.audit.game import Played, sent
 from dpscaffold.audit.limits import weighted
+from dpscaffold.audit.pairs import BETWEEN_ROUNDS, between_rounds
+from dpscaffold.audit.subject import Subject
 from dpscaffold.audit.watching import Seen, Watched
 from dpscaffold.engines import Draw, Gathered
 from dpscaffold.privacy.loss import Array
 
 #: What the adversary computes from what it saw, by place.
-OF_SUMS = ("sums of moves", "sums of control variates", "sums by round, weighted")
+OF_SUMS = (
+    "sums of moves",
+    "sums of control variates",
+    *(f"sums of moves, {name}" for name in BETWEEN_ROUNDS),
+    *(f"sums of control variates, {name}" for name in BETWEEN_ROUNDS),
+    "sums by round, weighted",
+)
 
 
 def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders: int = 0) -> Played:
@@ -42,7 +50,7 @@ def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders:
     for number in range(1, int(times.max(initial=0)) + 1):
         takes_part = times >= number
         phase = settings[0].algorithm.phase(number, settings[0].warm_rounds)
-        told = sent(settings[0], engine, phase, everyone, number)
+        told = sent(settings[0], engine, phase, everyone, number, subject.start)
         draws = [everyone if active else nobody for active in takes_part]
         gathered = engine.gather_all(phase, [told] * runs, draws)
         moves, changes = _sums(engine, gathered, engine.round_seen(), known, len(users))
@@ -70,11 +78,14 @@ def _sums(
 
 
 def statistics(inside: Array, outside: Array) -> Played:
-    """Rounds (2T, n) of games as statistics (3, n): the plain sums, and the rounds weighted as best
-    tells."""
-    best, half = weighted(inside, outside), len(inside) // 2
-    made = [
-        np.stack([world[:half].sum(0), world[half:].sum(0), score])
-        for world, score in zip((inside, outside), best, strict=True)
-    ]
-    return made[0], made[1]
+    """Rounds (2T, n) of games as statistics (S, n): the plain sums, pairs of rounds, and the rounds
+    weighted as best tells."""
+    best = weighted(inside, outside)
+    return _rows(inside, best[0]), _rows(outside, best[1])
+
+
+def _rows(rounds: Array, best: Array) -> Array:
+    """One row a statistic. A sum of 0 is a round without the user."""
+    moves, controls = np.split(rounds, 2)
+    pairs = [between_rounds(np.where(kind == 0, np.nan, kind)) for kind in (moves, controls)]
+    return np.stack([moves.sum(0), controls.sum(0), *np.concatenate(pairs), best])
