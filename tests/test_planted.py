@@ -13,6 +13,7 @@ import importlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from data import test_preparation
 from privacy import test_composition, test_who_hides_whom
@@ -23,8 +24,8 @@ from training import test_crashes, test_release, test_resuming
 from dpscaffold.books import runledger
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.local import steps
 from dpscaffold.privacy import Mechanism, composition
+from dpscaffold.randomness import NoiseStreams
 
 ROOT = Path(__file__).parents[1]
 STATEMENT = importlib.import_module("dpscaffold.privacy.statement")
@@ -82,10 +83,14 @@ def any_data_will_do(monkeypatch):
 
 
 def single_precision(monkeypatch):
-    """Secret noise in float32, and no grid."""
-    monkeypatch.setattr(
-        steps, "add_noise", lambda query, spread, normals: query.addcmul_(spread, normals.float())
-    )
+    """Secret noise in float32, so that nothing is rounded to a grid, in scripts or step by step."""
+    proper = NoiseStreams.__init__
+
+    def narrow(self, streams, size):
+        proper(self, streams, size)
+        self._dtype = np.float32
+
+    monkeypatch.setattr(NoiseStreams, "__init__", narrow)
 
 
 def words_decide(monkeypatch):
