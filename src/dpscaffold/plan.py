@@ -4,6 +4,7 @@ performance."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from dpscaffold.errors import BadInput
 
 Weighting = Literal["uniform", "records"]
 Averaging = Literal["none", "uniform", "tail"]
+Schedule = Literal["constant", "linear", "cosine", "inverse-sqrt"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,13 @@ class Plan:
     max_rounds                 the largest T that the run may be given later; what is calibrated
                                and stated is ε of so many rounds. None: that of ``rounds``
     local_steps        K       steps of each participant in a round
+    steps_by_user      K_i     steps of every user in a round, in the users' order, where they
+                               differ; the largest is ``local_steps``, which is accounted
     user_ratio         l       ⌊lM⌋ users take part in a round, drawn without replacement
     data_ratio         s       a step uses a batch of b_i = ⌊sR_i⌋ of the user's R_i records
     learning_rate      η₀      the local step size is η_l = η₀/(sK)
+    schedule                   how η_l changes over the T rounds: ``constant``, ``linear`` or
+                               ``cosine`` down to 0 at the end, or ``inverse-sqrt``: η_l/√t
     server_rate        η_g     the server moves by η_g times the mean of the users' moves
     regularisation     λ       ℓ2 term λy of every step, outside clipping and noise
     weighting                  the mean over participants: ``uniform``, or by ``records``
@@ -63,6 +69,8 @@ class Plan:
     checkpoint_every: int = 10
     seed: int = 0
     max_rounds: int | None = None
+    schedule: Schedule = "constant"
+    steps_by_user: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):
@@ -91,6 +99,25 @@ class Plan:
             )
         choice("plan.weighting", self.weighting, ("uniform", "records"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
+        choice("plan.schedule", self.schedule, ("constant", "linear", "cosine", "inverse-sqrt"))
+        if self.steps_by_user is not None:
+            self._check_steps()
+
+    def _check_steps(self) -> None:
+        """K_i must be whole numbers, and K the largest of them."""
+        steps = self.steps_by_user
+        if isinstance(steps, str) or not isinstance(steps, Sequence) or not steps:
+            raise BadInput(
+                f"plan.steps_by_user is {steps!r}; give a list with the local steps of every user"
+            )
+        for place, count in enumerate(steps):
+            whole(f"plan.steps_by_user[{place}]", count, least=1)
+        if max(steps) != self.local_steps:
+            raise BadInput(
+                f"plan.local_steps is {self.local_steps}, and the largest of plan.steps_by_user is "
+                f"{max(steps)}; set plan.local_steps = {max(steps)}, which is what is accounted"
+            )
+        object.__setattr__(self, "steps_by_user", tuple(steps))
 
     @cached_property
     def planned(self) -> int:
@@ -101,6 +128,25 @@ class Plan:
     def step_size(self) -> float:
         """η_l = η₀/(sK)."""
         return self.learning_rate / (self.data_ratio * self.local_steps)
+
+    def step_size_in(self, round: int) -> float:
+        """η_l in a round, by the schedule; rounds count from 1.
+
+        >>> plan = Plan(4, local_steps=1, data_ratio=1.0, learning_rate=1.0, schedule="linear")
+        >>> [plan.step_size_in(t) for t in (1, 2, 3, 4)]
+        [1.0, 0.75, 0.5, 0.25]
+        """
+        if self.schedule == "constant":
+            return self.step_size
+        if self.schedule == "inverse-sqrt":
+            return self.step_size / math.sqrt(round)
+        left = 1 - (round - 1) / max(self.planned, round)
+        share = left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
+        return self.step_size * share
+
+    def steps_of(self, user: int) -> int:
+        """K_i, or K where all users take as many steps."""
+        return self.local_steps if self.steps_by_user is None else self.steps_by_user[user]
 
     def cohort_size(self, users: int) -> int:
         """m = ⌊lM⌋; refuses an empty round."""
@@ -115,6 +161,11 @@ class Plan:
     def shares(self, sizes: Tensor) -> tuple[Tensor, int]:
         """b_i of users who hold ``sizes`` records, (M,), and m."""
         _ = self.step_size, self.planned  # what engines and accountants ask for next
+        if self.steps_by_user is not None and len(self.steps_by_user) != len(sizes):
+            raise BadInput(
+                f"plan.steps_by_user has {len(self.steps_by_user)} numbers for {len(sizes)} users; "
+                f"give one for each user, in their order"
+            )
         return self.batch_sizes(sizes), self.cohort_size(len(sizes))
 
     def batch_sizes(self, sizes: Tensor) -> Tensor:

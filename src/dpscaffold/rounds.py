@@ -80,7 +80,8 @@ def stacked_rounds(
         for k, (setting, draw) in enumerate(zip(settings, draws, strict=True)):
             held = engine.all_memories[k]
             server = states[k].server
-            cohort = DrawnCohort(setting, draw, held, phase.mirrored, server.params.device)
+            device = server.params.device
+            cohort = DrawnCohort(setting, draw, held, phase.mirrored, device, number)
             told = phase.announce(server, cast("Cohort", cohort))
             broadcasts.append(Broadcast(number, server.params, told))
         before, gathered = list(states), engine.gather_all(phase, broadcasts, draws)
@@ -100,10 +101,10 @@ def announced(
     setting: Setting, state: State, draw: Draw, memories: Memories, phase: Algorithm
 ) -> Broadcast:
     """What the server sends to the participants of the next round: x and what is announced."""
-    server = state.server
-    cohort = DrawnCohort(setting, draw, memories, phase.mirrored, server.params.device)
+    server, number = state.server, state.round + 1
+    cohort = DrawnCohort(setting, draw, memories, phase.mirrored, server.params.device, number)
     told = phase.announce(server, cast("Cohort", cohort))
-    return Broadcast(state.round + 1, server.params, told)
+    return Broadcast(number, server.params, told)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class DrawnCohort:
     mirrored: bool
     #: Where the server's state is.
     device: torch.device
+    #: The round's number, for its step size.
+    round: int = 1
 
     @cached_property
     def users(self) -> tuple[int, ...]:
@@ -132,7 +135,7 @@ class DrawnCohort:
     @cached_property
     def known(self) -> Known:
         """The public numbers of their participation."""
-        return self.setting.known(self.users)
+        return self.setting.known(self.users, self.round)
 
     @cached_property
     def memories(self) -> Slots:

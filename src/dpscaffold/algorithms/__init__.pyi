@@ -13,6 +13,7 @@ from .base import Slots as Slots
 from .base import Upload as Upload
 from .fedavg import fedavg as fedavg
 from .fedavg import fedsgd as fedsgd
+from .fednova import fednova as fednova
 from .fedprox import fedprox as fedprox
 from .momentum import with_momentum as with_momentum
 from .registry import ALGORITHMS as ALGORITHMS

@@ -34,10 +34,11 @@ class Broadcast:
 class Known:
     """Public numbers of a participation, and nothing else: K, η_l, the standard deviation of the
     noise on one step's gradient (2Cσ_g/b_i; None where C is read off the batch), and the user's
-    weight in means up to a common factor (1, or R_i). In a stack all but K are (U, 1).
+    weight in means up to a common factor (1, or R_i). In a stack all but K are (U, 1), and K too
+    where users take different numbers of steps.
     """
 
-    steps: int
+    steps: int | Tensor
     step_size: float | Tensor
     spread: float | Tensor | None = 0.0
     weight: float | Tensor = 1.0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dpscaffold.algorithms.balanced import scaffold_balanced, scaffold_balanced_warm
 from dpscaffold.algorithms.base import Algorithm
 from dpscaffold.algorithms.fedavg import fedavg, fedsgd
+from dpscaffold.algorithms.fednova import fednova
 from dpscaffold.algorithms.fedprox import fedprox
 from dpscaffold.algorithms.scaffold import scaffold
 from dpscaffold.algorithms.scaffold_warm import scaffold_warm
@@ -17,6 +18,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,
     "fedsgd": fedsgd,
     "fedprox": fedprox,
+    "fednova": fednova,
     "scaffold": scaffold,
     "scaffold-warm": scaffold_warm,
     "scaffold-balanced": scaffold_balanced,

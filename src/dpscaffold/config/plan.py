@@ -30,6 +30,8 @@ class PlanSettings(ConfigTable):
     checkpoint_every: int = Plan.checkpoint_every
     seed: int = Plan.seed
     max_rounds: int | None = None
+    schedule: Literal["constant", "linear", "cosine", "inverse-sqrt"] = Plan.schedule
+    steps_by_user: tuple[int, ...] | None = None
     _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")

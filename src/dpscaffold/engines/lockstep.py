@@ -373,7 +373,10 @@ def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bo
         )
         for one in settings
     }
-    return len(sizes | held) == 1 and len(same) == 1 and first.plan.rounds > 0
+    even = all(
+        one.plan.schedule == "constant" and one.plan.steps_by_user is None for one in settings
+    )
+    return even and len(sizes | held) == 1 and len(same) == 1 and first.plan.rounds > 0
 
 
 def _free(device: torch.device) -> float:

@@ -76,11 +76,11 @@ class Loop:
         noise = NoiseStreams(
             [self.randomness.normals(broadcast.round, user)], len(broadcast.params)
         )
-        at = Participant(broadcast, memory, self.known(user))
+        at = Participant(broadcast, memory, self.known(user, broadcast.round))
 
         y = broadcast.params
         total = torch.zeros_like(y)
-        for k in range(plan.local_steps):
+        for k in range(plan.steps_of(user)):
             chosen = torch.from_numpy(batches.of(k)).to(self.device)  # S_i^k
             gradients = self.gradients(y, features[chosen], labels[chosen])  # g_ij, (b, P)
             if privacy is None:
@@ -90,21 +90,22 @@ class Loop:
                 query = self.noised(gradients, batch, draws)  # H̃_i^k
             gradient = query + plan.regularisation * y
             total += gradient
-            y = y - plan.step_size * algorithm.direction(gradient, y, at)
-        return algorithm.finish(Local(y, total / plan.local_steps), at)
+            y = y - at.known.step_size * algorithm.direction(gradient, y, at)
+        return algorithm.finish(Local(y, total / plan.steps_of(user)), at)
 
-    def known(self, user: int) -> Known:
-        """The public numbers of one user, each of shape (1,). They come from the setting, as at the
-        server: with declared sizes nothing that is uploaded may depend on how many records there
-        are."""
-        known = self.setting.known([user])
+    def known(self, user: int, round: int) -> Known:
+        """The public numbers of one user in a round, each of shape (1,). They come from the
+        setting, as at the server: with declared sizes nothing that is uploaded may depend on how
+        many records there are."""
+        known = self.setting.known([user], round)
 
         def alone(value: float | Tensor | None) -> float | Tensor | None:
             return value[0].to(self.device) if isinstance(value, Tensor) else value
 
         weight = alone(known.weight)
         assert weight is not None
-        return replace(known, spread=alone(known.spread), weight=weight)
+        steps = self.setting.plan.steps_of(user)
+        return replace(known, steps=steps, spread=alone(known.spread), weight=weight)
 
     def gradients(self, y: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients ∇f(y; d_j), (b, P)."""

@@ -205,7 +205,8 @@ class Simulator:
         size, batch = int(self._sizes[run][user]), int(self._batches[run][user])
         roster, streams = setting.roster, self._of_round(round, run)
         declared = roster.sizes[user] if roster.declared else None
-        return Row(user, size, batch, setting.plan, setting.privacy, streams, run, declared)
+        given = (setting.plan, setting.privacy, streams, run, declared, round)
+        return Row(user, size, batch, *given)
 
     def _of_round(self, round: int, run: int) -> Randomness:
         """A run's streams; those of a secret run are held until the round is done, so that rows

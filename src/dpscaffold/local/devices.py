@@ -82,6 +82,7 @@ class Layout:
     private: bool
     noisy: bool
     median: bool
+    uneven: bool = False
 
     @classmethod
     def of(cls, rows: Sequence[Row], size: int, shared: bool) -> Layout:
@@ -112,6 +113,7 @@ class Layout:
             private=bool(mechanisms),
             noisy=any(mechanism.noise > 0 for mechanism in mechanisms),
             median=any(isinstance(mechanism.clip, str) for mechanism in mechanisms),
+            uneven=first.plan.steps_by_user is not None,
         )
 
 
@@ -139,22 +141,29 @@ def integers(
 
 
 def scale_numbers(rows: Sequence[Row]) -> Tensor:
-    """η_l, λ, b_i, the weight, C and σ_g of every row, (U, 6); 0 where there is none."""
+    """η_l, λ, b_i, the weight, C, σ_g and K_i of every row, (U, 7); 0 where there is none."""
     numbers = []
     for row in rows:
         mechanism = row.privacy
         clip = 0.0 if mechanism is None or isinstance(mechanism.clip, str) else mechanism.clip
         noise = 0.0 if mechanism is None else mechanism.noise
-        plan = row.plan
         numbers.append(
-            [plan.step_size, plan.regularisation, float(row.batch), row.weight, clip, noise]
+            [
+                row.step_size,
+                row.plan.regularisation,
+                float(row.batch),
+                row.weight,
+                clip,
+                noise,
+                float(row.steps),
+            ]
         )
     return torch.from_numpy(np.array(numbers, dtype=np.float32))
 
 
 def scales_from(layout: Layout, numbers: Tensor) -> Scales:
     """The scales of the rows, from :func:`scale_numbers` on the device."""
-    step_size, regularisation, divisor, weight, bound, noise = numbers.split(1, dim=1)
+    step_size, regularisation, divisor, weight, bound, noise, own = numbers.split(1, dim=1)
     clip: Clip = None
     if layout.private:
         clip = "median" if layout.median else bound[:, 0]
@@ -168,6 +177,7 @@ def scales_from(layout: Layout, numbers: Tensor) -> Scales:
         noise=noise if layout.noisy else None,
         sampling=layout.sampling,
         unit=layout.unit,
+        own_steps=own if layout.uneven else None,
     )
 
 

@@ -27,7 +27,8 @@ Indices = tuple[Tensor, Tensor]
 class Row:
     """One participant of one run: user i with its R_i records and b_i, under a plan and a
     mechanism. Rows of several runs may be stacked if they agree in all but numbers; ``run`` tells
-    them apart. ``declared`` is the size that stands for R_i in the rate of Poisson batches.
+    them apart. ``declared`` is the size that stands for R_i in the rate of Poisson batches, and
+    ``round`` decides on the step size.
     """
 
     user: int
@@ -38,6 +39,7 @@ class Row:
     randomness: Randomness
     run: int = 0
     declared: int | None = None
+    round: int = 1
 
     @property
     def sampling(self) -> Sampling:
@@ -50,6 +52,16 @@ class Row:
         # A declared size, not the true one: the weight may go up with the upload.
         size = self.records if self.declared is None else self.declared
         return float(size) if self.plan.weighting == "records" else 1.0
+
+    @property
+    def step_size(self) -> float:
+        """η_l in this round."""
+        return self.plan.step_size_in(self.round)
+
+    @property
+    def steps(self) -> int:
+        """K_i."""
+        return self.plan.steps_of(self.user)
 
     @property
     def kind(self) -> Kind:

@@ -46,7 +46,7 @@ def fused_steps(
     """What K steps leave behind, (U, P) each; None where they have to be taken one by one.
 
     That is so for models, losses and directions without a program, clips read off the batch, means
-    rescaled towards whole users, and records that are not all tame.
+    rescaled towards whole users, users with K_i of their own, and records that are not all tame.
     """
     model = model_of(task)
     if model is None or not fits(model, records.device) or not records.tame:
@@ -56,7 +56,8 @@ def fused_steps(
     places, draws = given.get("places"), given["draws"]
     too_much = len(draws) * scales.steps * task.parameters > _NOISE
     rescaled = scales.unit == "user" and scales.sampling == "poisson"
-    if way is None or isinstance(scales.clip, str) or rescaled or too_much:
+    uneven = scales.own_steps is not None
+    if way is None or isinstance(scales.clip, str) or rescaled or too_much or uneven:
         return None
     noise, spread, bound = None, torch.zeros_like(scales.divisor), None
     if isinstance(scales.clip, torch.Tensor):

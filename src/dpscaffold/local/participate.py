@@ -64,7 +64,7 @@ def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
         clip = column(clips)[:, 0] if clips else "median"
     noisy = any(p.noise > 0 for p in mechanisms)
     return Scales(
-        step_size=column([row.plan.step_size for row in rows]),
+        step_size=column([row.step_size for row in rows]),
         regularisation=column([row.plan.regularisation for row in rows]),
         divisor=column([float(row.batch) for row in rows]),
         steps=first.plan.local_steps,
@@ -73,6 +73,7 @@ def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
         noise=column([p.noise for p in mechanisms]) if noisy else None,
         sampling=first.sampling,
         unit=first.privacy.unit if first.privacy else "record",
+        own_steps=column([row.steps for row in rows]) if first.plan.steps_by_user else None,
     )
 
 

@@ -35,15 +35,16 @@ def scripted_steps(
     """What K steps leave behind, (U, P) each; None where they have to be taken one by one.
 
     That is so for models, losses and directions without a script, clips read off the batch, means
-    rescaled towards whole users, records or errors that are not all tame, and noise that could not
-    be drawn again as it was if an error grows wild on the way: whether noise is used must not
-    depend on what it is.
+    rescaled towards whole users, users with K_i of their own, records or errors that are not all
+    tame, and noise that cannot be redrawn identically if a value overflows midway: whether noise is
+    used must not depend on what it is.
     """
     model, way = model_of(task), affine(phase.direction, at)
     rescaled = scales.unit == "user" and scales.sampling == "poisson"
+    uneven = scales.own_steps is not None
     if model is None or way is None or rescaled or not records.tame or not _repeats(rows):
         return None
-    if isinstance(scales.clip, str) or records.device.type != "cpu":
+    if isinstance(scales.clip, str) or records.device.type != "cpu" or uneven:
         return None
     firsts, which = distinct(rows)
     index, count = drawn

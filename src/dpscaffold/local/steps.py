@@ -35,6 +35,8 @@ class Scales:
     noise: Tensor | None = None
     sampling: Sampling = "fixed"
     unit: Unit = "record"
+    #: K_i of every row, (U, 1), where not all take K steps.
+    own_steps: Tensor | None = None
 
     @property
     def known(self) -> Known:
@@ -43,7 +45,12 @@ class Scales:
         spread: Tensor | float | None = 0.0
         if self.noise is not None:
             spread = self._fixed_spread if isinstance(self.clip, Tensor) else None
-        return Known(self.steps, self.step_size, spread, self.weight)
+        return Known(self.taken, self.step_size, spread, self.weight)
+
+    @property
+    def taken(self) -> int | Tensor:
+        """K, or K_i (U, 1) where they differ."""
+        return self.steps if self.own_steps is None else self.own_steps
 
     def spread(self, bound: Tensor) -> Tensor:
         """The standard deviation of the noise on the mean, (U, 1), for the clip bound (U,) of a
@@ -109,9 +116,15 @@ def local_steps(
     """
     y = at.broadcast.params.clone()
     total = torch.zeros_like(y)
-    for batch, normals in batches:
+    for step, (batch, normals) in enumerate(batches):
         gradient = noised_query(task, y, batch, scales, normals)
         gradient.addcmul_(scales.regularisation, y)
-        total += gradient
-        y = y - scales.step_size * algorithm.direction(gradient, y, at)
-    return algorithm.finish(Local(y, total / scales.steps), at)
+        moved = y - scales.step_size * algorithm.direction(gradient, y, at)
+        if scales.own_steps is None:
+            total += gradient
+            y = moved
+        else:  # a user that has taken its K_i steps stands still
+            active = step < scales.own_steps
+            total += gradient.where(active, 0.0)
+            y = moved.where(active, y)
+    return algorithm.finish(Local(y, total / scales.taken), at)

@@ -145,6 +145,7 @@ class Setting:
             "task": (self.task.name, self.task.parameters),
             "algorithm": self.algorithm.name,
             "plan.local_steps": self.plan.local_steps,
+            "plan.steps_by_user": self.plan.steps_by_user is None,
             "plan.rounds": self.plan.rounds,
             "warm rounds": self.warm_rounds,
             "privacy": privacy is None,
@@ -153,8 +154,9 @@ class Setting:
             "privacy.clip": isinstance(privacy.clip, str) if privacy else None,
         }
 
-    def known(self, users: Sequence[int]) -> Known:
-        """The public numbers of these users' participation; spread and weight are (U, 1)."""
+    def known(self, users: Sequence[int], round: int = 1) -> Known:
+        """The public numbers of these users' participation in a round; spread and weight are
+        (U, 1), and so are the steps where users differ in them."""
         plan, privacy = self.plan, self.privacy
         rows = torch.as_tensor(users, dtype=torch.long)
         sizes = self.sizes[rows].float()[:, None]
@@ -165,7 +167,10 @@ class Setting:
             if privacy.clip != "median":
                 sizes = self.batch_sizes[rows].float()[:, None]
                 spread = torch.ones_like(sizes) * privacy.scale(privacy.clip, sizes)
-        return Known(plan.local_steps, plan.step_size, spread, weight)
+        steps: int | Tensor = plan.local_steps
+        if plan.steps_by_user is not None:
+            steps = torch.tensor(plan.steps_by_user)[rows].float()[:, None]
+        return Known(steps, plan.step_size_in(round), spread, weight)
 
     def randomness(self) -> Randomness:
         """The run's streams."""

@@ -106,6 +106,7 @@ class OfferedWork:
             self.mechanism,
             streams,
             declared=public,
+            round=round,
         )
         shared = {k.removeprefix("shared."): v for k, v in told.items() if k != "params"}
         broadcast = Broadcast(round, self._stack(told["params"]), self._stacks(shared))
