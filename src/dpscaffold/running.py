@@ -10,6 +10,7 @@ from typing import Any
 from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, load
+from dpscaffold.config.plan import PlanSettings
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware
@@ -72,6 +73,40 @@ def run(
         listener=listener,
         data_key=data_key,
     )
+
+
+def run_seeds(
+    settings: Configuration,
+    folder: Path,
+    count: int,
+    resume: bool = False,
+    **options: Any,
+) -> list[Result]:
+    """The same run with ``count`` seeds, in ``folder/seed-0``, ``seed-1`` and so on. The data stay
+    the same: they have a seed of their own.
+
+    Runs that are complete are read back where ``resume`` is asked for. ``options`` are those of
+    :func:`run_settings`.
+    """
+    if count < 2:
+        raise BadInput(f"--seeds is {count}; give 2 or more, or leave it out for one run")
+    privacy = settings.privacy
+    if privacy is not None and (privacy.secret or privacy.release):
+        raise BadInput(
+            f"--seeds is {count}, and the noise is secret: {count} models of the same records "
+            f"would be released, whose epsilons add; leave --seeds out, or simulate with "
+            f"--set privacy.secret=false"
+        )
+    first = settings.plan.build(planned=1.0).seed or 0
+    federation = load_federation(settings.data)
+    found = []
+    for seed in range(first, first + count):
+        plan = settings.plan.model_copy(update={"seed": seed})
+        one = settings.model_copy(update={"plan": PlanSettings.model_validate(plan.model_dump())})
+        place = folder / f"seed-{seed}"
+        again = resume and place.exists()
+        found.append(run_settings(one, place, again, federation=federation, **options))
+    return found
 
 
 def _overriding(values: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="run folders")],
+    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders of 'train --seeds'")],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -42,4 +42,5 @@ def show(folders: list[Path], figure: Path | None, as_json: bool = False) -> Non
     note = epsilon_note(runs)
     if note:
         console.print(note, highlight=False)
-    console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
+    if figure is not None:
+        console.print(f"figure: {figure}", highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,13 @@ def train_command(
     track: Annotated[
         str | None, typer.Option(help="follow the run in tensorboard or mlflow (extra [track])")
     ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="simulate with this many seeds, in OUT/seed-0, OUT/seed-1, …, and report the mean "
+            "and the standard deviation"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
     verbose: Annotated[
@@ -95,10 +103,11 @@ def train_command(
     from rich.console import Console
 
     from dpscaffold.books.written import plain
+    from dpscaffold.cli.compare import show
     from dpscaffold.config import load, read_tables
     from dpscaffold.events import silence
     from dpscaffold.report.runs import summary_lines
-    from dpscaffold.running import run_settings
+    from dpscaffold.running import run_seeds, run_settings
     from dpscaffold.tracking import tracker
     from dpscaffold.training import summarise
 
@@ -111,6 +120,13 @@ def train_command(
     settings = load(request.config, changes, base, unset_keys(unset, set_, tables))
     engine = engine or (engine_of(request) if request.resume else "simulator")
     silent = as_json or quiet
+    if seeds is not None:
+        _refuse_with_seeds({"--track": track, "--stop-on": stop_on})
+        run_seeds(settings, request.folder, seeds, request.resume, device=device, engine=engine,
+                  quiet=silent)  # fmt: skip
+        if not quiet:
+            show([request.folder], None, as_json)
+        return
     result = run_settings(
         settings,
         request.folder,
@@ -159,6 +175,12 @@ def engine_of(request: Request) -> str:
 
     saved = RunFolder(request.folder).read_json("run.json") if request.resume else None
     return str((saved or {}).get("engine", "simulator"))
+
+
+def _refuse_with_seeds(options: Mapping[str, object]) -> None:
+    """Options that are about one run."""
+    for name in [name for name, value in options.items() if value is not None]:
+        raise BadInput(f"{name} is about one run and --seeds makes several; leave one of them out")
 
 
 def _names_a_source(changes: list[str]) -> bool:

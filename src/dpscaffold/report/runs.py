@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
@@ -32,12 +33,18 @@ PANELS = (
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run folder as read back."""
+    """A run folder as read back; with ``repeats`` the mean of runs that differ in their seed."""
 
     folder: Path
     summary: dict[str, Any]
     history: list[dict[str, Any]]
     privacy: dict[str, Any]
+    repeats: tuple[RunRecord, ...] = ()
+
+    def deviation(self, metric: str) -> float | None:
+        """The standard deviation of a number of the table over the repeats."""
+        values = [run.row().get(metric) for run in self.repeats]
+        return stdev(values) if values and None not in values else None
 
     @property
     def label(self) -> str:
@@ -85,7 +92,15 @@ class RunRecord:
             "bound": server.get("bound"),
             "seconds": self.summary.get("seconds"),
             f"optimum_{metric}": self.summary.get(f"optimum_{metric}"),
+            **self._deviations(metric),
         }
+
+    def _deviations(self, metric: str) -> dict[str, Any]:
+        if not self.repeats:
+            return {}
+        names = (metric, "train_loss")
+        found = {f"{name}_deviation": self.deviation(name) for name in names}
+        return {"seeds": len(self.repeats), **found}
 
 
 def _shown_in(history: list[dict[str, Any]]) -> str:
@@ -95,8 +110,12 @@ def _shown_in(history: list[dict[str, Any]]) -> str:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run folder; one that holds no run, or no evaluated round, is refused."""
+    """Read a run folder, or one with runs of several seeds (``train --seeds``), as their mean. One
+    that holds no run, or no evaluated round, is refused."""
     folder = RunFolder(path)
+    seeds = sorted(path.glob("seed-*")) if not folder.holds_run else []
+    if seeds:
+        return mean_of(path, [read_run(seed) for seed in seeds])
     if not folder.holds_run:
         raise BadInput(
             f"{path} holds no run (no config.toml); name a folder written by dpscaffold train"
@@ -116,6 +135,37 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(path, folder.read_json("summary.json") or {}, history, privacy or {})
 
 
+def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
+    """Runs that differ in their seed as one: the mean of every number, by round too."""
+    privacy = max(
+        (run.privacy for run in runs),
+        key=lambda said: (said.get("quoted") or {}).get("epsilon") or 0,
+    )
+    by_round: dict[Any, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        for row in run.history:
+            by_round.setdefault(row.get("round"), []).append(row)
+    history = [_mean(rows) for rows in by_round.values() if len(rows) == len(runs)]
+    summary = _mean([run.summary for run in runs])
+    finals = [run.summary["final"] for run in runs if run.summary.get("final")]
+    summary |= {"final": _mean(finals)} if len(finals) == len(runs) else {}
+    if any(run.summary.get("ended") != "completed" for run in runs):
+        summary["ended"] = "unfinished"
+    return RunRecord(folder, summary, history, dict(privacy), tuple(runs))
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Numbers that all rows have, averaged; other values of the first row where all agree."""
+    found: dict[str, Any] = {}
+    for key, first in rows[0].items():
+        values = [row.get(key) for row in rows]
+        if all(isinstance(value, int | float) for value in values):
+            found[key] = first if len(set(values)) == 1 else fmean(values)
+        elif all(value == first for value in values):
+            found[key] = first
+    return found
+
+
 def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
     """One row per run, and the central optimum where it was solved. Nothing wraps: names are
     shortened, no two to the same, and columns left out where there is no room; ε stays."""
@@ -128,8 +178,8 @@ def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
             name if row["ended"] == "completed" else f"{name} [{row['ended']}]",
             str(row["data"] or ""),
             str(row["rounds"]),
-            *(_shown(row.get(metric), 4) for metric in metrics),
-            _shown(row["train_loss"], 4),
+            *(_spread(run, metric) for metric in metrics),
+            _spread(run, "train_loss"),
             _shown(row["log10_gap"], 2),
             _epsilon(run, row),
             duration(row["seconds"]) if row["seconds"] is not None else "",
@@ -214,6 +264,12 @@ def _shown(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
+def _spread(run: RunRecord, metric: str) -> str:
+    """A number of the table, with ± its standard deviation over seeds where there are several."""
+    shown, deviation = _shown(run.row().get(metric), 4), run.deviation(metric)
+    return shown if deviation is None or not shown else f"{shown} ± {deviation:.4f}"
+
+
 def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     """Test accuracy, gap to the optimum and dissimilarity against rounds, one line per run."""
     panels = [
@@ -240,6 +296,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
                     color=f"C{k}",
                     linestyle="-" if private else "--",
                 )
+                _draw_band(axis, run, metric, f"C{k}")
         if metric in ("test_accuracy", "test_rmse"):
             optima = {run.summary.get(f"optimum_{metric}") for run in runs}
             for value in sorted(float(value) for value in optima if value is not None):
@@ -255,6 +312,20 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, 150)
+
+
+def _draw_band(axis: Any, run: RunRecord, metric: str, colour: str) -> None:
+    """One standard deviation over seeds on either side of the mean."""
+    values = [
+        {row["round"]: row[metric] for row in one.history if row.get(metric) is not None}
+        for one in run.repeats
+    ]
+    rounds = sorted(set.intersection(*(set(one) for one in values))) if values else []
+    if rounds:
+        columns = [[one[number] for one in values] for number in rounds]
+        low = [fmean(column) - stdev(column) for column in columns]
+        high = [fmean(column) + stdev(column) for column in columns]
+        axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def summary_lines(result: Result) -> list[str]:
