@@ -94,8 +94,8 @@ def run_seeds(
     if privacy is not None and (privacy.secret or privacy.release):
         raise BadInput(
             f"--seeds is {count}, and the noise is secret: {count} models of the same records "
-            f"would be released, whose epsilons add; leave --seeds out, or simulate with "
-            f"--set privacy.secret=false"
+            f"would be released, whose epsilons add; leave --seeds out, or simulate with --set "
+            f"privacy.secret=false"
         )
     first = settings.plan.build(planned=1.0).seed or 0
     federation = load_federation(settings.data)
