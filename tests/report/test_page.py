@@ -8,10 +8,21 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpscaffold import Budget, Gaussian, Logistic, Plan, run, scaffold, synthetic, train
+from dpscaffold import (
+    Budget,
+    Gaussian,
+    Logistic,
+    Plan,
+    run,
+    scaffold,
+    scaffold_balanced,
+    synthetic,
+    train,
+)
 from dpscaffold.report.blocks import Bars, Curves, Grid, Line, Page, Section, Text
 from dpscaffold.report.card import as_markdown
 from dpscaffold.report.html import as_html, style
@@ -130,19 +141,85 @@ def test_the_model_card_says_the_same(runs: list[Path]) -> None:
                 assert block.text in card
 
 
-def test_a_secret_run_shows_no_seed_and_promises_no_repetition(tmp_path: Path) -> None:
-    """The seed of the draw tells who took part, and the noise cannot be drawn again."""
+def both(*given: Any, **named: Any) -> list[str]:
+    """A page and a card of the same runs."""
+    page = page_of(*given, **named)
+    return [as_html(page), as_markdown(page)]
+
+
+def test_no_private_run_shows_its_seed(tmp_path: Path) -> None:
+    """The seed of a simulation gives its noise away, that of a secret run tells who took part."""
     data = synthetic(users=6, records=40, dimension=4, classes=3)
     plan = Plan(rounds=3, local_steps=2, user_ratio=0.5, seed=987654321)
-    for secret in (True, False):
-        mechanism = Gaussian(clip=1.0, noise=4.0, secret=secret)
-        out = tmp_path / f"secret {secret}"
+    mechanisms = (Gaussian(noise=4.0, secret=True), Gaussian(noise=4.0), None)
+    for k, mechanism in enumerate(mechanisms):
+        out = tmp_path / str(k)
         train(data, Logistic(4, 3), scaffold(), plan, mechanism, out=out)
-        (out / "config.toml").write_text("[plan]\nseed = 987654321\nrounds = 3\n")
-        for text in (as_html(page_of([out])), as_markdown(page_of([out]))):
-            assert ("987654321" in text) is not secret and "rounds = 3" in text
-            assert ("every number is repeated" in text) is not secret
-            assert ("kept nowhere" in text) is secret
+        text = (out / "config.toml").read_text()
+        for written in (text, text.replace("[plan]\nseed", "[plan]\n'seed'")):
+            (out / "config.toml").write_text(written)
+            for page in both([out]):
+                assert ("987654321" in page) is (mechanism is None) and "rounds = 3" in page
+                assert ("every number is repeated" in page) is (k > 0)
+                assert ("kept nowhere" in page) is (k == 0)
+
+
+def read_off_records(folder: Path) -> dict[str, float]:
+    """The numbers of a run folder that are computed from records without noise, or from time."""
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    allowed = ("round", "rounds", "epsilon_server")
+    found = {
+        f"{place}.{name}": value
+        for place, row in (("summary", summary), *((f"round {r['round']}", r) for r in rows))
+        for name, value in row.items()
+        if isinstance(value, float) and value not in (0.0, 1.0) and name not in allowed
+    }
+    assert len(found) > 8
+    return found
+
+
+def shown(number: float) -> str:
+    return f"{number:.4f}"
+
+
+def test_the_page_of_a_run_that_keeps_a_promise_has_no_metrics(tmp_path: Path) -> None:
+    """They are read off private records without noise. --with-metrics adds them, marked."""
+    data = synthetic(users=6, records=40, dimension=4, classes=3)
+    plan = Plan(rounds=4, local_steps=2, user_ratio=0.5, evaluate_every=1)
+    mechanism, out = Gaussian(noise=4.0), tmp_path / "release"
+    allow = ["unprotected-preprocessing"]
+    made = (data, Logistic(4, 3), scaffold_balanced(), plan, mechanism)
+    train(*made, release=True, allow=allow, optimum=True, out=out)
+    raw = read_off_records(out)
+    for text in both([out]):
+        assert not [name for name, number in raw.items() if shown(number) in text]
+        assert "training loss" not in text and "accuracy" not in text.partition("Privacy")[0]
+        for word in ("issimilarity by round", "Trust a", "spread", "no feature", "| time"):
+            assert word not in text
+        assert "The course of the training" not in text
+        assert "No metrics are shown" in text and "towards the server by round" in text
+    for text in both([out], with_metrics=True):
+        final = json.loads((out / "summary.json").read_text())["final"]
+        for name in ("test_accuracy", "train_loss"):
+            assert shown(final[name]) in text
+        marks = [text.index("Outside ε"), text.index("outside ε")]
+        assert max(marks) < text.index("est accuracy") and "issimilarity by round" in text
+        assert "No metrics are shown" not in text
+    train(*made, out=tmp_path / "simulation")  # may be looked at in any way
+    for text in both([tmp_path / "simulation"]):
+        assert "raining loss F(x) by round" in text and "utside ε" not in text
+    own = set(read_off_records(tmp_path / "simulation").values())
+    for text in both([tmp_path / "simulation", out]):  # side by side
+        assert not [n for n, number in raw.items() if number not in own and shown(number) in text]
+        assert "raining loss F(x) by round" in text
+
+
+def test_no_page_tells_the_identity_of_the_data(runs: list[Path]) -> None:
+    known = json.loads((runs[0] / "run.json").read_text())
+    for text in both(runs[:1]):
+        assert known["data"] not in text and known["covers"] not in text
+        assert known["engine"] in text
 
 
 def _luminance(colour: str) -> float:

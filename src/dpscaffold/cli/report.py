@@ -17,6 +17,14 @@ def report_command(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="write Markdown instead: the model card")
     ] = False,
+    with_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--with-metrics",
+            help="add metrics of private records to the page of a run that keeps a promise, marked "
+            "as outside ε",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
 ) -> None:
     """Write one self-contained page: what was learnt, how well, and what is promised to whom."""
@@ -26,7 +34,7 @@ def report_command(
     from dpscaffold.report.story import page_of
     from dpscaffold.whole import write_text
 
-    page = page_of(runs)
+    page = page_of(runs, with_metrics)
     path = out or Path("MODEL_CARD.md" if markdown else "report.html")
     if path.is_dir():
         raise BadInput(f"--out is {path}, which is a folder; name a file")

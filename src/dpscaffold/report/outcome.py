@@ -22,15 +22,32 @@ BESIDE = (
 )
 
 
+#: Numbers of a run that any page may show: they depend on no record.
+PUBLIC = frozenset({"round", "epsilon_server"})
+#: What is said where metrics are left out, and where they are shown all the same.
+LEFT_OUT = (
+    "No metrics are shown: they would be computed on private records without noise, and no ε "
+    "covers that."
+)
+OUTSIDE = (
+    "This page shows what is outside ε: metrics that were computed on private records without "
+    "noise, or that only the server sees. No number of the privacy section covers them."
+)
+
+
 @dataclass(frozen=True)
 class Told:
-    """A run and what else its folder says: configuration, versions, identity and model."""
+    """A run and what else its folder says: configuration, versions, engine and model.
+
+    ``with_metrics`` says to show metrics of private records even where a promise is kept.
+    """
 
     run: RunRecord
     config: str
     versions: dict[str, Any]
-    identity: dict[str, Any]
+    engine: str | None
     model: dict[str, Any]
+    with_metrics: bool = False
 
     @property
     def name(self) -> str:
@@ -39,18 +56,40 @@ class Told:
 
     @property
     def final(self) -> dict[str, Any]:
-        """The last evaluated round."""
-        return dict(self.run.summary.get("final") or self.run.history[-1])
+        """The last evaluated round, as far as it may be shown."""
+        found = dict(self.run.summary.get("final") or self.run.history[-1])
+        return {name: value for name, value in found.items() if self.shows(name)}
+
+    @property
+    def promises(self) -> bool:
+        """Whether the run keeps a promise about its records: it is private and no simulation."""
+        said = self.run.privacy
+        return bool(said.get("mechanism")) and not said.get("simulated")
+
+    @property
+    def exposed(self) -> bool:
+        """Whether metrics are shown that its promise does not cover."""
+        return self.promises and self.with_metrics
+
+    def shows(self, name: str) -> bool:
+        """Whether a number may be shown. A server of sites computes metrics on public rows."""
+        scored = self.engine == "sites" and name.startswith("test_")
+        return name in PUBLIC or scored or self.with_metrics or not self.promises
+
+    def beside(self, key: str, metric: str) -> float | None:
+        """What the metric stands beside: of the summary, the baseline's or the optimum's."""
+        return self.run.summary.get(f"{key}_{metric}") if self.shows(metric) else None
 
 
-def tell(path: Path) -> Told:
+def tell(path: Path, with_metrics: bool = False) -> Told:
     """Read a run folder for a report."""
     folder, run = RunFolder(path), read_run(path)
     index = folder.read_json("model/model.json") or {}
     read_tables(folder.file("config.toml"))  # a damaged one is refused, not printed
     text = folder.file("config.toml").read_text(encoding="utf-8")
     versions = folder.read_json("versions.json") or {}
-    return Told(run, text, versions, folder.read_json("run.json") or {}, index)
+    engine = (folder.read_json("run.json") or {}).get("engine")
+    return Told(run, text, versions, engine, index, with_metrics)
 
 
 def results(runs: Sequence[Told]) -> Section:
@@ -59,26 +98,40 @@ def results(runs: Sequence[Told]) -> Section:
     for told in runs:
         blocks += [Text(_learnt(told)), *_warnings(told)]
     names = dict.fromkeys(n for told in runs for n in told.final if n.startswith("test_"))
-    shown = _one_beside(runs[0], [*names]) if len(runs) == 1 else _several(runs, [*names])
-    blocks += [shown, _circumstances(runs)]
+    if any(told.exposed for told in runs):
+        blocks.insert(0, Text(OUTSIDE, warning=True))
+    if names:
+        blocks.append(
+            _one_beside(runs[0], [*names]) if len(runs) == 1 else _several(runs, [*names])
+        )
+    if any(told.promises and not told.shows(told.run.metric) for told in runs):
+        blocks.append(Text(LEFT_OUT))
+    blocks.append(_circumstances(runs))
     return section("What was learnt, and how well", blocks)
 
 
-CAPTION = "On the records that were held out; averaged over users where a metric is a mean"
+def marked(runs: Sequence[Told], text: str) -> str:
+    """A caption, which says so where some of its numbers are outside ε."""
+    outside = any(told.exposed for told in runs)
+    return f"Outside ε: {text[0].lower()}{text[1:]}" if outside else text
+
+
+def _caption(runs: Sequence[Told]) -> str:
+    how = "averaged over users where a metric is a mean"
+    if all(told.engine == "sites" for told in runs):
+        return f"On public rows; {how}"
+    return marked(runs, f"On the records that were held out; {how}")
 
 
 def _one_beside(told: Told, names: Sequence[str]) -> Grid:
     """The metrics of one run, with what they stand beside in columns of their own."""
-    found = [
-        (words, [told.run.summary.get(f"{key}_{name}") for name in names])
-        for key, words, _ in BESIDE
-    ]
+    found = [(words, [told.beside(key, name) for name in names]) for key, words, _ in BESIDE]
     columns = [(words, values) for words, values in found if any(v is not None for v in values)]
     rows = tuple(
         (titled(name), _number(told.final.get(name)), *(_number(v[k]) for _, v in columns))
         for k, name in enumerate(names)
     )
-    return Grid(CAPTION, ("", "this model", *(words for words, _ in columns)), rows)
+    return Grid(_caption([told]), ("", "this model", *(words for words, _ in columns)), rows)
 
 
 def _several(runs: Sequence[Told], names: Sequence[str]) -> Grid:
@@ -87,21 +140,26 @@ def _several(runs: Sequence[Told], names: Sequence[str]) -> Grid:
     for name in names:
         rows.append((titled(name), *(_number(told.final.get(name)) for told in runs)))
         for key, _, words in BESIDE if name == runs[0].run.metric else ():
-            values = [told.run.summary.get(f"{key}_{name}") for told in runs]
+            values = [told.beside(key, name) for told in runs]
             if any(value is not None for value in values):
                 rows.append((f"{titled(name)} {words}", *map(_number, values)))
-    return Grid(CAPTION, ("", *(told.name for told in runs)), tuple(rows))
+    return Grid(_caption(runs), ("", *(told.name for told in runs)), tuple(rows))
 
 
 def _circumstances(runs: Sequence[Told]) -> Grid:
-    rows = (
-        ("training loss", *(_number(told.final.get("train_loss")) for told in runs)),
+    losses = [told.final.get("train_loss") for told in runs]
+    times = [_time(told) if told.shows("seconds") else "–" for told in runs]
+    rows: list[tuple[str, ...]] = [
         ("ε towards the server", *(_epsilon(told) for told in runs)),
         ("rounds", *(str(told.final.get("round")) for told in runs)),
-        ("time", *(_time(told) for told in runs)),
-    )
+    ]
+    if any(loss is not None for loss in losses):
+        outside = " (outside ε)" if any(told.exposed for told in runs) else ""
+        rows.insert(0, (f"training loss{outside}", *map(_number, losses)))
+    if any(time != "–" for time in times):
+        rows.append(("time", *times))
     head = ("", *(told.name for told in runs)) if len(runs) > 1 else ("", "value")
-    return Grid("How it was learnt", head, rows)
+    return Grid("How it was learnt", head, tuple(rows))
 
 
 def _learnt(told: Told) -> str:
@@ -134,7 +192,7 @@ def _warnings(told: Told) -> list[Block]:
     if told.run.privacy.get("guarantee") is False or not told.run.privacy:
         reason = str(told.run.privacy.get("reason") or "no privacy statement was found")
         found.append(f"{reason[0].upper()}{reason[1:]}. Nothing here protects a record.")
-    if summary.get("warning"):
+    if summary.get("warning") and told.shows("train_loss"):
         text = str(summary["warning"])
         found.append(f"{text[0].upper()}{text[1:]}.")
     return [Text(text, warning=True) for text in found]

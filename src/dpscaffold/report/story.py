@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.books.written import to_toml
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.blocks import (
     Bars,
@@ -20,7 +22,7 @@ from dpscaffold.report.blocks import (
     Text,
     section,
 )
-from dpscaffold.report.outcome import Told, results, tell
+from dpscaffold.report.outcome import PUBLIC, Told, marked, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.scoring import titled
 
@@ -33,15 +35,19 @@ COURSES = (
 )
 
 
-def page_of(paths: Sequence[Path]) -> Page:
-    """The report of some run folders; several stand side by side."""
-    runs = [tell(path) for path in paths]
+def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
+    """The report of some run folders; several stand side by side.
+
+    Of a run that keeps a promise it shows no metric of private records, which is outside ε, unless
+    ``with_metrics`` asks for them.
+    """
+    runs = [tell(path, with_metrics) for path in paths]
     first = runs[0]
     data = dict.fromkeys(str(told.run.summary.get("data") or "its data") for told in runs)
     title = f"{first.name} on {next(iter(data))}"
     if len(runs) > 1:
         title = f"{len(runs)} runs on {' and '.join(data)}"
-    parts = [results(runs), _course(runs)]
+    parts = [part for part in (results(runs), _course(runs)) if part.blocks]
     for told in runs:
         suffix, of = (f": {told.name}", told.name) if len(runs) > 1 else ("", "")
         found = (
@@ -61,7 +67,7 @@ def _course(runs: Sequence[Told]) -> Section:
     metric = runs[0].run.metric
     levels = []
     for key, what in (("baseline", "no features"), ("optimum", "best without privacy")):
-        value = runs[0].run.summary.get(f"{key}_{metric}")
+        value = runs[0].beside(key, metric)
         if value is not None:
             levels.append((what, float(value)))
     figures = [_curve(runs, metric, f"test {titled(metric)}", tuple(levels))]
@@ -78,11 +84,13 @@ def _curve(
         points = tuple(
             (float(r["round"]), float(r[metric])) for r in rows if r.get(metric) is not None
         )
-        if points:
+        if points and told.shows(metric):
             lines.append(Line(told.name, points))
     if not lines:
         return None
-    return Curves(f"{what[0].upper()}{what[1:]} by round", "round", what, tuple(lines), levels)
+    caption = f"{what[0].upper()}{what[1:]} by round"
+    caption = caption if metric in PUBLIC else marked(runs, caption)
+    return Curves(caption, "round", what, tuple(lines), levels)
 
 
 def _sites(told: Told) -> Section:
@@ -163,14 +171,18 @@ def _binned(counts: dict[int, int], most: int = 24) -> tuple[tuple[str, float], 
 def _again(told: Told) -> Section:
     """Configuration, versions, and how to run it again."""
     rows = [(key, str(value)) for key, value in told.versions.items()]
-    rows += [(f"{key} (identity)", str(value)) for key, value in told.identity.items()]
+    rows += [("engine", told.engine)] if told.engine else []
     command = "dpscaffold train config.toml --out runs/again"
     seed = "With the same seed, machine and versions every number is repeated."
     config, said = told.config, told.run.privacy
-    if said.get("simulated"):
-        seed += " A seed also gives the noise away: publish results of a simulation, not its seed."
-    elif said.get("mechanism"):
+    if said.get("mechanism"):
         config = without_seed(config)
+    if said.get("simulated"):
+        seed += (
+            " The seed is left out here, because it gives the noise away: publish results of a "
+            "simulation, not its seed."
+        )
+    elif said.get("mechanism"):
         seed = (
             "Its noise came from the operating system and is kept nowhere, so another run has "
             "other noise of the same law. The seed of the draw is left out here: it would tell who "
@@ -190,11 +202,8 @@ def without_seed(config: str) -> str:
     """A configuration's text without ``plan.seed``.
 
     >>> without_seed("[data]\\nseed = 1\\n[plan]\\nseed = 2\\nrounds = 3\\n")
-    '[data]\\nseed = 1\\n[plan]\\nrounds = 3\\n'
+    '[data]\\nseed = 1\\n\\n[plan]\\nrounds = 3\\n'
     """
-    table, kept = "", []
-    for line in config.splitlines(keepends=True):
-        table = line.strip() if line.startswith("[") else table
-        if table != "[plan]" or line.partition("=")[0].strip() != "seed":
-            kept.append(line)
-    return "".join(kept)
+    tables = tomllib.loads(config)
+    tables.get("plan", {}).pop("seed", None)
+    return to_toml(tables)
