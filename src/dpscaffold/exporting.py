@@ -35,27 +35,40 @@ def export(model: Model, to: str, out: Path, only_protected: bool = False) -> Pa
       :class:`~dpscaffold.modules.WholeModel`; it needs none of this package.
     - ``safetensors``: the folder that :func:`~dpscaffold.load_model` reads.
 
-    With ``only_protected`` a model is refused that carries statistics fitted without protection.
+    With ``only_protected`` a model is refused that carries statistics fitted without protection,
+    that was trained without a guarantee, or in a simulation.
     """
     choice("--to", to, tuple(FORMATS))
-    if only_protected and model.unprotected:
-        more = len(model.unprotected) - 1
-        raise BadInput(
-            f"--only-protected is given, but the model carries what no guarantee covers: "
-            f"{model.unprotected[0]}{f' (and {more} more)' if more else ''} Prepare the data with "
-            f"public or private statistics, and name classes and categories beforehand"
-        )
-    if only_protected and not model.privacy.get("guarantee"):
-        raise BadInput(
-            f"--only-protected is given, but the model was trained without a guarantee "
-            f"({model.privacy.get('reason') or 'it has no privacy statement'})"
-        )
+    if only_protected:
+        _refuse_unprotected(model)
     if to == "safetensors":
         return model.save(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(out) as partial, _quietly():
         _to_torch(model, partial) if to == "torch" else _to_onnx(model, partial)
     return out
+
+
+def _refuse_unprotected(model: Model) -> None:
+    """Refuse a model that a promise does not cover, or not all of it."""
+    if model.unprotected:
+        more = len(model.unprotected) - 1
+        raise BadInput(
+            f"--only-protected is given, but the model carries what no guarantee covers: "
+            f"{model.unprotected[0]}{f' (and {more} more)' if more else ''} Prepare the data with "
+            f"public or private statistics, and name classes and categories beforehand"
+        )
+    if not model.privacy.get("guarantee"):
+        raise BadInput(
+            f"--only-protected is given, but the model was trained without a guarantee "
+            f"({model.privacy.get('reason') or 'it has no privacy statement'}); train it with "
+            f"privacy.noise or privacy.epsilon"
+        )
+    if model.privacy.get("simulated", True):  # statements that do not say it count as simulated
+        raise BadInput(
+            "--only-protected is given, but the model comes from a simulation, whose noise can be "
+            "removed by whoever has its seed; train it with --release"
+        )
 
 
 def described(model: Model) -> dict[str, str]:

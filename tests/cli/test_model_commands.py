@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sklearn import metrics as oracle
 from test_model import clinic
 from typed import Done, done_here
 
-from dpscaffold import Logistic, Model, load_model
+from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, synthetic, train
 from dpscaffold.config import load
 from dpscaffold.config.task import own_module
 from dpscaffold.data.loading import load_federation
@@ -352,6 +353,31 @@ def test_unprotected_statistics_are_named_and_refused_on_request(run: Path, tmp_
     refused = command("export", run / "run", *arguments, check=False)
     assert refused.returncode == 2 and "no guarantee covers" in refused.stderr
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"secret": False}, "comes from a simulation"),
+        ({"clip": "median"}, "without a guarantee"),
+        (None, "without a guarantee"),
+        ({}, ""),
+    ],
+)
+def test_only_what_keeps_a_promise_is_exported_as_protected(tmp_path: Path, changes, said) -> None:
+    data = replace(synthetic(users=4, records=30, dimension=3, classes=2), preparation=())
+    plan = Plan(rounds=1, local_steps=1, user_ratio=0.5)
+    privacy = None if changes is None else Gaussian(**{"noise": 8.0, "secret": True, **changes})
+    model = train(data, Logistic(3, 2), fedavg(), plan, privacy).model
+    if not said:
+        assert export(model, "safetensors", tmp_path / "model", only_protected=True).is_dir()
+        return
+    with pytest.raises(BadInput, match=said):
+        export(model, "safetensors", tmp_path / "model", only_protected=True)
+    unknown = {key: value for key, value in model.privacy.items() if key != "simulated"}
+    with pytest.raises(BadInput, match="--only-protected"):  # an older statement did not say it
+        export(replace(model, privacy=unknown), "safetensors", tmp_path / "model", True)
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.slow

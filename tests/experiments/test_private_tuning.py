@@ -21,12 +21,14 @@ from dpscaffold.experiments import private_tuning
 from dpscaffold.experiments.private_scores import Comparison, noised, record_sums, scored
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, tune_privately
 from dpscaffold.experiments.tuning import parse_tuning
+from dpscaffold.exporting import export
 from dpscaffold.modelfolder import load_model
 from dpscaffold.privacy import Cost, describe
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.composition import Part, together
 from dpscaffold.privacy.selected import Trials, account
 from dpscaffold.privacy.selection import Stopping
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.scoring import METRICS
 
 CPU = torch.device("cpu")
@@ -312,6 +314,15 @@ def test_the_command_keeps_the_two_adversaries_apart(tmp_path):
     assert (out / "server.json").stat().st_mode & 0o077 == 0
     model = load_model(out / "winner" / "model")
     assert torch.isfinite(model.params).all()
+    stated, third = model.privacy, winner["privacy"]
+    assert stated["guarantee"] and not stated["simulated"]
+    assert stated["third_party"]["epsilon"] == stated["quoted"]["epsilon"] == third["epsilon"]
+    assert stated["server"]["epsilon"] is None and stated["delta"] == third["delta"]
+    assert stated["quoted"]["towards"] == "third_party"
+    assert set(third["outside"]) < set(stated["outside"])
+    page = (out / "winner" / "model" / "privacy.md").read_text()
+    assert stated["quote"] in page and round_up(third["epsilon"]) in stated["quote"]
+    export(replace(model, preparation=()), "safetensors", tmp_path / "left", only_protected=True)
     other = str(tmp_path / "other")
     shown = CliRunner().invoke(app, ["tune", str(config), "--out", other, "-q"])
     assert shown.exit_code == 0 and "Chosen privately" in shown.output

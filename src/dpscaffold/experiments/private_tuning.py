@@ -38,6 +38,7 @@ from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Cost, Mechanism, charged
 from dpscaffold.privacy.preparation import left_open
 from dpscaffold.privacy.selected import Accounted, Trials, account
+from dpscaffold.privacy.statement import winner_statement
 from dpscaffold.setting import Setting
 
 #: The name of what scores cost.
@@ -65,12 +66,13 @@ class StoppedTrials(Stopped):
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate as it was trained: its values, its score (None where it diverged), and the
-    parameters it gave."""
+    """One candidate as it was trained: its values, its score (None where it diverged), the
+    parameters it gave, and its mechanism."""
 
     values: dict[str, Any]
     score: float | None
     model: Tensor | None = field(repr=False)
+    run: Mechanism | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,13 @@ class PrivatelyTuned:
             "privacy": {**self.privacy.to_third_parties(), "outside": list(self.outside)},
         }
 
+    def statement(self) -> dict[str, Any]:
+        """The privacy statement of the winner, as its model carries it; it needs one."""
+        assert self.winner.run is not None
+        prepared = self.federation.roster.schema.preparation
+        given = self.privacy.to_third_parties()
+        return winner_statement(self.winner.run, given, prepared, self.outside)
+
     def seen_by_server(self) -> dict[str, Any]:
         """Every trial and what they cost together, for the server's own records."""
         trials = [{"values": trial.values, "score": trial.score} for trial in self.trials]
@@ -166,7 +175,12 @@ def tune_privately(
         raise StoppedTrials(str(stopped), privacy) from None
     sizes = trained.roster.sizes
     trials = tuple(
-        Trial(points[p], scored(outcome, judged, compared, table, runs[0], sizes), outcome.model)
+        Trial(
+            points[p],
+            scored(outcome, judged, compared, table, runs[0], sizes),
+            outcome.model,
+            runs[p],
+        )
         for p, outcome in zip(drawn, outcomes, strict=True)
     )
     outside = tuple(left_open([*prepared, *unprotected]))

@@ -3,7 +3,8 @@ theorem."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.preparation import Preparation, left_open, said_of, told
 from dpscaffold.privacy.quote import for_a_person, quote, quoted
 from dpscaffold.privacy.released import Released
+from dpscaffold.privacy.showing import digits_up, round_up
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
@@ -111,6 +113,57 @@ def statement(
     if said["delta_note"]:
         said["outside"].insert(0, said["delta_note"])
     said["run"] = run.to_dict()
+    return said
+
+
+def winner_statement(
+    run: Mechanism,
+    given: Mapping[str, Any],
+    preparation: Sequence[Preparation],
+    outside: Sequence[str],
+) -> dict[str, Any]:
+    """The statement of the winner of a private tuning, for whoever is given the winner alone.
+
+    ``run`` is the winner's mechanism; ``given`` is what
+    :meth:`~dpscaffold.privacy.selected.Accounted.to_third_parties` says.
+    """
+    epsilon, delta = given["epsilon"], given["delta"]
+    reason = None if math.isfinite(epsilon) else "the trials together have no finite epsilon"
+    said = _empty("it saw every trial and not the winner alone: this statement does not cover it")
+    each = "user" if run.unit == "user" else "record"
+    third = {
+        "epsilon": None if reason else epsilon,
+        "bound": "selection",
+        "theorem": given["method"],
+    }
+    said |= {
+        "simulated": False,
+        "guarantee": reason is None,
+        "reason": reason,
+        "delta": delta,
+        "delta_note": large_delta(replace(run, delta=delta)),
+        "rounds": run.rounds,
+        "mechanism": _mechanism(run),
+        "views": {THIRD_PARTY: given["adversary"]},
+        THIRD_PARTY: third,
+        "quoted": {"epsilon": third["epsilon"], "bound": third["bound"], "towards": THIRD_PARTY},
+        **_prepared(preparation, run.unit),
+        "outside": [
+            "Metrics computed on private records without noise, if they are published.",
+            "How many trials there were, their scores and how long they took.",
+            *outside,
+        ],
+        "run": run.to_dict(),
+    }
+    said["quote"] = (
+        f"No guarantee: {reason}."
+        if reason
+        else f"Each {each} is protected with epsilon = {round_up(epsilon)} at delta = "
+        f"{digits_up(delta)} towards a third party who is given the winner of a private tuning "
+        f"alone ({run.neighbours})."
+    )
+    if said["delta_note"]:
+        said["outside"].insert(0, said["delta_note"])
     return said
 
 

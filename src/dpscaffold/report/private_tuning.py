@@ -77,8 +77,8 @@ def _model(tuned: PrivatelyTuned) -> Model:
     assert tuned.winner.model is not None
     settings = with_values(tuned.settings, tuned.winner.values)
     task = settings.task.build(tuned.federation)
-    origin = Origin(data=tuned.federation.title)  # winner.json beside it says what it promises
-    return Model.of(tuned.federation, task, tuned.winner.model, origin=origin)
+    origin = Origin(data=tuned.federation.title)
+    return Model.of(tuned.federation, task, tuned.winner.model, tuned.statement(), origin)
 
 
 def _json(content: object) -> str:
