@@ -122,8 +122,18 @@ def train_command(
     silent = as_json or quiet
     if seeds is not None:
         _refuse_with_seeds({"--track": track, "--stop-on": stop_on})
-        run_seeds(settings, request.folder, seeds, request.resume, device=device, engine=engine,
-                  quiet=silent)  # fmt: skip
+        run_seeds(
+            settings,
+            request.folder,
+            seeds,
+            request.resume,
+            device=device,
+            engine=engine,
+            quiet=silent,
+            say=_say if verbose else None,
+            warn=None if silent else _say,
+            data_key=data_key,
+        )
         if not quiet:
             show([request.folder], None, as_json)
         return
