@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.data.table_coding import held_labels
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack, unpack
 from dpscaffold.federation.schema import Target
@@ -156,9 +156,18 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
             )
         return model.classes
     wanted = label or model.origin.label
+    path = data if isinstance(data, Path) else data.path
     if wanted is None:
-        path = data if isinstance(data, Path) else data.path
         raise BadInput(f"which column of {path} holds what is true is not known; give --label")
+    from dpscaffold.data.readers.raw import file_columns
+
+    names = file_columns(data)
+    if wanted not in names:
+        near = nearest(wanted, names) if label else ""  # a similar feature would mislead
+        raise BadInput(
+            f"{path} has no column '{wanted}'{near} with the true answers; name their column "
+            f"(--label, or stopping.label), or use 'dpscaffold predict' for rows without answers"
+        )
     return (wanted,)
 
 

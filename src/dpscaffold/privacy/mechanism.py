@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.errors import PrivacyError, bad_delta
 
 Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
@@ -261,10 +261,7 @@ def check(run: Mechanism) -> None:
             f"most that many"
         )
     if not 0.0 < run.delta < 1.0:
-        raise PrivacyError(
-            f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is "
-            f"customary"
-        )
+        raise PrivacyError(bad_delta("delta", run.delta))
     if not (math.isfinite(run.noise) and run.noise >= 0.0):
         raise PrivacyError(
             f"noise={run.noise} is not a noise multiplier; give a finite number above 0"
