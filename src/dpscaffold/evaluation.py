@@ -176,7 +176,7 @@ def score_held_out(model: Model, federation: Federation) -> Scored:
     test = federation.test
     site = torch.repeat_interleave(torch.arange(test.users), test.sizes)
     scores = model.scores_of(test.features.numpy())
-    return Scored(scores, test.labels, site, federation.names)
+    return Scored(scores, federation.target.restored(test.labels), site, federation.names)
 
 
 def _truths(columns: Mapping[str, pa.Array], target: Target, decimal: str) -> Tensor:
