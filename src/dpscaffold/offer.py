@@ -240,5 +240,5 @@ def offer_of(
     if algorithm.build().warm_up is not None:
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
     mechanism = MechanismSettings.of(privacy) if privacy is not None else None
-    settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm})
+    settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm, "seed": plan.public_seed})
     return Offer(rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism)

@@ -149,7 +149,7 @@ def run_settings(
     if federation is None:
         federation = load_federation(settings.data, notify if say or warn else None)
     if settings.privacy is not None and settings.privacy.release:
-        settings = for_release(settings, federation, folder if resume else None)
+        settings = for_release(settings, federation)
     if settings.plan.learning_rate == "plan":
         from dpscaffold.planner.asked import planned_setting  # it trains, and most runs need none
 
@@ -160,7 +160,7 @@ def run_settings(
     if say is not None:
         say(str(federation))
         say(described(setting))
-    simulated = setting.privacy is not None and not setting.privacy.secret
+    simulated = setting.privacy is not None and not setting.secret
     label = f"{setting.label}{' (simulated)' if simulated else ''}"
     line: AbstractContextManager[Listener] = (
         nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)

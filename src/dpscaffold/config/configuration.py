@@ -97,6 +97,8 @@ class Configuration(ConfigTable):
             tables["privacy"].pop("epsilon", None)
             tables["privacy"]["noise"] = setting.privacy.noise
         tables["plan"]["warm_rounds"] = setting.warm_rounds
+        if setting.draw_given:  # a seed of the operating system is kept elsewhere
+            tables["plan"]["seed"] = setting.plan.public_seed
         if self.plan.learning_rate == "plan":
             tables["plan"]["learning_rate"] = setting.plan.learning_rate
             facts = (self.facts or FactsSettings()).model_copy(update={"planned": self.planned})
