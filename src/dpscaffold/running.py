@@ -20,6 +20,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.machine import pick_devices
 from dpscaffold.progress import Progress
 from dpscaffold.release import for_release
+from dpscaffold.seeds import public_seed
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
 from dpscaffold.training import Result
@@ -97,7 +98,7 @@ def run_seeds(
             f"would be released, whose epsilons add; leave --seeds out, or simulate with --set "
             f"privacy.secret=false"
         )
-    first = settings.plan.build(planned=1.0).seed or 0
+    first = public_seed(settings.plan.seed)
     federation = load_federation(settings.data)
     found = []
     for seed in range(first, first + count):
