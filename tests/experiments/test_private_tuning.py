@@ -435,7 +435,7 @@ def test_limits_that_tuning_does_not_keep_are_refused(limit):
 def test_colluding_participants_are_counted():
     """Without memory and with K = 1 a participant is hidden by the others' noise too: the less of
     it, the more of them pool what they know."""
-    run = replace(RUN, memory=False, local_steps=1)
+    run = replace(RUN, memory=False, one_sum=True, local_steps=1)
     found = [
         account(Trials((run,), (0, 0), Stopping(4.0), None, (), colluders)) for colluders in (1, 3)
     ]

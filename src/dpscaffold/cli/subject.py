@@ -130,6 +130,7 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
         users=len(sizes),
         records=sizes,
         memory=algorithm.memory,
+        one_sum=algorithm.one_sum,
         rounds=rounds,
         local_steps=local_steps,
         **shares(sizes, user_ratio, data_ratio),

@@ -63,10 +63,12 @@ class Configuration(ConfigTable):
         given = self.privacy
         if given is None:
             return None
+        algorithm = self.algorithm.build()
         return describe(
             users=len(sizes),
             records=sizes,
-            memory=self.algorithm.build().memory,
+            memory=algorithm.memory,
+            one_sum=algorithm.one_sum,
             rounds=self.plan.max_rounds or self.plan.rounds,
             local_steps=self.plan.local_steps,
             **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),

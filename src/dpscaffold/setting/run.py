@@ -215,6 +215,7 @@ class Setting:
             records=self.roster.sizes,
             batch_sizes=self.batch_sizes.tolist(),
             memory=self.algorithm.memory,
+            one_sum=self.algorithm.one_sum,
             noise=privacy.noise,
             clip=privacy.clip,
             sampling=privacy.sampling,
