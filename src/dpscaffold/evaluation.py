@@ -23,7 +23,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack, unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.model import Model
-from dpscaffold.scoring import METRICS, Metric, constant_scores, metrics_for, report
+from dpscaffold.scoring import METRICS, Metric, constant_report, metrics_for, report
 
 if TYPE_CHECKING:
     from dpscaffold.data.readers.files import TableFile
@@ -62,8 +62,8 @@ class Bin:
 class Evaluation:
     """What is known of a model on some rows.
 
-    ``metrics`` are those of the target, ``baseline`` the same of the best model that looks at no
-    feature, ``gap`` why the first row that was left out was, ``sites`` one entry a site,
+    ``metrics`` are those of the target, ``baseline`` the same of the best answer for all rows
+    alike, ``gap`` why the first row that was left out was, ``sites`` one entry a site,
     ``confusion`` counts (true class, predicted class), ``by_class`` recall, precision and
     F1 of every class (of every label accuracy beside its majority baseline and AUC, too),
     ``calibration`` the bins of predicted probability (of the second of two classes, of every label,
@@ -212,14 +212,13 @@ def evaluate(model: Model, scored: Scored, metrics: Sequence[Metric] = ()) -> Ev
     target = model.target
     chosen = tuple(metrics) or metrics_for(target)
     given = (scored.targets, scored.site, len(scored.sites))
-    constant = constant_scores(scored.targets, target).expand(len(scored.targets), -1)
     classes = target.kind == "class"
     confusion = confusion_matrix(model, scored) if classes else ()
     return Evaluation(
         len(scored.targets),
         scored.left_out,
         report(chosen, scored.scores, *given),
-        report(chosen[:1], constant, *given),
+        constant_report(chosen, scored.targets, target, *given),
         _by_site(chosen, scored) if len(scored.sites) > 1 else (),
         _by_label(scored, target) if target.kind == "labels" else _by_class(confusion, target),
         confusion if len(target.classes) <= MOST_CLASSES else (),

@@ -23,7 +23,7 @@ from dpscaffold.federation.schema import Target
 from dpscaffold.scoring import (
     METRICS,
     Metric,
-    constant_scores,
+    constant_report,
     metrics_for,
     predicted_class,
     report,
@@ -236,15 +236,12 @@ def _accuracy_sums(scores: Tensor, y: Tensor, user: Tensor, sizes: Tensor) -> Te
 
 
 def baseline(federation: Federation) -> Metrics:
-    """The shown metric of the best model that looks at no feature: it says the most frequent class
-    of all training records, or their mean."""
+    """Every metric of the constant baseline: the best single answer by the training records (the
+    most frequent class, the mean), scored on the test records."""
     target, test = federation.target, federation.test
     known, true = target.restored(federation.train.labels), target.restored(test.labels)
-    scores = constant_scores(known, target).expand(len(test), -1)
     user = torch.repeat_interleave(torch.arange(test.users), test.sizes)
-    found = report(metrics_for(target)[:1], scores, true, user, test.users)
-    shown = shown_metric(target)
-    return {shown: found[shown]}
+    return constant_report(metrics_for(target), known, target, true, user, test.users)
 
 
 def constant_loss(federation: Federation, task: Task) -> float | None:
