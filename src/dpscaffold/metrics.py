@@ -23,7 +23,7 @@ from dpscaffold.federation.schema import Target
 from dpscaffold.scoring import (
     METRICS,
     Metric,
-    constant_report,
+    constant_scores,
     metrics_for,
     predicted_class,
     report,
@@ -132,9 +132,7 @@ class Evaluator:
                 accuracy += float(_accuracy_sums(scores[None], y, user, sizes)[0])
         columns = [torch.cat(column) for column in zip(*parts, strict=True)]
         parts.clear()  # of many records the two would be much
-        target = self.federation.target
-        scores, labels = target.answers(columns[0]), target.restored(columns[1])
-        found = report(self.metrics, scores, labels, columns[2], seen)
+        found = report(self.metrics, columns[0], columns[1], columns[2], seen)
         if self.federation.target.kind == "class":  # summed as for many models, to the last bit
             found["test_accuracy"] = accuracy / self.federation.users
         return found
@@ -236,12 +234,14 @@ def _accuracy_sums(scores: Tensor, y: Tensor, user: Tensor, sizes: Tensor) -> Te
 
 
 def baseline(federation: Federation) -> Metrics:
-    """Every metric of the constant baseline: the best single answer by the training records (the
-    most frequent class, the mean), scored on the test records."""
+    """The shown metric of the best model that looks at no feature: it says the most frequent class
+    of all training records, or their mean."""
     target, test = federation.target, federation.test
-    known, true = target.restored(federation.train.labels), target.restored(test.labels)
+    scores = constant_scores(federation.train.labels, target).expand(len(test), -1)
     user = torch.repeat_interleave(torch.arange(test.users), test.sizes)
-    return constant_report(metrics_for(target), known, target, true, user, test.users)
+    found = report(metrics_for(target)[:1], scores, test.labels, user, test.users)
+    shown = shown_metric(target)
+    return {shown: found[shown]}
 
 
 def constant_loss(federation: Federation, task: Task) -> float | None:

@@ -20,7 +20,6 @@ from dpscaffold.federation import Federation
 from dpscaffold.machine import pick_devices
 from dpscaffold.progress import Progress
 from dpscaffold.release import for_release
-from dpscaffold.seeds import public_seed
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
 from dpscaffold.training import Result
@@ -98,7 +97,7 @@ def run_seeds(
             f"would be released, whose epsilons add; leave --seeds out, or simulate with --set "
             f"privacy.secret=false"
         )
-    first = public_seed(settings.plan.seed)
+    first = settings.plan.build(planned=1.0).seed or 0
     federation = load_federation(settings.data)
     found = []
     for seed in range(first, first + count):
@@ -150,7 +149,7 @@ def run_settings(
     if federation is None:
         federation = load_federation(settings.data, notify if say or warn else None)
     if settings.privacy is not None and settings.privacy.release:
-        settings = for_release(settings, federation)
+        settings = for_release(settings, federation, folder if resume else None)
     if settings.plan.learning_rate == "plan":
         from dpscaffold.planner.asked import planned_setting  # it trains, and most runs need none
 
@@ -161,7 +160,7 @@ def run_settings(
     if say is not None:
         say(str(federation))
         say(described(setting))
-    simulated = setting.privacy is not None and not setting.secret
+    simulated = setting.privacy is not None and not setting.privacy.secret
     label = f"{setting.label}{' (simulated)' if simulated else ''}"
     line: AbstractContextManager[Listener] = (
         nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpscaffold.config import parse
 from dpscaffold.data import load_federation
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.draft import draft, draft_arrays
@@ -21,6 +22,7 @@ from dpscaffold.data.readers.columns import column_names, read_batches
 from dpscaffold.data.readers.files import Dialect, TableFile, table_files
 from dpscaffold.data.readers.raw import raw_parts
 from dpscaffold.errors import BadInput
+from dpscaffold.planner.asked import planned_setting
 
 HEADER = "site;age;weight;ill"
 SITES, ANSWERS = ("Bonn", "Köln"), ("nein", "ja", "ja")
@@ -256,8 +258,13 @@ def test_arrays_that_cannot_be_trained_on_are_refused_before_anything_is_drafted
 
 
 def test_several_labels_are_drafted_with_a_step_size_that_trains(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", features=np.ones((4, 2)), labels=np.eye(4, 2, dtype=int))
-    assert tomllib.loads(draft_arrays(tmp_path / "a.npz", 1.0))["plan"]["learning_rate"] == 0.5
+    rng = np.random.default_rng(0)
+    features, held = rng.normal(size=(400, 2)), rng.integers(0, 2, (400, 3))
+    np.savez(tmp_path / "a.npz", features=features, labels=held)
+    settings = parse(tomllib.loads(draft_arrays(tmp_path / "a.npz", 1.0)))
+    assert settings.plan.learning_rate == "plan"
+    setting = planned_setting(settings, load_federation(settings.data))
+    assert 0 < setting.plan.learning_rate < 4
 
 
 def test_a_file_that_is_no_table_is_refused_by_its_ending(tmp_path: Path) -> None:

@@ -168,10 +168,10 @@ def test_the_page_and_the_command_say_what_was_planned(tmp_path):
     run = tmp_path / "run"
     result = CliRunner().invoke(app, ["train", str(tmp_path / "c.toml"), "--out", str(run), "-q"])
     assert result.exit_code == 0, result.exception
-    assert "chosen on a public surrogate" in (run / "privacy.md").read_text()
+    assert "chosen from public facts" in (run / "privacy.md").read_text()
     for subject in (run, tmp_path / "c.toml"):
         said = CliRunner().invoke(app, ["privacy", str(subject)]).output
-        assert "tuning: plan.learning_rate: chosen on a public" in said
+        assert "tuning: plan.learning_rate: chosen from public" in said
         assert "Hyperparameters tuned on private" not in said
 
 

@@ -209,10 +209,9 @@ def test_the_page_of_a_run_that_keeps_a_promise_has_no_metrics(tmp_path: Path) -
     train(*made, out=tmp_path / "simulation")  # may be looked at in any way
     for text in both([tmp_path / "simulation"]):
         assert "raining loss F(x) by round" in text and "utside ε" not in text
-    own = {shown(number) for number in read_off_records(tmp_path / "simulation").values()}
+    own = set(read_off_records(tmp_path / "simulation").values())
     for text in both([tmp_path / "simulation", out]):  # side by side
-        strange = {shown(number) for number in raw.values()} - own
-        assert not [number for number in strange if number in text]
+        assert not [n for n, number in raw.items() if number not in own and shown(number) in text]
         assert "raining loss F(x) by round" in text
 
 
@@ -357,5 +356,5 @@ def test_a_planned_balanced_run_shows_its_trust_and_what_was_planned(tmp_path: P
     given, planned = (as_html(page_of([tmp_path / name])) for name in ("given", "planned"))
     for page in (given, planned):
         assert "trust a in which users were drawn" in page and "of the controls" in page
-    said = "Not among it: plan.learning_rate: chosen on a public surrogate"
+    said = "Not among it: plan.learning_rate: chosen from public facts"
     assert said in planned and said not in given

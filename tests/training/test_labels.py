@@ -376,5 +376,5 @@ def test_a_planned_step_size_has_no_surrogate_for_labels(tmp_path: Path) -> None
     write(tmp_path / "t.csv", count=60)
     settings = parse({"data": data(tmp_path / "t.csv"), "plan": {**PLAN, "learning_rate": "plan"},
                       "privacy": {"noise": 5.0}})  # fmt: skip
-    with pytest.raises(BadInput, match="no surrogate for a target of several labels"):
+    with pytest.raises(BadInput, match="for several labels needs a linear model"):
         planned_setting(settings, load_federation(settings.data))

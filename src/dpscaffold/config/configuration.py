@@ -63,12 +63,10 @@ class Configuration(ConfigTable):
         given = self.privacy
         if given is None:
             return None
-        algorithm = self.algorithm.build()
         return describe(
             users=len(sizes),
             records=sizes,
-            memory=algorithm.memory,
-            one_sum=algorithm.one_sum,
+            memory=self.algorithm.build().memory,
             rounds=self.plan.max_rounds or self.plan.rounds,
             local_steps=self.plan.local_steps,
             **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),
@@ -99,8 +97,6 @@ class Configuration(ConfigTable):
             tables["privacy"].pop("epsilon", None)
             tables["privacy"]["noise"] = setting.privacy.noise
         tables["plan"]["warm_rounds"] = setting.warm_rounds
-        if setting.draw_given:  # a seed of the operating system is kept elsewhere
-            tables["plan"]["seed"] = setting.plan.public_seed
         if self.plan.learning_rate == "plan":
             tables["plan"]["learning_rate"] = setting.plan.learning_rate
             facts = (self.facts or FactsSettings()).model_copy(update={"planned": self.planned})

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.data.looking import Column, Look, is_measured, rounded_range
+from dpscaffold.data.looking import Column, Look
 from dpscaffold.data.readers.arrays import npz_arrays, read_npz
 from dpscaffold.data.readers.files import AUTO
 from dpscaffold.errors import BadInput
-from dpscaffold.federation.schema import Kind, Target, kind_of
+from dpscaffold.federation.schema import Kind
 
 OUTSIDE = (
     "Looking at private data to write a configuration is outside epsilon: no guarantee covers what "
@@ -33,16 +33,14 @@ def draft(found: Look, epsilon: float) -> str:
         f"path = {_text(found.path.as_posix())}{_files(found)}",
         *_dialect(found),
         *_label(found),
-        *_target(found.target),
+        *_target(found),
         *(f"user = {_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
         *_without_users(found),
         *_features(found),
         "minimum_records = 10  # smaller users are left out, and named",
-        "# Mean and deviation are read off the training records, outside epsilon; the docs",
-        '# say how to fit them inside ("Preprocessing and privacy").',
-        'preprocess = ["standardise", "unit-norm"]',
+        *_preprocess(_norm(_columns(found))),
         "",
-        *_rest(found.users, found.target.kind, epsilon),
+        *_rest(found.users, found.target, epsilon, _norm(_columns(found)), len(found.of("label"))),
     ]
     return "\n".join(lines) + "\n"
 
@@ -56,24 +54,22 @@ def draft_arrays(path: Path, epsilon: float) -> str:
             f"{path} holds {', '.join(arrays) or 'nothing'}; it needs arrays 'features' and "
             f"'labels'"
         )
-    target: Target | Kind = "class"
-    if labels.ndim == 2:
-        target = "labels"
-    elif labels.dtype.kind in "iuf" and np.isfinite(labels).all() and is_measured(labels):
-        low, high = rounded_range(labels)
-        target = Target("number", low=low, high=high)
+    several = labels.ndim == 2
+    number = labels.dtype.kind == "f" and bool((labels != np.floor(labels)).any()) and not several
     count = 0 if users is None else len(np.unique(users))
     lines = [HEAD, "[data]", 'source = "npz"', f"path = {_text(path.as_posix())}"]
-    if isinstance(target, Target):
-        lines += _target(target)
-    if target == "labels":
+    if number:
+        lines.append('target = "number"  # labels hold fractions')
+    if several:
         lines.append('target = "labels"  # a column of 0 and 1 for each label')
     if users is None:
         lines += ["users = 10  # the file names no users: records are dealt out at random", *_SPLIT]
     else:
         lines.append('partition = "natural"  # the file says whose each record is')
+    target: Kind = "number" if number else "labels" if several else "class"
     read_npz(path, target)  # what train would refuse is refused before anything is written
-    lines += ["", *_rest(count, kind_of(target), epsilon)]
+    norm = _norm(int(np.prod(arrays["features"].shape[1:])))
+    lines += [*_preprocess(norm), "", *_rest(count, target, epsilon, norm, labels[0].size)]
     return "\n".join(lines) + "\n"
 
 
@@ -118,23 +114,16 @@ def _dialect(found: Look) -> list[str]:
 
 def _label(found: Look) -> list[str]:
     columns = found.of("label")
-    if found.target.kind == "labels":
+    if found.target == "labels":
         listed = ", ".join(_text(column.name) for column in columns)
         return [f"label = [{listed}]  # several labels of 0 and 1: {columns[0].why}"]
     return [f"label = {_text(column.name)}  # {column.why}" for column in columns]
 
 
-def _target(target: Target) -> list[str]:
-    """The range of a number to predict, and why it is asked for."""
-    if target.kind != "number":
-        return []
-    return [
-        "# The label is predicted as a number: it has fractions or many values. (If its values are",
-        "# classes, remove the line.) low and high were guessed from the data, outside epsilon:",
-        "# write the range that the number can have, known without looking. Training maps it to",
-        "# [-1, 1], and a number beyond an end counts as the end; predictions have its own units.",
-        f'target = {{ kind = "number", low = {target.low:.12g}, high = {target.high:.12g} }}',
-    ]
+def _target(found: Look) -> list[str]:
+    if found.target == "number":
+        return ['target = "number"  # many different numbers; remove for classes']
+    return []
 
 
 def _without_users(found: Look) -> list[str]:
@@ -206,35 +195,82 @@ def _missing(found: Look) -> list[str]:
     ]
 
 
-def _learning_rate(target: str) -> str:
-    if target == "labels":
-        return "learning_rate = 0.5  # of several labels it cannot be planned: try others"
-    return 'learning_rate = "plan"  # chosen on made-up data of this shape: it reads no record'
+#: Rows are cut to this norm at most. A larger one leaves more of the noise to the weights of
+#: features and less to the bias, which is then learnt more slowly.
+MOST_NORM = 3.0
+#: Up to so many sites all take part in every round.
+MOST_SITES = 200
 
 
-def _rest(users: int, target: str, epsilon: float) -> list[str]:
-    """Task, plan and privacy for so many users."""
-    ratio = 1.0 if users and users < 4 else 0.5 if users and users < 10 else 0.2
+def _columns(found: Look) -> int:
+    """How many features the columns become: one per number, one per value of a category, and one
+    for missing values."""
+    each = (
+        len(column.values) if column.role == "category" else 1
+        for column in found.columns
+        if column.role in ("number", "date", "category")
+    )
+    missing = sum(column.missing for column in found.columns if column.role != "label")
+    return max(1, sum(each) + missing)
+
+
+def _norm(columns: int) -> float:
+    """The norm that rows are cut to: √d, which a standardised row of d features has on average,
+    and at most :data:`MOST_NORM`.
+
+    >>> _norm(2), _norm(30)
+    (1.41, 3.0)
+    """
+    return float(f"{min(MOST_NORM, columns**0.5):.3g}")
+
+
+def _preprocess(norm: float) -> list[str]:
+    return [
+        "# Mean and deviation are read off the training records, outside epsilon; the docs",
+        '# say how to fit them inside ("Preprocessing and privacy"). Long rows are scaled down.',
+        f'preprocess = ["standardise", "clip-norm:{norm:g}"]',
+    ]
+
+
+def _clip(target: str, norm: float, labels: int) -> str:
+    """C: what few gradients exceed. A record's gradient has the norm of its row, √(N² + 1) with
+    the bias, times the error of its scores: below 1 where classes are told apart well, about 0.7
+    for each of several labels, and rarely above a quarter for a number in [−1, 1]."""
+    error = {"class": 1.0, "labels": (labels / 2) ** 0.5, "number": 0.25}[target]
+    return f"{error * (norm**2 + 1) ** 0.5:.2g}"
+
+
+def _rest(users: int, target: str, epsilon: float, norm: float, labels: int) -> list[str]:
+    """Task, plan and privacy for so many users, whose rows have this norm: gradient descent on all
+    records together, which no difference between sites disturbs."""
+    ratio = 1.0 if users <= MOST_SITES else round(MOST_SITES / users, 3)
     kind = "linear" if target == "number" else "logistic"
     return [
         "[task]",
         f'kind = "{kind}"',
         "",
         "[algorithm]",
-        'name = "scaffold"  # corrects the drift of users whose data differ',
+        "# With one step per round sites do not drift apart, so nothing needs to be corrected.",
+        'name = "fedavg"',
         "",
         "[plan]",
         "rounds = 100",
-        "local_steps = 10",
-        f"user_ratio = {ratio}  # the share of users that take part in a round",
-        "data_ratio = 0.2  # the share of a user's records in a batch",
-        _learning_rate(target),
+        "local_steps = 1",
+        f"user_ratio = {ratio:g}  # the share of sites that take part in a round",
+        "data_ratio = 1.0  # a step uses all records of a site",
+        'weighting = "records"  # a small site counts less, and so does its noise',
+        'learning_rate = "plan"  # from the sizes of the sites and the noise: it reads no record',
+        "regularisation = 0.0",
         'averaging = "tail"  # average the last rounds: free, and better under noise',
         "",
         "[privacy]",
-        "# Towards the server, over a draw of participants that nobody chose: without plan.seed",
-        "# the operating system chooses it. The seed is kept in the run folder (seed.json).",
+        "# Towards the server, over a draw of participants that nobody chose (train --release).",
+        "# plan.seed makes the draw otherwise, and the statement says what holds for who knows it.",
         f"epsilon = {epsilon:g}  # the noise is solved from it",
-        "clip = 1.0",
+        "# For removing a record's content (zero-out). The statement says what it is for replacing",
+        '# one record by another, which is about twice as much; sampling = "fixed" keeps epsilon',
+        "# for that, with twice the noise.",
+        'sampling = "poisson"',
+        f"clip = {_clip(target, norm, labels)}",
         "secret = true  # noise from the operating system: a seed would let it be taken off again",
     ]

@@ -127,10 +127,10 @@ def scored(
 def on_public(outcome: Outcome, judged: Records, metric: Metric) -> float:
     """The metric over all public records pooled."""
     assert outcome.model is not None
-    task, target = outcome.setting.task, outcome.setting.roster.schema.target
+    task, params = outcome.setting.task, outcome.model
     with torch.no_grad():
-        scores = task.scores(outcome.model, task.prepare(judged.features))
-    return metric.of(target.answers(scores), target.restored(judged.labels))
+        scores = task.scores(params, task.prepare(judged.features))
+    return metric.of(scores, judged.labels)
 
 
 def record_sums(
@@ -138,14 +138,13 @@ def record_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sum of what each user's records count under a run's model, and how many there are."""
     assert outcome.model is not None
-    task, target = outcome.setting.task, outcome.setting.roster.schema.target
+    task, params = outcome.setting.task, outcome.model
     sums, sizes = [], []
     for user in range(len(judged.sizes)):
         features, labels = judged.of(user)
         with torch.no_grad():
-            scores = task.scores(outcome.model, task.prepare(features))
-        counts = compared.counts(target.answers(scores), target.restored(labels))
-        sums.append(float(counts.sum()))
+            scores = task.scores(params, task.prepare(features))
+        sums.append(float(compared.counts(scores, labels).sum()))
         sizes.append(float(len(labels)))
     return np.array(sums), np.array(sizes)
 

@@ -21,7 +21,6 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.runner import CaseStack, case_stacks, user_steps
 from dpscaffold.plan import Plan
 from dpscaffold.rounds import plain_draws, stacked_rounds
-from dpscaffold.seeds import public_seed
 from dpscaffold.setting import Setting
 
 #: (features, classes) that stand for those of data whose settings do not tell.
@@ -125,7 +124,7 @@ class Probe:
                 ),
                 privacy,
             )
-            for seed in (public_seed(case.settings.plan.seed) for case in stack.cases)
+            for seed in (case.settings.plan.seed for case in stack.cases)
         ]
 
 
@@ -138,7 +137,7 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _seeds(stack: CaseStack) -> set[int]:
-    return {public_seed(case.settings.plan.seed) for case in stack.cases}
+    return {case.settings.plan.seed for case in stack.cases}
 
 
 def _users(case: Case) -> int:

@@ -9,6 +9,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.plan import Plan
+from dpscaffold.planner.descent import descent_rate
 from dpscaffold.planner.facts import Facts
 from dpscaffold.planner.surrogate import Guess
 from dpscaffold.planner.trial import choose_rate
@@ -26,16 +27,21 @@ def planned_setting(settings: Configuration, federation: Federation) -> Setting:
 
 
 def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
-    """η₀ of this run, chosen on surrogates. The roster's sizes and schema are all that is used of
-    the data, with γ and, where ``[facts]`` says it, the norm of a row."""
-    if setting.roster.schema.target.kind == "labels":
-        raise BadInput(
-            "plan.learning_rate is 'plan', which has no surrogate for a target of several labels; "
-            "give a number"
-        )
-    similarity = None if facts is None or facts.similarity == "unknown" else facts.similarity
+    """η₀ of this run: by the formula of noisy gradient descent where the run is that, else chosen
+    on surrogates. The roster's sizes and schema are all that is used of the data, with γ and, where
+    ``[facts]`` says it, the norm of a row."""
     said = None if facts is None else facts.row_norm
     norm = guaranteed_norm(setting.roster.schema.preparation) if said is None else _norm(said)
+    rate = descent_rate(setting, norm)
+    if rate is not None:
+        return rate
+    if setting.roster.schema.target.kind == "labels":
+        raise BadInput(
+            "plan.learning_rate is 'plan', which for several labels needs a linear model, "
+            "algorithm.name = 'fedavg', plan.local_steps = 1 and rows of a known norm "
+            "('clip-norm:3'); set these, or give a number"
+        )
+    similarity = None if facts is None or facts.similarity == "unknown" else facts.similarity
     return choose_rate(setting, Guess(similarity or 0.0, norm, similarity is None)).rate
 
 

@@ -180,8 +180,8 @@ def chosen_in_public(planned: Sequence[str]) -> str:
     'other hyperparameters, if they were tuned on private records, are outside the guarantee.'
     """
     said = (
-        f"{', '.join(planned)}: chosen on a public surrogate, from public facts; no record was "
-        f"read for it, and no privacy was spent on it"
+        f"{', '.join(planned)}: chosen from public facts, by a formula or on a public surrogate; "
+        f"no record was read for it, and no privacy was spent on it"
     )
     if set(planned) >= WHOLE_PLAN:
         return f"{said}."

@@ -126,7 +126,7 @@ def summarise(result: Result) -> dict[str, Any]:
     }
     if result.history:
         constant = baseline(result.federation)
-        shown = shown_metric(result.federation.target)
+        (shown,) = constant
         summary["metric"] = shown
         summary[f"late_{shown}"] = result.late(shown)
         summary |= {f"baseline_{name}": value for name, value in constant.items()}
