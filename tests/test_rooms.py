@@ -18,5 +18,5 @@ def test_a_run_changes_rooms_a_limited_number_of_times(tmp_path: Path) -> None:
     )
     counts = [int(line.split()[0]) for line in done.stdout.splitlines()]
     changes, settings, validations, plans = counts
-    assert 20 < changes <= 75, done.stdout
+    assert 20 < changes <= 110, done.stdout
     assert (settings, validations, plans) == (1, 2, 1), done.stdout

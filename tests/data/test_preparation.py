@@ -291,7 +291,7 @@ def test_unknown_and_damaged_preparations_are_refused(tmp_path: Path) -> None:
             load(folder)
         assert "\n" not in str(caught.value)
 
-    refused("format 99, and this version reads formats up to 2", format=99)
+    refused("format 99, and this version reads formats up to 3", format=99)
     refused("step 'whiten' that this version does not know", preparation=[{"kind": "whiten"}])
     first = index["preparation"][0]
     refused("protection", preparation=[first | {"protection": "surely"}])

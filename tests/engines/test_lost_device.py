@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
+from typed import typed
 
-from dpscaffold import Gaussian, Logistic, Plan, cli, scaffold, synthetic, train
+from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.engines.worker import Worker
 from dpscaffold.errors import DeviceLost
 
@@ -44,10 +43,8 @@ def giving_up(monkeypatch, after: int, kind: type[Exception] = RuntimeError):
 
 def command(monkeypatch, capsys, *words: str) -> tuple[int, str]:
     """A command's exit status and what it said on the way."""
-    monkeypatch.setattr(sys, "argv", ["dpscaffold", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0), capsys.readouterr().err
+    status, _, said = typed(monkeypatch, capsys, *words)
+    return status, said
 
 
 @pytest.mark.parametrize("after", [1, 4])

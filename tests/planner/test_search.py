@@ -47,7 +47,9 @@ class Scored(Bench):
 
     def run(self, asked: Sequence[tuple[Setting, float]]) -> list[Trial]:
         self.waves = [*getattr(self, "waves", []), len(asked)]
-        return [Trial(rate, (self._score(setting.plan.seed, rate),)) for setting, rate in asked]
+        return [
+            Trial(rate, (self._score(setting.plan.public_seed, rate),)) for setting, rate in asked
+        ]
 
     def _score(self, which: int, rate: float) -> float:
         """Two peaks, so that a look ahead meets scores that the search must not have seen."""

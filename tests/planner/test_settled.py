@@ -255,11 +255,14 @@ def test_an_empty_word_and_a_limit_that_contradicts_are_refused(tmp_path, option
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"plan": {"learning_rate": "Plan"}}, "plan.learning_rate is 'Plan'; give a number, or"),
-        ({"privacy": {"noise": 1.0, "clip": "medain"}}, "give a number, or 'median'"),
+        (
+            {"plan": {"learning_rate": "Plan"}},
+            "plan.learning_rate is 'Plan' (did you mean 'plan'?)",
+        ),
+        ({"privacy": {"noise": 1.0, "clip": "medain"}}, "give a number or 'median'"),
         ({"facts": {"records": [3, "a"]}}, "facts.records[1] is 'a'; give a whole number"),
-        ({"facts": {"records": "many"}}, "facts.records is 'many'; give a whole number, or a list"),
-        ({"facts": {"row_norm": [1]}}, "facts.row_norm is [1]; give a number, or 'none'"),
+        ({"facts": {"records": "many"}}, "facts.records is 'many'; give a whole number or a list"),
+        ({"facts": {"row_norm": [1]}}, "facts.row_norm is [1]; give a number or 'none'"),
         ({"plan": {"learning_rate": True}}, "plan: learning_rate is true, which is no number"),
         ({"facts": {"users": True}}, "facts: users is true, which is no number"),
     ],

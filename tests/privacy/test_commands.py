@@ -129,8 +129,8 @@ def test_calibrate_the_published_rounds():
     ("options", "words"),
     [
         ([*without(SYNTHETIC, "--noise"), "--noise", "0"], "epsilon is infinite"),
-        ([*SYNTHETIC, "--delta", "0"], "delta=0.0"),
-        ([*SYNTHETIC, "--delta", "1.5"], "delta=1.5"),
+        ([*SYNTHETIC, "--delta", "0"], "delta is 0.0"),
+        ([*SYNTHETIC, "--delta", "1.5"], "delta is 1.5"),
         ([*without(SYNTHETIC, "--user-ratio"), "--user-ratio", "1.5"], "--user-ratio is 1.5"),
         (
             [*without(SYNTHETIC, "--user-ratio"), "--user-ratio", "0.001"],
@@ -154,7 +154,7 @@ def test_bad_input_is_one_sentence(options, words):
 def test_bad_calibrations_are_one_sentence():
     plan = without(SYNTHETIC, "--noise")
     assert "missing --epsilon" in refused("calibrate", *plan)
-    assert "epsilon=-1" in refused("calibrate", "--epsilon", "-1", *plan)
+    assert "epsilon is -1" in refused("calibrate", "--epsilon", "-1", *plan)
     assert "--solve is 'clip'" in refused("calibrate", "--epsilon", "1", "--solve", "clip", *plan)
     assert "view='anyone'" in refused("calibrate", "--epsilon", "1", "--view", "anyone", *plan)
     low = [*plan, "--noise", "0.5"]

@@ -13,8 +13,8 @@ from dpscaffold.privacy import Mechanism, NoisedQuery, Participation, PrivacyErr
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"delta": 0.0}, "delta=0.0"),
-        ({"delta": 1.0}, "delta=1.0"),
+        ({"delta": 0.0}, "delta is 0.0"),
+        ({"delta": 1.0}, "delta is 1.0"),
         ({"delta": "1/users"}, "delta='1/users'"),
         ({"noise": -1.0}, "noise=-1.0"),
         ({"noise": float("inf")}, "noise=inf"),

@@ -33,7 +33,7 @@ from works import (
 )
 
 RESUMED = ["train", "run.toml", "--out", "run", "--resume"]
-SECRET = ["--set", "privacy.secret=true"]
+SECRET = ["--set", "privacy.secret=true", "--data-key", "records.key"]
 BOOKED = [*SECRET, "--set", "privacy.budget_file=budget.jsonl"]
 PREPARE = ["data", "prepare", "run.toml", "--out", "stored"]
 TABLE = ["data", "prepare", "--source", "csv", "--out", "stored"]
