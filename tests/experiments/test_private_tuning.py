@@ -159,6 +159,21 @@ def test_trials_have_noise_and_participants_of_their_own():
     assert len(seeds) == 3
 
 
+def test_the_noise_of_trials_comes_from_no_seed(monkeypatch):
+    """Two trials of one candidate that are given the same seed still have noise of their own."""
+    monkeypatch.setattr(private_tuning, "_fresh", lambda setting: setting)
+    seeded = TOY | {"plan": TOY["plan"] | {"seed": 5, "user_ratio": 1.0}}
+    settings, table = parse_tuning(seeded | {"tune": PRIVATE | {"grid": {"plan.rounds": [2]}}})
+
+    class Two(random.Random):
+        def random(self) -> float:
+            return 0.2
+
+    found = tune_privately(settings, table, CPU, choosing=Two())
+    first, second, *_ = [trial.model for trial in found.trials]
+    assert not torch.equal(first, second)
+
+
 def _setting(settings):
     from dpscaffold.data.loading import load_federation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from privacy.explicit_pairs import gaussian_epsilon
@@ -78,6 +79,29 @@ def test_the_cap_per_user_leaves_room_for_it():
     said = run(user_epsilon=limit).privacy
     assert set(said["ledger"]["participations"]) == {3}
     assert exact(3) <= said["ledger"]["epsilon"] <= limit
+
+
+@pytest.mark.parametrize("limit", ["user_epsilon", "target_epsilon"])
+def test_more_rounds_do_not_make_it_free(tmp_path, limit):
+    """Three rounds with the mean beside them, then more, which are a part of their own: two of
+    these fit in closed form, and without the mean there would be room for all."""
+
+    def plain(participations: int) -> float:
+        return gaussian_epsilon(DELTA, math.sqrt(participations) / NOISE)
+
+    most = 1.02 * (exact(3) + plain(2))
+    assert most < exact(3) + plain(3) and plain(3) + plain(4) < most
+    budget = Budget(delta=DELTA, **{limit: most})
+    given = (centred(), Logistic(4, 3), fedavg())
+    for rounds in (3, 7):
+        plan = replace(PLAN, rounds=rounds)
+        result = train(*given, plan, Gaussian(noise=NOISE), budget=budget, out=tmp_path / "run",
+                       resume=rounds == 7)  # fmt: skip
+    said = result.privacy
+    assert set(said["ledger"]["participations"]) == {5}
+    assert exact(3) + plain(2) <= said["ledger"]["epsilon"] <= most
+    assert result.rounds == (5 if limit == "target_epsilon" else 7)
+    assert result.history[-1]["epsilon_server"] >= exact(3) + plain(2)
 
 
 def test_a_cap_below_its_cost_is_refused():
