@@ -17,16 +17,19 @@ from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Local, Upload
 from dpscaffold.audit.escape import Escaping
-from dpscaffold.audit.onerun import play_one_run
+from dpscaffold.audit.onerun import Asked, play_one_run
 from dpscaffold.audit.play import Limits, audit
 from dpscaffold.audit.subject import Claim, read_case
+from dpscaffold.books.allowance import Allowance
+from dpscaffold.books.runledger import read_account
 from dpscaffold.cipher import CipherStream
 from dpscaffold.cli import app
+from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.local import participate as participate_module
 from dpscaffold.local import steps as steps_module
 from dpscaffold.local.records import LocalRecords
-from dpscaffold.privacy import TradeOff
+from dpscaffold.privacy import RANDOM_PARTICIPATION, TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses
 from dpscaffold.randomness import NOISE, NoiseStreams, OneRound, Randomness
@@ -504,20 +507,65 @@ def test_one_batch_for_all_local_steps(config, monkeypatch):
 ONE_RUN = ("plan.data_ratio=1.0", "plan.learning_rate=0.001")
 
 
+def one_run(case, out, **changes):
+    return play_one_run(replace(Asked.of(case, 120, out, seed=4), **changes), 0.99, 60.0)
+
+
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_one_run_on_real_data(config, sampling, monkeypatch):
+def test_one_run_on_real_data(config, sampling, monkeypatch, tmp_path):
     """Not beaten as it is; with hardly any noise it proves more than was claimed."""
     case = read_case(config, [f"privacy.sampling={sampling}", *ONE_RUN])
-    given = (case.setting, case.federation, case.subject.run, 120, 0.99, 60.0, 4)
-    honest = play_one_run(*given)
+    honest = one_run(case, tmp_path / "honest")
     assert not honest.beaten and honest.rounds == 2 and honest.canaries == 96
     proper = steps_module.Scales._spread
     monkeypatch.setattr(
         steps_module.Scales, "_spread", lambda self, bound: 1e-3 * proper(self, bound)
     )
-    small = replace(case.subject.run, noise=12.0)
-    silent = play_one_run(case.setting, case.federation, small, *given[3:])
+    silent = one_run(case, tmp_path / "silent", run=replace(case.subject.run, noise=12.0))
     assert silent.right == silent.guesses and silent.beaten
+
+
+def test_one_run_is_a_run_with_a_ledger_and_a_statement(config, tmp_path):
+    """Every round that was played is in its ledger, and its folder states what it spent."""
+    case = read_case(config, [*ONE_RUN, "privacy.secret=true"])
+    played = one_run(case, tmp_path / "run")
+    account = read_account(tmp_path / "run")
+    users, rounds = case.setting.users, played.rounds
+    assert rounds == 2 and account.ledger.participations.tolist() == [rounds] * users
+    claimed = RANDOM_PARTICIPATION.epsilon(case.subject.run, rounds)
+    assert played.spent.epsilon == pytest.approx(claimed, rel=1e-9)
+    assert played.spent.epsilon == account.statement()["quoted"]["epsilon"]
+    assert not played.spent.simulated and str(tmp_path / "run") in played.spent.sentence
+
+
+def test_one_run_keeps_the_limits_of_its_setting(config, tmp_path):
+    """A user who may take part once takes part once, and is not scored in the second round."""
+    case = read_case(config, [*ONE_RUN, "privacy.max_participations=1"])
+    one_run(case, tmp_path / "run")
+    assert read_account(tmp_path / "run").ledger.participations.tolist() == [1] * 6
+
+
+def test_one_run_takes_its_grant_from_the_budget_file(config, tmp_path):
+    """The first is granted its whole plan; for the second nothing is left, so it is refused before
+    any game is played, and nothing is written."""
+    budget = tmp_path / "budget.jsonl"
+    setting = [*ONE_RUN, "privacy.secret=true", "privacy.delta=2e-6"]
+    claimed = read_case(config, setting).claims["server"].epsilon
+    Allowance.open(budget, epsilon=1.5 * claimed, delta=1e-5)
+    options = [
+        word for key in (*setting, f"privacy.budget_file={budget}") for word in ("--set", key)
+    ]
+    given = (config, *options, "--view", "server", "--trials", 100, "--minutes", 0.05)
+    answer = command(*given, "--one-run", 20, "--out", tmp_path / "first")
+    assert answer.exit_code == 0, answer.output
+    assert "trained on the real records and spent" in " ".join(answer.output.split())
+    book = Allowance(budget).read()
+    (grant,) = book.grants.values()
+    assert grant.epsilon >= claimed and book.participations == {grant.run: 2}
+    before = budget.read_bytes()
+    refused = command(*given, "--one-run", 20, "--out", tmp_path / "second")
+    assert isinstance(refused.exception, BadInput) and "left" in str(refused.exception)
+    assert budget.read_bytes() == before and not (tmp_path / "second").exists()
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -530,12 +578,14 @@ def command(*arguments):
 def test_the_command_in_json_with_a_figure(config, tmp_path):
     figure = tmp_path / "audit.png"
     answer = command(
-        config, "--trials", 150, "--minutes", 0.2, "--json", "--figure", figure, "--one-run", 20
-    )
+        config, "--trials", 150, "--minutes", 0.2, "--json", "--figure", figure, "--one-run", 20,
+        "--out", tmp_path / "run",
+    )  # fmt: skip
     assert answer.exit_code == 0, answer.output
     said = json.loads(answer.stdout)
     assert [row["view"] for row in said["findings"]] == ["server", "third_party", "participant"]
     assert said["simulated"] and not said["beaten"] and said["one_run"]["canaries"] == 20
+    assert said["one_run"]["spent"]["epsilon"] > 0
     assert figure.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -568,6 +618,9 @@ def test_a_run_folder_is_held_to_its_ledger(config, tmp_path):
         (["--confidence", "1"], "--confidence is 1"),
         (["--view", "nobody"], "--view is 'nobody'"),
         (["--one-run", "1"], "--one-run is 1"),
+        (["--one-run", "20"], "name a folder for it with --out"),
+        (["--out", "run"], "nothing is trained without --one-run"),
+        (["--one-run", "20", "--out", "."], "--out is ., which is not empty"),
         (["--figure", "nowhere/at/all.png"], "--figure is"),
         (["--figure", "audit.txt"], "--figure is"),
         (["--set", "privacy=false"], "not private"),

@@ -13,6 +13,7 @@ from works import (
     a_site_behind,
     an_old_prediction,
     an_old_report,
+    audited,
     booked,
     budget_opened,
     downloaded,
@@ -35,6 +36,7 @@ from works import (
 RESUMED = ["train", "run.toml", "--out", "run", "--resume"]
 SECRET = ["--set", "privacy.secret=true", "--data-key", "records.key"]
 BOOKED = [*SECRET, "--set", "privacy.budget_file=budget.jsonl"]
+KEYED = [*RESUMED, *BOOKED, "--data-key", "records.key"]
 PREPARE = ["data", "prepare", "run.toml", "--out", "stored"]
 TABLE = ["data", "prepare", "--source", "csv", "--out", "stored"]
 TABLE += [
@@ -47,6 +49,7 @@ PLANNED += ["--epsilon", "8", "--rounds", "3", "--local-steps", "2", "--out", "p
 REPRODUCED = ["reproduce", "figure1", "--row", "K = 50", "--scale", "0.01", "--seeds", "1"]
 REPRODUCED += ["--out", "paper", "-q"]
 AUDIT = ["audit", "run.toml", "--trials", "100", "--view", "server", "--figure", "figure.png"]
+ONE_RUN = ["audit", "run.toml", "--trials", "100", "--view", "server", *BOOKED, "--one-run", "12"]
 DOWNLOAD = ["data", "download", DATASET, "--data-dir", "fetched", "--mirror", MIRROR]
 FETCHED = (f"fetched/{DATASET}/one.bin", f"fetched/{DATASET}/two.bin")
 RECOVER = ["site", "recover", "one/site.toml", "--yes"]
@@ -81,7 +84,7 @@ def training() -> list[tuple[Work, int]]:
     return [
         (Work("train", RESUMED, trained, outputs=outputs), 6),
         (Work("train secret", RESUMED + SECRET, trained_secretly, outputs=outputs), 6),
-        (Work("train booked", RESUMED + BOOKED, booked, prepare=open_budget, outputs=outputs), 6),
+        (Work("train booked", KEYED, booked, prepare=open_budget, outputs=outputs), 6),
     ]
 
 
@@ -137,6 +140,16 @@ def quick() -> list[tuple[Work, int]]:
         (figure("privacy plot", "privacy", "run.toml", "--plot"), 1),
         (figure("privacy tradeoff", "privacy", "run.toml", "--tradeoff"), 1),
         (Work("audit", AUDIT, exists("figure.png"), outputs=("figure.png",)), 1),
+        (
+            Work(
+                "audit one run",
+                [*ONE_RUN, "--out", "audited"],
+                audited,
+                [*ONE_RUN, "--out", "audited-again"],
+                prepare=open_budget,
+            ),
+            1,
+        ),
     ]
 
 

@@ -210,6 +210,18 @@ def booked(folder: Path) -> object:
     return trained_secretly(folder)
 
 
+def audited(folder: Path) -> object:
+    """One run of an audit, killed and played again elsewhere: what the budget file has granted
+    covers what all its folders state, and one of them is whole."""
+    places = [place for place in folder.glob("audited*") if (place / "ledger.json").exists()]
+    stated = sum(read_account(place).statement()["server"]["epsilon"] for place in places)
+    lines = [json.loads(line) for line in (folder / "budget.jsonl").read_text().splitlines()]
+    granted = sum(line.get("grant", {}).get("epsilon", 0.0) for line in lines)
+    if granted < stated - 1e-9:
+        raise Lost(f"{granted} is booked, {stated} is stated")
+    return any((place / "privacy.json").exists() for place in places)
+
+
 def check_statement(folder: Path, stated: dict[str, object]) -> None:
     """The written statement is the answer of the command."""
     status = run(folder, ["privacy", "run", "--json"])

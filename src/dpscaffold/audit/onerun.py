@@ -3,13 +3,19 @@
 Some records of the federation become canaries. For each a coin decides which of its two forms is
 in the data; the run goes its way, and the adversary guesses the coins from what the server sees.
 The guesses of many canaries in one run are not independent, and the theorem does not need it.
+
+The other records are trained on as they are, so this is a private run over them like any other: it
+has a run folder with a ledger and a statement, keeps the limits of its setting, and takes its grant
+from the budget file before it begins.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,23 +23,60 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.limits import one_run_epsilon
+from dpscaffold.audit.subject import Case
+from dpscaffold.books.accounts import Accounts
+from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.stacking import StackedBroadcast
 from dpscaffold.engines.worker import Worker
 from dpscaffold.errors import BadInput
+from dpscaffold.events import silence
 from dpscaffold.federation import Federation, Records
 from dpscaffold.local.drawing import Row
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
+from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.randomness import Randomness
-from dpscaffold.rounds import plain_draws, rounds
+from dpscaffold.rounds import rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares
+from dpscaffold.training.in_progress import RunInProgress
+
+#: The engine that it runs on.
+ENGINE = "simulator"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the run took from the privacy of the real records, as its folder states it."""
+
+    folder: str
+    epsilon: float
+    delta: float
+    towards: str
+    simulated: bool
+    budget_file: str | None
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        who = "the server" if self.towards == "server" else self.towards
+        said = (
+            f"The one run trained on the real records and spent epsilon = "
+            f"{round_up(self.epsilon)} towards {who}, at delta = {digits_up(self.delta)}; its "
+            f"ledger is in {self.folder}."
+        )
+        if self.simulated:
+            said += " It is a simulation: with secret noise it would have spent that much."
+        if self.budget_file is not None:
+            said += f" All its planned rounds are booked in {self.budget_file}."
+        return said
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """What one run proves: of ``canaries`` coins, ``guesses`` were guessed, ``right`` rightly."""
+    """What one run proves: of ``canaries`` coins, ``guesses`` were guessed, ``right`` rightly.
+    ``spent`` is what it cost."""
 
     canaries: int
     guesses: int
@@ -43,6 +86,7 @@ class OneRun:
     proved: float
     delta: float
     confidence: float
+    spent: Spent
 
     @property
     def ratio(self) -> float:
@@ -67,6 +111,18 @@ class Canaries:
     present: Tensor
 
 
+def refuse_unfit(data: Federation) -> None:
+    """Refuse data that have no place for canaries."""
+    if data.target.kind != "class":
+        raise BadInput(
+            f"--one-run needs a target of classes, and this one is {data.target}; leave it out"
+        )
+    if data.mapped:
+        raise BadInput("--one-run needs data that fit in memory; leave it out for mapped data")
+    if not bool((data.train.sizes >= 2).any()):
+        raise BadInput("--one-run finds no user with two records to make a canary of one")
+
+
 def place(
     setting: Setting, data: Federation, count: int, rng: np.random.Generator
 ) -> tuple[Federation, Canaries]:
@@ -74,12 +130,7 @@ def place(
 
     Under replace-one the two forms differ in their label, under zero-out one of them is empty.
     """
-    if data.target.kind != "class":
-        raise BadInput(
-            f"--one-run needs a target of classes, and this one is {data.target}; leave it out"
-        )
-    if data.mapped:
-        raise BadInput("--one-run needs data that fit in memory; leave it out for mapped data")
+    refuse_unfit(data)
     sizes, offsets = data.train.sizes, data.train.offsets
     each = torch.clamp(sizes // 2, max=max(1, -(-count // data.users)))
     chosen = [
@@ -90,8 +141,6 @@ def place(
     users = torch.repeat_interleave(torch.arange(data.users), each)
     kept = torch.tensor(rng.permutation(len(rows))[:count])
     rows, users = rows[kept], users[kept]
-    if not len(rows):
-        raise BadInput("--one-run finds no user with two records to make a canary of one")
     directions = torch.tensor(rng.standard_normal((len(rows), data.dimension)), dtype=torch.float32)
     clip = float(setting.privacy.clip) if setting.privacy else 1.0
     features = 16 * clip * directions / directions.norm(dim=1, keepdim=True)
@@ -180,32 +229,50 @@ class _Scored(Simulator):
         return task.clipped_sum(x.repeat(len(labels), 1), batch, clip).total
 
 
-def play_one_run(
-    setting: Setting,
-    federation: Federation,
-    run: Mechanism,
-    canaries: int,
-    confidence: float,
-    seconds: float,
-    seed: int | None = None,
-    watch: Callable[[int], None] | None = None,
-) -> OneRun:
+@dataclass(frozen=True)
+class Asked:
+    """The one run that is asked for: on which data, with how many canaries, and its folder.
+
+    ``rng`` places the canaries. The setting has a seed of its own, so that no other run shares its
+    draw of participants, or noise that comes from a seed.
+    """
+
+    setting: Setting
+    federation: Federation
+    run: Mechanism
+    canaries: int
+    out: Path
+    rng: np.random.Generator
+
+    @classmethod
+    def of(cls, case: Case, canaries: int, out: Path, seed: int | None = None) -> Asked:
+        """From what is audited; without a ``seed`` all draws come from the operating system."""
+        rng, setting = np.random.default_rng(seed), case.setting
+        own = None if setting.secret and seed is None else int(rng.integers(1 << 62))
+        setting = replace(setting, plan=replace(setting.plan, seed=own))
+        return cls(setting, case.federation, case.subject.run, canaries, out, rng)
+
+    def check(self) -> None:
+        """Refuse, before anything is played or written, what could not be run or booked."""
+        refuse_unfit(self.federation)
+        Accounts(self.setting).check_room()
+        RunFolder(self.out).check_free()
+
+
+def play_one_run(asked: Asked, confidence: float, seconds: float) -> OneRun:
     """One run of the setting on its real data, as far as the seconds reach; its claim is that of
     the rounds that were played."""
-    rng = np.random.default_rng(seed)
-    data, placed = place(setting, federation, canaries, rng)
-    secret = bool(setting.privacy and setting.privacy.secret)
-    randomness = Randomness(int(rng.integers(1 << 62)), secret)
-    engine = _Scored(setting, data, randomness)
-    engine.watch(placed)
-    started, done = time.monotonic(), 0
-    state = State.initial(setting, engine.device)
-    for finished in rounds(setting, engine, plain_draws(setting, randomness), state):
-        done = finished.number
-        if watch:
-            watch(done)
-        if time.monotonic() - started > seconds:
-            break
+    setting, run = asked.setting, asked.run
+    data, placed = place(setting, asked.federation, asked.canaries, asked.rng)
+    going = RunInProgress(setting, asked.federation, Hardware(), ENGINE, silence)
+    try:
+        going.open(asked.out, False, None)
+        engine = _Scored(setting, data, going.randomness)
+        engine.watch(placed)
+        done = _rounds(going, engine, seconds)
+        spent = _spent(going)
+    finally:
+        going.close()
     claimed = RANDOM_PARTICIPATION.epsilon(run, done)
     # The surest guesses only, how many being fixed in advance; a canary that was never drawn is
     # not among them unless all are guessed.
@@ -213,4 +280,33 @@ def play_one_run(
     surest = engine.scores.abs().argsort(descending=True)[:guesses]
     right = int(((engine.scores[surest] > 0) == placed.present[surest]).sum())
     proved = one_run_epsilon(len(placed.rows), guesses, right, run.delta, confidence)
-    return OneRun(len(placed.rows), guesses, right, done, claimed, proved, run.delta, confidence)
+    return OneRun(
+        len(placed.rows), guesses, right, done, claimed, proved, run.delta, confidence, spent
+    )
+
+
+def _rounds(going: RunInProgress, engine: _Scored, seconds: float) -> int:
+    """Play the rounds, each in the ledger before it runs; returns how many there were."""
+    started, done = time.monotonic(), 0
+    setting, drawing = going.setting, partial(going.accounts.draw, going.randomness)
+    for finished in rounds(setting, engine, drawing, State.initial(setting, engine.device)):
+        done = finished.number
+        if time.monotonic() - started > seconds:
+            break
+    return done
+
+
+def _spent(going: RunInProgress) -> Spent:
+    """Write the run's statement, and say what is in it."""
+    assert going.folder is not None
+    said = going.accounts.statement()
+    going.accounts.write_statement(going.folder, said)
+    quoted, file = said["quoted"], going.setting.budget.file
+    return Spent(
+        str(going.folder.path),
+        float(quoted["epsilon"]),
+        float(said["delta"]),
+        str(quoted["towards"]),
+        bool(said["simulated"]),
+        None if file is None else str(file),
+    )

@@ -30,7 +30,13 @@ def audit_command(
     ] = None,
     one_run: Annotated[
         int | None,
-        typer.Option("--one-run", help="also one real run with so many canaries in the real data"),
+        typer.Option(
+            "--one-run",
+            help="also train once on the real records, with so many canaries; this spends privacy",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the folder of that run, with its ledger and statement")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="of the games; the system's by default")] = None,
     figure: Annotated[Path | None, typer.Option(help="draw the result to this file")] = None,
@@ -38,7 +44,7 @@ def audit_command(
 ) -> None:
     """Play the distinguishing game against the real engine; exit status 4 if a claim is beaten."""
     # Here and not above: asking for help should not load PyTorch.
-    from dpscaffold.audit.onerun import OneRun, play_one_run
+    from dpscaffold.audit.onerun import Asked, OneRun, play_one_run
     from dpscaffold.audit.play import SHARES, Limits, audit
     from dpscaffold.audit.subject import read_case
     from dpscaffold.progress import duration
@@ -48,9 +54,15 @@ def audit_command(
     views = _views(view, tuple(SHARES))
     if one_run is not None:
         whole("--one-run", one_run, 10)
+    if (one_run is None) != (out is None):
+        raise BadInput(_WITHOUT_A_FOLDER if out is None else f"--out is {out}, {_WITHOUT_A_RUN}")
     if figure is not None and (not figure.parent.is_dir() or figure.suffix not in _ENDINGS):
         raise BadInput(f"--figure is {figure}; give a writable .png, .svg or .pdf")
     case = read_case(source, set_ or [])
+    asked = None
+    if one_run is not None and out is not None:
+        asked = Asked.of(case, one_run, out, seed)
+        asked.check()
     errors = Console(stderr=True, highlight=False)
 
     def watch(name: str, games: int, wanted: int, left: float) -> None:
@@ -59,17 +71,10 @@ def audit_command(
 
     def single(seconds: float) -> OneRun:
         share = 1 - (1 - confidence) / (len(views) + 1)
-        return play_one_run(
-            case.setting,
-            case.federation,
-            case.subject.run,
-            one_run or 0,
-            share,
-            max(1.0, seconds),
-            seed,
-        )
+        assert asked is not None
+        return play_one_run(asked, share, max(1.0, seconds))
 
-    report = audit(case, limits, views, watch, single if one_run else None)
+    report = audit(case, limits, views, watch, single if asked else None)
     if figure is not None:
         plot_audit(report, case, figure)
     if as_json:
@@ -87,6 +92,11 @@ def audit_command(
 
 
 _ENDINGS = (".png", ".svg", ".pdf")
+_WITHOUT_A_FOLDER = (
+    "--one-run trains on the real records, which spends some of their privacy, so its ledger must "
+    "be kept; name a folder for it with --out"
+)
+_WITHOUT_A_RUN = "and nothing is trained without --one-run; leave it out, or give both"
 
 
 def _views(view: str | None, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -90,6 +90,8 @@ def audit_sentences(report: Report, confidence: float) -> list[str]:
             "The run is a simulation: these games keep its seed from the adversary, as secret "
             "noise would."
         )
+    if report.one_run:
+        said.append(report.one_run.spent.sentence)
     if report.remark:
         said.append(f"Not played: {report.remark}.")
     if report.unclipped:
