@@ -32,6 +32,10 @@ def test_grants_add_up_to_the_total_and_no_further(allowance):
         Allowance.open(allowance.path.with_name("other"), 9.0, 1e-5).book(
             replace(GRANT, delta=1.1e-5)
         )
+    once = Allowance.open(allowance.path.with_name("once"), 9.0, 1e-5)
+    once.book(replace(GRANT, delta=6e-6))
+    with pytest.raises(BadInput, match=r"delta = 4e-06 of 1e-05 left"):
+        once.book(replace(GRANT, run="b", delta=6e-6))
     assert allowance.path.read_bytes() == before
     book = Allowance(allowance.path).read()
     assert book.left == (0.0, pytest.approx(8e-6)) and list(book.grants) == ["a", "b"]
@@ -130,6 +134,8 @@ def test_other_neighbours_and_shared_noise_are_refused(allowance):
     allowance.book(replace(GRANT, noise_seed=3))
     with pytest.raises(BadInput, match="budget file of its own"):
         allowance.book(replace(GRANT, run="b", unit="user", epsilon=0.1))
+    with pytest.raises(BadInput, match="budget file of its own"):
+        allowance.book(replace(GRANT, run="b", neighbours="zero-out", epsilon=0.1))
     with pytest.raises(BadInput, match="the seed 3, whose noise this one would repeat"):
         allowance.book(replace(GRANT, run="b", noise_seed=3, epsilon=0.1))
     allowance.book(replace(GRANT, run="b", noise_seed=4, epsilon=0.1))

@@ -172,6 +172,8 @@ def test_what_cannot_be_added_is_refused():
         together([part("a")])
     with pytest.raises(PrivacyError, match="same unit and neighbours"):
         together([part("a"), part("b", unit="user")])
+    with pytest.raises(PrivacyError, match="same unit and neighbours"):
+        together([part("a"), part("b", sampling="poisson")])
     with pytest.raises(PrivacyError, match="identities differ"):
         together([replace(part("a"), data="x"), replace(part("b"), data="y")])
 

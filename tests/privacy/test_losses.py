@@ -160,6 +160,7 @@ def test_mass_at_infinity_counts_fully():
     assert law.epsilon(0.05) == math.inf
     assert law.mixed(0.5).infinite == pytest.approx(0.05)
     assert law.power(3).infinite == pytest.approx(1 - 0.9**3)
+    assert law.compose(law).infinite == pytest.approx(1 - 0.9**2)
 
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.2])
