@@ -66,6 +66,7 @@ def _mechanism(said: Mapping[str, Any]) -> str:
     rows = [
         ("unit", m["unit"]),
         ("neighbours", m["neighbours"]),
+        *_replaced(said),
         ("sampling", f"{m['sampling']}{rates}"),
         (
             "clip C",
@@ -81,6 +82,15 @@ def _mechanism(said: Mapping[str, Any]) -> str:
     if m["may_decline"] is not None:
         rows.append(("a drawn user may decline", m["may_decline"]))
     return _table(("", ""), rows)
+
+
+def _replaced(said: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """ε for replacing a record, where the page's ε is for another relation."""
+    found = [(view, said[view].get("replace_one")) for view in said["views"]]
+    if said["mechanism"]["relation"] == "replace-one" or not all(e for _, e in found):
+        return []
+    shown = ", ".join(f"{round_up(epsilon)} ({view})" for view, epsilon in found)
+    return [("epsilon for replacing one record by another", f"{shown}: a group of two")]
 
 
 def _bounds(said: Mapping[str, Any]) -> str:

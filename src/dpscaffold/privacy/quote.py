@@ -27,25 +27,31 @@ def quote(
     if said["simulated"]:
         would = f"With secret noise {each.lower()} would be protected with"
         return " ".join([SIMULATION, f"{would} {_over_the_draw(said, run, costs)}.",
-                         *_given(said, "would have spent"), SHARED])  # fmt: skip
+                         *_replacing(said[SERVER], run), *_given(said, "would have spent"),
+                         SHARED])  # fmt: skip
     if draw_given and "ledger" in said:
-        return _given_first(said, run, costs, each)
+        first = _given_first(said, run, costs, each)
+        return " ".join([first, *_replacing(said["ledger"], run, "everybody")])
     sentence = f"{each} is protected with {_over_the_draw(said, run, costs)}."
     if draw_given:
         sentence += (
             " That holds for a draw that nobody chose: where its seed is given, as in this plan, "
             "quote what the run's ledger says."
         )
-    return " ".join([sentence, *_given(said, "spent")])
+    return " ".join([sentence, *_replacing(said[SERVER], run), *_given(said, "spent")])
 
 
 def quoted(said: Mapping[str, Any], draw_given: bool) -> dict[str, Any]:
-    """The ε that the sentence begins with: ``towards`` whom, and by which ``bound``."""
+    """The ε that the sentence begins with: ``towards`` whom, and by which ``bound``; and that for
+    replacing one record by another."""
     if draw_given and not said["simulated"] and "ledger" in said:
         spent = said["ledger"]
-        return {"epsilon": spent["epsilon"], "bound": spent["bound"], "towards": "everybody"}
-    first = said[SERVER]
-    return {"epsilon": first["epsilon"], "bound": first["bound"], "towards": SERVER}
+        return {**_numbers(spent), "towards": "everybody"}
+    return {**_numbers(said[SERVER]), "towards": SERVER}
+
+
+def _numbers(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: said[name] for name in ("epsilon", "replace_one", "bound")}
 
 
 def for_a_person(said: Mapping[str, Any]) -> str:
@@ -66,6 +72,16 @@ def _given_first(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str], 
         f"took part, as the draw came from a given seed). Over a draw that nobody chose it would "
         f"be {_over_the_draw(said, run, costs)}."
     )
+
+
+def _replacing(said: Mapping[str, Any], run: Mechanism, whom: str = "the server") -> list[str]:
+    """ε of the other relation, where the sentence is not about replacing a record."""
+    if run.relation == "replace-one" or said["replace_one"] is None:
+        return []
+    return [
+        f"For replacing one record by another, epsilon = {round_up(said['replace_one'])} towards "
+        f"{whom}."
+    ]
 
 
 def _over_the_draw(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpscaffold.privacy.bound import PARTICIPANT, REPEATED, VIEWS, Bound
+from dpscaffold.privacy.bound import PARTICIPANT, REPEATED, VIEWS, Bound, Laws
 from dpscaffold.privacy.bounds import (
     AGGREGATE_PARTICIPANT,
     BOUNDS,
@@ -23,6 +23,7 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import human_terms, ledger_terms, losses, spent_laws
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.tradeoff import TradeOff
 
 #: At which fractions of its own δ a statement gives ε too.
 DELTAS = (1.0, 0.1, 0.01, 0.001)
@@ -68,6 +69,9 @@ class Released:
             said["ledger"] = {
                 "epsilon": self.ledger.largest(),
                 "bound": LEDGER.name,
+                "replace_one": self._replacing(
+                    self.ledger.largest(), spent_laws(self.ledger, self.costs)
+                ),
                 "participations": spread["participations"],
                 "epsilon_over_users": spread["epsilon"],
             }
@@ -133,8 +137,11 @@ class Released:
     def _towards(self, bound: Bound) -> dict[str, Any]:
         """What is quoted towards a view, by this bound."""
         run = self.run
+        epsilon = _finite(bound.epsilon(run, self.rounds, self.costs, self.repeats))
+        laws = losses(bound, run, self.rounds, self.costs, self.repeats)
         said: dict[str, Any] = {
-            "epsilon": _finite(bound.epsilon(run, self.rounds, self.costs, self.repeats)),
+            "epsilon": epsilon,
+            "replace_one": self._replacing(epsilon, laws),
             "delta": run.delta,
             "bound": bound.name,
             "neighbours": run.neighbours,
@@ -148,6 +155,15 @@ class Released:
         if self.ledger is not None:
             said["ledger"] = self.ledger.largest()
         return said
+
+    def _replacing(self, epsilon: float | None, laws: Laws) -> float | None:
+        """ε for replacing one record by another. Where ε itself is for removing a record's content,
+        or for adding or removing it, two such changes lead from one dataset to the other, so it is
+        that of a group of two; None where none is proved. For full batches this is exact: twice the
+        shift of the same Gaussian."""
+        if self.run.relation == "replace-one" or not laws:
+            return epsilon
+        return _finite(TradeOff.of(laws).epsilon(self.run.delta, group=2))
 
     def _published(self) -> dict[str, Any]:
         """The paper's own number, which is no theorem for every loss."""
