@@ -22,7 +22,7 @@ LAYERS = (
     "errors",
     "checks machine cipher philox whole kernels",
     "privacy",
-    "notebook federation plan budget randomness devicedraws",
+    "notebook federation plan budget seeds randomness devicedraws",
     "data tasks algorithms scoring labelscoring",
     "local",
     "setting",

@@ -3,12 +3,15 @@ model."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn import metrics as oracle
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from small import federation, module
 
 from dpscaffold import (
@@ -27,7 +30,10 @@ from dpscaffold import (
     train,
     weighted,
 )
-from dpscaffold.metrics import Evaluator, Measures, constant_loss
+from dpscaffold.federation.labels import pack
+from dpscaffold.federation.schema import Target
+from dpscaffold.metrics import Evaluator, Measures, baseline, constant_loss
+from dpscaffold.scoring import METRICS, constant_report
 from dpscaffold.tasks import Batch, loss_named
 
 PLAN = Plan(rounds=2, local_steps=2, data_ratio=0.5, evaluate_every=1)
@@ -159,3 +165,56 @@ def test_a_model_worse_than_a_constant_is_told_what_to_lower(tmp_path: Path) -> 
     calm = Plan(rounds=30, local_steps=5, data_ratio=0.5, user_ratio=1.0)
     train(data, Logistic(4, 3), fedavg(), calm, out=tmp_path / "calm")
     assert "warning" not in (tmp_path / "calm" / "summary.json").read_text()
+
+
+def test_constant_baselines_are_those_of_scikit_learn() -> None:
+    """Every metric next to the best single answer: dummy models fitted on the training records."""
+    rng = np.random.default_rng(3)
+    for classes in (2, 3):
+        train_y, test_y = (rng.choice(classes, 200, p=[0.3, 0.7, 0][:classes]) for _ in range(2))
+        train_y[0], test_y[:3] = classes - 1, classes - 1
+        found = baseline(one_user(train_y, test_y, "class"))
+        x = np.zeros((200, 1))
+        prior = DummyClassifier(strategy="prior").fit(x, train_y)
+        said, chance = prior.predict(x), prior.predict_proba(x)
+        wanted = {
+            "accuracy": oracle.accuracy_score(test_y, said),
+            "log_loss": oracle.log_loss(test_y, chance),
+            "balanced_accuracy": oracle.balanced_accuracy_score(test_y, said),
+        }
+        if classes == 2:
+            wanted |= {"auc": 0.5, "f1": oracle.f1_score(test_y, np.ones(200))}
+        assert {name: found[f"test_{name}"] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+        assert all(value is not None for value in found.values())
+    train_y, test_y = rng.gamma(2.0, 3.0, 200), rng.gamma(2.0, 3.0, 200)
+    found = baseline(one_user(train_y, test_y, "number"))
+    mean = DummyRegressor().fit(x, train_y).predict(x)
+    median = DummyRegressor(strategy="median").fit(x, train_y).predict(x)
+    assert found["test_rmse"] == pytest.approx(oracle.root_mean_squared_error(test_y, mean))
+    assert found["test_r2"] == pytest.approx(oracle.r2_score(test_y, mean), abs=1e-6)
+    assert found["test_mae"] == pytest.approx(oracle.mean_absolute_error(test_y, median), rel=1e-2)
+
+
+def one_user(train_y: np.ndarray, test_y: np.ndarray, kind: str) -> Federation:
+    """A federation of one user, whose features say nothing."""
+    tables = [[(np.zeros((len(y), 1), np.float32), y)] for y in (train_y, test_y)]
+    return Federation.from_arrays(*tables, target=kind)  # type: ignore[arg-type]
+
+
+def test_no_constant_set_of_labels_has_a_larger_f1() -> None:
+    """The baseline of several labels, next to all sets there are."""
+    rng = np.random.default_rng(4)
+    held = (rng.random((300, 4)) < [0.6, 0.05, 0.3, 0.45]).astype(int)
+    packed, target = torch.from_numpy(pack(held)), Target("labels", ("a", "b", "c", "d"))
+    user = torch.zeros(300, dtype=torch.int64)
+    metrics = [METRICS[name] for name in ("micro_f1", "macro_f1", "label_log_loss")]
+    found = constant_report(metrics, packed, target, packed, user, 1)
+    for average in ("micro", "macro"):
+        every = [
+            oracle.f1_score(held, np.tile(row, (300, 1)), average=average, zero_division=0)
+            for row in itertools.product((0, 1), repeat=4)
+        ]
+        assert found[f"test_{average}_f1"] == pytest.approx(max(every))
+    chance = np.tile(held.mean(0), (300, 1))
+    summed = -(held * np.log(chance) + (1 - held) * np.log(1 - chance)).sum(1).mean()
+    assert found["test_label_log_loss"] == pytest.approx(summed, rel=1e-5)

@@ -191,7 +191,7 @@ def test_newer_missing_and_unfinished_folders(tmp_path: Path, ran: Any) -> None:
     folder = Model.of(federation(), Logistic(4, 3), torch.zeros(15)).save(tmp_path / "model")
     index = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({**index, "format": 99}))
-    with pytest.raises(BadInput, match="has format 99, and this version reads format 1"):
+    with pytest.raises(BadInput, match="has format 99, and this version reads formats up to 2"):
         load_model(folder)
     with pytest.raises(BadInput, match="is no folder"):
         load_model(tmp_path / "nowhere")

@@ -334,7 +334,7 @@ def test_the_warm_start_sets_the_controls_and_leaves_the_model(privacy, engine):
     """After the warm rounds c_i ≠ 0 for all who took part, c = (1/M)Σc_i ≠ 0, and x is x⁰ to the
     bit."""
     run = setting("scaffold-warm", "mlp", privacy, warm_rounds=2, rounds=4)
-    start = run.task.initial(run.plan.seed)
+    start = run.task.initial(run.plan.public_seed)
     state = final(engine, run, rounds=2)
     chosen = {
         int(i) for t in (1, 2) for i in run.randomness().cohort(t, run.users, run.cohort_size)

@@ -11,6 +11,7 @@ from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Bound, Mechanism, bound_for
 from dpscaffold.privacy.describe import RECORDS, Delta
+from dpscaffold.privacy.errors import bad_delta
 from dpscaffold.privacy.ledger import USER_BUDGET
 
 View = Literal["server", "third-party", "participant", "paper-third-party"]
@@ -51,7 +52,7 @@ class Budget:
     def __post_init__(self) -> None:
         named = self.delta is None or self.delta == RECORDS
         if not named and not 0 < number("privacy.delta", self.delta) < 1:
-            raise BadInput(f"privacy.delta is {self.delta}; it must lie in (0, 1)")
+            raise BadInput(bad_delta("privacy.delta", self.delta))
         if self.max_participations is not None:
             whole("privacy.max_participations", self.max_participations, 1)
         if type(self.colluders) is not int or self.colluders != 1:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from dpscaffold.data.table_coding import held_labels
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack, unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.model import Model
-from dpscaffold.scoring import METRICS, Metric, constant_scores, metrics_for, report
+from dpscaffold.scoring import METRICS, Metric, constant_report, metrics_for, report
 
 if TYPE_CHECKING:
     from dpscaffold.data.readers.files import TableFile
@@ -62,8 +62,8 @@ class Bin:
 class Evaluation:
     """What is known of a model on some rows.
 
-    ``metrics`` are those of the target, ``baseline`` the same of the best model that looks at no
-    feature, ``gap`` why the first row that was left out was, ``sites`` one entry a site,
+    ``metrics`` are those of the target, ``baseline`` the same of the best answer for all rows
+    alike, ``gap`` why the first row that was left out was, ``sites`` one entry a site,
     ``confusion`` counts (true class, predicted class), ``by_class`` recall, precision and
     F1 of every class (of every label accuracy beside its majority baseline and AUC, too),
     ``calibration`` the bins of predicted probability (of the second of two classes, of every label,
@@ -156,9 +156,18 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
             )
         return model.classes
     wanted = label or model.origin.label
+    path = data if isinstance(data, Path) else data.path
     if wanted is None:
-        path = data if isinstance(data, Path) else data.path
         raise BadInput(f"which column of {path} holds what is true is not known; give --label")
+    from dpscaffold.data.readers.raw import file_columns
+
+    names = file_columns(data)
+    if wanted not in names:
+        near = nearest(wanted, names) if label else ""  # a similar feature would mislead
+        raise BadInput(
+            f"{path} has no column '{wanted}'{near} with the true answers; name their column "
+            f"(--label, or stopping.label), or use 'dpscaffold predict' for rows without answers"
+        )
     return (wanted,)
 
 
@@ -167,7 +176,7 @@ def score_held_out(model: Model, federation: Federation) -> Scored:
     test = federation.test
     site = torch.repeat_interleave(torch.arange(test.users), test.sizes)
     scores = model.scores_of(test.features.numpy())
-    return Scored(scores, test.labels, site, federation.names)
+    return Scored(scores, federation.target.restored(test.labels), site, federation.names)
 
 
 def _truths(columns: Mapping[str, pa.Array], target: Target, decimal: str) -> Tensor:
@@ -203,14 +212,13 @@ def evaluate(model: Model, scored: Scored, metrics: Sequence[Metric] = ()) -> Ev
     target = model.target
     chosen = tuple(metrics) or metrics_for(target)
     given = (scored.targets, scored.site, len(scored.sites))
-    constant = constant_scores(scored.targets, target).expand(len(scored.targets), -1)
     classes = target.kind == "class"
     confusion = confusion_matrix(model, scored) if classes else ()
     return Evaluation(
         len(scored.targets),
         scored.left_out,
         report(chosen, scored.scores, *given),
-        report(chosen[:1], constant, *given),
+        constant_report(chosen, scored.targets, target, *given),
         _by_site(chosen, scored) if len(scored.sites) > 1 else (),
         _by_label(scored, target) if target.kind == "labels" else _by_class(confusion, target),
         confusion if len(target.classes) <= MOST_CLASSES else (),

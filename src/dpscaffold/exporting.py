@@ -78,6 +78,7 @@ def described(model: Model) -> dict[str, str]:
     values: dict[str, Any] = {
         "columns": list(model.columns),
         "target": model.target.kind,
+        "range": None if model.target.low is None else [model.target.low, model.target.high],
         "classes": list(model.classes),
         "categories": {name: list(known) for name, known in categories.items()},
         "gaps": {name: list(markers) for name, markers in coding.gaps} if coding else {},

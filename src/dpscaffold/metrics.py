@@ -23,7 +23,7 @@ from dpscaffold.federation.schema import Target
 from dpscaffold.scoring import (
     METRICS,
     Metric,
-    constant_scores,
+    constant_report,
     metrics_for,
     predicted_class,
     report,
@@ -132,7 +132,9 @@ class Evaluator:
                 accuracy += float(_accuracy_sums(scores[None], y, user, sizes)[0])
         columns = [torch.cat(column) for column in zip(*parts, strict=True)]
         parts.clear()  # of many records the two would be much
-        found = report(self.metrics, columns[0], columns[1], columns[2], seen)
+        target = self.federation.target
+        scores, labels = target.answers(columns[0]), target.restored(columns[1])
+        found = report(self.metrics, scores, labels, columns[2], seen)
         if self.federation.target.kind == "class":  # summed as for many models, to the last bit
             found["test_accuracy"] = accuracy / self.federation.users
         return found
@@ -234,14 +236,12 @@ def _accuracy_sums(scores: Tensor, y: Tensor, user: Tensor, sizes: Tensor) -> Te
 
 
 def baseline(federation: Federation) -> Metrics:
-    """The shown metric of the best model that looks at no feature: it says the most frequent class
-    of all training records, or their mean."""
+    """Every metric of the constant baseline: the best single answer by the training records (the
+    most frequent class, the mean), scored on the test records."""
     target, test = federation.target, federation.test
-    scores = constant_scores(federation.train.labels, target).expand(len(test), -1)
+    known, true = target.restored(federation.train.labels), target.restored(test.labels)
     user = torch.repeat_interleave(torch.arange(test.users), test.sizes)
-    found = report(metrics_for(target)[:1], scores, test.labels, user, test.users)
-    shown = shown_metric(target)
-    return {shown: found[shown]}
+    return constant_report(metrics_for(target), known, target, true, user, test.users)
 
 
 def constant_loss(federation: Federation, task: Task) -> float | None:

@@ -102,7 +102,8 @@ class Model(Trained):
         return raw_parts(path, self.preparation, self.columns, others)
 
     def scores_of(self, features: np.ndarray) -> Tensor:
-        """Scores (N, outputs) of prepared features (N, d) float32, which must be finite."""
+        """Scores (N, outputs) of prepared features (N, d) float32, which must be finite; of a
+        number with a range, the numbers in their own units."""
         if features.shape[1] != self.schema.dimension:
             raise BadInput(
                 f"rows have {features.shape[1]} features, and the model takes "
@@ -116,9 +117,8 @@ class Model(Trained):
             )
         device = self.params.device
         with torch.no_grad():
-            return self.task.scores(
-                self.params, self.task.prepare(torch.from_numpy(features).to(device))
-            )
+            rows = self.task.prepare(torch.from_numpy(features).to(device))
+            return self.target.answers(self.task.scores(self.params, rows))
 
     def predict(self, rows: Raw, prepared: bool = False) -> Tensor:
         """The class number (N,) int64, or the number (N,) float32, of each raw row; of several
@@ -163,7 +163,7 @@ class Model(Trained):
         (N, outputs). See :class:`dpscaffold.modules.WholeModel` for categorical columns."""
         from dpscaffold.modules import whole_model
 
-        return whole_model(self.task, self.params, self.preparation, self.columns)
+        return whole_model(self.task, self.params, self.preparation, self.columns, self.target)
 
     def save(self, folder: Path | str) -> Path:
         """Write the model to a folder, from which :func:`~dpscaffold.load_model` reads it: weights

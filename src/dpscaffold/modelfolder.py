@@ -15,7 +15,16 @@ from dpscaffold.data.stored import steps
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target, schema_of
 from dpscaffold.model import Model
-from dpscaffold.modelwriter import FORMAT, INDEX, PRIVACY, WEIGHTS, WITHIN, as_json, digest_of
+from dpscaffold.modelwriter import (
+    FORMAT,
+    INDEX,
+    PRIVACY,
+    RANGED,
+    WEIGHTS,
+    WITHIN,
+    as_json,
+    digest_of,
+)
 from dpscaffold.notebook import Shown
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
@@ -52,7 +61,7 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
             if name.startswith("constant.")
         }
         preparation = steps(index["preparation"], arrays, folder / INDEX)
-        target = Target(index["target"]["kind"], tuple(index["target"]["classes"]))
+        target = Target.from_dict(index["target"])
         schema = schema_of(preparation, target, int(index["dimension"]))
         task = task_of(index["task"], constants, module)
         params = tensors["params"]
@@ -93,10 +102,10 @@ def _read_index(folder: Path) -> dict[str, Any]:
         found, digest = index["format"], index.pop("digest")
     except (ValueError, KeyError, TypeError) as problem:
         raise _damaged(path, str(problem)) from None
-    if found != FORMAT:
+    if found not in (FORMAT, RANGED):
         raise BadInput(
-            f"{path} has format {found}, and this version reads format {FORMAT}; use the version "
-            f"that wrote it, or a newer one"
+            f"{path} has format {found}, and this version reads formats up to {RANGED}; use the "
+            f"version that wrote it, or a newer one"
         )
     if digest != digest_of(as_json(index)):
         raise _damaged(path, "its digest differs from its contents")

@@ -33,8 +33,9 @@ from dpscaffold.tasks.stored import constants_of, task_entry
 from dpscaffold.trained import Trained
 from dpscaffold.whole import draft_of, put_in_place
 
-#: The layout of model.json; raise it when an older version could misread what is written.
-FORMAT = 1
+#: The layout of model.json; raise it when an older version could misread what is written. A model
+#: of a number with a range has the second one: without the range its scores have another scale.
+FORMAT, RANGED = 1, 2
 INDEX, WEIGHTS, PRIVACY, PAGE = "model.json", "model.safetensors", "privacy.json", "privacy.md"
 #: Where a run folder keeps its model.
 WITHIN = "model"
@@ -77,9 +78,9 @@ def _files(model: Trained) -> dict[str, bytes]:
     if statement:
         contents[PAGE] = render(statement).encode()
     index = {
-        "format": FORMAT,
+        "format": FORMAT if model.target.low is None else RANGED,
         "task": task_entry(model.task),
-        "target": {"kind": model.target.kind, "classes": list(model.target.classes)},
+        "target": model.target.to_dict(),
         "columns": list(model.columns),
         "dimension": model.schema.dimension,
         "preparation": listed,

@@ -15,7 +15,7 @@ from dpscaffold.data.markers import numbers_among
 from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
-from dpscaffold.federation.schema import Prepared
+from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.privacy.preparation import Remark
 from dpscaffold.tasks import Linear, Mlp, ModuleTask, Task
 
@@ -43,14 +43,21 @@ class WholeModel(nn.Module):
 
 
 def whole_model(
-    task: Task, params: Tensor, preparation: Sequence[Prepared], columns: Sequence[str]
+    task: Task,
+    params: Tensor,
+    preparation: Sequence[Prepared],
+    columns: Sequence[str],
+    target: Target | None = None,
 ) -> WholeModel:
-    """Preparation and scores (task, parameters (P,)) in one module; see :class:`WholeModel`."""
+    """Preparation and scores (task, parameters (P,)) in one module; see :class:`WholeModel`. A
+    number with a range comes out in its own units."""
     stages = [_stage(step) for step in preparation if not isinstance(step, Remark)]
     coding = next((step for step in preparation if isinstance(step, Coding)), None)
     categories = dict(coding.categories) if coding else {}
-    last = _scoring(task, params)
-    return WholeModel([*stages, _Single(), last], categories, list(columns)).eval()
+    last = [_scoring(task, params)]
+    if target is not None and target.low is not None:
+        last.append(_Answers(target))
+    return WholeModel([*stages, _Single(), *last], categories, list(columns)).eval()
 
 
 def _stage(step: Any) -> nn.Module:
@@ -179,6 +186,17 @@ class _Single(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows.float()
+
+
+class _Answers(nn.Module):
+    """Scores of a number with a range in its own units."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.target.answers(scores)
 
 
 def _scoring(task: Task, params: Tensor) -> nn.Module:

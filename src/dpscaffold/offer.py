@@ -59,9 +59,10 @@ class Schema(ConfigTable):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
     ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
-    number). A table (CSV, Parquet) is read by ``columns``, ``categories`` (with their values),
-    ``label`` and ``class_names``; ``missing`` stands for a number that is missing or not a number,
-    or that ``gaps`` names as one that means missing.
+    number, with a public range from ``low`` to ``high``). A table (CSV, Parquet) is read by
+    ``columns``, ``categories`` (with their values), ``label`` and ``class_names``; ``missing``
+    stands for a number that is missing or not a number, or that ``gaps`` names as one that means
+    missing.
     An unseen category is zero everywhere, an unseen class counts as the first: what a record holds
     never decides whether it can be read.
     """
@@ -72,6 +73,8 @@ class Schema(ConfigTable):
     categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     label: str = "label"
     class_names: tuple[str, ...] = ()
+    low: float | None = Field(default=None, allow_inf_nan=False)
+    high: float | None = Field(default=None, allow_inf_nan=False)
     missing: float = Field(default=0.0, allow_inf_nan=False)
     gaps: Annotated[
         tuple[str, ...] | dict[str, tuple[str, ...]] | None,
@@ -88,7 +91,7 @@ class Schema(ConfigTable):
     def target(self) -> Target:
         """What is predicted."""
         if self.classes == 0:
-            return Target("number", ())
+            return Target("number", (), self.low, self.high)
         return Target("class", self.class_names or Target.numbered(self.classes).classes)
 
     @property
@@ -119,6 +122,18 @@ class Schema(ConfigTable):
             raise BadInput(f"schema.categories names {stray[0]!r}, which is not among the columns")
         if self.classes == 1:
             raise BadInput("schema.classes is 1; give 2 or more, or 0 where the label is a number")
+        ranged = self.low is not None and self.high is not None and self.low < self.high
+        if self.classes == 0 and not ranged:
+            raise BadInput(
+                f"schema.classes is 0, so the label is a number, and its range is low = {self.low} "
+                f"to high = {self.high}; give the range that it can have, low below high (-1 and 1 "
+                f"for numbers that are scaled already)"
+            )
+        if self.classes and (self.low, self.high) != (None, None):
+            raise BadInput(
+                f"schema.low and schema.high are the range of a number, and schema.classes is "
+                f"{self.classes}; leave them out, or set classes = 0"
+            )
         if self.class_names and len(set(self.class_names)) != self.classes:
             raise BadInput(
                 f"schema.class_names has {len(set(self.class_names))} different names for "
@@ -168,8 +183,9 @@ class Offer(ConfigTable):
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
         tables = self.model_dump(mode="json")
-        if self.rows.gaps is None:  # as before there was such a key: the digest stays the same
-            del tables["rows"]["gaps"]
+        for key in ("gaps", "low", "high"):  # without such a key the digest is that of before
+            if tables["rows"][key] is None:
+                del tables["rows"][key]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))
 
@@ -224,5 +240,5 @@ def offer_of(
     if algorithm.build().warm_up is not None:
         warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
     mechanism = MechanismSettings.of(privacy) if privacy is not None else None
-    settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm})
+    settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm, "seed": plan.public_seed})
     return Offer(rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism)

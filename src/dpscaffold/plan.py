@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dpscaffold.checks import choice, floor_share, least_ratio, number, whole
 from dpscaffold.errors import BadInput
+from dpscaffold.seeds import public_seed
 
 Weighting = Literal["uniform", "records"]
 Averaging = Literal["none", "uniform", "tail"]
@@ -47,7 +48,9 @@ class Plan:
                                last ``tail`` fraction of rounds (``tail``); free in privacy
     evaluate_every             rounds between two evaluations (the last round is always evaluated)
     checkpoint_every           rounds between two checkpoints
-    seed                       makes participants, batches, noise and the network's initial weights
+    seed                       draws participants and the network's first weights; batches and
+                               noise too, unless they are secret (:mod:`~dpscaffold.seeds` says
+                               what None means)
     =================  ======  =====================================================================
 
     >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)
@@ -67,7 +70,7 @@ class Plan:
     tail: float = 0.5
     evaluate_every: int = 10
     checkpoint_every: int = 10
-    seed: int = 0
+    seed: int | None = None
     max_rounds: int | None = None
     schedule: Schedule = "constant"
     steps_by_user: tuple[int, ...] | None = None
@@ -75,7 +78,8 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):
             whole(f"plan.{name}", getattr(self, name), least=1)
-        whole("plan.seed", self.seed, least=0)
+        if self.seed is not None:
+            whole("plan.seed", self.seed, least=0)
         if self.max_rounds is not None:
             whole("plan.max_rounds", self.max_rounds, least=1)
             if self.max_rounds < self.rounds:
@@ -123,6 +127,11 @@ class Plan:
     def planned(self) -> int:
         """The T that is accounted for: the largest that was fixed in advance."""
         return self.rounds if self.max_rounds is None else self.max_rounds
+
+    @property
+    def public_seed(self) -> int:
+        """The seed of first weights, and of all draws of a run without secret noise."""
+        return public_seed(self.seed)
 
     @cached_property
     def step_size(self) -> float:

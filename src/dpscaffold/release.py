@@ -8,11 +8,8 @@ overruled by name, which the statement repeats.
 
 from __future__ import annotations
 
-import secrets
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from dpscaffold.config import Configuration
 from dpscaffold.errors import BadInput
@@ -25,34 +22,25 @@ from dpscaffold.setting import Setting
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 
 
-def for_release(
-    settings: Configuration, federation: Federation, begun: Path | None
-) -> Configuration:
-    """The configuration as it is released; refuses what could not keep its promise.
-
-    ``begun`` is the folder of a run that is resumed: its draw goes on from its own seed.
-    """
+def for_release(settings: Configuration, federation: Federation) -> Configuration:
+    """The configuration as it is released; refuses what could not keep its promise."""
     privacy = settings.privacy
     if privacy is None or not privacy.release:
         return settings
     setting = settings.setting(federation, Plan.learning_rate)  # no step size costs privacy
     _refuse_open_doors(setting, federation, privacy.allow or ())
-    given = settings.plan.seed if "seed" in settings.plan.model_fields_set else None
-    plan = settings.plan.changed(seed=_drawn(given, begun))
-    return settings.model_copy(update={"plan": plan, "privacy": privacy.changed(secret=True)})
+    return settings.model_copy(update={"privacy": privacy.changed(secret=True)})
 
 
-def released(
-    setting: Setting, federation: Federation, allow: Sequence[str], begun: Path | None
-) -> Setting:
-    """The same for a setting made in Python, whose plan leaves its seed at the default.
+def released(setting: Setting, federation: Federation, allow: Sequence[str]) -> Setting:
+    """The same for a setting made in Python.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, fedavg, synthetic
     >>> data = synthetic(users=4, records=30)
     >>> asked = Setting(data.roster, Logistic(40, 10), fedavg(), Plan(rounds=2, user_ratio=0.5),
     ...                 Gaussian(noise=4.0))
-    >>> made = released(asked, data, ["unprotected-preprocessing"], None)
-    >>> made.privacy.secret, made.plan.seed == asked.plan.seed
+    >>> made = released(asked, data, ["unprotected-preprocessing"])
+    >>> made.secret, made.draw_given
     (True, False)
     """
     for name in allow:
@@ -61,29 +49,18 @@ def released(
     if setting.privacy is None:
         raise BadInput("release is asked for without privacy; give a mechanism, such as Gaussian()")
     _refuse_open_doors(setting, federation, allow)
-    given = None if setting.plan.seed == Plan.seed else setting.plan.seed
-    return replace(
-        setting,
-        plan=replace(setting.plan, seed=_drawn(given, begun)),
-        privacy=replace(setting.privacy, secret=True),
-    )
-
-
-def _drawn(given: int | None, begun: Path | None) -> int:
-    """The seed of the draw: the system's, or that of the run which goes on."""
-    seed = _seed_of(begun) if begun else None
-    if given is not None and given != seed:
-        raise BadInput(
-            f"plan.seed is {given} with privacy.release, whose draw nobody may choose; leave "
-            f"plan.seed out, and it comes from the system"
-        )
-    return secrets.randbits(62) if seed is None else seed
+    return replace(setting, privacy=replace(setting.privacy, secret=True))
 
 
 def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequence[str]) -> None:
     """Say what stands outside the promise, and how to overrule it."""
     privacy, run = setting.privacy, setting.describe()
     assert privacy is not None and run is not None
+    if setting.plan.seed is not None:
+        raise BadInput(
+            f"plan.seed is {setting.plan.seed} with privacy.release, whose draw nobody may choose; "
+            f"leave plan.seed out, and it comes from the operating system"
+        )
     if privacy.clip == "median" and MEDIAN not in allowed:
         raise BadInput(
             f"privacy.clip is 'median' with privacy.release: the bound is read off private "
@@ -101,17 +78,3 @@ def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequen
             f"{open_[0].rstrip('.')}; prepare them privately or from public statistics, or "
             f"overrule with --allow {PREPROCESSING}"
         )
-
-
-def _seed_of(folder: Path) -> int | None:
-    """The seed of the draw of a run that has begun."""
-    path = folder / "config.toml"
-    if not path.exists():
-        return None
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        if not tables["privacy"].get("release", False):
-            return None
-        return int(tables["plan"]["seed"])
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); restore it") from error

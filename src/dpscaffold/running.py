@@ -20,6 +20,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.machine import pick_devices
 from dpscaffold.progress import Progress
 from dpscaffold.release import for_release
+from dpscaffold.seeds import public_seed
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
 from dpscaffold.training import Result
@@ -97,7 +98,7 @@ def run_seeds(
             f"would be released, whose epsilons add; leave --seeds out, or simulate with --set "
             f"privacy.secret=false"
         )
-    first = settings.plan.build(planned=1.0).seed or 0
+    first = public_seed(settings.plan.seed)
     federation = load_federation(settings.data)
     found = []
     for seed in range(first, first + count):
@@ -149,7 +150,7 @@ def run_settings(
     if federation is None:
         federation = load_federation(settings.data, notify if say or warn else None)
     if settings.privacy is not None and settings.privacy.release:
-        settings = for_release(settings, federation, folder if resume else None)
+        settings = for_release(settings, federation)
     if settings.plan.learning_rate == "plan":
         from dpscaffold.planner.asked import planned_setting  # it trains, and most runs need none
 
@@ -160,7 +161,7 @@ def run_settings(
     if say is not None:
         say(str(federation))
         say(described(setting))
-    simulated = setting.privacy is not None and not setting.privacy.secret
+    simulated = setting.privacy is not None and not setting.secret
     label = f"{setting.label}{' (simulated)' if simulated else ''}"
     line: AbstractContextManager[Listener] = (
         nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)

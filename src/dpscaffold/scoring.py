@@ -250,17 +250,52 @@ def report(
     return {name: None if value != value else value for name, value in values.items()}
 
 
-def constant_scores(labels: Tensor, target: Target) -> Tensor:
-    """The scores (1, outputs) of the best model that looks at no feature: the most frequent class
-    of some labels, their mean, or of several labels what most records say of each.
+def constant_report(
+    metrics: Iterable[Metric],
+    known: Tensor,
+    target: Target,
+    targets: Tensor,
+    user: Tensor,
+    users: int,
+) -> dict[str, float | None]:
+    """As :func:`report`, of the constant baseline: the best single answer for all records, chosen
+    for each metric by the labels ``known`` and scored on ``targets``."""
+    found: dict[str, float | None] = {}
+    for metric in metrics:
+        scores = constant_scores(known, target, metric.name).to(targets.device)
+        found |= report([metric], scores.expand(len(targets), -1), targets, user, users)
+    return found
 
-    >>> constant_scores(torch.tensor([1, 0, 1]), Target.numbered(2)).tolist()
-    [[0.0, 1.0]]
+
+def constant_scores(labels: Tensor, target: Target, metric: str = "") -> Tensor:
+    """The scores (1, outputs) of the best answer for all records alike, by a metric: how frequent
+    each class or label is, or the mean. By F1 it is always the positive class, by MAE the median.
+
+    >>> constant_scores(torch.tensor([1, 0, 1]), Target.numbered(2)).exp().tolist()
+    [[1.0, 2.0]]
     """
     if target.kind == "number":
-        return labels.double().mean().float().view(1, 1)
+        numbers = labels.double()
+        return (numbers.median() if metric == "mae" else numbers.mean()).float().view(1, 1)
     if target.kind == "labels":
-        held = unpack(labels, len(target.classes)).double().mean(0)
-        return torch.where(held > 0.5, 1.0, -1.0)[None].float()
-    counts = torch.bincount(labels, minlength=len(target.classes))
-    return torch.nn.functional.one_hot(counts.argmax(), len(target.classes)).float()[None]
+        held = unpack(labels, len(target.classes)).double().sum(0)
+        if metric == "macro_f1":
+            return torch.ones(1, len(held))
+        if metric == "micro_f1":
+            return _most_frequent(held, len(labels))
+        odds = held.clamp_min(0.5) / (len(labels) - held).clamp_min(0.5)
+        return odds.log().float()[None]
+    if metric == "f1":
+        return torch.tensor([[0.0, 1.0]])
+    counts = torch.bincount(labels, minlength=len(target.classes)).double()
+    return counts.clamp_min(0.5).log().float()[None]
+
+
+def _most_frequent(held: Tensor, records: int) -> Tensor:
+    """The set of labels, as scores (1, L), of the largest micro F1: some of the most frequent."""
+    order = held.argsort(descending=True)
+    sizes = torch.arange(1, len(held) + 1, dtype=torch.float64)
+    best = int((2 * held[order].cumsum(0) / (sizes * records + held.sum())).argmax()) + 1
+    scores = torch.full((1, len(held)), -1.0)
+    scores[0, order[:best]] = 1.0
+    return scores

@@ -78,6 +78,15 @@ def write_text(path: Path | str, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def write_private(path: Path | str, text: str) -> None:
+    """Replace a text file whole; its owner alone can read it (mode 0600), from the first byte."""
+    with whole_file(path) as partial:
+        partial.unlink(missing_ok=True)  # left by a killed process, perhaps with another mode
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+
+
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
     """Replace text files of a folder, each whole, in this order."""
     for name, text in texts.items():

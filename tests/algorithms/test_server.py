@@ -65,7 +65,7 @@ def test_they_leave_warm_starts_and_accounts_alone(engine):
         reached = final(engine, run, rounds=2)
         kept = {k: v for k, v in reached.state.server.slots.items() if k != "control"}
         assert kept and all(not bool(value.any()) for value in kept.values())
-        assert torch.equal(reached.params, run.task.initial(run.plan.seed))
+        assert torch.equal(reached.params, run.task.initial(run.plan.public_seed))
         assert run.describe() == replace(run, algorithm=scaffold_warm()).describe()
 
 

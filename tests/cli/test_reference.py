@@ -110,6 +110,10 @@ def test_every_key_of_a_deployment_is_there_and_its_example_is_accepted(tmp_path
     assert json.loads(typed("config", "show", str(path), "--json")) == written
 
 
+#: What a schema says of a number to predict, in place of classes.
+NUMBER = {"classes": 0, "class_names": [], "low": 0.0, "high": 60.0}
+
+
 @pytest.mark.parametrize("table", ["schema", "deploy", "facts", "tune", "evaluate"])
 def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
     """Each key alone, beside what it needs."""
@@ -125,8 +129,9 @@ def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
             settings, tune = parse_tuning({table: {**needed, name: key.example}})
             read = tune if table == "tune" else settings.facts
         else:
-            given = {"schema": base, table: {**(base if table == "schema" else {}),
-                                             name: key.example}}  # fmt: skip
+            own = {**base, **NUMBER} if name in ("low", "high") else base
+            given = {"schema": own, table: {**(own if table == "schema" else {}),
+                                            name: key.example}}  # fmt: skip
             read = ServedSettings.model_validate(given)
             read = read.evaluate if table == "evaluate" else getattr(read, ROWS.get(table, table))
         found = read[name] if isinstance(read, dict) else getattr(read, name)

@@ -212,7 +212,7 @@ def test_a_user_who_declines_leaves_the_divisor_alone(algorithm, engine, weighti
         assert done.gathered.arrived == tuple(active)
         means[tuple(active)] = done.gathered.mean
         if not active:
-            assert torch.equal(done.state.params.cpu(), run.task.initial(run.plan.seed))
+            assert torch.equal(done.state.params.cpu(), run.task.initial(run.plan.public_seed))
     for key in ("params", *means[0,].totals):
         parts = {
             active: mean.params if key == "params" else mean.totals[key]
@@ -254,7 +254,7 @@ def test_every_engine_and_chunk_makes_the_same_draws_once(algorithm, privacy):
     """Loop, simulator and any chunk ask for the same batches and noise, once per participant and
     round."""
     run = setting(algorithm, "logistic", privacy)
-    recorders = [Recorder(run.plan.seed) for _ in range(3)]
+    recorders = [Recorder(run.plan.public_seed) for _ in range(3)]
     Driven(loop(run, recorders[0])).drive()
     Driven(simulator(run, recorders[1])).drive()
     Driven(simulator(run, recorders[2], chunk=2)).drive()

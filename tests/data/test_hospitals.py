@@ -293,15 +293,16 @@ def test_init_reads_other_kinds(tmp_path: Path, monkeypatch, capsys) -> None:
     )
     lines = [f"{rng.normal():.3f},{i % 3},{rng.normal():.4f}" for i in range(90)]
     (tmp_path / "one.csv").write_text("dose,site,target\n" + "\n".join(lines) + "\n")
+    ranged = {"kind": "number", "low": -4, "high": 3}
     for name, expected in (
         ("hive", {"source": "parquet", "user": "hospital", "label": "ill"}),
         ("arrays.npz", {"source": "npz", "partition": "natural"}),
-        ("one.csv", {"source": "csv", "user": "site", "target": "number"}),
+        ("one.csv", {"source": "csv", "user": "site", "target": ranged}),
     ):
         code, _, err = typed(monkeypatch, capsys, "init", name, "--json")
         assert code == 0, err
         tables = tomllib.loads((tmp_path / f"{Path(name).stem}.toml").read_text())
-        assert expected.items() <= tables["data"].items()
+        assert {key: tables["data"][key] for key in expected} == expected
         short = ["--set", "plan.rounds=2", "--set", "plan.local_steps=1", "-q"]
         code, _, err = typed(monkeypatch, capsys, "train", f"{Path(name).stem}.toml", *short)
         assert code == 0, (name, err)

@@ -35,7 +35,7 @@ def test_init_finds_the_sites_of_a_sorted_table(name: str, tmp_path: Path) -> No
     found = look(path)
     roles = {column.name: column.role for column in found.columns}
     assert roles == {name: "user", "age": "number", "readmitted": "label", "kind": "category"}
-    assert found.users == 4 and found.rows == 2000 and found.target == "class"
+    assert found.users == 4 and found.rows == 2000 and found.target.classes == ("0", "1")
 
 
 def test_a_ward_is_no_site_where_a_hospital_is_named(tmp_path: Path) -> None:

@@ -277,7 +277,8 @@ def test_several_labels_and_numbers_may_lack_values(tmp_path: Path) -> None:
     several = pool_of(tmp_path / "t.csv", "csv", **{**keys, "label": ["fever", "cough"]})
     assert several.features[:, 0].tolist() == [1, 3, 5]
     (tmp_path / "n.csv").write_text("a,y\n1,0.5\n2,?\n3,1\n4,2.5\n")
-    number = pool_of(tmp_path / "n.csv", "csv", **{**keys, "label": "y", "target": "number"})
+    ranged = {"kind": "number", "low": 0, "high": 3}
+    number = pool_of(tmp_path / "n.csv", "csv", **{**keys, "label": "y", "target": ranged})
     assert number.labels.tolist() == [0.5, 1, 2.5]
 
 
@@ -446,7 +447,8 @@ def test_a_measured_truth_is_a_gap_by_value(tmp_path, monkeypatch, capsys) -> No
     monkeypatch.chdir(tmp_path)
     rows = [f"{'ns'[i % 2]},{i % 7},{i % 7 / 2 if i % 9 else -9}" for i in range(60)]
     Path("table.csv").write_text("\n".join(["site,age,ill", *rows]) + "\n")
-    more = 'target = "number"\nmissing = "drop"\ngaps = { ill = ["-9"] }\n'
+    more = 'target = { kind = "number", low = 0, high = 3 }\n'
+    more += 'missing = "drop"\ngaps = { ill = ["-9"] }\n'
     linear = '[task]\nkind = "linear"\n[plan]'
     Path("run.toml").write_text(TABLE.replace("[plan]", f"{more}{linear}"))
     code, _, err = typed(monkeypatch, capsys, "train", "run.toml", "--out", "r")

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from dpscaffold import Budget, run
 from dpscaffold.data import federation_of, load_federation
 from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Target
 
 ROWS = 60
 COLUMNS: dict[str, list[Any]] = {
@@ -165,10 +166,9 @@ def test_torch_datasets(words: bool) -> None:
     assert len(dealt.names) == 5
     tensors = torch.utils.data.TensorDataset(x, torch.arange(40) % 2)
     assert federation_of(tensors, users=4, preprocess=[]).dimension == 6
-    number = federation_of(
-        Pairs(x, [0.5 * i for i in range(40)]), users=4, similarity=100, target="number"
-    )
-    assert number.target.kind == "number"
+    keys = {"users": 4, "similarity": 100, "target": Target("number", low=0, high=20)}
+    number = federation_of(Pairs(x, [0.5 * i for i in range(40)]), **keys)
+    assert number.target == keys["target"] and float(number.train.labels.abs().max()) <= 1
 
 
 def test_images_of_a_huggingface_dataset_and_names_of_its_classes() -> None:

@@ -58,7 +58,7 @@ def houses(path: Path, kind: str = "csv", **columns: Any) -> dict[str, Any]:
         "path": str(path),
         "label": "price",
         "user": "town",
-        "target": "number",
+        "target": {"kind": "number", "low": -4, "high": 4},
         "preprocess": ["standardise"],
     }
 
@@ -68,7 +68,7 @@ def test_numbers_are_read_as_numbers(tmp_path: Path, kind: str) -> None:
     options = houses(tmp_path / f"houses.{kind}", kind)
     notes: list[str] = []
     federation = load_federation(options, notes.append)
-    assert federation.target == Target("number") and federation.classes == 0
+    assert federation.target == Target("number", low=-4, high=4) and federation.classes == 0
     assert federation.train.labels.dtype == federation.test.labels.dtype == torch.float32
     wanted = np.sort(np.random.default_rng(0).normal(100, 30, 60))  # the rows are all there
     assert len(wanted) == len(federation.train) + len(federation.test)
@@ -76,7 +76,7 @@ def test_numbers_are_read_as_numbers(tmp_path: Path, kind: str) -> None:
     rng.normal(100, 30, 60)
     prices = rng.normal(size=60).astype(np.float32)
     found = torch.cat([federation.train.labels, federation.test.labels]).numpy()
-    assert np.array_equal(np.sort(found), np.sort(prices))
+    assert np.array_equal(np.sort(4 * found), np.sort(prices))
     assert any("numbers to be predicted" in note for note in notes)
     # No list of labels was read off the data, so none is outside the guarantee.
     assert not any("labels" in step.sentence for step in federation.preparation)
@@ -135,7 +135,11 @@ def test_arrays_and_npz_of_numbers(tmp_path: Path) -> None:
     assert np.array_equal(arrays.train.labels.numpy(), y.astype(np.float32))
     np.savez(tmp_path / "n.npz", features=x, labels=y)
     options = {"source": "npz", "path": str(tmp_path / "n.npz"), "users": 2, "similarity": 100}
-    assert load_federation({**options, "target": "number"}).target.kind == "number"
+    ranged = {"kind": "number", "low": -8, "high": 8}
+    held = load_federation({**options, "target": ranged, "preprocess": []})
+    assert held.target == Target("number", low=-8, high=8)
+    together = torch.cat([held.train.labels, held.test.labels]).numpy()
+    assert np.array_equal(np.sort(together), np.sort(y.astype(np.float32) / 8))
     with pytest.raises(BadInput, match=r"whole numbers.*target = 'number'"):
         load_federation(options)
     with FederationWriter(tmp_path / "w", Target("number")) as writer:

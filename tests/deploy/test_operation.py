@@ -241,9 +241,11 @@ def test_preparation_is_by_public_constants(tmp_path):
 
 
 def test_a_number_may_be_the_target(tmp_path):
-    rows = Schema(features=1, classes=0, columns=("a",), label="y")
-    records = read_records(written(tmp_path, "a,y\n1,2.5\n2,\n"), tmp_path, rows)
-    assert records.labels.tolist() == [2.5, 0.0]
+    """Labels are on the scale of the range; one that is missing is schema.missing, and one beyond
+    an end counts as the end."""
+    rows = Schema(features=1, classes=0, columns=("a",), label="y", low=-5.0, high=5.0)
+    records = read_records(written(tmp_path, "a,y\n1,2.5\n2,\n3,99\n"), tmp_path, rows)
+    assert records.labels.tolist() == [0.5, 0.0, 1.0]
 
 
 def test_what_a_site_may_have_as_data(tmp_path):

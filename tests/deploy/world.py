@@ -230,7 +230,7 @@ class World:
 
     def draw(self, number: int) -> Draw:
         """Who takes part: from the joint seed, or in a rehearsal from the plan's."""
-        streams = Randomness(self.enrolled.seed if self.secret else self.setting.plan.seed)
+        streams = Randomness(self.enrolled.seed if self.secret else self.setting.plan.public_seed)
         drawn = streams.cohort(number, self.setting.users, self.setting.cohort_size)
         return Draw(drawn, drawn)
 

@@ -26,6 +26,7 @@ from dpscaffold.modelfolder import load_model
 from dpscaffold.privacy import Cost, describe
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.composition import Part, together
+from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.selected import Trials, account
 from dpscaffold.privacy.selection import Stopping
 from dpscaffold.privacy.showing import round_up
@@ -72,7 +73,7 @@ def test_towards_the_server_all_trials_compose_and_towards_others_none_is_counte
     for n, found in ((2, few), (9, many)):
         parts = [
             Part(str(k), replace(RUN, delta=1e-5 / n), 30, {"server": RANDOM_PARTICIPATION},
-                 costs=(score,))
+                 costs=(score,), secret=True, drawn=FROM_SYSTEM)
             for k in range(n)
         ]  # fmt: skip
         known = together(parts, fixed_in_advance=True).epsilon["server"]
@@ -109,7 +110,7 @@ def test_preparation_counts_once():
         assert bare.epsilon[view] < with_mean.epsilon[view]
     parts = [
         Part(str(k), replace(RUN, delta=1e-5 / 3), 30, {"server": RANDOM_PARTICIPATION},
-             costs=(mean,) if k == 0 else ())
+             costs=(mean,) if k == 0 else (), secret=True, drawn=FROM_SYSTEM)
         for k in range(3)
     ]  # fmt: skip
     known = together(parts, fixed_in_advance=True).epsilon["server"]
@@ -155,7 +156,8 @@ def test_trials_have_noise_and_participants_of_their_own():
     assert len(found.trials) >= 2
     models = [trial.model for trial in found.trials]
     assert not torch.equal(models[0], models[1])
-    seeds = {private_tuning._fresh(_setting(settings)).plan.seed for _ in range(3)}
+    secret = private_tuning._candidate(_setting(settings))
+    seeds = {private_tuning._fresh(secret).randomness().seed for _ in range(3)}
     assert len(seeds) == 3
 
 
@@ -448,7 +450,7 @@ def test_limits_that_tuning_does_not_keep_are_refused(limit):
 def test_colluding_participants_are_counted():
     """Without memory and with K = 1 a participant is hidden by the others' noise too: the less of
     it, the more of them pool what they know."""
-    run = replace(RUN, memory=False, local_steps=1)
+    run = replace(RUN, memory=False, one_sum=True, local_steps=1)
     found = [
         account(Trials((run,), (0, 0), Stopping(4.0), None, (), colluders)) for colluders in (1, 3)
     ]

@@ -251,7 +251,9 @@ def test_train_plans_the_step_size_of_a_number_and_of_a_module(tmp_path, target,
     text = CONFIG.format(path=tmp_path / "rows.csv").split("[facts]")[0]
     text = text.replace("rounds = 6", 'rounds = 4\nlearning_rate = "plan"')
     if target == "number":
-        text = text.replace('user = "site"', 'user = "site"\ntarget = "number"')
+        text = text.replace(
+            'user = "site"', 'user = "site"\ntarget = { kind = "number", low = 0, high = 1 }'
+        )
     config.write_text(f"{text}[task]\n{task}\n")
     result = CliRunner().invoke(app, ["train", str(config), "--out", str(folder), "-q"])
     assert result.exit_code == 0, result.output

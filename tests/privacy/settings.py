@@ -51,8 +51,9 @@ SMALL: dict[str, Any] = {
 
 
 def run_of(base: dict[str, Any], **changes: Any) -> Mechanism:
-    """One of the settings, with changes."""
-    return describe(**{**base, **changes})
+    """One of the settings, with changes; without memory it is an algorithm such as FedAvg."""
+    given = {**base, **changes}
+    return describe(**{"one_sum": not given.get("memory", True), **given})
 
 
 def small_runs(quietest: float, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Mechanism]:

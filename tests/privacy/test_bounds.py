@@ -154,6 +154,7 @@ class TestAggregate:
             ({"memory": True, "local_steps": 1}, "memory"),
             ({"memory": False, "local_steps": 2}, "local_steps=2"),
             ({"memory": False, "local_steps": 1, "max_participations": 3}, "decline"),
+            ({"memory": False, "local_steps": 1, "one_sum": False}, "not known to be one vector"),
         ],
     )
     def test_it_says_why_it_does_not_apply(self, changes, why):
@@ -186,7 +187,7 @@ class TestUserUnit:
         assert bound_for(run, "participant") is RANDOM_PARTICIPATION
         assert bound_for(run, "server") is RANDOM_PARTICIPATION
         assert "memory" in USER_SAMPLING.applies(replace(run, memory=True))
-        assert "does not amplify" in USER_SAMPLING.applies(run_of(SMALL, memory=False))
+        assert "not for unit='record'" in USER_SAMPLING.applies(run_of(SMALL, memory=False))
 
     def test_it_is_below_the_generic_theorem(self):
         """Wang, Balle, Kasiviswanathan's theorem for the same mechanism is looser."""

@@ -10,10 +10,11 @@ from privacy.settings import SMALL, run_of
 from typer.testing import CliRunner
 
 from dpscaffold.books.journal import Journal
-from dpscaffold.books.runledger import Opening, summary_text
+from dpscaffold.books.runledger import Opening, Summary
 from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
+from dpscaffold.seeds import Seed
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "
@@ -169,9 +170,10 @@ COSTS = [{"name": "a private mean", "noise": 6.0, "epsilon": None, "delta": 0.0}
 def write_ledger(folder, rounds: int = 4) -> Ledger:
     """The ledger of a run folder, as a run writes it."""
     ledger, journal = Ledger(run_of(SMALL)), Journal(folder / "ledger.jsonl")
-    opening = Opening.of(ledger.to_dict(), [Cost(**cost) for cost in COSTS], "data")
+    seed, costs = Seed.of(None, secret=True), [Cost(**cost) for cost in COSTS]
+    opening = Opening.of(ledger.to_dict(), costs, "data", seed, secret=True)
     journal.append({"opens": vars(opening)})
-    (folder / "ledger.json").write_text(summary_text(ledger.to_dict(), journal))
+    (folder / "ledger.json").write_text(Summary(ledger.to_dict()).text(journal.anchor))
     write_costs(folder)
     for round in range(1, rounds + 1):
         ledger.record(round, [0, round])

@@ -22,14 +22,17 @@ from dpscaffold.privacy import (
     PrivacyError,
 )
 from dpscaffold.privacy.composition import Part, _convolved, together
+from dpscaffold.privacy.drawn import FROM_SYSTEM, UNKNOWN, Drawn
 from dpscaffold.privacy.human import losses
 
 SERVER = {"server": RANDOM_PARTICIPATION}
+#: Secret noise, and a draw that nobody chose.
+OWN = {"secret": True, "drawn": FROM_SYSTEM}
 
 
 def part(name: str, **changes) -> Part:
     run = run_of(SMALL, **changes)
-    return Part(name, run, run.rounds, SERVER)
+    return Part(name, run, run.rounds, SERVER, **OWN)
 
 
 def test_two_gaussians_convolve_to_one():
@@ -112,18 +115,31 @@ def test_unequal_users_fall_back_to_the_servers_bound():
         batch_sizes=[20] * 5 + [40] * 5,
         weighting="records",
     )
-    unequal = Part("a", run, run.rounds, {"third_party": AGGREGATE})
+    unequal = Part("a", run, run.rounds, {"third_party": AGGREGATE}, **OWN)
     server = together([replace(unequal, bounds=SERVER)] * 2, True).epsilon["server"]
     assert together([unequal] * 2, True).epsilon["third_party"] <= server * (1 + 1e-9)
 
 
+def seeded(name: str, value: int | None) -> Part:
+    """A simulation of this seed; None where its seed is not known."""
+    drawn = UNKNOWN if value is None else Drawn("given", f"mark of {name}", value)
+    return replace(part(name), secret=False, drawn=drawn)
+
+
 def test_shared_seeds_promise_nothing():
-    seeded = [replace(part(name), noise_seed=7, draw_seed=7) for name in "ab"]
-    nothing = together(seeded)
+    nothing = together([seeded("a", 7), seeded("b", 7)])
     assert nothing.epsilon == {"server": None} and not nothing.human
-    assert "share the seed 7" in nothing.reason
-    other = together([seeded[0], replace(seeded[1], noise_seed=8, draw_seed=8)])
+    assert "share the seed 7" in nothing.reason and nothing.quoted is None
+    other = together([seeded("a", 7), seeded("b", 8)])
     assert other.epsilon["server"] > 0 and other.simulated and other.reason is None
+    assert other.quoted == "server"
+
+
+def test_a_seed_that_is_not_known_counts_as_shared():
+    nothing = together([seeded("a", 7), seeded("b", None)])
+    assert nothing.epsilon == {"server": None} and "may share one seed" in nothing.reason
+    run = run_of(SMALL)
+    assert together([Part(name, run, 5, SERVER) for name in "ab"]).epsilon == {"server": None}
 
 
 def test_secret_runs_of_one_draw_add_their_ledgers_only():
@@ -134,11 +150,21 @@ def test_secret_runs_of_one_draw_add_their_ledgers_only():
             ledger.record(round, [0, round])
         ledgers.append(ledger)
     parts = [
-        Part(str(k), ledger.run, 5, SERVER, ledger, draw_seed=3, data="same")
+        Part(
+            str(k),
+            ledger.run,
+            5,
+            SERVER,
+            ledger,
+            secret=True,
+            drawn=Drawn("given", str(k), 3),
+            data="same",
+        )
         for k, ledger in enumerate(ledgers)
     ]
     found = together(parts)
     assert found.epsilon["server"] is None and "no chance" in found.reason
+    assert "from the seed 3" in found.reason and found.quoted == "ledger"
     assert found.epsilon["ledger"] == pytest.approx(2 * ledgers[0].largest())
     convolved = together(parts, fixed_in_advance=True)
     ten = Ledger(run_of(SMALL, delta=2e-5))
@@ -156,7 +182,7 @@ def test_given_who_took_part_the_same_user_adds_up():
         for round in range(1, 9):
             ledger.record(round, [often, 1])
         ledger.record(9, [often])
-        parts.append(Part(name, ledger.run, 9, SERVER, ledger, data="same"))
+        parts.append(Part(name, ledger.run, 9, SERVER, ledger, data="same", **OWN))
     mean = (Cost("mean", noise=3.0),)
     dearer = together([replace(p, costs=mean) for p in parts]).epsilon["ledger"]
     known = together(parts).epsilon["ledger"]

@@ -212,7 +212,7 @@ def test_calibrate_to_human_terms():
         (["--at-fpr", "0.5", "--epsilon", "1"], "--at-fpr is given without --tpr"),
         (["--tpr", "0.01", "--at-fpr", "0.02"], "at_fpr=0.02 must lie above 0"),
         (["--advantage", "0.1", "--epsilon", "1"], "--epsilon and --advantage are both given"),
-        (["--mu", "-1"], "mu=-1"),
+        (["--mu", "-1"], "mu is -1; give a number above 0"),
         (["--mu", "0.1", "--group", "2"], "group=2 is given with mu"),
         (["--epsilon", "1", "--group", "0"], "group=0"),
         (["--advantage", "0.1", "--view", "paper-third-party"], "no loss distribution"),

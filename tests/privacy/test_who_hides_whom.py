@@ -49,6 +49,7 @@ class TestDeclining:
             batch_sizes=1,
             noise=self.noise,
             memory=False,
+            one_sum=True,
             delta=self.delta,
             may_decline=may_decline,
         )
@@ -144,6 +145,7 @@ class TestParticipants:
         run = run_of(
             SMALL,
             memory=False,
+            one_sum=True,
             local_steps=1,
             users=8,
             cohort_size=8,
@@ -236,6 +238,7 @@ class TestOneBound:
             local_steps=steps,
             unit=unit,
             memory=False,
+            one_sum=True,
         )
         noise = calibrate_noise(plan, 1.0, bound_for(plan, view))
         setting = Setting(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -83,6 +84,21 @@ def test_a_run_is_granted_its_whole_plan(federation, file, tmp_path):
     # All of it was booked before the first round, and each round before it was over.
     assert [dict(b.grants) for b in seen] == [{grant.run: grant}] * 6
     assert [b.participations[grant.run] for b in seen] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_draw_that_nobody_chose_is_granted_over_the_draw(federation, file, tmp_path):
+    """What is granted is what is stated, and does not depend on who was drawn; so are rounds that
+    a crash makes a run release again."""
+    plan = replace(PLAN, seed=None)
+    with pytest.raises(Crash):
+        go(federation, file, tmp_path / "run", plan=plan, observer=die_after(5))
+    (grant,) = Allowance(file).read().grants.values()
+    result = go(federation, file, tmp_path / "run", plan=plan)
+    run = result.setting.describe()
+    assert grant.epsilon == pytest.approx(RANDOM_PARTICIPATION.epsilon(run, 6))
+    spent = RANDOM_PARTICIPATION.epsilon(run, 6, repeats=(1, 1))
+    assert Allowance(file).read().spent[0] == pytest.approx(spent)
+    assert result.privacy["quoted"]["epsilon"] == pytest.approx(spent)
 
 
 def test_runs_add_up_until_one_is_refused(federation, file, tmp_path):
@@ -247,7 +263,7 @@ def call(*arguments):
 
 def test_the_commands(tmp_path):
     file, config = tmp_path / "budget.jsonl", tmp_path / "run.toml"
-    config.write_text(CONFIG.replace("FILE", str(file)))
+    config.write_text(CONFIG.replace("FILE", str(file)).replace("[plan]", "[plan]\nseed = 0"))
     missing = call("train", config, "--out", tmp_path / "a")
     assert "no budget file; open one with: dpscaffold budget" in str(missing.exception)
     opened = call("budget", file, "--epsilon", "0.3", "--delta", "0.1")

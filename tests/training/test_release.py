@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 
 import pytest
 from typer.testing import CliRunner
@@ -106,7 +107,7 @@ def test_every_page_of_a_simulation_says_so(tmp_path):
 
 def test_a_given_draw_is_quoted_by_its_ledger_everywhere(tmp_path):
     """Secret noise, and a seed of the draw in the file: over the draw is a smaller number."""
-    said, _ = trained(tmp_path, privacy="secret = true")
+    said, _ = trained(tmp_path, plan="seed = 0", privacy="secret = true")
     spent, over = said["ledger"]["epsilon"], said["server"]["epsilon"]
     assert spent > over
     assert said["quoted"] == {"epsilon": spent, "bound": "ledger", "towards": "everybody"}
@@ -131,7 +132,7 @@ def test_numbers_alone_are_no_simulation():
 
 
 def test_secret_noise_with_a_given_seed_quotes_the_ledger_first(tmp_path):
-    said, answer = trained(tmp_path, privacy="secret = true")
+    said, answer = trained(tmp_path, plan="seed = 0", privacy="secret = true")
     assert said["simulated"] is False and answer["simulated"] is False
     given = round_up(said["ledger"]["epsilon"])
     assert said["quote"].startswith(
@@ -174,10 +175,9 @@ def test_a_release_is_secret_and_nobody_chose_its_draw(tmp_path, released):
     stored = (tmp_path / "run" / "config.toml").read_text()
     assert "secret = true" in stored and "release = true" in stored
     trained(tmp_path, "--release", "--allow", "unprotected-preprocessing", name="other")
-    other = (tmp_path / "other" / "config.toml").read_text()
-    seeds = [next(line for line in text.splitlines() if line.startswith("seed = ")) for text in
-             (stored.split("[plan]")[1], other.split("[plan]")[1])]  # fmt: skip
-    assert seeds[0] != seeds[1]
+    seeds = [json.loads((tmp_path / name / "seed.json").read_text()) for name in ("run", "other")]
+    assert seeds[0]["seed"] != seeds[1]["seed"] and seeds[0]["origin"] == "system"
+    assert "seed" not in tomllib.loads(stored)["plan"]
     # Two releases of one configuration share neither noise nor draw: their epsilons add.
     together = json.loads(command("privacy", tmp_path / "run", tmp_path / "other", "--json").stdout)
     assert together["reason"] is None and together["epsilon"]["server"] == pytest.approx(
@@ -269,8 +269,7 @@ def test_a_release_from_python_states_what_the_command_does(tmp_path):
     assert "given seed" not in said["quote"]
     assert any(line.startswith("Tuning: every run on these records") for line in said["outside"])
     assert "Released all the same (--allow unprotected-preprocessing)." in said["outside"]
-    other = from_python(tmp_path, out=tmp_path / "other", **OPEN)
-    assert result.setting.plan.seed != other.setting.plan.seed
+    assert result.setting.plan.seed is None
     shown = json.loads(command("privacy", tmp_path / "run", "--json").stdout)
     assert shown == json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert shown["quote"] == said["quote"]
@@ -303,6 +302,7 @@ def test_a_release_from_python_goes_on_with_its_own_draw(tmp_path):
         ({**OPEN, "noise": 0.0}, "protects nobody"),
         ({**OPEN, "clip": "median"}, "--allow median-clip"),
         ({**OPEN, "seed": 3}, "plan.seed is 3"),
+        ({**OPEN, "seed": 0}, "plan.seed is 0"),
     ],
 )
 def test_what_a_release_from_python_refuses(tmp_path, options, words):
@@ -311,7 +311,7 @@ def test_what_a_release_from_python_refuses(tmp_path, options, words):
     options = dict(options)
     mechanism = {"clip": options.pop("clip", 1.0), "noise": options.pop("noise", 4.0)}
     privacy = options.pop("privacy", Gaussian(**mechanism))
-    plan = Plan(rounds=4, local_steps=3, user_ratio=0.25, seed=options.pop("seed", 0))
+    plan = Plan(rounds=4, local_steps=3, user_ratio=0.25, seed=options.pop("seed", None))
     with pytest.raises(BadInput, match=words):
         from_python(tmp_path, privacy=privacy, plan=plan, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()

@@ -31,7 +31,8 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.books.journal import START, digest
-from dpscaffold.books.runfolder import CHECKPOINT_FORMAT
+from dpscaffold.books.runfolder import CHECKPOINT_FORMAT, RunFolder
+from dpscaffold.books.runledger import read_account
 from dpscaffold.cli import app
 from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
@@ -378,6 +379,46 @@ def train_until_checkpoint(federation, folder):
         )
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_text("".join(lines[:4]))  # round 4 is not in the checkpoint
+    # The head in ledger.json would give it away before the checkpoint is asked.
+    summary = json.loads((folder / "ledger.json").read_text())
+    summary["journal"] = {"lines": 1, "head": json.loads(lines[0])["chain"]}
+    (folder / "ledger.json").write_text(json.dumps(summary))
+
+
+def test_a_journal_cut_back_is_refused_at_every_line(federation, tmp_path):
+    """A run that was killed has no statement, and a checkpoint of round 3; ``ledger.json`` names
+    the last of its 5 rounds."""
+    folder = tmp_path / "run"
+    begin(federation, folder, privacy=replace(NOISY, secret=True))
+    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 6 and not (folder / "privacy.json").exists()
+    for kept in range(1, 6):
+        (folder / "ledger.jsonl").write_text("".join(lines[:kept]))
+        with pytest.raises((BadInput, PrivacyError), match="shortened or changed"):
+            CliRunner().invoke(app, ["privacy", str(folder)], catch_exceptions=False)
+        refuses("shortened or changed", federation, folder, privacy=replace(NOISY, secret=True))
+    (folder / "ledger.jsonl").write_text("".join(lines))
+    said = go(federation, folder, privacy=replace(NOISY, secret=True), resume=True).privacy
+    assert said["rounds"] == 6 and read_account(folder).ledger.repeats == (1, 1)
+
+
+def test_a_crash_between_a_line_and_its_head(federation, tmp_path, monkeypatch):
+    """The journal is longer by a round that has not run, which is no damage."""
+    folder, real = tmp_path / "run", RunFolder.write_text
+
+    def dies(self, name, text):
+        if name == "ledger.json" and '"lines": 5' in text:
+            raise Cut
+        real(self, name, text)
+
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(RunFolder, "write_text", dies)
+        go(federation, folder)
+    assert json.loads((folder / "ledger.json").read_text())["journal"]["lines"] == 4
+    assert len((folder / "ledger.jsonl").read_text().splitlines()) == 5
+    answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
+    assert json.loads(answer.stdout)["rounds"] == 4
+    assert go(federation, folder, resume=True).ended == "completed"
 
 
 def test_a_folder_of_an_earlier_version(federation, tmp_path):
@@ -392,6 +433,7 @@ def test_a_folder_of_an_earlier_version(federation, tmp_path):
     (folder / "run.json").unlink()
     answer = CliRunner().invoke(app, ["privacy", str(folder), "--json"])
     assert answer.exit_code == 0 and json.loads(answer.stdout) == said
+    assert said["simulated"] is True
     assert read_run(folder).row()["epsilon_server"] == result.privacy["server"]["epsilon"]
     refuses("a run of an earlier version", federation, folder)
 

@@ -153,7 +153,7 @@ def test_a_configuration_and_the_command_line_stop_early_too(tmp_path: Path) -> 
     [
         ({"path": "nowhere.csv"}, "nowhere.csv"),
         ({"path": "public.txt.gz"}, "neither a .csv nor a .parquet"),
-        ({"label": "outcome"}, "no asked-for column 'outcome'"),
+        ({"label": "outcome"}, "no column 'outcome' with the true answers"),
         ({"patience": 0}, "stopping.patience is 0"),
         ({"patiense": 3}, "stopping.patiense.*did you mean 'patience'"),
     ],

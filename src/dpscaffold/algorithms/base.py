@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,6 +99,28 @@ class Server:
     slots: Slots = field(default_factory=dict)
 
 
+#: Functions, and classes of functions, that are proved to be linear; see :func:`proved_linear`.
+_LINEAR: list[object] = []
+
+Proved = TypeVar("Proved", bound=Callable[..., object])
+
+
+def proved_linear(function: Proved) -> Proved:
+    """Mark a ``direction`` or a ``finish`` that Theorem 2 of docs/privacy.md covers.
+
+    With one local step its result must be the noised gradient times a public factor, the same for
+    all users, plus public vectors; a ``finish`` must upload ``params`` alone. Only then does the
+    noise of all participants add up in the mean of the uploads, and hide each one from third
+    parties. The mark belongs to this very function: neither a wrapper nor a subclass inherits it.
+    """
+    _LINEAR.append(function)
+    return function
+
+
+def _is_linear(function: object) -> bool:
+    return any(proved is function or proved is type(function) for proved in _LINEAR)
+
+
 Announce = Callable[[Server, Cohort], Slots]
 Direction = Callable[["Tensor", "Tensor", Participant], "Tensor"]
 Finish = Callable[[Local, Participant], tuple[Upload, Slots]]
@@ -163,11 +185,17 @@ class Algorithm:
     full_pass: bool = False  # FedSGD: K·s must be 1
     #: Whether a round depends on what a user did in earlier ones, as the accountant asks.
     memory: bool = field(init=False, repr=False, compare=False)
+    #: Whether every upload is proved to be one vector that is linear in the noised gradient.
+    one_sum: bool = field(init=False, repr=False, compare=False)
     #: The title, or the name where there is none.
     shown: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", bool(self.remembers) or self.mirrored)
+        first = self.warm_up
+        memory = bool(self.remembers) or self.mirrored or (first is not None and first.memory)
+        linear = _is_linear(self.direction) and _is_linear(self.finish)
+        object.__setattr__(self, "memory", memory)
+        object.__setattr__(self, "one_sum", linear and (first is None or first.one_sum))
         object.__setattr__(self, "shown", self.title or self.name)
 
     def replace(self, **changes: object) -> Algorithm:

@@ -5,17 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dpscaffold.algorithms.base import Algorithm, Local, Participant, Server, Slots, Upload
+from dpscaffold.algorithms.base import (
+    Algorithm,
+    Local,
+    Participant,
+    Server,
+    Slots,
+    Upload,
+    proved_linear,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@proved_linear
 def along_gradient(gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
     """y_i^k ← y_i^{k−1} − η_l·H̃_i^k."""
     return gradient
 
 
+@proved_linear
 def send_move(local: Local, at: Participant) -> tuple[Upload, Slots]:
     """Δy_i ← y_i^K − x^{t−1}; nothing is kept."""
     return Upload(local.params - at.broadcast.params), {}

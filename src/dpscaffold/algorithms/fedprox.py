@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpscaffold.algorithms.base import Algorithm, Participant
+from dpscaffold.algorithms.base import Algorithm, Participant, proved_linear
 from dpscaffold.algorithms.fedavg import fedavg
 from dpscaffold.checks import at_least
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@proved_linear
 @dataclass(frozen=True)
 class Proximal:
     """y_i^k ← y_i^{k−1} − η_l(H̃_i^k + μ(y_i^{k−1} − x^{t−1})), as a value: two runs can be seen to

@@ -199,7 +199,7 @@ def subject_of(
         kind, classes, dimension = federation.target.kind, federation.classes, federation.dimension
     else:
         classes, dimension = 2, getattr(task, "features", 1)
-    seed = setting.plan.seed
+    seed = setting.plan.public_seed
     pair = make_pair(task, kind, run, dimension, seed)
     return Subject(
         task, kind, classes, setting.algorithm, setting.privacy, run, pair, seed, participations

@@ -10,7 +10,7 @@ counts the journalled rounds, those that a crash has lost included. The files ar
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -26,13 +26,13 @@ from dpscaffold.books.runledger import (
     PREPARATION,
     SUMMARY,
     Opening,
+    Summary,
     check_anchor,
     read_account,
     read_entries,
     read_ledger,
     read_opening,
     read_parts,
-    summary_text,
 )
 from dpscaffold.books.target import Target
 from dpscaffold.books.written import plain
@@ -50,8 +50,8 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import said_of
 from dpscaffold.randomness import Randomness
+from dpscaffold.seeds import Seed
 from dpscaffold.setting import Setting
-from dpscaffold.whole import write_texts
 
 
 class Accounts:
@@ -68,6 +68,7 @@ class Accounts:
         self._target: Target | None = None
         self._replay_until = 0
         self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
+        self._summary = Summary({})
         self._released = 0
         self._most_rounds = setting.plan.planned
         self._parts = Parts((setting.plan.planned,))
@@ -123,16 +124,18 @@ class Accounts:
         self,
         folder: RunFolder,
         data: str,
+        seed: Seed,
         completed: int = 0,
         anchor: Anchor | None = None,
         stored: bool = False,
     ) -> None:
         """Keep the ledger in a run folder; picks up what was spent there.
 
-        ``data`` is the identity of the run's data. ``completed`` and ``anchor`` are the round and
-        journal of the checkpoint: what was spent is at or beyond them. Nothing is written before
-        all is checked. ``stored`` says that participants keep their uploads, so that a round that
-        is run again is the same release; those that are not are told to :meth:`count_again`.
+        ``data`` is the identity of the run's data, ``seed`` what its participants are drawn from.
+        ``completed`` and ``anchor`` are the round and journal of the checkpoint: what was spent is
+        at or beyond them. Nothing is written before all is checked. ``stored`` says that
+        participants keep their uploads, so that a round that is run again is the same release;
+        those that are not are told to :meth:`count_again`.
         """
         self.folder = folder
         if self.run is None:
@@ -146,7 +149,15 @@ class Accounts:
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or "
                 f"start the run anew"
             )
-        opening = Opening.of(self._fresh, self.costs, data)
+        opening = Opening.of(
+            self._fresh,
+            self.costs,
+            data,
+            seed,
+            self.setting.secret,
+            self.allowed,
+            self.budget.colluders,
+        )
         if self.ledger.run != self.run or (len(journal) and read_opening(journal) != opening):
             raise BadInput(
                 f"the ledger in {folder.path} describes another run; resume it with its own "
@@ -161,18 +172,16 @@ class Accounts:
             check_anchor(journal, anchor, "the checkpoint")
         # Rounds recorded but not in the checkpoint are run again. A seeded run repeats its very
         # outputs, which costs nothing; a secret one draws fresh noise, which does.
-        secret = self.setting.privacy is not None and self.setting.privacy.secret
         entries = read_entries(journal) if len(journal) else ()
         self._released = max((entry.round for entry in entries if not entry.ahead), default=0)
-        self._replay_until = self._released if secret and not stored else 0
+        self._replay_until = self._released if self.setting.secret and not stored else 0
         self._journal = journal
         if not len(journal):
             journal.append({"opens": asdict(opening)})
         steps = (*self.setting.roster.schema.preparation, *self._unprotected)
-        counted, said = self.ledger.to_dict(), said_of(steps, self.run.unit)
-        costs = list(map(vars, self.costs))
-        prepared = json.dumps({"steps": said, "costs": costs}, indent=2) + "\n"
-        write_texts(folder.path, {PREPARATION: prepared, SUMMARY: summary_text(counted, journal)})
+        said, costs = said_of(steps, self.run.unit), list(map(vars, self.costs))
+        folder.write_text(PREPARATION, json.dumps({"steps": said, "costs": costs}, indent=2) + "\n")
+        self._write_summary(folder)
         if self._booking:
             self.book(folder)
 
@@ -202,7 +211,7 @@ class Accounts:
         self._withdraw_statement()
         self._journal.append({EXTENDS: rounds})
         self._parts, self._by_part = parts, ()
-        folder.write_text(SUMMARY, summary_text(self.ledger.to_dict(), self._journal))
+        self._write_summary(folder)
 
     @property
     def anchor(self) -> Anchor | None:
@@ -241,17 +250,15 @@ class Accounts:
         if round <= self.ledger.rounds and not again:
             users = self._recorded(round)
             if round > self._released and self._journal:
-                self._withdraw_statement()
-                self._journal.append({"round": round, "users": list(users), "again": False})
+                self._enter({"round": round, "users": list(users), "again": False})
                 self._released = round
             return np.array(users, dtype=np.int64)
         active = drawn.tolist()
         if self.ledger.capped:
             active = self._allowed(round, active)
         if self._journal:
-            self._withdraw_statement()
             line = {"round": round, "users": active, "again": again}
-            self._journal.append({**line, "ahead": True} if ahead else line)
+            self._enter({**line, "ahead": True} if ahead else line)
         self._released = self._released if ahead else max(self._released, round)
         self._record(round, active, again)
         if self._booking:
@@ -273,8 +280,7 @@ class Accounts:
         if self.run is None or not users:
             return
         if self._journal:
-            self._withdraw_statement()
-            self._journal.append({"round": round, "users": list(users), "again": True})
+            self._enter({"round": round, "users": list(users), "again": True})
         self._record(round, users, again=True)
 
     def _allowed(self, round: int, drawn: Sequence[int]) -> list[int]:
@@ -305,6 +311,23 @@ class Accounts:
         raise BadInput(
             f"{self._journal.path} lacks round {round}; restore it or start the run anew"
         )
+
+    def _enter(self, line: Mapping[str, Any]) -> None:
+        """Add a line to the journal, then name the journal's new head in ``ledger.json``.
+
+        A crash between the two leaves a journal that is longer than ``ledger.json`` says, by a
+        round that has not run. A journal that is shorter has lost lines, and is refused.
+        """
+        assert self._journal is not None and self.folder is not None
+        self._withdraw_statement()
+        self._journal.append(line)
+        self.folder.write_text(SUMMARY, self._summary.text(self._journal.anchor))
+
+    def _write_summary(self, folder: RunFolder) -> None:
+        """``ledger.json`` with all that was counted so far."""
+        assert self._journal is not None
+        self._summary = Summary(self.ledger.to_dict())
+        folder.write_text(SUMMARY, self._summary.text(self._journal.anchor))
 
     def _withdraw_statement(self) -> None:
         """Take back what an earlier part of the run stated, before more is released than that."""
@@ -345,13 +368,12 @@ class Accounts:
                     f"stated; restore it"
                 )
             return account.statement()
-        seeded = not (self.setting.privacy and self.setting.privacy.secret)
         return statement(
             self.run,
             ledger=self.ledger,
             preparation=(*prepared, *self._unprotected),
-            seed_public=seeded,
-            draw_given=self.allowed is None,
+            seed_public=not self.setting.secret,
+            draw_given=self.setting.draw_given,
             allowed=self.allowed,
             extra_costs=self.costs,
             colluders=self.budget.colluders,
@@ -360,6 +382,6 @@ class Accounts:
     def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:
         """The ledger's summary, then ``privacy.json`` and ``privacy.md``."""
         if self._journal is not None:
-            folder.write_text(SUMMARY, summary_text(self.ledger.to_dict(), self._journal))
+            self._write_summary(folder)
         folder.write_text("privacy.json", json.dumps(plain(said), indent=2) + "\n")
         folder.write_text("privacy.md", render(said))

@@ -1,8 +1,8 @@
 """One run's dealings with a budget file: its grant before it begins, its rounds before they run.
 
-What a run may spend is fixed before it begins: the larger of ε over the random draw and ε given
-the draw that the plan's seed makes, for all planned rounds. The second holds even for whoever knows
-the seed, and for two runs with the same one.
+What a run may spend is fixed before it begins: ε over the random draw, for all planned rounds.
+Where the seed of the draw is given, it is the larger of that and ε given the draw that the seed
+makes, which holds even for whoever knows the seed, and for two runs with the same one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -49,11 +50,20 @@ class Prices:
     def of(self, rounds: int, repeats: Sequence[int] = (), first: int = 1) -> Price:
         """The rounds from ``first`` on, up to ``rounds``; ``repeats`` are those that were, or would
         be, run again, each as often as it was. What preparing the data cost is spent in round 1."""
+        run, costs = self._run, self._costs if first == 1 else ()
+        count, again = rounds - first + 1, tuple(sorted(Counter(repeats).values()))
+        epsilon = bound_for(run, "server").epsilon(run, count, costs, again)
+        if self._setting.draw_given:
+            epsilon = max(epsilon, self._given_the_draw(rounds, repeats, first, costs))
+        return Price(epsilon, run.delta, count)
+
+    def _given_the_draw(
+        self, rounds: int, repeats: Sequence[int], first: int, costs: tuple[Cost, ...]
+    ) -> float:
+        """ε for whoever knows the seed, and with it who takes part when."""
         run, setting = self._run, self._setting
-        costs = self._costs if first == 1 else ()
-        count = rounds - first + 1
         # Of a later part this counts the user's whole ε, of which less is left: too much, if any.
-        longest = replace(run, rounds=max(run.rounds, count))
+        longest = replace(run, rounds=max(run.rounds, rounds - first + 1))
         ledger = Ledger(longest, self._user_epsilon, costs)
         randomness = setting.randomness()
         for round in range(first, rounds + 1):
@@ -62,9 +72,7 @@ class Prices:
         for round in repeats:
             drawn = randomness.cohort(round, setting.users, setting.cohort_size)
             ledger.record(round - first + 1, drawn.tolist(), again=True)
-        over = bound_for(run, "server").epsilon(run, count, costs, ledger.repeats)
-        given = largest_epsilon(ledger.laws(), run.delta, costs)
-        return Price(max(over, given), run.delta, count)
+        return largest_epsilon(ledger.laws(), run.delta, costs)
 
     def most_rounds(self, book: Book, grant: Grant) -> int:
         """The largest number of rounds that the book has room for; 0 where not even one."""
@@ -196,7 +204,6 @@ class Booking:
     def _planned(self) -> Grant:
         """The whole plan, before anything of it has run."""
         price = self._prices.of(self._rounds)
-        secret = bool(self._setting.privacy and self._setting.privacy.secret)
         return Grant(
             run="",
             epsilon=price.epsilon,
@@ -205,7 +212,7 @@ class Booking:
             unit=self._run.unit,
             neighbours=self._run.neighbours,
             plan=digest(self._run.to_dict()),
-            noise_seed=None if secret else self._setting.plan.seed,
+            noise_seed=None if self._setting.secret else self._setting.plan.public_seed,
         )
 
     def _found(self, saved: dict[str, object], released: int) -> list[Grant]:

@@ -102,6 +102,11 @@ class Journal:
         """The journal as it stands."""
         return Anchor(len(self), self.head)
 
+    @property
+    def first(self) -> str | None:
+        """h_1, the chain of the first line, which only copies of this journal share."""
+        return self._heads[1] if len(self) else None
+
     def follows(self, anchor: Anchor) -> bool:
         """Whether the journal begins with the lines that the anchor was taken of."""
         return 0 <= anchor.lines <= len(self) and self._heads[anchor.lines] == anchor.head

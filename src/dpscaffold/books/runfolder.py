@@ -6,6 +6,7 @@ file                 holds
 versions.json        the software and device that made it
 run.json             the identity of its data and its engine: what a configuration does not tell
 data.key             the key of that identity (:mod:`~dpscaffold.books.datakey`)
+seed.json            the seed of a private run, for its owner alone (:mod:`~dpscaffold.seeds`)
 config.toml          the configuration as resolved; a folder that has it holds a run
 ledger.jsonl         who took part; a line is written before a round's uploads are used
 grant.json           the run's name in its budget file, if it has one
@@ -38,11 +39,13 @@ from dpscaffold.books.datakey import KEY, read_key, write_key
 from dpscaffold.books.written import plain, versions
 from dpscaffold.errors import BadInput
 from dpscaffold.plan import Plan
+from dpscaffold.seeds import SEED, Seed
 from dpscaffold.whole import (
     binary_file,
     hold,
     sync_file,
     whole_file,
+    write_private,
     write_text,
     write_texts,
 )
@@ -50,7 +53,7 @@ from dpscaffold.whole import (
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2
 #: What a run that was killed before it had a configuration may leave behind.
-BEGUN = ("versions.json", "run.json", "setting.json", KEY, ".lock")
+BEGUN = ("versions.json", "run.json", "setting.json", KEY, SEED, ".lock")
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,12 @@ class RunFolder:
         identity: Identity,
         setting: Mapping[str, Any],
         key: bytes | None = None,
+        seed: Seed | None = None,
     ) -> None:
         """Claim the folder for a new run; refuses one that holds another run or anything else.
 
-        ``key`` is that of the data's identity, None where the identity has none.
+        ``key`` is that of the data's identity, None where the identity has none. ``seed`` is kept
+        for its owner alone; a run without privacy has none to keep.
         """
         self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -117,6 +122,8 @@ class RunFolder:
         if key is not None:
             self.file(KEY).unlink(missing_ok=True)  # of a run that was killed before it began
             write_key(self.file(KEY), key)
+        if seed is not None:
+            write_private(self.file(SEED), json.dumps(seed.to_json()) + "\n")
         texts = {
             "versions.json": made_by,
             "run.json": json.dumps(asdict(identity), indent=2) + "\n",
@@ -124,6 +131,16 @@ class RunFolder:
             "config.toml": config,  # last: with it the run has begun
         }
         write_texts(self.path, texts)
+
+    def kept_seed(self) -> Seed:
+        """The seed that the run in this folder draws from; without it the run cannot go on."""
+        saved = self.read_json(SEED)
+        if saved is None:
+            raise BadInput(
+                f"{self.path} holds a private run without the seed that it draws from ({SEED}), so "
+                f"it cannot be resumed; restore the file, or start the run anew elsewhere"
+            )
+        return Seed.from_json(saved, str(self.file(SEED)))
 
     def _refuse_a_run(self) -> None:
         if self.holds_run:

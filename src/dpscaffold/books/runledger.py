@@ -3,8 +3,8 @@
 ``ledger.jsonl`` is the record, a :class:`~.journal.Journal`: an opening line that binds
 it to the run, its data and what their preparation cost, then one line a round. ``ledger.json``
 holds the description of the run and a summary, ``preprocessing.json`` the preparation. The head of
-the journal stands in ``ledger.json``, in every checkpoint and in the statement (``privacy.json``),
-so a journal that was shortened or written anew is refused.
+the journal stands in ``ledger.json``, which is replaced after every line, in every checkpoint and
+in the statement (``privacy.json``), so a journal that was shortened or written anew is refused.
 
 A statement of a run with a folder is made here, from the files alone, so that what a run writes
 and what ``dpscaffold privacy RUN`` answers are the same. Nothing here needs PyTorch.
@@ -24,8 +24,10 @@ from dpscaffold.books.journal import Anchor, Journal, digest
 from dpscaffold.books.parts import Entry, Parts
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
 from dpscaffold.privacy.adding import statement_of_parts
+from dpscaffold.privacy.drawn import UNKNOWN, Drawn, Origin
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.preparation import from_sentence
+from dpscaffold.seeds import SEED, Seed
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
 AGAIN = "restore it or start the run anew"
@@ -35,28 +37,55 @@ EXTENDS = "extends"
 
 @dataclass(frozen=True)
 class Opening:
-    """The first line of a journal: SHA-256 of the run's description and of the costs of its data's
-    preparation, and the identity of its data, an HMAC."""
+    """The first line of a journal: what the run is, and what makes its promise true.
+
+    ``run`` and ``costs`` are SHA-256 of its description and of what preparing its data cost,
+    ``data`` is the identity of its data. ``secret`` says that its noise came from the operating
+    system, ``allowed`` what a release overlooks (None: no release), ``origin`` and ``mark`` where
+    its seed came from (:class:`~dpscaffold.privacy.drawn.Drawn`), ``colluders`` how many
+    participants pool what they know. A line that does not say these is of a simulation.
+    """
 
     run: str
     costs: str
     data: str
+    secret: bool = False
+    allowed: tuple[str, ...] | None = None
+    origin: Origin = "unknown"
+    mark: str | None = None
+    colluders: int | None = None
 
     @classmethod
-    def of(cls, ledger: Mapping[str, Any], costs: Iterable[Cost], data: str) -> Opening:
+    def of(
+        cls,
+        ledger: Mapping[str, Any],
+        costs: Iterable[Cost],
+        data: str,
+        seed: Seed,
+        secret: bool,
+        allowed: tuple[str, ...] | None = None,
+        colluders: int = 1,
+    ) -> Opening:
         """The opening of a new run, whose ledger is that."""
-        return cls(_run_digest(ledger), _costs_digest(costs), data)
+        described = _run_digest(ledger), _costs_digest(costs), data
+        return cls(*described, secret, allowed, seed.origin, seed.mark, colluders)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Opening:
+        """From JSON values; KeyError or TypeError where they are none."""
+        allowed = values.get("allowed")
+        return cls(**{**values, "allowed": None if allowed is None else tuple(allowed)})
 
 
 @dataclass(frozen=True)
 class Account:
     """What a run folder says about its privacy: all that a statement needs.
 
-    ``seeded`` says that the seed of the noise lies in the folder. ``anchor`` is None in folders
-    from before journals were chained. ``colluders`` is how many participants the run's
-    configuration takes to pool what they know, ``draw_given`` says that the seed of the draw was
-    given with the plan, and ``allowed`` is what a release was told to overlook (None: no release).
-    ``parts`` are the ledgers of the parts in which its rounds were planned, if there are several.
+    ``seeded`` says that the noise came from a seed, or that nothing shows that it did not.
+    ``anchor`` is None in folders from before journals were chained. ``colluders`` is how many
+    participants are taken to pool what they know, ``drawn`` what is known about the seed of the
+    draw, and ``allowed`` what a release was told to overlook (None: no release). ``parts`` are the
+    ledgers of the parts in which its rounds were planned, if there are several.
     """
 
     ledger: Ledger
@@ -65,7 +94,7 @@ class Account:
     seeded: bool
     anchor: Anchor | None
     colluders: int = 1
-    draw_given: bool = True
+    drawn: Drawn = UNKNOWN
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
     parts: tuple[Ledger, ...] = ()
@@ -84,7 +113,7 @@ class Account:
             self.parts or (self.ledger,),
             preparation=self.preparation,
             seed_public=self.seeded,
-            draw_given=self.draw_given,
+            draw_given=self.drawn.given,
             allowed=self.allowed,
             extra_costs=self.costs,
             groups=tuple(groups),
@@ -97,30 +126,64 @@ class Account:
 
 
 def read_account(folder: Path) -> Account:
-    """Read a run folder, checking that its parts belong together."""
+    """Read a run folder, checking that its parts belong together.
+
+    What makes a run more than a simulation is read from the first line of its journal, and from
+    nothing that can be edited or left out.
+    """
     ledger, journal = _read(folder)
     steps, costs = read_preprocessing(folder)
-    if journal is not None and read_opening(journal).costs != _costs_digest(costs):
+    opening = read_opening(journal) if journal is not None else None
+    if opening is not None and opening.costs != _costs_digest(costs):
         raise PrivacyError(f"{folder / PREPARATION} is not the one this run began with; {AGAIN}")
-    config = folder / "config.toml"
-    try:
-        tables = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    except ValueError as error:
-        raise PrivacyError(f"{config} is damaged ({error}); {AGAIN}") from error
-    limits = {**tables.get("budget", {}), **tables.get("privacy", {})}
-    release = bool(limits.get("release", False))
-    seeded = config.exists() and not (release or limits.get("secret", False))
-    allowed = tuple(limits.get("allow", ())) if release else None
-    anchor = journal.anchor if journal else None
+    config = _read_config(folder)
+    colluders = opening.colluders if opening is not None else None
+    if colluders is None:  # of an earlier version
+        colluders = {**config.get("budget", {}), **config.get("privacy", {})}.get("colluders", 1)
     ledger = ledger.charged(costs)
-    colluders = limits.get("colluders", 1)
-    given = config.exists() and not release
-    planned = tuple(tables.get("facts", {}).get("planned", ()))
     parts: tuple[Ledger, ...] = ()
     if journal is not None:
         planning = read_parts(journal, ledger.run.rounds)
         parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
-    return Account(ledger, steps, costs, seeded, anchor, colluders, given, allowed, planned, parts)
+    return Account(
+        ledger,
+        steps,
+        costs,
+        seeded=opening is None or opening.secret is not True,
+        anchor=journal.anchor if journal else None,
+        colluders=colluders,
+        drawn=_drawn(folder, opening, journal),
+        allowed=opening.allowed if opening is not None else None,
+        planned=tuple(config.get("facts", {}).get("planned", ())),
+        parts=parts,
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run folder, where it has one."""
+    path = folder / "config.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
+
+
+def _drawn(folder: Path, opening: Opening | None, journal: Journal | None) -> Drawn:
+    """What is known about a run's seed: what its journal says, and the seed where it is kept."""
+    if opening is None or journal is None:
+        return UNKNOWN
+    known = Drawn(opening.origin, opening.mark, journal=journal.first)
+    path = folder / SEED
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:  # it is not here, or for others
+        return known
+    except ValueError as error:
+        raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
+    seed = Seed.from_json(kept, str(path))
+    if (seed.origin, seed.mark) != (opening.origin, opening.mark):
+        raise PrivacyError(f"{path} is not the seed that this run began with; {AGAIN}")
+    return replace(known, value=seed.value)
 
 
 def read_ledger(folder: Path) -> Ledger:
@@ -153,15 +216,28 @@ def read_opening(journal: Journal) -> Opening:
     """What a journal was opened for."""
     for line in journal.lines():
         try:
-            return Opening(**line["opens"])
+            return Opening.read(line["opens"])
         except (KeyError, TypeError):
             break
     raise PrivacyError(f"{journal.path} does not begin with the description of its run; {AGAIN}")
 
 
-def summary_text(ledger: Mapping[str, Any], journal: Journal) -> str:
-    """The contents of ``ledger.json``."""
-    return json.dumps({**ledger, "journal": vars(journal.anchor)}) + "\n"
+class Summary:
+    """The contents of ``ledger.json``: a ledger as it was counted once, and the journal's head.
+
+    The head changes with every line and the counts need not, so they are encoded once: the journal
+    is what counts.
+
+    >>> Summary({"version": 2}).text(Anchor(3, "5c")).strip()
+    '{"version": 2, "journal": {"lines": 3, "head": "5c"}}'
+    """
+
+    def __init__(self, ledger: Mapping[str, Any]) -> None:
+        self._start = json.dumps({**ledger, "journal": None}).removesuffix("null}")
+
+    def text(self, head: Anchor) -> str:
+        """The file, after the line that is the journal's head."""
+        return f"{self._start}{json.dumps(vars(head))}}}\n"
 
 
 def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ...]]:

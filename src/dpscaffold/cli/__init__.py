@@ -150,7 +150,18 @@ def main() -> None:
 
     speak_plainly()
     try:
-        app()
+        code = app(standalone_mode=False)
+        if isinstance(code, int):
+            sys.exit(code)
+    except click.UsageError as error:
+        _say_usage(error)
+        sys.exit(2)
+    except click.ClickException as error:
+        _say(f"error: {error.format_message()}")
+        sys.exit(error.exit_code)
+    except click.Abort:
+        _say("stopped")
+        sys.exit(1)
     except Diverged as error:
         _say(f"error: {error}")
         sys.exit(3)
@@ -170,6 +181,16 @@ def main() -> None:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
+
+
+def _say_usage(error: click.UsageError) -> None:
+    """What is wrong with the command line; without any word on it, the help."""
+    from dpscaffold.cli.usage import usage_sentence
+
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        _say(f"error: {usage_sentence(error, sys.argv[1:])}")
 
 
 #: A disk, a quota or the size of a file that is used up.

@@ -21,6 +21,7 @@ from dpscaffold.privacy import (
     TradeOff,
     bound_for,
 )
+from dpscaffold.privacy.errors import bad_delta
 from dpscaffold.privacy.human import GROUPS, losses
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import NO_NOISE
@@ -178,7 +179,7 @@ def several(
     from dpscaffold.cli.together import compose, show_together
 
     if delta is not None and not 0.0 < delta < 1.0:
-        raise PrivacyError(f"delta={delta} is not a probability strictly between 0 and 1")
+        raise PrivacyError(bad_delta("--delta", delta))
     groups = tuple(group) if group else GROUPS
     answer = compose(sources, delta, fixed_in_advance, same_records, colluders, groups)
     if as_json:

@@ -13,6 +13,7 @@ from dpscaffold.checks import floor_share, shares
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
 from dpscaffold.privacy.describe import choose_relation, describe
+from dpscaffold.privacy.drawn import FROM_SYSTEM, Drawn
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
 
@@ -27,7 +28,7 @@ class Subject:
     account: Account | None = None
     colluders: int = 1
     simulated: bool = False
-    draw_given: bool = False
+    drawn: Drawn = FROM_SYSTEM
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
 
@@ -62,7 +63,7 @@ class Subject:
             self.run,
             preparation=self.preparation,
             seed_public=self.simulated,
-            draw_given=self.draw_given,
+            draw_given=self.drawn.given,
             allowed=self.allowed,
             extra_costs=self.extra_costs,
             groups=groups,
@@ -129,6 +130,7 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
         users=len(sizes),
         records=sizes,
         memory=algorithm.memory,
+        one_sum=algorithm.one_sum,
         rounds=rounds,
         local_steps=local_steps,
         **shares(sizes, user_ratio, data_ratio),
@@ -168,7 +170,13 @@ def from_folder(folder: Path) -> Subject:
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
     account = read_account(folder)
     return Subject(
-        account.ledger.run, account.preparation, account.costs, account, account.colluders
+        account.ledger.run,
+        account.preparation,
+        account.costs,
+        account,
+        account.colluders,
+        account.seeded,
+        account.drawn,
     )
 
 
@@ -196,8 +204,8 @@ def from_config(path: Path) -> Subject:
         steps,
         costs,
         colluders=limits.budget.colluders,
-        simulated=not limits.hidden,
-        draw_given=not limits.release,
+        simulated=not setting.secret,
+        drawn=setting.seed().drawn,
         allowed=tuple(limits.allow or ()) if limits.release else None,
         planned=settings.planned,
     )

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -73,8 +72,6 @@ def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
     said = about.statement(colluders=colluders)
     if not said["guarantee"]:
         raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
-    tables = _tables(source)
-    seed = tables.get("plan", {}).get("seed")
     begun = [part for part in about.parts if part.rounds]
     ledgers: list[Ledger | None] = [*begun] if begun else [about.ledger]
     found = []
@@ -88,24 +85,12 @@ def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
             bounds={view: bound_for(run, view, repeats, colluders) for view in VIEWS},
             ledger=ledger,
             costs=tuple(about.extra_costs) if k == 0 else (),
-            noise_seed=None if _says(tables, "secret") or _says(tables, "release") else seed,
-            draw_seed=None if _says(tables, "release") else seed,
+            secret=not about.simulated,
+            drawn=about.drawn,
             source=str(source),
         )
         found.append(part)
     return found
-
-
-def _says(tables: dict[str, Any], key: str) -> bool:
-    return bool(tables.get("privacy", {}).get(key, False))
-
-
-def _tables(source: Path) -> dict[str, Any]:
-    """The configuration of a run folder, or the one that was given."""
-    path = source / "config.toml" if source.is_dir() else source
-    from dpscaffold.config import read_tables
-
-    return read_tables(path) if path.exists() else {}
 
 
 def identities(sources: Sequence[Path]) -> dict[Path, str]:
@@ -145,7 +130,8 @@ def show_together(
     values = (round_up(answer.epsilon[view]) for view in shown)
     rows.append(("together", "", *values, f"{answer.delta:.3g}"))
     console.print(legible(head, rows, console.width))
-    view = next((view for view in (*views, GIVEN) if view in answer.human), None)
+    wanted = (GIVEN, *views) if answer.quoted == GIVEN else (*views, GIVEN)
+    view = next((view for view in wanted if view in answer.human), None)
     if view and groups:
         table = groups_table({view: answer.human[view].to_json()}, view)
         console.print(f"{_label(view)}, several records of one person:", highlight=False)
@@ -162,6 +148,16 @@ def sentences(answer: Together, view: str | None) -> list[str]:
         said.append(f"participant: {k} participants of each run pool what they know")
     if answer.reason:
         said.append(answer.reason)
+    elif answer.quoted == GIVEN:
+        said.append(
+            f"quote epsilon = {round_up(answer.epsilon[GIVEN])}, given who took part: the seed of "
+            f"a draw was given, and over the draw holds only for a draw that nobody chose"
+        )
+    elif answer.quoted is None:
+        said.append(
+            "the seed of a draw is given, and over the draw holds only for a draw that nobody "
+            "chose: quote what the runs say once they have run"
+        )
     if answer.simulated:
         said.append(SIMULATED)
     if not answer.same_records:

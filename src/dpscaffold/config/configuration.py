@@ -63,10 +63,12 @@ class Configuration(ConfigTable):
         given = self.privacy
         if given is None:
             return None
+        algorithm = self.algorithm.build()
         return describe(
             users=len(sizes),
             records=sizes,
-            memory=self.algorithm.build().memory,
+            memory=algorithm.memory,
+            one_sum=algorithm.one_sum,
             rounds=self.plan.max_rounds or self.plan.rounds,
             local_steps=self.plan.local_steps,
             **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),
@@ -97,6 +99,8 @@ class Configuration(ConfigTable):
             tables["privacy"].pop("epsilon", None)
             tables["privacy"]["noise"] = setting.privacy.noise
         tables["plan"]["warm_rounds"] = setting.warm_rounds
+        if setting.draw_given:  # a seed of the operating system is kept elsewhere
+            tables["plan"]["seed"] = setting.plan.public_seed
         if self.plan.learning_rate == "plan":
             tables["plan"]["learning_rate"] = setting.plan.learning_rate
             facts = (self.facts or FactsSettings()).model_copy(update={"planned": self.planned})

@@ -28,7 +28,7 @@ class PlanSettings(ConfigTable):
     tail: float = Plan.tail
     evaluate_every: int = Plan.evaluate_every
     checkpoint_every: int = Plan.checkpoint_every
-    seed: int = Plan.seed
+    seed: int | None = None
     max_rounds: int | None = None
     schedule: Literal["constant", "linear", "cosine", "inverse-sqrt"] = Plan.schedule
     steps_by_user: tuple[int, ...] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import PrivateAttr, model_validator
@@ -49,10 +50,16 @@ class PrivacySettings(ConfigTable):
                 "released; add privacy.release = true (--release) or leave it out"
             )
         if (self.noise is None) == (self.epsilon is None):
-            given = "both are given" if self.noise is not None else "neither is given"
+            both = self.noise is not None
+            given = "both are given" if both else "neither is given"
+            remedy = "set privacy.noise or privacy.epsilon"
+            if both:
+                remedy = "leave one out (--unset privacy.noise, or --unset privacy.epsilon)"
+            raise BadInput(f"privacy needs either noise or epsilon, and {given}; {remedy}")
+        if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise BadInput(
-                f"privacy needs either noise or epsilon, and {given}; set exactly one of "
-                f"privacy.noise, privacy.epsilon"
+                f"privacy.epsilon is {self.epsilon:g}; give a number above 0, such as 2 (smaller "
+                f"is stronger)"
             )
         self._gaussian = Gaussian(
             self.clip,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from pydantic import ValidationError
 
 from dpscaffold.config.configuration import Configuration
 from dpscaffold.config.plan import FactsSettings
-from dpscaffold.config.sentences import sentence_of
-from dpscaffold.errors import BadInput
+from dpscaffold.config.sentences import sentence_of, tables_with
+from dpscaffold.errors import BadInput, nearest
 
 
 def checked_facts(table: Mapping[str, Any]) -> FactsSettings:
@@ -83,12 +84,32 @@ def read_tables(path: Path | str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
+        near = _meant(Path(path))
         raise BadInput(
-            f"the configuration {path} cannot be read: {error.strerror}; give the path of a "
+            f"the configuration {path} cannot be read: {error.strerror}{near}; give the path of a "
             f"TOML file"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
+        said = f"the configuration {path} is not valid TOML: {error}"
+        raise BadInput(f"{said}{_unquoted(Path(path), str(error))}") from error
+
+
+def _meant(path: Path) -> str:
+    """A hint where a TOML file of a similar name lies in the folder."""
+    try:
+        names = [f"{found.stem}.toml" for found in path.parent.glob("*.toml")]
+    except OSError:
+        return ""
+    return nearest(f"{path.stem}.toml", names) if path.stem else ""
+
+
+def _unquoted(path: Path, problem: str) -> str:
+    """What to write where a value is a text without quotes, the commonest mistake; else ""."""
+    place = re.search(r"at line (\d+)", problem)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
+    found = re.fullmatch(r"\s*([\w.-]+)\s*=\s*([^\W\d][^\"'#=]*?)\s*(#.*)?", line)
+    return f'; a text needs quotes: {found[1]} = "{found[2]}"' if found else ""
 
 
 def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -124,7 +145,10 @@ def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
         changed.pop(parts[0], None)
         return changed
     if not separator or len(parts) < 2 or not all(parts):
-        raise BadInput(f"--set is {item!r}; write table.key=value, e.g. plan.rounds=100")
+        tables_ = tables_with(parts[0]) if separator and len(parts) == 1 else []
+        example = f"{tables_[0]}.{item.strip()}" if tables_ else "table.key=value"
+        more = "" if tables_ else ", e.g. plan.rounds=100"
+        raise BadInput(f"--set is {item!r}; write {example}{more}")
     if not text.strip():
         return without(changed, key)
     inner = changed

@@ -34,7 +34,8 @@ def sentence_of(error: ValidationError) -> str:
         return f"{shown} is missing; dpscaffold config explain {shown} says what it is"
     if first["type"] in ("model_type", "model_attributes_type"):
         return f"{shown} is {first['input']!r}; write a table: [{shown}], and its keys below"
-    return f"{shown} is {first['input']!r}: {_wanted(error, location)}"
+    wrong = [one for one in error.errors() if _keys(one["loc"]) == location]
+    return f"{shown} is {first['input']!r}{_near(first['input'], wrong)}; give {_any(wrong, shown)}"
 
 
 #: How pydantic names a member of a union, after the key whose value fits none.
@@ -55,20 +56,49 @@ def _shown(location: list[str]) -> str:
     return ".".join(part for k, part in enumerate(location) if not (k == 1 and tagged))
 
 
-def _wanted(error: ValidationError, location: list[str]) -> str:
-    """What would do, by each member of a union."""
-    said = [one["msg"] for one in error.errors() if _keys(one["loc"]) == location]
-    return ", or ".join(dict.fromkeys(text[0].lower() + text[1:] for text in said))
-
-
 #: What would do, by the beginning of pydantic's name for what is wrong.
 _WANTED = {
     "float": "a number",
     "int": "a whole number",
-    "string": "a word",
+    "bool": "true or false",
+    "string": "a text",
     "tuple": "a list",
+    "list": "a list",
     "dict": "a table",
 }
+#: Examples of tables and lists, where a single value is a common mistake.
+_EXAMPLES = {
+    "data.missing": '{ "*" = "mean" }',
+    "data.categories": '["sex", "ward"]',
+    "data.exclude": '["patient"]',
+}
+
+
+def _any(wrong: Sequence[Any], shown: str) -> str:
+    """What would do, by each member of a union.
+
+    >>> _any([{"type": "int_parsing"}, {"type": "float_type"}], "plan.rounds")
+    'a whole number or a number'
+    """
+    kinds = list(dict.fromkeys(_expected(one) for one in wrong))
+    example = f", such as {_EXAMPLES[shown]}" if shown in _EXAMPLES else ""
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}{example}" if kinds[1:] else kinds[0] + example
+
+
+def _expected(one: Any) -> str:
+    if one["type"] == "literal_error":
+        return str(one["ctx"]["expected"])
+    if one["type"].partition("_")[0] in _WANTED:
+        return _WANTED[one["type"].partition("_")[0]]
+    said = str(one["msg"]).removeprefix("Input should be ")
+    return f"{said[:1].lower()}{said[1:]}"
+
+
+def _near(value: Any, wrong: Sequence[Any]) -> str:
+    """A hint where a mistyped choice is meant."""
+    texts = [str(one["ctx"]["expected"]) for one in wrong if one["type"] == "literal_error"]
+    choices = [choice for text in texts for choice in text.split("'")[1::2]]
+    return nearest(value, choices) if isinstance(value, str) else ""
 
 
 def _of_several(error: ValidationError) -> str:
@@ -81,12 +111,21 @@ def _of_several(error: ValidationError) -> str:
     if entry is not None:  # the list was understood, and one of its entries was not
         same = [deepest]
     where = f"{table}.{key}" + ("" if entry is None else f"[{entry}]")
-    kinds = [one.get("ctx", {}).get("expected") or _kind(one["type"]) for one in same]
-    return f"{where} is {same[0]['input']!r}; give {', or '.join(dict.fromkeys(kinds))}"
+    value = same[0]["input"]
+    return f"{where} is {value!r}{_near(value, same)}; give {_any(same, where)}"
 
 
-def _kind(wrong: str) -> str:
-    return _WANTED.get(wrong.partition("_")[0], "another value")
+def tables_with(key: str) -> list[str]:
+    """The tables of a configuration that have a key.
+
+    >>> tables_with("epsilon"), tables_with("seed")
+    (['privacy'], ['data', 'plan'])
+    """
+    return [
+        name
+        for name, field in Configuration.model_fields.items()
+        if any(key in model.model_fields for model in _members(field.annotation))
+    ]
 
 
 def _model_at(location: list[str]) -> type[BaseModel] | None:

@@ -128,7 +128,7 @@ class Pooled(_Data):
             raise ValueError(
                 f"users is missing: partition = '{chosen}' needs to know how many there are to be"
             )
-        target = getattr(self, "target", "class")
+        target = kind_in(getattr(self, "target", "class"))
         if self.minimum_classes > 1 and target != "class":
             raise ValueError(
                 f"minimum_classes is {self.minimum_classes}, and target is '{target}'; leave it out"
@@ -192,6 +192,66 @@ class Digits(Pooled):
     users: int | None = Field(default=10, ge=1)
 
 
+class Range(BaseModel):
+    """``target = { kind = "number", low = 0, high = 60 }``: a number, and its public range."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    kind: Literal["number"]
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        _ = self.target
+        return self
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        return Target("number", low=self.low, high=self.high)
+
+
+def _range(given: Any) -> Any:
+    """A table as a range, so that a mistake in it is named."""
+    if isinstance(given, Target):
+        given = {"kind": given.kind, "low": given.low, "high": given.high}
+    if not isinstance(given, dict):
+        return given
+    if given.get("kind") != "number":
+        raise ValueError(
+            f"target has kind {given.get('kind')!r}; only a number has more than its name: give "
+            f'target = {{ kind = "number", low = 0, high = 60 }}, or target = "class"'
+        )
+    try:
+        return Range.model_validate(given)
+    except ValidationError as problem:
+        raise ValueError(f"target: {sentence(problem)}") from None
+
+
+#: What is predicted: its kind, or a number with its range.
+Predicted = Annotated[Kind | Range, BeforeValidator(_range)]
+
+
+def kind_in(target: Kind | Range) -> Kind:
+    """The kind of a target, with or without a range."""
+    return target if isinstance(target, str) else target.kind
+
+
+def range_of(settings: TabularFile | Npz) -> Range | None:
+    """The public range of the numbers to predict, which they need; None for other targets."""
+    target = settings.target
+    if isinstance(target, Range):
+        return target
+    if target == "number":
+        raise BadInput(
+            'data.target is "number" without a range; write the range that the numbers can have, '
+            'as in target = { kind = "number", low = 0, high = 60 } (low = -1, high = 1 for '
+            "numbers that are scaled already): training needs it, since clipping cuts the "
+            "gradients of large numbers"
+        )
+    return None
+
+
 _Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
 
 
@@ -223,7 +283,7 @@ class TabularFile(Pooled):
     ] = None
     unseen: Literal["refuse", "zero"] = "refuse"
     classes: tuple[str, ...] = ()
-    target: Kind = "class"
+    target: Predicted = "class"
     exclude: tuple[str, ...] = ()
     dates: dict[str, str] = Field(default_factory=dict)
 
@@ -240,8 +300,8 @@ class TabularFile(Pooled):
     def _labels(self) -> TabularFile:
         if (self.target == "labels") == isinstance(self.label, str):
             raise ValueError(
-                f"label is {self.label!r}, and target is '{self.target}'; several labels are a "
-                f"list of columns, as in label = ['fever', 'cough']"
+                f"label is {self.label!r}, and target is '{kind_in(self.target)}'; several labels "
+                f"are a list of columns, as in label = ['fever', 'cough']"
             )
         if self.target != "labels":
             return self
@@ -260,7 +320,7 @@ class TabularFile(Pooled):
 
     @model_validator(mode="after")
     def _numbers(self) -> TabularFile:
-        if self.target == "number" and self.classes:
+        if kind_in(self.target) == "number" and self.classes:
             raise ValueError("classes are given, and target is 'number'; leave one of them out")
         if self.user == self.label:
             raise ValueError(f"label and user are both '{self.label}'; name two columns")
@@ -312,7 +372,7 @@ class Npz(Pooled):
 
     source: Literal["npz"]
     path: PathText
-    target: Kind = "class"
+    target: Predicted = "class"
 
     @property
     def has_users(self) -> bool:

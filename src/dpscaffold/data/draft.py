@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.data.looking import Column, Look
+from dpscaffold.data.looking import Column, Look, is_measured, rounded_range
 from dpscaffold.data.readers.arrays import npz_arrays, read_npz
 from dpscaffold.data.readers.files import AUTO
 from dpscaffold.errors import BadInput
-from dpscaffold.federation.schema import Kind
+from dpscaffold.federation.schema import Kind, Target, kind_of
 
 OUTSIDE = (
     "Looking at private data to write a configuration is outside epsilon: no guarantee covers what "
@@ -33,14 +33,20 @@ def draft(found: Look, epsilon: float) -> str:
         f"path = {_text(found.path.as_posix())}{_files(found)}",
         *_dialect(found),
         *_label(found),
-        *_target(found),
+        *_target(found.target),
         *(f"user = {_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
         *_without_users(found),
         *_features(found),
         "minimum_records = 10  # smaller users are left out, and named",
         *_preprocess(_norm(_columns(found))),
         "",
-        *_rest(found.users, found.target, epsilon, _norm(_columns(found)), len(found.of("label"))),
+        *_rest(
+            found.users,
+            found.target.kind,
+            epsilon,
+            _norm(_columns(found)),
+            len(found.of("label")),
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -54,22 +60,26 @@ def draft_arrays(path: Path, epsilon: float) -> str:
             f"{path} holds {', '.join(arrays) or 'nothing'}; it needs arrays 'features' and "
             f"'labels'"
         )
-    several = labels.ndim == 2
-    number = labels.dtype.kind == "f" and bool((labels != np.floor(labels)).any()) and not several
+    target: Target | Kind = "class"
+    if labels.ndim == 2:
+        target = "labels"
+    elif labels.dtype.kind in "iuf" and np.isfinite(labels).all() and is_measured(labels):
+        low, high = rounded_range(labels)
+        target = Target("number", low=low, high=high)
     count = 0 if users is None else len(np.unique(users))
     lines = [HEAD, "[data]", 'source = "npz"', f"path = {_text(path.as_posix())}"]
-    if number:
-        lines.append('target = "number"  # labels hold fractions')
-    if several:
+    if isinstance(target, Target):
+        lines += _target(target)
+    if target == "labels":
         lines.append('target = "labels"  # a column of 0 and 1 for each label')
     if users is None:
         lines += ["users = 10  # the file names no users: records are dealt out at random", *_SPLIT]
     else:
         lines.append('partition = "natural"  # the file says whose each record is')
-    target: Kind = "number" if number else "labels" if several else "class"
     read_npz(path, target)  # what train would refuse is refused before anything is written
     norm = _norm(int(np.prod(arrays["features"].shape[1:])))
-    lines += [*_preprocess(norm), "", *_rest(count, target, epsilon, norm, labels[0].size)]
+    rest = _rest(count, kind_of(target), epsilon, norm, labels[0].size)
+    lines += [*_preprocess(norm), "", *rest]
     return "\n".join(lines) + "\n"
 
 
@@ -114,16 +124,23 @@ def _dialect(found: Look) -> list[str]:
 
 def _label(found: Look) -> list[str]:
     columns = found.of("label")
-    if found.target == "labels":
+    if found.target.kind == "labels":
         listed = ", ".join(_text(column.name) for column in columns)
         return [f"label = [{listed}]  # several labels of 0 and 1: {columns[0].why}"]
     return [f"label = {_text(column.name)}  # {column.why}" for column in columns]
 
 
-def _target(found: Look) -> list[str]:
-    if found.target == "number":
-        return ['target = "number"  # many different numbers; remove for classes']
-    return []
+def _target(target: Target) -> list[str]:
+    """The range of a number to predict, and why it is asked for."""
+    if target.kind != "number":
+        return []
+    return [
+        "# The label is predicted as a number: it has fractions or many values. (If its values are",
+        "# classes, remove the line.) low and high were guessed from the data, outside epsilon:",
+        "# write the range that the number can have, known without looking. Training maps it to",
+        "# [-1, 1], and a number beyond an end counts as the end; predictions have its own units.",
+        f'target = {{ kind = "number", low = {target.low:.12g}, high = {target.high:.12g} }}',
+    ]
 
 
 def _without_users(found: Look) -> list[str]:
@@ -264,8 +281,8 @@ def _rest(users: int, target: str, epsilon: float, norm: float, labels: int) -> 
         'averaging = "tail"  # average the last rounds: free, and better under noise',
         "",
         "[privacy]",
-        "# Towards the server, over a draw of participants that nobody chose (train --release).",
-        "# plan.seed makes the draw otherwise, and the statement says what holds for who knows it.",
+        "# Towards the server, over a draw of participants that nobody chose: without plan.seed",
+        "# the operating system chooses it. The seed is kept in the run folder (seed.json).",
         f"epsilon = {epsilon:g}  # the noise is solved from it",
         "# For removing a record's content (zero-out). The statement says what it is for replacing",
         '# one record by another, which is about twice as much; sampling = "fixed" keeps epsilon',

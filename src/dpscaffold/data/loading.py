@@ -27,8 +27,10 @@ from dpscaffold.data.config import (
     Saved,
     Synthetic,
     TabularFile,
+    kind_in,
     located,
     parse_data,
+    range_of,
 )
 from dpscaffold.data.dealing import DEALT_BY_NUMBER, deal, left_out, named, too_small
 from dpscaffold.data.markers import Markers
@@ -47,7 +49,7 @@ from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
-from dpscaffold.federation.schema import Target
+from dpscaffold.federation.schema import Kind, Target
 from dpscaffold.privacy import Remark
 from dpscaffold.whole import draft_of
 
@@ -179,10 +181,16 @@ def read_pool(settings: Pooled) -> Pool | Federation:
         case TabularFile():
             return read_table(table_of(settings))
         case Npz():
-            return read_npz(_path(settings, settings.path), settings.target)
+            return read_npz(_path(settings, settings.path), target_of(settings))
         case Leaf():
             return read_leaf(_path(settings, settings.path))
     raise TypeError(f"{type(settings).__name__} is not a pooled source")
+
+
+def target_of(settings: TabularFile | Npz) -> Kind | Target:
+    """What is predicted, as far as the settings say."""
+    found = range_of(settings)
+    return kind_in(settings.target) if found is None else found.target
 
 
 def table_of(settings: TabularFile) -> TableSource:
@@ -199,7 +207,7 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.missing,
         settings.classes,
         _dialect(settings) if isinstance(settings, Csv) else Dialect(),
-        settings.target,
+        target_of(settings),
         settings.exclude,
         settings.dates,
         settings.unseen,
@@ -284,9 +292,9 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
             folder / f"{which}.npy", mode="w+", dtype=np.float32, shape=shape
         )
         labels = torch.from_numpy(scan.labels[joined])
-        tables.append(
-            Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows]))
-        )
+        table = Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows]))
+        ranged = scan.target.low is not None
+        tables.append(table.scaled(scan.target, clip=which == 0) if ranged else table)
     identifiers = identifiers_in(scan)
     for start, block in feature_blocks(scan):
         identifiers.add(block)
@@ -321,7 +329,8 @@ def _check_labels(
     if len(seen) < 2:
         classes = "a classifier needs at least 2 classes"
         advice = classes if target.kind == "class" else "there is nothing to learn"
-        raise BadInput(f"{title}: all training records have the label {seen[0]:g}; {advice}")
+        found = target.restored(seen)[0]
+        raise BadInput(f"{title}: all training records have the label {found:g}; {advice}")
     if settings.minimum_classes > 1:
         for user, name in enumerate(names):
             found = len(torch.unique(train.of(user)[1]))

@@ -7,7 +7,9 @@ drafted is written down for people to check.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,9 +34,9 @@ from dpscaffold.data.readers.files import (
     table_files,
 )
 from dpscaffold.data.readers.marked import tidy
-from dpscaffold.data.table_coding import held_labels
+from dpscaffold.data.table_coding import by_value, held_labels
 from dpscaffold.errors import BadInput
-from dpscaffold.federation.schema import Kind
+from dpscaffold.federation.schema import Target
 
 Role = Literal["label", "user", "number", "category", "date", "left out"]
 #: How many rows are looked at in all, the same number of every file.
@@ -53,6 +55,8 @@ WARDS = r"ward|department|unit|station"
 IDENTIFIERS = r"(^|_)(id|nr|no|num|number|uuid|mrn|case|patient|pid|visit|name|ssn)(_|$)"
 #: A text column with more values than this is not taken for a category.
 MOST_CATEGORIES = 40
+#: A label that holds numbers with more values than this is taken for a number, not for classes.
+MOST_CLASSES = 20
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Look:
-    """What was found in a table."""
+    """What was found in a table; ``target`` has the range that a number seems to have."""
 
     path: Path
     kind: Format
@@ -81,7 +85,7 @@ class Look:
     columns: tuple[Column, ...]
     users: int
     by_file: bool
-    target: Kind
+    target: Target
     rows: int
 
     def of(self, role: Role) -> list[Column]:
@@ -112,9 +116,13 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     for name in chosen if len(chosen) > 1 else ():
         held_labels([cell for cell in cells[name] if cell is not None], name)
     site = user or _site(names, cells, chosen, files)
+    counts = {name: _counted(files, name, gaps[name]) for name in chosen}
+    target = _target(path, counts)
     columns = [
         _with_gaps(
-            _column(name, cells[name], chosen, site, label is not None, user is not None),
+            _label_column(name, counts[name], target, bool(told))
+            if name in chosen
+            else _column(name, cells[name], site, user is not None),
             gaps[name],
             cells[name],
         )
@@ -128,7 +136,6 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     by_file = site is None and is_many(path)
     shared = _shared([file.dialect for file in files])
     users = len(files) if by_file else len(set(cells[site]) - {None}) if site else 0
-    target = _target(cells, chosen)
     return Look(path, kind, shared, tuple(columns), users, by_file, target, seen)
 
 
@@ -192,13 +199,96 @@ def _labels_in(label: str | None, names: list[str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in label.split(","))
 
 
-def _target(cells: dict[str, list[str | None]], labels: tuple[str, ...]) -> Kind:
+def _counted(files: Sequence[TableFile], name: str, gaps: Mapping[str, int]) -> Counter[str]:
+    """How many rows hold each value of a column: of all rows, since a rare value matters, too."""
+    counts: Counter[str] = Counter()
+    most = max(1, MOST_BYTES // len(files))
+    for file in files:
+        read = 0
+        for batch in read_batches(file, [], [name], [name]):
+            counts.update(_cells(file, batch, name))
+            read += batch.nbytes
+            if read >= most:
+                break
+    return Counter({v: n for v, n in counts.items() if v is not None and v not in gaps})
+
+
+def _cells(file: TableFile, batch: pa.RecordBatch, name: str) -> list[str | None]:
+    """A column of a batch as texts with a decimal point."""
+    texts: list[str | None] = tidy(batch.column(name)).to_pylist()
+    return [_pointed(text) for text in texts] if file.decimal == "," else texts
+
+
+def _target(path: Path, counts: Mapping[str, Counter[str]]) -> Target:
     """What the label columns hold."""
-    if len(labels) > 1:
-        return "labels"
-    measured = numbers_in(cells[labels[0]])
-    many = measured is not None and len(set(measured)) > MOST_CATEGORIES
-    return "number" if many else "class"
+    if len(counts) > 1:
+        return Target("labels", tuple(counts))
+    ((name, found),) = counts.items()
+    if len(found) < 2:
+        held = f"holds a single value, '{next(iter(found))}'" if found else "is empty"
+        raise BadInput(
+            f"{path}: the label column '{name}' {held}, so there is nothing to learn; name another "
+            f"with --label COLUMN"
+        )
+    numbers = numbers_in(list(found.elements()))
+    if numbers is None or not is_measured(numbers):
+        return Target("class", tuple(sorted(found, key=by_value)))
+    low, high = rounded_range(numbers)
+    return Target("number", low=low, high=high)
+
+
+def _label_column(name: str, counts: Counter[str], target: Target, told: bool) -> Column:
+    """A label column, with its values or the range that was guessed."""
+    why = "as you said" if told else "guessed: its name, or few values"
+    if target.kind == "number":
+        why += (
+            f"; a number: its range, low = {target.low:.12g} and high = {target.high:.12g}, was "
+            f"guessed from the data, so write what it can be"
+        )
+    else:
+        shown = [f"'{value}' in {count} rows" for value, count in counts.most_common(MOST_CLASSES)]
+        more = f" and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
+        why += f"; {len(counts)} values: {', '.join(shown)}{more}"
+    return Column(name, "label", why, values=tuple(counts))
+
+
+def is_measured(numbers: np.ndarray) -> bool:
+    """Whether numbers are a measurement rather than the numbers of classes: fractions, or many
+    different values.
+
+    >>> [is_measured(np.array(one)) for one in ([0, 1, 1], [0.5, 1], range(30))]
+    [False, True, True]
+    """
+    return bool((numbers != np.floor(numbers)).any()) or len(np.unique(numbers)) > MOST_CLASSES
+
+
+def rounded_range(numbers: np.ndarray) -> tuple[float, float]:
+    """A range of round numbers that holds these, from 0 where that is near. Where a few lie far
+    outside, it holds 99 % of them.
+
+    >>> rounded_range(np.array([9.0, 31.0, 58.0])), rounded_range(np.array([320.0, 485.0, 626.0]))
+    ((0.0, 60.0), (300.0, 650.0))
+    """
+    low, high = float(numbers.min()), float(numbers.max())
+    inner = np.quantile(numbers, [0.005, 0.995])
+    if high - low > 3 * (inner[1] - inner[0]) > 0:
+        low, high = float(inner[0]), float(inner[1])
+    if 0 < low < high / 3:
+        low = 0.0
+    step = _round_step((high - low) / 5 or abs(high) or 1.0)
+    low, high = step * math.floor(low / step), step * math.ceil(high / step)
+    return _clean(low), _clean(high if high > low else low + step)
+
+
+def _round_step(width: float) -> float:
+    """1, 2 or 5 times a power of ten: the largest that is at most this wide."""
+    power = 10.0 ** math.floor(math.log10(width))
+    return max(factor * power for factor in (1, 2, 5) if factor * power <= width * (1 + 1e-9))
+
+
+def _clean(value: float) -> float:
+    """A multiple of a round step without the last digits of its arithmetic."""
+    return float(f"{value:.12g}")
 
 
 def kind_of(path: Path) -> Format:
@@ -222,11 +312,9 @@ def _sample(files: Sequence[TableFile], names: list[str], rows: int) -> dict[str
     each, most = max(10, rows // len(files)), max(1, MOST_BYTES // len(files))
     cells: dict[str, list[str | None]] = {name: [] for name in names}
     for file in files:
-        comma = file.dialect.decimal == "," and file.kind == "csv"
         for part in _drawn(file, names, each, most):
             for name in names:
-                texts = tidy(part.column(name)).to_pylist()
-                cells[name] += [_pointed(text) if comma else text for text in texts]
+                cells[name] += _cells(file, part, name)
     return cells
 
 
@@ -288,16 +376,12 @@ def _site(
 def _column(
     name: str,
     cells: list[str | None],
-    labels: tuple[str, ...],
     site: str | None,
-    told: bool,
     named: bool,
 ) -> Column:
-    """What one column seems to be."""
+    """What a column seems to be that is no label."""
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
-    if name in labels:
-        return Column(name, "label", "as you said" if told else "its name, or few values")
     if name == site:
         return Column(name, "user", "as you said" if named else "its name")
     values = set(there)

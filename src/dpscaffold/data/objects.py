@@ -19,7 +19,7 @@ import torch
 from pydantic import ValidationError
 
 from dpscaffold.data.config import TabularFile
-from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of
+from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of, target_of
 from dpscaffold.data.markers import NO_MARKERS, Markers
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
@@ -238,7 +238,7 @@ def _rows(dataset: Any, settings: Held) -> tuple[np.ndarray, np.ndarray, tuple[s
     left = (settings.label, settings.user, *settings.exclude)
     features = settings.features or tuple(n for n in dataset.column_names if n not in left)
     pool = from_huggingface(
-        dataset, settings.label, features, settings.user, target=settings.target
+        dataset, settings.label, features, settings.user, target=target_of(settings)
     )
     labels = pool.labels
     if settings.target == "class":
@@ -286,7 +286,7 @@ def _stacked(
         np.array(users) if users else None,
         settings.classes or _same_classes(parts, settings),
         TITLE,
-        settings.target,
+        target_of(settings),
     )
     first = next(iter(parts.values()))[3]
     scaled = () if first is None else tuple(s for s in first.preparation if not _says(s))

@@ -27,10 +27,11 @@ class Pool:
     ``features`` is (N, d), either float32 or, for images, uint8 that ``scale`` brings to [0, 1]
     when the rows are dealt out (so that a pool of images costs a quarter of the memory). ``labels``
     is (N,), what ``target`` says (a number of classes will do for it): class numbers in int64, or
-    numbers in float32. ``users`` holds, where the data have a natural user, its number per record,
-    and ``names`` the names of these users. ``notes`` say what a reader had to decide (categories,
-    missing values); ``preparation`` are the steps that made these features of raw rows. ``coded``
-    says that the reader numbered the labels itself, so that they need not be looked through here.
+    numbers in float32, in their own units. ``users`` holds, where the data have a natural user, its
+    number per record, and ``names`` the names of these users. ``notes`` say what a reader had to
+    decide (categories, missing values); ``preparation`` are the steps that made these features of
+    raw rows. ``coded`` says that the reader numbered the labels itself, so that they need not be
+    looked through here.
     """
 
     features: np.ndarray
@@ -141,7 +142,7 @@ def dealt(
 ) -> tuple[Records, Records]:
     """The train and the test table of these parts, which nobody has looked through yet."""
     train, test = split_rows(parts, names, test_ratio, seed)
-    return _table(pool, train), _table(pool, test)
+    return _table(pool, train, clip=True), _table(pool, test, clip=False)
 
 
 def steps_of(pool: Pool) -> tuple[Prepared, ...]:
@@ -152,7 +153,7 @@ def steps_of(pool: Pool) -> tuple[Prepared, ...]:
     return scaled + pool.preparation
 
 
-def _table(pool: Pool, parts: Sequence[np.ndarray]) -> Records:
+def _table(pool: Pool, parts: Sequence[np.ndarray], clip: bool) -> Records:
     if not parts:
         raise BadInput(
             f"{pool.title}: no user is left; lower minimum_records or ask for other users"
@@ -160,7 +161,8 @@ def _table(pool: Pool, parts: Sequence[np.ndarray]) -> Records:
     rows = np.concatenate(parts)
     kind = np.float32 if pool.target.kind == "number" else np.int64
     labels = torch.from_numpy(pool.labels[rows].astype(kind, copy=False))
-    return Records(pool.take(rows), labels, offsets([len(part) for part in parts]))
+    table = Records(pool.take(rows), labels, offsets([len(part) for part in parts]))
+    return table if pool.target.low is None else table.scaled(pool.target, clip)
 
 
 def offsets(sizes: Sequence[int]) -> torch.Tensor:

@@ -21,7 +21,7 @@ import torch
 
 from dpscaffold.data.blocks import blocks
 from dpscaffold.data.stored import ARRAYS, earlier_steps, steps
-from dpscaffold.data.writer import EARLIER, FORMAT, INDEX, FederationWriter, column_types
+from dpscaffold.data.writer import EARLIER, FORMAT, INDEX, RANGED, FederationWriter, column_types
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Prepared, Target
@@ -103,9 +103,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index["files"].keys()
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path} is damaged; prepare the federation again") from None
-    if found not in (*EARLIER, FORMAT):
+    if found not in (*EARLIER, FORMAT, RANGED):
         raise BadInput(
-            f"{path} has format {found}, and this version reads formats up to {FORMAT}; "
+            f"{path} has format {found}, and this version reads formats up to {RANGED}; "
             f"use a newer version or prepare the federation again"
         )
     return index
@@ -116,8 +116,7 @@ def _target(folder: Path, index: dict[str, Any]) -> Target:
     try:
         if index["format"] == 1:
             return Target.numbered(int(index["classes"]))
-        given = index["target"]
-        return Target(given["kind"], tuple(given["classes"]))
+        return Target.from_dict(index["target"])
     except (KeyError, TypeError, ValueError) as problem:
         raise BadInput(
             f"{folder / INDEX} is damaged ({problem}); prepare the federation again"

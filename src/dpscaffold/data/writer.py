@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,8 +23,9 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.whole import draft_of, put_in_place
 
-#: 1 had sentences where preparation now is, and class numbers without names.
-FORMAT = 2
+#: 1 had sentences where preparation now is, and class numbers without names. 3 is written where
+#: the target is a number with a range: its labels are stored as training uses them.
+FORMAT, RANGED = 2, 3
 EARLIER = (1,)
 INDEX = "federation.json"
 _HEADER = 128
@@ -146,19 +146,20 @@ class FederationWriter:
 
     def append(self, train: Arrays, test: Arrays, name: str | None = None) -> None:
         """Add a user; its arrays are checked here, so that a loaded folder need not be read
-        through."""
+        through. Numbers to predict are given in their own units."""
         name = str(self.tables["train"].users) if name is None else name
         for part, (features, labels) in (("train", train), ("test", test)):
             x, y = np.asarray(features, dtype=np.float32), np.asarray(labels, self.target.dtype)
             self._check(x, y, name, part)
-            self.tables[part].append(x, y)
+            self.tables[part].append(x, self.target.scaled(y, clip=part == "train"))
             self.tables[part].end_user(len(y))
         self.names.append(name)
 
     def append_table(
         self, part: str, rows: Iterable[np.ndarray], labels: torch.Tensor, sizes: torch.Tensor
     ) -> None:
-        """Write a whole train or test table from blocks of (validated) feature rows."""
+        """Write a whole train or test table from blocks of (validated) feature rows, and labels as
+        a federation holds them."""
         table, start = self.tables[part], 0
         for block in rows:
             if not np.isfinite(block).all():
@@ -208,10 +209,10 @@ class FederationWriter:
             files[ARRAYS] = {"bytes": path.stat().st_size, "blake2b": checksum}
         numbered = all(name == str(i) for i, name in enumerate(self.names))
         index = {
-            "format": FORMAT,
+            "format": FORMAT if self.target.low is None else RANGED,
             "users": len(self.names),
             "dimension": self.dimension,
-            "target": asdict(self.target),
+            "target": self.target.to_dict(),
             "title": self.title,
             "preparation": self.steps,
             "names": None if numbered else self.names,

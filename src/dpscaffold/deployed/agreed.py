@@ -16,6 +16,7 @@ from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Schema as RowSchema
 from dpscaffold.model import Model
 from dpscaffold.offer import Offer, Schema
+from dpscaffold.scoring import METRICS
 from dpscaffold.setting import Setting
 from dpscaffold.trained import Origin
 
@@ -62,7 +63,7 @@ def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
 
 
 def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Scorer:
-    """Accuracy and loss of a model on public test data."""
+    """Accuracy (of a number RMSE, in its own units) and loss of a model on public test data."""
     task = offer.build_task()
     prepared = task.prepare(features)
 
@@ -71,6 +72,9 @@ def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Scorer:
         found = {"test_loss": float(task.losses(params, prepared, labels).mean())}
         if offer.rows.classes and scores.shape[1] > 1:
             found["test_accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
+        if not offer.rows.classes:
+            target = offer.rows.target
+            found["test_rmse"] = METRICS["rmse"].of(target.answers(scores), target.restored(labels))
         return found
 
     return score

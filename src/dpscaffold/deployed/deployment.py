@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from dpscaffold.modelwriter import WITHIN
 from dpscaffold.offer import Offer
 from dpscaffold.randomness import Randomness
 from dpscaffold.rounds import Round, rounds
+from dpscaffold.seeds import Seed
 from dpscaffold.setting import Setting
 
 CPU = torch.device("cpu")
@@ -161,7 +162,7 @@ class Deployment:
         engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
         accounts = Accounts(setting)
         state = self._pick_up(setting, engine, accounts)
-        streams = self._streams(setting, enrolled)
+        streams = Randomness(self._seed(setting, enrolled).value)
 
         def draw(round: int) -> Draw | None:
             return accounts.draw(streams, round)
@@ -192,22 +193,26 @@ class Deployment:
         if self.stop:
             raise Stopped("before a void round was asked again")
 
-    def _streams(self, setting: Setting, enrolled: Enrolled) -> Randomness:
-        """Of which the draws are made: of the seed that all sites made, or a rehearsal's own."""
-        secret = setting.privacy is not None and setting.privacy.secret
-        return Randomness(enrolled.seed if secret else setting.plan.seed)
+    def _seed(self, setting: Setting, enrolled: Enrolled) -> Seed:
+        """What the participants are drawn from: the seed that all sites made, or a rehearsal's.
+
+        Neither is a secret of this folder, so the mark needs no key: it is made again on resume.
+        """
+        if setting.secret:
+            return Seed("sites", enrolled.seed, key="")
+        return replace(setting.seed(), key="")
 
     def _pick_up(self, setting: Setting, engine: Sites, accounts: Accounts) -> State:
-        plan = engine.enrolled.plan
+        plan, seed = engine.enrolled.plan, self._seed(setting, engine.enrolled)
         saved = self.folder.load_checkpoint()
         if saved is None:
-            accounts.attach(self.folder, plan, stored=True)
+            accounts.attach(self.folder, plan, seed, stored=True)
             self.folder.rewind_metrics(0)
             return State.initial(setting, CPU)
         state = State.from_dict(saved["state"], CPU)
         journal = saved["journal"]
         anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
-        accounts.attach(self.folder, plan, state.round, anchor, stored=True)
+        accounts.attach(self.folder, plan, seed, state.round, anchor, stored=True)
         engine.restore(saved["sites"])
         self.seconds = saved["seconds"]
         self.history = self.folder.rewind_metrics(state.round)
@@ -218,7 +223,8 @@ class Deployment:
         state = done.state
         self._count(done, engine, accounts)
         if not bool(torch.isfinite(state.params).all()):
-            accounts.count_rest(self._streams(setting, engine.enrolled))  # outputs have stopped it
+            streams = Randomness(self._seed(setting, engine.enrolled).value)
+            accounts.count_rest(streams)  # its outputs have stopped it
             raise Diverged(
                 f"the run diverged at round {state.round}: the parameters are no longer finite; "
                 f"lower plan.learning_rate or privacy.noise; the last checkpoint is kept"

@@ -64,7 +64,8 @@ class Lockstep:
         own = list(dict.fromkeys(streams))  # one object a seed
         which = [own.index(stream) for stream in streams]
         self._fixed = self._constants(own, which)
-        params = torch.stack([one.task.initial(one.plan.seed) for one in self.settings]).to(device)
+        initial = [one.task.initial(one.plan.public_seed) for one in self.settings]
+        params = torch.stack(initial).to(device)
         length = first.task.parameters
         self.held: Tensors = {
             "x": params,

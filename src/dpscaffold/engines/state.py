@@ -27,7 +27,7 @@ class State:
     @classmethod
     def initial(cls, setting: Setting, device: torch.device) -> State:
         """x⁰, and zero in every slot that the algorithm keeps."""
-        params = setting.task.initial(setting.plan.seed).to(device)
+        params = setting.task.initial(setting.plan.public_seed).to(device)
         slots: dict[str, Tensor] = {}
         for name, size in setting.algorithm.keeps.items():
             slots[name] = torch.zeros_like(params) if size == "vector" else params.new_zeros(1)

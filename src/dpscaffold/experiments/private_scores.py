@@ -127,10 +127,10 @@ def scored(
 def on_public(outcome: Outcome, judged: Records, metric: Metric) -> float:
     """The metric over all public records pooled."""
     assert outcome.model is not None
-    task, params = outcome.setting.task, outcome.model
+    task, target = outcome.setting.task, outcome.setting.roster.schema.target
     with torch.no_grad():
-        scores = task.scores(params, task.prepare(judged.features))
-    return metric.of(scores, judged.labels)
+        scores = task.scores(outcome.model, task.prepare(judged.features))
+    return metric.of(target.answers(scores), target.restored(judged.labels))
 
 
 def record_sums(
@@ -138,13 +138,14 @@ def record_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sum of what each user's records count under a run's model, and how many there are."""
     assert outcome.model is not None
-    task, params = outcome.setting.task, outcome.model
+    task, target = outcome.setting.task, outcome.setting.roster.schema.target
     sums, sizes = [], []
     for user in range(len(judged.sizes)):
         features, labels = judged.of(user)
         with torch.no_grad():
-            scores = task.scores(params, task.prepare(features))
-        sums.append(float(compared.counts(scores, labels).sum()))
+            scores = task.scores(outcome.model, task.prepare(features))
+        counts = compared.counts(target.answers(scores), target.restored(labels))
+        sums.append(float(counts.sum()))
         sizes.append(float(len(labels)))
     return np.array(sums), np.array(sizes)
 

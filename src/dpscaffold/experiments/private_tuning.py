@@ -234,8 +234,8 @@ def _described(setting: Setting, whole: Federation) -> Mechanism:
 
 
 def _fresh(setting: Setting) -> Setting:
-    """A trial draws its participants anew, from a seed that nobody keeps."""
-    return replace(setting, plan=replace(setting.plan, seed=secrets.randbits(63)))
+    """A trial draws its participants from a seed of its own, of the operating system."""
+    return replace(setting, plan=replace(setting.plan, seed=None))
 
 
 def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:

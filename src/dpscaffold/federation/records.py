@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -105,6 +105,14 @@ class Records:
         """The (features, labels) of one user, as views."""
         rows = slice(int(self.offsets[user]), int(self.offsets[user + 1]))
         return self.features[rows], self.labels[rows]
+
+    def scaled(self, target: Target, clip: bool) -> Records:
+        """The same records with labels on the scale of the target's range; ``clip`` is for training
+        records."""
+        complaint = target.complaint(self.labels.numpy())  # an infinite one would become an end
+        if complaint:
+            raise BadInput(f"labels {complaint}")
+        return replace(self, labels=target.scaled(self.labels, clip))
 
     def select(self, users: Sequence[int]) -> Records:
         """The records of some users, in the given order, copied."""

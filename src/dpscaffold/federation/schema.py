@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:  # the accountant takes long to import, and data are made without it
+    from torch import Tensor
+
     from dpscaffold.privacy import Cost, Protection
+
+Numbers = TypeVar("Numbers", np.ndarray, "Tensor")
 
 
 Kind = Literal["class", "number", "labels"]
@@ -32,16 +36,28 @@ class Target:
     Labels are class numbers from 0, int64; numbers, float32; or sets of labels, int64, whose bit j
     says whether label j holds (:mod:`~dpscaffold.federation.labels`).
 
+    A number has a public range from ``low`` to ``high``. Training maps it to [−1, 1], because
+    clipping cuts the gradients of larger numbers, and predictions are mapped back. Without a range
+    the numbers are used as they are.
+
     >>> Target("class", ("ill", "well")).outputs, Target("number").outputs
     (2, 1)
     >>> str(Target("labels", ("fever", "cough", "rash")))
     '3 labels'
+    >>> score = Target("number", low=0, high=60)
+    >>> score.scaled(np.array([0.0, 45.0, 99.0])).tolist()
+    [-1.0, 0.5, 1.0]
+    >>> score.answers(np.array([0.5, -7.0])).tolist()
+    [45.0, 0.0]
     """
 
     kind: Kind = "class"
     classes: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_range()
         if self.kind not in ("class", "number", "labels"):
             raise BadInput(f"target is {self.kind!r}; it must be 'class', 'number' or 'labels'")
         if self.kind == "number" and self.classes:
@@ -59,6 +75,23 @@ class Target:
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             what = "labels" if self.kind == "labels" else "classes"
             raise BadInput(f"two {what} are called '{twice}'; give each its own name")
+
+    def _check_range(self) -> None:
+        """Refuse a range that is not one, or that no number needs."""
+        if self.low is None and self.high is None:
+            return
+        if self.kind != "number":
+            raise BadInput(
+                f"target has low or high, and its kind is '{self.kind}'; a range belongs to a "
+                f"number: set kind = 'number', or leave low and high out"
+            )
+        if self.low is None or self.high is None:
+            lacking = "low" if self.low is None else "high"
+            raise BadInput(f"target has no {lacking}; give both low and high")
+        if not (np.isfinite([self.low, self.high]).all() and self.low < self.high):
+            raise BadInput(
+                f"target has low = {self.low:g} and high = {self.high:g}; low must be below high"
+            )
 
     @classmethod
     def numbered(cls, classes: int) -> Target:
@@ -101,6 +134,44 @@ class Target:
         """The type of its labels."""
         return np.dtype(np.float32 if self.kind == "number" else np.int64)
 
+    @property
+    def _middle(self) -> tuple[float, float]:
+        """The middle of the range and half its width; (0, 1) without a range."""
+        if self.low is None or self.high is None:
+            return 0.0, 1.0
+        return self.low + (self.high - self.low) / 2, (self.high - self.low) / 2
+
+    def scaled(self, numbers: Numbers, clip: bool = True) -> Numbers:
+        """Numbers in their own units as training uses them: [low, high] becomes [−1, 1]. With
+        ``clip`` a number outside of the range counts as the nearer end."""
+        if self.low is None:
+            return numbers
+        middle, half = self._middle
+        moved: Numbers = (numbers - middle) / half
+        return moved.clip(-1.0, 1.0) if clip else moved
+
+    def restored(self, labels: Numbers) -> Numbers:
+        """Labels of a federation in their own units."""
+        if self.low is None:
+            return labels
+        middle, half = self._middle
+        return labels * half + middle
+
+    def answers(self, scores: Numbers) -> Numbers:
+        """The scores of a model as it gives them out: of a number with a range, in its own units
+        and within the range; others as they are."""
+        return scores if self.low is None else self.restored(scores.clip(-1.0, 1.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        said: dict[str, Any] = {"kind": self.kind, "classes": list(self.classes)}
+        return said if self.low is None else {**said, "low": self.low, "high": self.high}
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Target:
+        """The target of :meth:`to_dict`."""
+        return cls(said["kind"], tuple(said["classes"]), said.get("low"), said.get("high"))
+
     def complaint(self, labels: np.ndarray) -> str:
         """What is wrong with labels (N,), or the empty string."""
         if not len(labels):
@@ -119,8 +190,26 @@ class Target:
 
     def __str__(self) -> str:
         if self.kind == "number":
-            return "a number"
+            return "a number" + ("" if self.low is None else f" from {self.low:g} to {self.high:g}")
         return f"{len(self.classes)} {'labels' if self.kind == 'labels' else 'classes'}"
+
+
+class HasKind(Protocol):
+    """A target, or the settings of one."""
+
+    @property
+    def kind(self) -> Kind:
+        """What its labels are."""
+        ...
+
+
+def kind_of(target: Kind | HasKind) -> Kind:
+    """The kind of a target that is given by its kind alone or with more.
+
+    >>> kind_of("class"), kind_of(Target("number", low=0, high=60))
+    ('class', 'number')
+    """
+    return target if isinstance(target, str) else target.kind
 
 
 class Prepared(Protocol):
@@ -173,7 +262,7 @@ class Schema:
         return {
             "columns": list(self.columns),
             "categories": {name: list(values) for name, values in self.categories},
-            "target": {"kind": self.target.kind, "classes": list(self.target.classes)},
+            "target": self.target.to_dict(),
             "preparation": [
                 {"sentence": step.sentence, "protection": step.protection}
                 for step in self.preparation

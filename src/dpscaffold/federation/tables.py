@@ -20,7 +20,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.records import Records
 from dpscaffold.federation.roster import Roster
-from dpscaffold.federation.schema import Kind, Prepared, Schema, Target, schema_of
+from dpscaffold.federation.schema import Kind, Prepared, Schema, Target, kind_of, schema_of
 from dpscaffold.notebook import html_table
 
 #: The most bytes of a mapped federation that are read to tell whether it is the same; of a larger
@@ -41,13 +41,13 @@ class Digest:
 class Federation:
     """Train and test records of the same M users.
 
-    ``target`` is what is predicted (a number of classes will do for it), ``names`` are the users'
-    names, ``title`` one line for tables and figures, and ``preparation`` the steps that made the
-    features of raw rows, in order: each can be applied to other raw rows, and says how it treats
-    private records. ``mapped`` says that the tables live in files and may exceed memory, so engines
-    load only a round's users; ``checksum`` is that of the stored files as they were written.
-    ``declared_sizes`` are R_i as the users declared them without looking at their data
-    (:meth:`declaring`).
+    ``target`` is what is predicted (a number of classes will do for it; numbers with a range are
+    held as :meth:`Target.scaled` maps them), ``names`` are the users' names, ``title`` one line for
+    tables and figures, and ``preparation`` the steps that made the features of raw rows, in order:
+    each can be applied to other raw rows, and says how it treats private records. ``mapped`` says
+    that the tables live in files and may exceed memory, so engines load only a round's users;
+    ``checksum`` is that of the stored files as they were written. ``declared_sizes`` are R_i as the
+    users declared them without looking at their data (:meth:`declaring`).
 
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users
@@ -91,24 +91,31 @@ class Federation:
         classes: int | Sequence[str] | None = None,
         names: Sequence[str] = (),
         title: str = "your arrays",
-        target: Kind = "class",
+        target: Kind | Target = "class",
     ) -> Federation:
         """Build and validate a federation from one (features, labels) pair per user.
 
-        ``classes`` are how many there are or their names; ``target="number"`` keeps labels as the
-        numbers they are. With ``target="labels"`` each is a row of L zeros and ones, (n, L), and
-        ``classes`` are the names of the labels.
+        ``classes`` are how many there are or their names. ``Target("number", low=0, high=60)``
+        predicts a number in this range; ``target="number"`` uses labels as the numbers they are,
+        which should be near 1: clipping cuts the gradients of larger ones. With
+        ``target="labels"`` each is a row of L zeros and ones, (n, L), and ``classes`` are the
+        names of the labels.
         """
-        if target == "labels":
+        kind = kind_of(target)
+        classes = (target.classes or classes) if isinstance(target, Target) else classes
+        if kind == "labels":
             return cls._of_labels(train, test, classes, names, title)
         tables = [
             Records.from_users(
-                [torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part], target
+                [torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part], kind
             )
             for part in (train, test)
         ]
-        if target == "number":
-            predicted = Target("number", tuple(classes) if isinstance(classes, Sequence) else ())
+        if kind == "number":
+            named = tuple(classes) if isinstance(classes, Sequence) else ()
+            predicted = target if isinstance(target, Target) else Target("number", named)
+            if predicted.low is not None:
+                tables = [table.scaled(predicted, k == 0) for k, table in enumerate(tables)]
         else:
             most = max(int(table.labels.max()) for table in tables if len(table))
             predicted = Target.of(max(2, 1 + most) if classes is None else classes)
@@ -176,6 +183,8 @@ class Federation:
         """
         state = hashlib.blake2b(digest_size=16)
         state.update(repr((self.classes, self.dimension)).encode())
+        if self.target.low is not None:
+            state.update(repr((self.target.low, self.target.high)).encode())
         tables = (self.train, self.test)
         size = sum(table.features.numel() * table.features.element_size() for table in tables)
         if not self.mapped or size <= WHOLE:

@@ -31,7 +31,7 @@ def train_loop(
     noise of the first, as the paper's published code does.
     """
     started = time.perf_counter()
-    seed = setting.plan.seed
+    seed = setting.plan.public_seed
     randomness = SameForEveryUser(seed) if engine == "loop-same-noise" else setting.randomness()
     loop = Loop(setting, federation, Hardware.on(device), randomness)
     evaluators = evaluators_of([setting], [federation], device)

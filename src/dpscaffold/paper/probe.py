@@ -21,6 +21,7 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.runner import CaseStack, case_stacks, user_steps
 from dpscaffold.plan import Plan
 from dpscaffold.rounds import plain_draws, stacked_rounds
+from dpscaffold.seeds import public_seed
 from dpscaffold.setting import Setting
 
 #: (features, classes) that stand for those of data whose settings do not tell.
@@ -124,7 +125,7 @@ class Probe:
                 ),
                 privacy,
             )
-            for seed in (case.settings.plan.seed for case in stack.cases)
+            for seed in (public_seed(case.settings.plan.seed) for case in stack.cases)
         ]
 
 
@@ -137,7 +138,7 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _seeds(stack: CaseStack) -> set[int]:
-    return {case.settings.plan.seed for case in stack.cases}
+    return {public_seed(case.settings.plan.seed) for case in stack.cases}
 
 
 def _users(case: Case) -> int:

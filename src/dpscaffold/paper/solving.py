@@ -75,8 +75,8 @@ def solved_noise(case: Case, roster: Roster | None = None) -> Case:
     run, epsilon = run_of(settings, roster.sizes if roster else None), settings.privacy.epsilon
     view = settings.privacy.view
     if view == "server":
-        # Its bound does not ask whether users remember anything: one answer serves all.
-        run = replace(run, memory=False)
+        # Its bound asks neither what users remember nor what they upload: one answer serves all.
+        run = replace(run, memory=False, one_sum=False)
     bound = settings.privacy.budget.bound(run)
     what = f"{view} {settings.privacy.budget.colluders}" if view == "participant" else view
     noise = remember(what, run, epsilon, lambda: calibrate_noise(run, epsilon, bound))

@@ -7,13 +7,13 @@ The catalogue is in :mod:`dpscaffold.privacy.bounds`, the loss distributions beh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import LossDistribution
-from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.mechanism import Mechanism, Sampling, Unit
 
 SERVER, THIRD_PARTY, PARTICIPANT = "server", "third_party", "participant"
 VIEWS = {
@@ -34,6 +34,23 @@ VIEWS = {
 REPEATED = "rounds were run again for the same participants with fresh noise"
 
 Laws = tuple[LossDistribution, ...]
+#: What one step is, as far as a proof asks: whom it protects and how batches are drawn.
+Kind = tuple[Unit, Sampling]
+
+#: What a description of a run may say, as far as any bound was proved for it.
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "unit": ("record", "user"),
+    "sampling": ("fixed", "poisson"),
+    "weighting": ("uniform", "records"),
+}
+#: The fields of a description that the bounds take into account.
+ACCOUNTED = frozenset(
+    (
+        *("rounds", "local_steps", "users", "cohort_size", "groups", "membership", "noise"),
+        *("clip", "sampling", "unit", "memory", "weighting", "delta", "max_participations"),
+        *("may_decline", "hidden_draw", "declared_sizes", "one_sum"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +58,11 @@ class Bound:
     """One way to bound ε, as data: who it holds against, what it takes for granted, where it is
     proved.
 
-    ``condition(run)`` gives the reason why it does not apply, or None. ``laws(run, rounds)`` gives
-    the loss distributions it rests on, or ``value(run, rounds, gaussians)`` its ε directly,
-    together with further Gaussian mechanisms of these multipliers.
+    ``proved_for`` lists the kinds of runs that the proof covers, as pairs of unit and sampling; any
+    other kind is refused. ``condition(run)`` gives a further reason why it does not apply, or None.
+    ``laws(run, rounds)`` gives the loss distributions it rests on, or
+    ``value(run, rounds, gaussians)`` its ε directly, together with further Gaussian mechanisms of
+    these multipliers.
     """
 
     name: str
@@ -53,6 +72,7 @@ class Bound:
     assumptions: tuple[str, ...]
     reference: str
     explanation: str
+    proved_for: tuple[Kind, ...]
     condition: Callable[[Mechanism], str | None]
     laws: Callable[[Mechanism, int], Laws] | None = None
     value: Callable[[Mechanism, int, tuple[float, ...]], float] | None = None
@@ -64,7 +84,15 @@ class Bound:
 
     def applies(self, run: Mechanism) -> str | None:
         """None if the bound holds for this run, else the reason why it does not."""
-        return no_guarantee(run) or self.condition(run)
+        return no_guarantee(run) or self._unproved(run) or self.condition(run)
+
+    def _unproved(self, run: Mechanism) -> str | None:
+        """Why its proof does not cover this kind of run, or None."""
+        if (run.unit, run.sampling) in self.proved_for:
+            return None
+        covered = " or ".join(f"unit={u!r} with sampling={s!r}" for u, s in self.proved_for)
+        kind = f"unit={run.unit!r} with sampling={run.sampling!r}"
+        return f"it is proved for {covered}, not for {kind}"
 
     def epsilon(
         self,
@@ -126,8 +154,26 @@ def largest_epsilon(laws: Laws, delta: float, costs: tuple[Cost, ...] = ()) -> f
     return value
 
 
+def _unknown(run: Mechanism) -> str | None:
+    """What this description says that no bound was proved for, or None."""
+    for name, proved in KNOWN.items():
+        if getattr(run, name) not in proved:
+            return (
+                f"no bound is proved for {name}={getattr(run, name)!r}; give {' or '.join(proved)}"
+            )
+    if isinstance(run.clip, str) and run.clip != "median":
+        return f"no bound is proved for clip={run.clip!r}; give a number"
+    for field in fields(run):
+        if field.name not in ACCOUNTED and getattr(run, field.name):
+            return f"no bound takes {field.name}={getattr(run, field.name)!r} into account"
+    return None
+
+
 def no_guarantee(run: Mechanism) -> str | None:
-    """Why no bound at all holds for this run, or None."""
+    """Why no bound at all holds for this run, or None. A kind of run that no bound was proved for
+    is refused, whatever it is: this is where a new kind first has to be named."""
+    if reason := _unknown(run):
+        return f"no guarantee: {reason}"
     if run.clip == "median":
         return (
             "no guarantee: the clip bound is read off private data (clip='median'); give a "

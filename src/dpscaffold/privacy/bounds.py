@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 from dpscaffold.privacy import laws
-from dpscaffold.privacy.bound import PARTICIPANT, THIRD_PARTY, VIEWS, Bound
+from dpscaffold.privacy.bound import PARTICIPANT, THIRD_PARTY, VIEWS, Bound, Kind
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.mechanism import Mechanism
 
 _DRAW = "participants are drawn uniformly, m of M, independently of the data and of all outputs"
 _ALL = tuple(VIEWS)
+_RECORDS: tuple[Kind, ...] = (("record", "fixed"), ("record", "poisson"))
+_USERS: tuple[Kind, ...] = (("user", "fixed"), ("user", "poisson"))
 
 RANDOM_PARTICIPATION = Bound(
     name="random_participation",
@@ -38,6 +40,7 @@ RANDOM_PARTICIPATION = Bound(
         "steps. The losses of the T rounds add, and their exact distribution, rounded up on a "
         "grid, gives ε."
     ),
+    proved_for=(*_RECORDS, *_USERS),
     condition=laws.always,
     laws=laws.random_participation_laws,
     repeated=laws.repeated_laws,
@@ -57,6 +60,7 @@ RANDOM_PARTICIPATION_RDP = Bound(
         "The same argument as random participation, with Rényi divergences in place of loss "
         "distributions. It is looser and serves as a cross-check."
     ),
+    proved_for=(*_RECORDS, *_USERS),
     condition=laws.always,
     value=laws.random_participation_rdp,
 )
@@ -84,6 +88,7 @@ AGGREGATE = Bound(
         "hides each one. With one local step and no memory, the sum is one Gaussian query per "
         "round with that larger noise."
     ),
+    proved_for=(*_RECORDS, *_USERS),
     condition=laws.aggregate_condition,
     laws=laws.aggregate_laws,
 )
@@ -98,7 +103,7 @@ def aggregate_among(colluders: int) -> Bound:
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=9, local_steps=1, users=8, cohort_size=8, records=50, batch_sizes=50,
-    ...                noise=2.0, memory=False)
+    ...                noise=2.0, memory=False, one_sum=True)
     >>> AGGREGATE.epsilon(run) < aggregate_among(3).epsilon(run) < RANDOM_PARTICIPATION.epsilon(run)
     True
     """
@@ -126,6 +131,7 @@ def aggregate_among(colluders: int) -> Bound:
             "Participants know their own uploads, noise included, and subtract them from the sum. "
             "What is left is one Gaussian query per round with the noise of the others."
         ),
+        proved_for=(*_RECORDS, *_USERS),
         condition=partial(laws.collusion_condition, colluders=colluders),
         laws=partial(laws.aggregate_laws, colluders=colluders),
     )
@@ -149,6 +155,7 @@ USER_SAMPLING = Bound(
         "part amplifies as for any sample without replacement. A participation is K Gaussian "
         "queries, that is one of multiplier σ_g/√K."
     ),
+    proved_for=_USERS,
     condition=laws.user_sampling_condition,
     laws=laws.user_sampling_laws,
 )
@@ -165,6 +172,7 @@ CAP = Bound(
         "whatever selection and stopping look at. So it has spent at most the composition of that "
         "many participations."
     ),
+    proved_for=(*_RECORDS, *_USERS),
     condition=laws.always,
     laws=laws.cap_laws,
     repeated=laws.repeated_cap_laws,
@@ -181,6 +189,7 @@ LEDGER = Bound(
         "Given who took part, a record of a user that took part n_i times has spent the "
         "composition of n_i·K steps. The run reports the largest over users, and the distribution."
     ),
+    proved_for=(*_RECORDS, *_USERS),
     condition=laws.needs_ledger,
 )
 
@@ -203,7 +212,8 @@ PAPER_THIRD_PARTY = Bound(
         "steps. Both fail for some losses (docs/privacy.md shows three), so do not quote it as a "
         "guarantee."
     ),
-    condition=laws.published_condition,
+    proved_for=(("record", "fixed"),),
+    condition=laws.always,
     value=laws.published,
 )
 
@@ -242,7 +252,7 @@ def bound_for(run: Mechanism, view: str, repeats: Sequence[int] = (), colluders:
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=9, local_steps=1, users=8, cohort_size=4, records=50, batch_sizes=5,
-    ...                noise=2.0, memory=False)
+    ...                noise=2.0, memory=False, one_sum=True)
     >>> [bound_for(run, view).name for view in ("server", "third_party", "participant")]
     ['random_participation', 'aggregate', 'aggregate_participant']
     """

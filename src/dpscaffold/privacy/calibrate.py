@@ -39,7 +39,7 @@ def calibrate_noise(
     True
     """
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise PrivacyError(f"epsilon={epsilon} is not a budget; give a finite number above 0")
+        raise PrivacyError(f"epsilon is {epsilon:g}; give a number above 0, such as 2")
     seen: dict[float, float] = {}
 
     def spent(log_noise: float) -> float:

@@ -8,8 +8,8 @@ Wang 2022), which is never worse.
 
 Both take for granted that the runs' noise and draws are independent. Runs that share the seed of
 their noise reveal its difference: nothing is promised about them together. Runs with noise of their
-own but one seed for the draw have the same users take part: only what was spent given who took part
-adds up.
+own but one seed for the draw have the same users take part, and so have copies of one run that both
+went on: only what was spent given who took part adds up. A seed that is not known counts as shared.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.drawn import FRESH, UNKNOWN, Drawn
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import GROUPS, HumanTerms, check_group, losses, terms_of
 from dpscaffold.privacy.laws import participations_laws
@@ -42,9 +43,9 @@ GIVEN = "ledger"
 class Part:
     """One of the runs: its mechanism, what was run of it, and where its randomness came from.
 
-    ``bounds`` has the bound to quote for each view. ``noise_seed`` and ``draw_seed`` are None where
-    they came from the operating system; ``data`` is the identity of the records, where
-    it can be compared with the other runs'.
+    ``bounds`` has the bound to quote for each view. ``secret`` says that the noise came from the
+    operating system, ``drawn`` what is known about the seed; ``data`` is the identity of the
+    records, where it can be compared with the other runs'.
     """
 
     name: str
@@ -53,8 +54,8 @@ class Part:
     bounds: Mapping[str, Bound]
     ledger: Ledger | None = None
     costs: tuple[Cost, ...] = ()
-    noise_seed: int | None = None
-    draw_seed: int | None = None
+    secret: bool = False
+    drawn: Drawn = UNKNOWN
     data: str | None = None
     #: Parts of one source are rounds of one run: their noise and draws differ.
     source: str | None = None
@@ -103,9 +104,10 @@ class Together:
     """What several runs promise together.
 
     ``epsilon`` is by view, and given who took part under ``"ledger"`` where every run has a ledger;
-    None where nothing is promised, for the ``reason`` given. ``same_records`` says whether the
-    identities of the data were compared; if not, the runs count as over the same records.
-    ``colluders`` participants pool what they know of all runs in the view ``participant``.
+    None where nothing is promised, for the ``reason`` given. ``quoted`` is the one of them to
+    quote: given who took part, where the draw of a run was somebody's choice. ``same_records`` says
+    whether the identities of the data were compared; if not, the runs count as over the same
+    records. ``colluders`` participants pool what they know of all runs in the view ``participant``.
     """
 
     method: str
@@ -118,6 +120,7 @@ class Together:
     runs: tuple[Alone, ...]
     human: Mapping[str, HumanTerms]
     colluders: int = 1
+    quoted: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -145,9 +148,13 @@ def together(
     for, and ``groups`` are the numbers of records of one person to look at together.
 
     >>> from dpscaffold.privacy import describe
+    >>> from dpscaffold.privacy.drawn import FROM_SYSTEM
     >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12, records=800,
     ...                batch_sizes=160, noise=10)
-    >>> parts = [Part(name, run, 100, {"server": RANDOM_PARTICIPATION}) for name in ("a", "b")]
+    >>> parts = [
+    ...     Part(name, run, 100, {"server": RANDOM_PARTICIPATION}, secret=True, drawn=FROM_SYSTEM)
+    ...     for name in ("a", "b")
+    ... ]
     >>> added, convolved = together(parts), together(parts, fixed_in_advance=True)
     >>> convolved.epsilon["server"] < 0.8 * added.epsilon["server"]
     True
@@ -180,11 +187,20 @@ def together(
         epsilon=epsilon,
         reason=over_draw,
         same_records=all(part.data is not None for part in parts),
-        simulated=any(part.noise_seed is not None for part in parts),
+        simulated=any(not part.secret for part in parts),
         runs=tuple(_alone(part, known) for part in parts),
         human=human,
         colluders=colluders,
+        quoted=_quoted(parts, epsilon),
     )
+
+
+def _quoted(parts: Sequence[Part], epsilon: Mapping[str, float | None]) -> str | None:
+    """Which ε to quote. Over the draw holds for a draw that nobody chose; so does what simulations
+    would promise with secret noise. None where there is no such ε."""
+    over = [view for view in epsilon if view != GIVEN][:1]
+    chosen = any(part.secret and part.drawn.given for part in parts)
+    return next((v for v in ([] if chosen else over) + [GIVEN] if epsilon.get(v) is not None), None)
 
 
 def _strangers(parts: Sequence[Part]) -> list[tuple[Part, Part]]:
@@ -196,10 +212,10 @@ def _strangers(parts: Sequence[Part]) -> list[tuple[Part, Part]]:
 def shared_noise(parts: Sequence[Part]) -> str | None:
     """Why nothing is promised about runs of which two share the seed of their noise, or None."""
     for one, other in _strangers(parts):
-        if one.noise_seed is not None and one.noise_seed == other.noise_seed:
+        if not (one.secret or other.secret) and one.drawn.is_shared_with(other.drawn):
             return (
-                f"{one.name} and {other.name} share the seed {one.noise_seed}, and with it their "
-                f"noise, which cancels between them: nothing is promised about both together"
+                f"{_shared(one, other, 'share')}, and with it their noise, which cancels between "
+                f"them: nothing is promised about both together"
             )
     return None
 
@@ -207,13 +223,24 @@ def shared_noise(parts: Sequence[Part]) -> str | None:
 def shared_draw(parts: Sequence[Part]) -> str | None:
     """Why only the ledgers add up, or None where each run's participants were drawn anew."""
     for one, other in _strangers(parts):
-        if one.draw_seed is not None and one.draw_seed == other.draw_seed:
+        if one.drawn.is_shared_with(other.drawn):
             return (
-                f"{one.name} and {other.name} drew their participants from the seed "
-                f"{one.draw_seed}: the second draw is no chance to whoever saw the first, so only "
-                f"what was spent given who took part adds up"
+                f"{_shared(one, other, 'drew their participants from')}: the second draw is no "
+                f"chance to whoever saw the first, so only what was spent given who took part adds "
+                f"up"
             )
     return None
+
+
+def _shared(one: Part, other: Part, verb: str) -> str:
+    """What two runs have in common; a seed of the operating system is not told."""
+    names = f"{one.name} and {other.name}"
+    if one.drawn.is_copy_of(other.drawn):
+        return f"{names} are copies of one run (their journals begin alike) and {verb} one seed"
+    if None in (one.drawn.value, other.drawn.value) and one.drawn.mark != other.drawn.mark:
+        return f"{names} may {verb} one seed, which is not known of both"
+    secret = one.drawn.origin in FRESH
+    return f"{names} {verb} {'one seed' if secret else f'the seed {one.drawn.value}'}"
 
 
 def _check(parts: Sequence[Part]) -> None:

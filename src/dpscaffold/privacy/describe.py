@@ -38,6 +38,7 @@ def describe(
     sampling: Sampling = "fixed",
     unit: Unit = "record",
     memory: bool = True,
+    one_sum: bool = False,
     weighting: Weighting = "uniform",
     delta: Delta | None = None,
     max_participations: int | None = None,
@@ -49,7 +50,8 @@ def describe(
 
     ``records`` and ``batch_sizes`` are one number for all users or one per user. δ defaults to
     1/(10·n), n being the number of records ΣR_i or, with a user as unit, of users M;
-    ``"1/records"`` is the paper's 1/n. With a user as unit nothing of R_i and b_i is kept.
+    ``"1/records"`` is the paper's 1/n. With a user as unit nothing of R_i and b_i is kept. What is
+    not said counts as the worse: users have a memory, and uploads are not known to be one sum.
 
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60)
@@ -89,6 +91,7 @@ def describe(
         sampling=sampling,
         unit=unit,
         memory=memory,
+        one_sum=one_sum,
         weighting=weighting,
         delta=float(delta),
         max_participations=max_participations,

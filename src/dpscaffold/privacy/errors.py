@@ -9,3 +9,15 @@ class PrivacyError(ValueError):
     The message is one sentence that names the argument, its value and what would do; the command
     line prints it and exits with status 2.
     """
+
+
+def bad_delta(name: str, value: object) -> str:
+    """What to say of a δ that is no probability.
+
+    >>> bad_delta("privacy.delta", 1).partition(";")[0]
+    'privacy.delta is 1, and it must lie strictly between 0 and 1'
+    """
+    return (
+        f"{name} is {value}, and it must lie strictly between 0 and 1; give a small number such "
+        f"as 1e-6, or leave it out for 1/(10 × all records)"
+    )

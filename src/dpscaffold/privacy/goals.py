@@ -44,9 +44,7 @@ class Goal:
         check_group(self.group)
         if self.kind in ("mu", "epsilon"):
             if not (math.isfinite(self.target) and self.target > 0):
-                raise PrivacyError(
-                    f"{self.kind}={self.target} is not a budget; give a finite number above 0"
-                )
+                raise PrivacyError(f"{self.kind} is {self.target:g}; give a number above 0")
             if self.kind == "mu" and self.group != 1:
                 raise PrivacyError(
                     f"group={self.group} is given with mu, which is for one record; leave out one "

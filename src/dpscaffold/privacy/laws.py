@@ -102,6 +102,11 @@ def aggregate_condition(run: Mechanism) -> str | None:
             f"local_steps={run.local_steps}: a user's second gradient is taken at a point that "
             f"contains its own first noise; it holds for 1 local step"
         )
+    if not run.one_sum:
+        return (
+            "uploads are not known to be one vector each that is linear in the noised gradient; "
+            "two sums of them, or one of anything else, may show a single user's noise"
+        )
     if run.declines is not None:
         return f"a participant may decline ({run.declines}), and then adds no noise to the sum"
     return None
@@ -120,15 +125,13 @@ def collusion_condition(run: Mechanism, colluders: int) -> str | None:
 def user_sampling_laws(run: Mechanism, rounds: int) -> Laws:
     """T rounds in which the protected user is itself what is sampled."""
     noise = run.noise / math.sqrt(run.local_steps)
-    if run.local_steps == 1:
+    if run.local_steps == 1 and run.one_sum:
         noise *= math.sqrt(run.cohort_size)  # only the sum of the m noises is seen
     return tuple(law.power(rounds) for law in step_losses(run.user_ratio, noise, "fixed"))
 
 
 def user_sampling_condition(run: Mechanism) -> str | None:
     """Why sampling users is not a gain here, or None."""
-    if run.unit != "user":
-        return "sampling users does not amplify a record's ε; it holds for unit='user'"
     if run.memory:
         return (
             "users keep a memory between rounds (control variates), so the rounds do not draw "
@@ -149,17 +152,8 @@ def published(run: Mechanism, rounds: int, gaussians: tuple[float, ...]) -> floa
     )
 
 
-def published_condition(run: Mechanism) -> str | None:
-    """Why the paper says nothing about this run, or None."""
-    if run.unit != "record":
-        return "the paper states it for records; it holds for unit='record'"
-    if run.sampling != "fixed":
-        return "the paper states it for batches of fixed size; it holds for sampling='fixed'"
-    return None
-
-
 def always(run: Mechanism) -> str | None:
-    """It holds for every run."""
+    """It asks nothing besides the kinds of runs that it is proved for."""
     return None
 
 

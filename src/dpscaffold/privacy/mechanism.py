@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.errors import PrivacyError, bad_delta
 
 Sampling = Literal["fixed", "poisson"]
 Unit = Literal["record", "user"]
@@ -30,7 +30,7 @@ LEAST_NOISE, MOST_NOISE = 1e-9, 1e7
 STORED_AS = {"cohort_size": "participants"}
 _FIELDS = {stored: field for field, stored in STORED_AS.items()}
 #: Fields that came after runs were first stored.
-LATER = ("may_decline", "hidden_draw", "declared_sizes")
+LATER = ("may_decline", "hidden_draw", "declared_sizes", "one_sum")
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,9 @@ class Mechanism:
     reason why a drawn user may stay away (a budget per user, a site's own policy), besides
     ``max_participations``; ``hidden_draw`` says that nobody but the server and the participants can
     tell who takes part. ``declared_sizes`` says that R_i, and with it every rate, divisor and
-    weight, is a constant that was declared without looking at the data. With a user as unit the
-    groups say nothing of R_i.
+    weight, is a constant that was declared without looking at the data. ``one_sum`` says that
+    every upload is one vector, linear in the noised gradient, so that a third party sees nothing
+    of a round but one weighted sum. With a user as unit the groups say nothing of R_i.
     """
 
     rounds: int
@@ -127,6 +128,7 @@ class Mechanism:
     may_decline: str | None = None
     hidden_draw: bool = False
     declared_sizes: bool = False
+    one_sum: bool = False
 
     @property
     def declines(self) -> str | None:
@@ -261,10 +263,7 @@ def check(run: Mechanism) -> None:
             f"most that many"
         )
     if not 0.0 < run.delta < 1.0:
-        raise PrivacyError(
-            f"delta={run.delta} is not a probability strictly between 0 and 1; 1/records is "
-            f"customary"
-        )
+        raise PrivacyError(bad_delta("delta", run.delta))
     if not (math.isfinite(run.noise) and run.noise >= 0.0):
         raise PrivacyError(
             f"noise={run.noise} is not a noise multiplier; give a finite number above 0"

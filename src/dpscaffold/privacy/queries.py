@@ -25,6 +25,7 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
+from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import Array, LossDistribution
 
 #: The grid is this fraction of the standard deviation of one step's loss: the variance that the
@@ -61,6 +62,8 @@ def step_losses(
     >>> round(gaussian.epsilon(1e-5), 2)
     4.38
     """
+    if sampling not in ("fixed", "poisson"):
+        raise PrivacyError(f"sampling={sampling!r} has no loss distribution; give fixed or poisson")
     sigma = noise if sampling == "fixed" else 2.0 * noise
     h = interval if interval is not None else grid_interval(rate, sigma, sampling)
     if sampling == "fixed":
@@ -212,4 +215,6 @@ def participation_losses(
     """
     if unit == "user":
         return step_losses(1.0, noise / math.sqrt(steps), "fixed")
+    if unit != "record":
+        raise PrivacyError(f"unit={unit!r} has no loss distribution; give record or user")
     return tuple(law.power(steps) for law in step_losses(rate, noise, sampling))

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
+from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import Array
 from dpscaffold.privacy.mechanism import Mechanism, Participation
 
@@ -43,6 +44,8 @@ def participation_curve(participation: Participation) -> tuple[Array, Array]:
         gaussian = dp_event.GaussianDpEvent(step.noise)
         event = dp_event.SampledWithoutReplacementDpEvent(step.records, step.batch, gaussian)
         accountant = RdpAccountant(neighboring_relation=relation)
+    elif step.sampling != "poisson":
+        raise PrivacyError(f"sampling={step.sampling!r} has no Rényi curve; give fixed or poisson")
     else:
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
         # Whole orders only: the series for fractional ones need not converge when the noise is

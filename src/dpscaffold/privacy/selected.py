@@ -13,6 +13,7 @@ from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, La
 from dpscaffold.privacy.bounds import bound_for
 from dpscaffold.privacy.composition import Part, together
 from dpscaffold.privacy.costs import Cost, with_costs
+from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
@@ -145,7 +146,9 @@ def _all(trials: Trials, view: str, delta: float) -> float:
         run = replace(trials.candidates[drawn], delta=delta / len(trials.drawn))
         costs = (*trials.costs, *(trials.preparation if place == 0 else ()))
         bounds = {view: bound_for(run, view, (), trials.colluders)}
-        parts.append(Part(f"trial {place + 1}", run, run.rounds, bounds, costs=costs))
+        name = f"trial {place + 1}"  # each has noise and a draw of its own
+        own = Part(name, run, run.rounds, bounds, None, costs, secret=True, drawn=FROM_SYSTEM)
+        parts.append(own)
     if len(parts) == 1:
         return parts[0].epsilon(view)
     value = together(parts, fixed_in_advance=True).epsilon[view]

@@ -26,7 +26,7 @@ def evaluation_tables(found: Evaluation, classes: Sequence[str], width: int = 80
     for name, value in found.metrics.items():
         table.add_row(titled(name), _shown(value), _shown(found.baseline.get(name)))
     yield table
-    yield "baseline: the best answer that looks at no feature (the most frequent class, the mean)"
+    yield f"baseline: the best answer for all rows alike ({_constant(classes)})"
     if found.left_out:
         yield f"{found.left_out} rows were left out, as in the training ({found.gap})"
     if found.by_class:
@@ -39,6 +39,17 @@ def evaluation_tables(found: Evaluation, classes: Sequence[str], width: int = 80
     if found.sites:
         yield _rows("sites", found.sites, width)
     yield found.note
+
+
+def _constant(classes: Sequence[str]) -> str:
+    """How the baseline answers."""
+    if not classes:
+        return "the mean; for MAE the median"
+    return (
+        "the most frequent class; for F1 always the positive one"
+        if len(classes) == 2
+        else ("the most frequent")
+    )
 
 
 def _rows(title: str, entries: Sequence[dict[str, Any]], width: int) -> Table:

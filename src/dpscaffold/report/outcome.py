@@ -168,6 +168,8 @@ def _learnt(told: Told) -> str:
     classes = target.get("classes") or []
     shown = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
     what = "to predict a number" if target.get("kind") == "number" else "to tell classes apart"
+    if target.get("low") is not None:
+        what += f" from {target['low']:g} to {target['high']:g}"
     if target.get("kind") == "labels":
         what = f"which of {len(classes)} labels hold ({shown})"
     elif classes:

@@ -19,7 +19,9 @@ from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged, describe
 from dpscaffold.privacy.describe import Delta, choose_relation
+from dpscaffold.privacy.drawn import Drawn
 from dpscaffold.randomness import Randomness, Sampling
+from dpscaffold.seeds import Seed, origin_of
 from dpscaffold.setting.identity import describe_algorithm, describe_task
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
@@ -61,7 +63,7 @@ class Setting:
             ("label", f"DP-{shown}" if self.privacy else shown),
         ):
             object.__setattr__(self, name, value)
-        check_task(self.task, self.roster.schema, self.plan.seed)
+        check_task(self.task, self.roster.schema, self.plan.public_seed)
         self._check_preparation()
         self._check_neighbours()
         plan = self.plan
@@ -172,9 +174,24 @@ class Setting:
             steps = torch.tensor(plan.steps_by_user)[rows].float()[:, None]
         return Known(steps, plan.step_size_in(round), spread, weight)
 
-    def randomness(self) -> Randomness:
-        """The run's streams."""
-        return Randomness(self.plan.seed, secret=bool(self.privacy and self.privacy.secret))
+    @property
+    def secret(self) -> bool:
+        """Whether batches and noise come from the operating system, and from no seed."""
+        return self.privacy is not None and self.privacy.secret
+
+    def seed(self) -> Seed:
+        """The seed of a new run of this setting: another one at every call where it comes from the
+        operating system."""
+        return Seed.of(self.plan.seed, self.secret)
+
+    @property
+    def draw_given(self) -> bool:
+        """Whether somebody may choose the seed that draws the participants, or know it."""
+        return Drawn(origin_of(self.plan.seed, self.secret)).given
+
+    def randomness(self, seed: Seed | None = None) -> Randomness:
+        """The streams of a run from this seed, by default of a new run."""
+        return Randomness((seed or self.seed()).value, self.secret)
 
     @cached_property
     def mechanism(self) -> Mechanism | None:
@@ -184,8 +201,8 @@ class Setting:
     def describe(self, delta: Delta | None = None) -> Mechanism | None:
         """What this run does under its budget, as data for the accountant; None without privacy.
 
-        ``delta`` stands in for the budget's. The draw is not hidden: its seed is the plan's, which
-        is stored with the run.
+        ``delta`` stands in for the budget's. The draw is not hidden: who took part is stored with
+        the run.
         """
         if self.privacy is None:
             return None
@@ -198,6 +215,7 @@ class Setting:
             records=self.roster.sizes,
             batch_sizes=self.batch_sizes.tolist(),
             memory=self.algorithm.memory,
+            one_sum=self.algorithm.one_sum,
             noise=privacy.noise,
             clip=privacy.clip,
             sampling=privacy.sampling,
@@ -228,8 +246,11 @@ class Setting:
 
     def to_dict(self) -> dict[str, Any]:
         """What a run must share with this one to be the same, in plain values: data by title (their
-        digest is kept beside it), task, algorithm with its numbers, plan, mechanism and limits."""
+        digest is kept beside it), task, algorithm with its numbers, plan, mechanism and limits. A
+        seed of the operating system is not among them."""
         plan = {**_given(_fields(self.plan)), "warm_rounds": self.warm_rounds}
+        if self.draw_given:
+            plan["seed"] = self.plan.public_seed
         limits: dict[str, Any] = {}
         if self.privacy:
             limits = {"privacy": _fields(self.privacy), "budget": _given(_fields(self.budget))}

@@ -14,6 +14,7 @@ from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.scoring import METRICS
 from dpscaffold.site.file import OfferedQuery, Terms, read_site_file
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import StateFolder
@@ -161,4 +162,7 @@ def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
     }
     if work.offer.rows.classes and scores.shape[1] > 1:
         said["accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
+    if not work.offer.rows.classes:
+        target = work.offer.rows.target
+        said["rmse"] = METRICS["rmse"].of(target.answers(scores), target.restored(labels))
     return said

@@ -84,7 +84,7 @@ def read_records(
         raise Refused("data-unfit", str(error)) from error
     if features.shape[1] != schema.features or not len(labels):
         raise Refused("data-unfit", f"{features.shape} features and {len(labels)} labels")
-    labels = np.ascontiguousarray(labels, schema.target.dtype)
+    labels = np.ascontiguousarray(schema.target.scaled(labels), schema.target.dtype)
     whole = hashlib.sha256(np.ascontiguousarray(features).tobytes())
     whole.update(labels.tobytes())
     return SiteRecords(

@@ -72,7 +72,7 @@ class OfferedWork:
 
     def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
         """Who is drawn, exactly as the server draws."""
-        streams = Randomness(self.plan.seed if seed is None else seed)
+        streams = Randomness(self.plan.public_seed if seed is None else seed)
         return tuple(streams.cohort(round, users, self.plan.cohort_size(users)).tolist())
 
     def expects(self, round: int) -> Mapping[str, int]:
@@ -96,7 +96,7 @@ class OfferedWork:
     ) -> tuple[Vectors, Vectors]:
         """K local steps; in a secret run every call takes new keys from the operating system."""
         secret = self.mechanism is not None and self.mechanism.secret
-        streams = Randomness(self.plan.seed, secret)
+        streams = Randomness(self.plan.public_seed, secret)
         public = self.records if self.declared else None
         row = Row(
             user,

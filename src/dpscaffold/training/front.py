@@ -107,7 +107,7 @@ def train(
     if release:
         from dpscaffold.release import released
 
-        setting = released(setting, data, allow, Path(out) if resume and out else None)
+        setting = released(setting, data, allow)
         described = setting.to_dict() if config is None else dict(config)
         recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
         config = {**described, "privacy": {**described.get("privacy", {}), **recipe}}
@@ -202,7 +202,8 @@ def run(
         setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity
     )
     if stopping is not None:  # rows that do not fit are refused before anything is released
-        stopping.value(Model.of(federation, setting.task, setting.task.initial(setting.plan.seed)))
+        first = setting.task.initial(setting.plan.public_seed)
+        stopping.value(Model.of(federation, setting.task, first))
     going.stopping, going.accounts.allowed, going.beside = stopping, allowed, beside
     going.data_key = Path(data_key) if data_key is not None else None
     try:

@@ -33,6 +33,7 @@ from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown
 from dpscaffold.optimum import Optimum
+from dpscaffold.randomness import Randomness
 from dpscaffold.rounds import rounds
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
@@ -78,7 +79,7 @@ class RunInProgress:
             self.measures.chosen(federation.target)  # refuses here, not at the first evaluation
         self.accounts = Accounts(setting)
         self.stated = setting.to_dict()
-        self.randomness = setting.randomness()
+        self.seed = setting.seed()
         self.folder: RunFolder | None = None
         self.log: RunLog | None = None
         self.history: list[dict[str, Any]] = []
@@ -89,6 +90,11 @@ class RunInProgress:
         self.beside: str | None = None
         self.data_key: Path | None = None
         self.origin = Origin(setting.label, federation.title)
+
+    @cached_property
+    def randomness(self) -> Randomness:
+        """Made when it is first needed, and the seed of a resumed run is known."""
+        return self.setting.randomness(self.seed)
 
     @cached_property
     def evaluate(self) -> Evaluator:
@@ -127,6 +133,8 @@ class RunInProgress:
             data = identity(self.folder.data_key(self.data_key), digest.value)
             known = Identity(data, digest.covers, self.engine_name, self.beside)
             self.folder.check_identity(known)
+            if self.accounts.run is not None:
+                self.seed = self.folder.kept_seed()
             self._pick_up(self.folder, data)
             self.accounts.extend(self.folder)
             if longer:
@@ -137,19 +145,19 @@ class RunInProgress:
             key = fresh_key() if self.data_key is None else open_key(self.data_key)
             data = identity(key, digest.value)
             known = Identity(data, digest.covers, self.engine_name, self.beside)
-            self.folder.begin(to_toml(described), known, self.stated, key)
+            seed = None if self.accounts.run is None else self.seed
+            self.folder.begin(to_toml(described), known, self.stated, key, seed)
             self.log = RunLog(self.folder.path)
-            self.accounts.attach(self.folder, data)
+            self.accounts.attach(self.folder, data, self.seed)
         self.log = self.log or RunLog(self.folder.path)
         slower = getattr(self.setting.task, "slower", "")
         if slower:  # the module was looked at when the setting was made
             self.log.note(slower)
 
     def _refuse_claims(self, said: Mapping[str, Any]) -> None:
-        """A folder is stated by its configuration, which must not claim more than the run does."""
-        secret = self.setting.privacy is not None and self.setting.privacy.secret
+        """The configuration of a folder must not claim more than the run does."""
         claims = {
-            "secret": bool(said.get("secret")) and not secret,
+            "secret": bool(said.get("secret")) and not self.setting.secret,
             "release": bool(said.get("release")) and self.accounts.allowed is None,
         }
         for name in [name for name, false in claims.items() if false]:
@@ -170,14 +178,14 @@ class RunInProgress:
         """Go on from the last checkpoint; everything is checked before anything is written."""
         saved = folder.load_checkpoint()
         if saved is None:
-            self.accounts.attach(folder, data)
+            self.accounts.attach(folder, data, self.seed)
             folder.rewind_metrics(0)
             return
         state = State.from_dict(saved["state"], self.device)
         journal = saved["journal"]
         anchor = Anchor.read(journal, "checkpoint.pt") if journal is not None else None
         folder.check_metrics(state.round, saved.get("metrics"))
-        self.accounts.attach(folder, data, state.round, anchor)
+        self.accounts.attach(folder, data, self.seed, state.round, anchor)
         self.saved, self.stored = saved, state.round
         self.hardware = replace(self.hardware, chunk=saved["chunk"], threads=saved["threads"])
         if self.device.type == "cpu":

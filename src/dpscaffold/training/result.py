@@ -126,7 +126,7 @@ def summarise(result: Result) -> dict[str, Any]:
     }
     if result.history:
         constant = baseline(result.federation)
-        (shown,) = constant
+        shown = shown_metric(result.federation.target)
         summary["metric"] = shown
         summary[f"late_{shown}"] = result.late(shown)
         summary |= {f"baseline_{name}": value for name, value in constant.items()}

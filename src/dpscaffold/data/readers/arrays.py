@@ -19,7 +19,7 @@ from dpscaffold.data.table_coding import LABELS_READ_OFF, by_value
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack
-from dpscaffold.federation.schema import Kind, Target
+from dpscaffold.federation.schema import Kind, Target, kind_of
 from dpscaffold.privacy.preparation import Remark
 
 Array = torch.Tensor | np.ndarray
@@ -32,14 +32,15 @@ def from_users(
     classes: int | Sequence[str] | None = None,
     preprocess: Iterable[str | dict[str, Any] | StepSettings] = (),
     title: str = "your arrays",
-    target: Kind = "class",
+    target: Kind | Target = "class",
 ) -> Federation:
     """A federation from one (features, labels) pair per user.
 
     Each user's records are split into train and test. Features of any shape (n, …) are flattened to
     (n, d). Arrays are NumPy or torch. Labels are class numbers or names, or with
-    ``target="number"`` the numbers to predict. With ``target="labels"`` they are (n, L) of 0 and 1,
-    and ``classes`` the names of the L labels.
+    ``Target("number", low=0, high=60)`` numbers to predict within a public range
+    (``target="number"``: numbers as they are, which should be near 1). With ``target="labels"``
+    they are (n, L) of 0 and 1, and ``classes`` the names of the L labels.
 
     >>> rng = np.random.default_rng(0)
     >>> sites = ("north", "south")
@@ -57,7 +58,7 @@ def from_users(
     for name, pair in named.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(f"user {name} is no pair; give (features, labels) for each user")
-    pairs = {name: _pair(name, x, y, target) for name, (x, y) in named.items()}
+    pairs = {name: _pair(name, x, y, kind_of(target)) for name, (x, y) in named.items()}
     counts = {y.shape[1:] for _, y in pairs.values()}
     if len(counts) > 1:
         found = sorted(shape[0] for shape in counts)
@@ -86,7 +87,7 @@ def from_pooled(
     users: Array | None = None,
     classes: int | Sequence[str] | None = None,
     title: str = "your arrays",
-    target: Kind = "class",
+    target: Kind | Target = "class",
 ) -> Pool:
     """A pool from one table, to be dealt out by a partition or by its ``users`` (one name a
     record).
@@ -96,7 +97,7 @@ def from_pooled(
     >>> from_pooled(np.eye(2), np.array(["well", "ill"])).target.classes
     ('ill', 'well')
     """
-    x, y = _pair("pool", features, labels, target)
+    x, y = _pair("pool", features, labels, kind_of(target))
     y, predicted, remarks = _target(y, classes, target)
     if users is None:
         return Pool(x, y, predicted, title, preparation=remarks)
@@ -117,9 +118,11 @@ def from_pooled(
 
 
 def _target(
-    labels: np.ndarray, classes: int | Sequence[str] | None, target: Kind
+    labels: np.ndarray, classes: int | Sequence[str] | None, target: Kind | Target
 ) -> tuple[np.ndarray, Target, tuple[Remark, ...]]:
     """Labels as numbers, what they stand for, and what was read off them."""
+    if isinstance(target, Target) and target.classes:
+        classes, target = target.classes, target.kind
     if target == "labels":
         width = labels.shape[1]
         named = Target.labelled(width if classes is None else classes)
@@ -129,10 +132,10 @@ def _target(
                 f"of them; give one each"
             )
         return pack(labels), named, ()
-    if target == "number":
+    if kind_of(target) == "number":
         if classes is not None:
             raise BadInput("classes are given, and the target is a number; leave one of them out")
-        return labels, Target("number"), ()
+        return labels, target if isinstance(target, Target) else Target("number"), ()
     if labels.dtype.kind == "U":
         given = None if classes is None or isinstance(classes, int) else tuple(classes)
         names = given or tuple(sorted({str(label) for label in labels}, key=by_value))
@@ -176,7 +179,7 @@ def _array_in(file: Any, name: str, path: str | Path) -> np.ndarray:
     return found
 
 
-def read_npz(path: str | Path, target: Kind = "class") -> Pool:
+def read_npz(path: str | Path, target: Kind | Target = "class") -> Pool:
     """A pool from a ``.npz`` file with ``features``, ``labels`` ((n, L) of 0 and 1 where the target
     is labels) and, where there are any, ``users`` and the names of the ``classes`` in order."""
     path, arrays = Path(path), npz_arrays(path)
@@ -201,7 +204,7 @@ def from_huggingface(
     features: Sequence[str] = (),
     user: str | None = None,
     title: str | None = None,
-    target: Kind = "class",
+    target: Kind | Target = "class",
 ) -> Pool:
     """A pool from a ``datasets.Dataset``: number, vector or image columns side by side, flattened.
 
@@ -228,7 +231,7 @@ def from_huggingface(
         np.concatenate([x for x, _ in columns], axis=1) * scale,
         np.asarray(dataset[label]),
         users,
-        _class_names(dataset, label, target),
+        _class_names(dataset, label, kind_of(target)),
         title or "Hugging Face dataset",
         target,
     )

@@ -31,13 +31,14 @@ class TableSource:
     ``"refuse"`` the file, ``"drop"`` the record, or put a number there (a missing label or user
     cannot be filled, and missing categories get zeros everywhere). ``classes`` are the labels in
     order, where they are known beforehand. ``target`` says whether the label is a class or a
-    number; several columns as ``label`` are labels that each hold (1) or do not (0). ``exclude``
-    are columns to leave out, and ``dates`` those that hold dates, with their form; they become days
-    since 1970. ``unseen`` says what a category is that is not among those given: refused, or zero
-    everywhere; the same holds for raw rows of a model. ``missing`` may be a table of rules by
-    column (:mod:`dpscaffold.data.readers.gaps`). ``path`` may be a folder or a pattern of files
-    with the same columns; without ``user`` each is a user then. ``gaps`` are the texts that stand
-    for a missing value beside an empty cell (:mod:`dpscaffold.data.markers`).
+    number (with a public range, as a :class:`Target`); several columns as ``label`` are labels that
+    each hold (1) or do not (0). ``exclude`` are columns to leave out, and ``dates`` those that hold
+    dates, with their form; they become days since 1970. ``unseen`` says what a category is that is
+    not among those given: refused, or zero everywhere; the same holds for raw rows of a model.
+    ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.readers.gaps`). ``path``
+    may be a folder or a pattern of files with the same columns; without ``user`` each is a user
+    then. ``gaps`` are the texts that stand for a missing value beside an empty cell
+    (:mod:`dpscaffold.data.markers`).
     """
 
     path: Path
@@ -49,7 +50,7 @@ class TableSource:
     missing: Any = "refuse"
     classes: tuple[str, ...] = ()
     dialect: Dialect = field(default_factory=Dialect)
-    target: Kind = "class"
+    target: Kind | Target = "class"
     exclude: tuple[str, ...] = ()
     dates: Mapping[str, str] = field(default_factory=dict)
     unseen: Literal["refuse", "zero"] = "refuse"
@@ -58,6 +59,11 @@ class TableSource:
     held: tuple[tuple[str, pa.Table], ...] = ()
     many: bool = False
     gaps: Markers = NO_MARKERS
+
+    @property
+    def predicts(self) -> Kind:
+        """The kind of what is predicted."""
+        return self.target if isinstance(self.target, str) else self.target.kind
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -217,6 +223,14 @@ def notes_on(
     return tuple(notes)
 
 
+def _ranged(target: Target) -> str:
+    """What is done to numbers with a range."""
+    return (
+        f"Labels were mapped from their given range, {target.low:g} to {target.high:g}, to -1 to "
+        f"1, and cut to it, record by record (no fit)."
+    )
+
+
 _LABELS = Remark(LABELS_READ_OFF, "unprotected")
 
 #: A record that maps to nothing changes R_i, which neighbours of every kind leave as it is.
@@ -233,8 +247,10 @@ def preparation_of(
     """How the file's columns become features, and what that says about private records.
     ``fitted`` are the columns whose missing values were filled with a mean or median."""
     steps: list[Prepared] = [coding]
-    if table.target == "class" and not table.classes:
+    if table.predicts == "class" and not table.classes:
         steps.append(_LABELS)
+    if isinstance(table.target, Target) and table.target.low is not None:
+        steps.append(Remark(_ranged(table.target), "public"))
     for name, rule in fitted.items():
         if isinstance(rule, PrivateFill):
             steps.append(Remark(rule.sentence(name), "private", rule.cost(name)))

@@ -114,7 +114,7 @@ def scan_table(table: TableSource) -> Scan:
     numbers, texts = _roles(table, names)
     check_rules(table, numbers, texts)
     check_markers(table, names)
-    coded = [] if table.target == "number" else list(table.labels)
+    coded = [] if table.predicts == "number" else list(table.labels)
     wanted = {
         text: Codes()
         for text in dict.fromkeys([*coded, *([table.user] if table.user else []), *texts])
@@ -122,7 +122,7 @@ def scan_table(table: TableSource) -> Scan:
     # Numbers are looked at only where a missing one decides something.
     rules = {name: rule_of(table, name) for name in numbers}
     looked_at = [name for name in numbers if rules[name] == "drop" or is_fitted(rules[name])]
-    if table.target == "number":
+    if table.predicts == "number":
         looked_at += table.labels
     seen = Sightings()
     found, sizes = _looked_through(files, table, looked_at, wanted, names, seen)
@@ -215,9 +215,10 @@ def _labels(
 ) -> tuple[np.ndarray, Target]:
     """What is predicted of the records that are kept, and what it stands for."""
     first = table.labels[0]
-    if table.target == "number":
-        return found[first][kept].astype(np.float32), Target("number")
-    if table.target == "labels":
+    if table.predicts == "number":
+        target = table.target if isinstance(table.target, Target) else Target("number")
+        return found[first][kept].astype(np.float32), target
+    if table.predicts == "labels":
         numbers = {name: wanted[name].numbers for name in table.labels}
         used = {name: codes[name][kept] for name in table.labels}
         return code_label_sets(table, numbers, used), Target("labels", table.labels)

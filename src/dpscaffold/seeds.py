@@ -1,0 +1,94 @@
+"""Which seed a run draws from, and who may know it. Everything that needs a seed asks here.
+
+==============  ===================================  ====================================
+``plan.seed``   with secret noise                    without secret noise
+==============  ===================================  ====================================
+given           that seed draws the participants     that seed draws everything
+left out        a new seed from the operating        seed 0 draws everything, as in all
+                system draws the participants        runs that leave it out
+==============  ===================================  ====================================
+
+The first weights of a network come from the seed that was given, or from seed 0. A seed of the
+operating system is kept in the run folder (``seed.json``), so that the run can be resumed, and is
+in nothing that is handed out. A seed of which nothing is known counts as shared with every other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.drawn import Drawn, Origin
+
+#: The file of a run folder that keeps the run's seed.
+SEED = "seed.json"
+#: The seed of runs that were given none and whose noise is not secret.
+DEFAULT = 0
+
+
+def public_seed(given: int | None) -> int:
+    """The seed of first weights, and of all draws of a run without secret noise.
+
+    >>> public_seed(7), public_seed(None)
+    (7, 0)
+    """
+    return DEFAULT if given is None else given
+
+
+def origin_of(given: int | None, secret: bool) -> Origin:
+    """Who chooses the seed that draws the participants of a new run."""
+    if given is not None:
+        return "given"
+    return "system" if secret else "default"
+
+
+@dataclass(frozen=True)
+class Seed:
+    """The seed of one run, by whom it was chosen, and the key of its mark."""
+
+    origin: Origin
+    value: int = field(repr=False)
+    key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+
+    @classmethod
+    def of(cls, given: int | None, secret: bool) -> Seed:
+        """The seed of a new run. A seed of the operating system is another one at every call.
+
+        >>> Seed.of(None, secret=False).value, Seed.of(5, secret=True).value
+        (0, 5)
+        >>> Seed.of(None, secret=True)
+        Seed(origin='system')
+        """
+        origin = origin_of(given, secret)
+        return cls(origin, secrets.randbits(128) if origin == "system" else public_seed(given))
+
+    @property
+    def mark(self) -> str:
+        """HMAC-SHA256 of the seed: binds it without telling it."""
+        text = f"{self.origin} {self.value}".encode()
+        return hmac.new(self.key.encode(), text, hashlib.sha256).hexdigest()
+
+    @property
+    def drawn(self) -> Drawn:
+        """What whoever reads the run's files knows about it."""
+        return Drawn(self.origin, self.mark, self.value)
+
+    def to_json(self) -> dict[str, str]:
+        """As kept in a run folder, for its owner alone."""
+        return {"origin": self.origin, "seed": str(self.value), "key": self.key}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> Seed:
+        """The inverse of :meth:`to_json`; ``where`` names the file if it is damaged."""
+        try:
+            return cls(values["origin"], int(values["seed"]), str(values["key"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"{where} does not hold the seed of its run ({error}); restore it or start the "
+                f"run anew"
+            ) from error

@@ -1,0 +1,357 @@
+"""Which seed a run draws from, where it is kept, and what may be said of runs that share one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import tomllib
+from dataclasses import replace
+
+import pytest
+import torch
+from privacy.test_commands import answer, call, refused
+from training.test_crashes import Crash, die_after
+
+from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
+from dpscaffold.books.journal import Journal
+from dpscaffold.books.runledger import read_account
+from dpscaffold.engines import State
+from dpscaffold.setting import Setting
+from dpscaffold.tasks import Mlp
+
+CONFIG = """
+[data]
+source = "synthetic"
+users = 12
+records = 30
+[plan]
+rounds = 4
+local_steps = 2
+user_ratio = 0.25
+checkpoint_every = 2
+{plan}
+[privacy]
+noise = 6.0
+{privacy}
+"""
+SECRET, RELEASE = "secret = true", "release = true\nallow = ['unprotected-preprocessing']"
+PLAN = Plan(rounds=4, local_steps=2, user_ratio=0.25, checkpoint_every=2)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(users=12, records=30)
+
+
+def configured(folder, name="run", plan="", privacy=""):
+    path = folder / f"{name}.toml"
+    path.write_text(CONFIG.format(plan=plan, privacy=privacy))
+    return path
+
+
+def trained(folder, name="run", plan="", privacy=""):
+    """A run folder made by the command."""
+    config = configured(folder, name, plan, privacy)
+    done = call("train", str(config), "--out", str(folder / name), "--quiet")
+    assert done.exit_code == 0, done.output
+    return folder / name
+
+
+def from_python(federation, out=None, secret=True, plan=PLAN, **options):
+    privacy = Gaussian(noise=6.0, secret=secret)
+    return train(federation, Logistic(40, 10), fedavg(), plan, privacy, out=out, **options)
+
+
+def draws(folder):
+    """(round, who took part) by the journal."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [(line["round"], tuple(line["users"])) for line in lines if "round" in line]
+
+
+# --- the rule
+
+
+@pytest.mark.parametrize("privacy", [SECRET, RELEASE], ids=["secret", "release"])
+def test_a_secret_run_without_a_seed_draws_from_the_operating_system(tmp_path, privacy):
+    one, other = (trained(tmp_path, name, privacy=privacy) for name in ("a", "b"))
+    assert draws(one) != draws(other)
+    kept = json.loads((one / "seed.json").read_text())
+    assert kept["origin"] == "system" and int(kept["seed"]) > 1 << 64
+    assert stat.S_IMODE((one / "seed.json").stat().st_mode) == 0o600
+    assert "seed" not in tomllib.loads((one / "config.toml").read_text())["plan"]
+    texts = [kept["seed"], f"{int(kept['seed']):x}", kept["key"]]
+    for path in one.rglob("*"):
+        if path.is_file() and path.name != "seed.json":
+            content = path.read_bytes()
+            assert not [text for text in texts if text.encode() in content], path
+
+
+def test_epsilon_over_the_draw_is_stated_everywhere_where_nobody_chose_it(tmp_path):
+    config = configured(tmp_path, privacy=SECRET)
+    text = config.read_text().replace("noise = 6.0", "epsilon = 2.0")
+    config.write_text(text)
+    said = json.loads(call("train", str(config), "--out", str(tmp_path / "run"), "--json").stdout)
+    assert said["final"]["epsilon_server"] == pytest.approx(2, abs=2e-3)
+    assert said["privacy"]["quoted"] == {
+        "epsilon": said["privacy"]["server"]["epsilon"],
+        "bound": "random_participation",
+        "towards": "server",
+    }
+    assert said["privacy"]["quoted"]["epsilon"] == pytest.approx(2, abs=2e-3)
+    assert "epsilon = 2.000 towards the server" in said["privacy"]["quote"]
+    assert said["privacy"]["person"] == said["privacy"]["human"]["server"]["sentence"]
+    plan = answer("privacy", str(config))
+    assert "given" not in plan["quote"] and "= 2.000 towards the server" in plan["quote"]
+    shown = call("privacy", str(tmp_path / "run")).stdout
+    assert next(line for line in shown.splitlines() if "← quote" in line).split()[1] == "2.000"
+
+
+def test_a_run_without_a_seed_and_without_secret_noise_is_that_of_seed_0(tmp_path, federation):
+    plain, given = (trained(tmp_path, n, plan=p) for n, p in (("a", ""), ("b", "seed = 0")))
+    assert draws(plain) == draws(given)
+    texts = [(folder / "config.toml").read_text() for folder in (plain, given)]
+    assert [tomllib.loads(text)["plan"]["seed"] for text in texts] == [0, 0]
+    models = [
+        from_python(federation, secret=False, plan=plan).params
+        for plan in (PLAN, replace(PLAN, seed=0))
+    ]
+    assert torch.equal(*models)
+    other = from_python(federation, secret=False, plan=replace(PLAN, seed=1)).params
+    assert not torch.equal(models[0], other)
+
+
+def test_first_weights_keep_seed_0(federation):
+    task = Mlp(40, 10, hidden=5)
+    secret = Gaussian(noise=6.0, secret=True)
+
+    def first(seed, privacy=secret):
+        plan = replace(PLAN, seed=seed)
+        setting = Setting(federation.roster, task, fedavg(), plan, privacy)
+        return State.initial(setting, torch.device("cpu")).params
+
+    assert torch.equal(first(None), first(0)) and torch.equal(first(None), first(None, None))
+    assert not torch.equal(first(None), first(1))
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "memory"])
+def test_python_draws_as_the_command_does(tmp_path, federation, folder):
+    results = [from_python(federation, tmp_path / name if folder else None) for name in ("a", "b")]
+    said = [result.privacy for result in results]
+    assert said[0]["quoted"]["towards"] == "server" and "given seed" not in said[0]["quote"]
+    assert results[0].setting.plan.seed is None
+    if folder:
+        assert draws(tmp_path / "a") != draws(tmp_path / "b")
+        assert answer("privacy", str(tmp_path / "a"))["quote"] == said[0]["quote"]
+    given = from_python(federation, plan=replace(PLAN, seed=0)).privacy
+    assert given["quoted"]["towards"] == "everybody" and "given seed" in given["quote"]
+
+
+# --- resume
+
+
+@pytest.mark.parametrize("options", [{}, {"release": True}], ids=["secret", "release"])
+def test_a_resumed_run_draws_from_its_kept_seed(tmp_path, federation, options):
+    options |= {"allow": ["unprotected-preprocessing"]} if options else {}
+    with pytest.raises(Crash):
+        from_python(federation, tmp_path / "run", observer=die_after(3), **options)
+    kept = (tmp_path / "run" / "seed.json").read_bytes()
+    from_python(federation, tmp_path / "run", resume=True, **options)
+    drawn = draws(tmp_path / "run")
+    assert [round for round, _ in drawn] == [1, 2, 3, 3, 4] and drawn[2] == drawn[3]
+    assert (tmp_path / "run" / "seed.json").read_bytes() == kept
+
+
+def test_a_run_whose_seed_is_lost_or_exchanged_is_not_resumed(tmp_path, federation):
+    for name in ("run", "other"):
+        with pytest.raises(Crash):
+            from_python(federation, tmp_path / name, observer=die_after(3))
+    folder = tmp_path / "run"
+    seed = folder / "seed.json"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def refusal():
+        with pytest.raises(BadInput) as raised:
+            from_python(federation, folder, resume=True)
+        now = {path.name: path.read_bytes() for path in folder.iterdir()}
+        now.pop("seed.json", None)
+        assert now == {name: text for name, text in before.items() if name != "seed.json"}
+        return str(raised.value)
+
+    seed.unlink()
+    assert "without the seed that it draws from (seed.json)" in refusal()
+    shutil.copy(tmp_path / "other" / "seed.json", seed)
+    assert "another run" in refusal() or "not the seed" in refusal()
+    seed.write_text("{}")
+    assert "does not hold the seed" in refusal()
+    seed.write_text("{")
+    assert "not valid JSON" in refusal()
+
+
+def test_another_seed_is_refused_on_resume(tmp_path, federation):
+    with pytest.raises(Crash):
+        from_python(federation, tmp_path / "run", observer=die_after(3))
+    with pytest.raises(BadInput, match=r"plan\.seed = None, not 0"):
+        from_python(federation, tmp_path / "run", plan=replace(PLAN, seed=0), resume=True)
+
+
+# --- what makes a simulation is bound to the folder
+
+
+def edits(folder):
+    """Changes of one file by which somebody could take a simulation for more."""
+    config = folder / "config.toml"
+    text = config.read_text()
+    config.unlink()
+    yield "removed"
+    for key in ("secret", "release"):
+        config.write_text(text.replace("[privacy]", f"[privacy]\n{key} = true").replace(
+            "secret = false", "" if key == "secret" else "secret = false"))  # fmt: skip
+        assert tomllib.loads(config.read_text())["privacy"][key] is True
+        yield key
+    config.write_text(text.replace("[plan]", "[plan]\n# ").replace("seed = 0\nwarm", "warm"))
+    yield "without its seed"
+
+
+def test_no_file_that_can_be_edited_makes_a_simulation_protected(tmp_path):
+    folder = trained(tmp_path, plan="seed = 0")
+    before = answer("privacy", str(folder))
+    assert before["simulated"] is True
+    for how in edits(folder):
+        said = answer("privacy", str(folder))
+        assert said["simulated"] is True and said["quote"] == before["quote"], how
+    (folder / "seed.json").unlink()
+    assert answer("privacy", str(folder))["quote"] == before["quote"]
+
+
+def test_a_release_stays_one_without_its_configuration(tmp_path):
+    folder = trained(tmp_path, privacy=RELEASE)
+    before = answer("privacy", str(folder))
+    (folder / "config.toml").unlink()
+    now = answer("privacy", str(folder))
+    assert now["quote"] == before["quote"] and now["outside"] == before["outside"]
+    assert "Released all the same (--allow unprotected-preprocessing)." in now["outside"]
+
+
+def test_colluders_are_bound_too(tmp_path):
+    folder = trained(tmp_path, privacy=f"{SECRET}\ncolluders = 3")
+    (folder / "config.toml").unlink()
+    assert answer("privacy", str(folder))["participant"]["colluders"] == 3
+
+
+def test_a_journal_that_does_not_show_it_is_of_a_simulation(tmp_path):
+    """As earlier versions wrote it, with ``secret = true`` in its configuration."""
+    folder = trained(tmp_path, privacy=SECRET)
+    assert answer("privacy", str(folder))["simulated"] is False
+    lines = list(Journal(folder / "ledger.jsonl").lines())
+    lines[0]["opens"] = {key: lines[0]["opens"][key] for key in ("run", "costs", "data")}
+    (folder / "ledger.jsonl").unlink()
+    journal = Journal(folder / "ledger.jsonl")
+    for line in lines:
+        journal.append(line)
+    for name in ("privacy.json", "privacy.md", "seed.json"):
+        (folder / name).unlink()
+    summary = json.loads((folder / "ledger.json").read_text())
+    (folder / "ledger.json").write_text(json.dumps(summary | {"journal": vars(journal.anchor)}))
+    said = answer("privacy", str(folder))
+    assert said["simulated"] is True and said["quote"].startswith("A simulation")
+
+
+def test_the_journal_tells_no_seed(tmp_path, federation):
+    """Whoever has the journal cannot find a small seed by trying: the mark is under a key."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        from_python(federation, folder, secret=False, plan=replace(PLAN, seed=7))
+    marks = [read_account(folder).drawn.mark for folder in folders]
+    assert marks[0] != marks[1] and None not in marks
+
+
+# --- several runs
+
+
+def test_configurations_without_a_seed(tmp_path):
+    """Without secret noise both are of seed 0; with it, each run will draw from a seed of its
+    own."""
+    plain = [str(configured(tmp_path, name)) for name in ("a", "b")]
+    said = answer("privacy", *plain, "--fixed-in-advance")
+    assert said["epsilon"]["server"] is None and "share the seed 0" in said["reason"]
+    assert said["simulated"] is True
+    secret = [str(configured(tmp_path, name, privacy=SECRET)) for name in ("a", "b")]
+    said = answer("privacy", *secret)
+    alone = answer("privacy", secret[0])["server"]["epsilon"]
+    assert said["epsilon"]["server"] == pytest.approx(2 * alone) and said["quoted"] == "server"
+    given = [str(configured(tmp_path, n, "seed = 0", SECRET)) for n in ("a", "b")]
+    said = answer("privacy", *given)
+    assert said["epsilon"]["server"] is None and "from the seed 0" in said["reason"]
+    given[1] = str(configured(tmp_path, "b", "seed = 1", SECRET))
+    assert answer("privacy", *given)["quoted"] is None
+    assert "once they have run" in " ".join(call("privacy", *given).stdout.split())
+
+
+@pytest.mark.parametrize("secret", [False, True], ids=["seeded", "secret"])
+def test_python_runs_with_a_configuration_of_their_own(tmp_path, federation, secret):
+    """``config`` says nothing about seeds; the journal does."""
+    folders = [str(tmp_path / name) for name in ("a", "b")]
+    for folder in folders:
+        plan = replace(PLAN, seed=3)
+        from_python(federation, folder, secret, plan, config={"title": "mine"})
+    said = answer("privacy", *folders, "--fixed-in-advance")
+    assert said["epsilon"]["server"] is None and "the seed 3" in said["reason"]
+    assert said["simulated"] is not secret
+    assert (said["epsilon"]["ledger"] is None) is not secret
+
+
+def test_a_folder_without_its_seed_counts_as_shared(tmp_path, federation):
+    folders = [tmp_path / name for name in ("a", "b", "c", "d")]
+    for folder, seed in zip(folders, (3, 4, None, None), strict=True):
+        from_python(federation, folder, plan=replace(PLAN, seed=seed))
+    names = [str(folder) for folder in folders]
+    assert answer("privacy", *names[:2])["epsilon"]["server"] > 0
+    for folder in folders[1:]:
+        (folder / "seed.json").unlink()
+    said = answer("privacy", *names[:2])
+    assert said["epsilon"]["server"] is None and "not known" in said["reason"]
+    assert said["epsilon"]["ledger"] > 0
+    # Seeds of the operating system differ unless one folder is a copy of the other.
+    assert answer("privacy", *names[2:])["epsilon"]["server"] > 0
+
+
+@pytest.mark.parametrize("advance", [(), ("--fixed-in-advance",)], ids=["added", "convolved"])
+def test_runs_whose_seeds_were_given_quote_epsilon_given_the_draw(tmp_path, federation, advance):
+    """Together as each of them alone does: over the draw is a smaller number."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder, seed in zip(folders, (3, 4), strict=True):
+        from_python(federation, folder, plan=replace(PLAN, seed=seed))
+    names = [str(folder) for folder in folders]
+    said = answer("privacy", *names, *advance)
+    assert said["quoted"] == "ledger" and said["epsilon"]["ledger"] > said["epsilon"]["server"]
+    shown = " ".join(call("privacy", *names, *advance).stdout.split())
+    assert said["human"]["ledger"]["sentence"] in shown
+    assert said["human"]["server"]["sentence"] not in shown
+    assert "the seed of a draw was given" in shown
+    # Where nobody chose a draw, over the draw is right.
+    for name in ("c", "d"):
+        from_python(federation, tmp_path / name)
+    both = [str(tmp_path / "c"), str(tmp_path / "d")]
+    assert answer("privacy", *both, *advance)["quoted"] == "server"
+    assert answer("privacy", names[0], both[0], *advance)["quoted"] == "ledger"
+
+
+@pytest.mark.parametrize("advance", [(), ("--fixed-in-advance",)], ids=["added", "convolved"])
+def test_copies_of_one_run_that_both_went_on(tmp_path, federation, advance):
+    """They draw the same users: only what was spent given who took part adds up."""
+    with pytest.raises(Crash):
+        from_python(federation, tmp_path / "a", observer=die_after(2))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name in ("a", "b"):
+        from_python(federation, tmp_path / name, resume=True)
+    assert draws(tmp_path / "a") == draws(tmp_path / "b")
+    said = answer("privacy", str(tmp_path / "a"), str(tmp_path / "b"), *advance)
+    assert said["epsilon"]["server"] is None and "copies of one run" in said["reason"]
+    alone = answer("privacy", str(tmp_path / "a"))["ledger"]["epsilon"]
+    assert alone < said["epsilon"]["ledger"] <= 2 * alone * (1 + 1e-9)
+    assert said["quoted"] == "ledger"
+
+
+def test_a_bad_seed_is_one_sentence(tmp_path):
+    assert "plan.seed" in refused("train", str(configured(tmp_path, plan="seed = -1")))
