@@ -100,13 +100,11 @@ def train_command(
     ] = False,
 ) -> None:
     """Train a model and write a run folder."""
-    from rich.console import Console
-
     from dpscaffold.books.written import plain
     from dpscaffold.cli.compare import show
     from dpscaffold.config import load, read_tables
     from dpscaffold.events import silence
-    from dpscaffold.report.runs import summary_lines
+    from dpscaffold.report.ending import ending
     from dpscaffold.running import run_seeds, run_settings
     from dpscaffold.tracking import tracker
     from dpscaffold.training import summarise
@@ -153,7 +151,7 @@ def train_command(
         answer = summarise(result) | {"folder": str(request.folder), "privacy": result.privacy}
         typer.echo(json.dumps(plain(answer), indent=2))
     elif not quiet:
-        Console().print("\n".join(summary_lines(result)), highlight=False)
+        typer.echo("\n".join(ending(result, request.folder)))
     if result.ended == "interrupted":
         raise typer.Exit(143 if "SIGTERM" in result.message else 130)
 

@@ -20,7 +20,7 @@ from dpscaffold.report.fitting import Column, fitted
 from dpscaffold.scoring import titled
 
 if TYPE_CHECKING:
-    from dpscaffold.training import Result
+    pass
 
 #: The panels of a comparison: metric, label, whether to draw it only if every run has it.
 PANELS = (
@@ -326,31 +326,3 @@ def _draw_band(axis: Any, run: RunRecord, metric: str, colour: str) -> None:
         low = [fmean(column) - stdev(column) for column in columns]
         high = [fmean(column) + stdev(column) for column in columns]
         axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-
-
-def summary_lines(result: Result) -> list[str]:
-    """What to tell after a run."""
-    from dpscaffold.training import worse_than_constant
-
-    lines = []
-    if result.history:
-        metric = _shown_in(result.history)
-        best = result.optimum.metrics.get(metric) if result.optimum else None
-        optimum = f" (central optimum {best:.4f})" if best is not None else ""
-        value = result.late(metric)
-        lines.append(
-            f"{result.setting.label} on {result.setting.roster.title}: test {titled(metric)} "
-            f"{'not defined' if value is None else f'{value:.4f}'} over the last 10 % of rounds"
-            f"{optimum}"
-        )
-        warning = worse_than_constant(result)
-        lines += [f"warning: {warning}"] if warning else []
-    if result.privacy.get("quote"):
-        lines.append(str(result.privacy["quote"]))
-    if result.ended != "completed":
-        lines.append(
-            result.message + ("; go on with --resume" if result.ended == "interrupted" else "")
-        )
-    if result.folder:
-        lines.append(f"run folder: {result.folder} ({duration(result.seconds)})")
-    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dpscaffold.privacy.showing import round_up
 from dpscaffold.scoring import shown_metric
 from dpscaffold.setting import Setting
 from dpscaffold.trained import Origin
+from dpscaffold.training.verdict import Verdict, cause, verdict
 
 
 @dataclass(frozen=True)
@@ -95,21 +97,22 @@ class Result:
         return self.model.predict(rows, prepared)
 
 
-def worse_than_constant(result: Result) -> str:
-    """What to lower where the loss exceeds that of a model that looks at no feature, or ""."""
+def overshoots(result: Result) -> bool:
+    """Whether the training loss is above that of a constant answer, or is not finite."""
     constant = constant_loss(result.federation, result.setting.task)
     ridge = 0.5 * result.setting.plan.regularisation * float(result.params.square().sum())
     loss = result.final.get("train_loss")
-    if constant is None or (loss is not None and loss - ridge <= constant):
-        return ""
-    said = "not finite" if loss is None else f"{loss - ridge:.4g}"
-    plan, privacy = result.setting.plan, result.setting.privacy
-    noise = f", privacy.noise (now {privacy.noise:.4g})" if privacy else ""
-    return (
-        f"the training loss is {said}, above {constant:.4g}, that of the best answer that looks at "
-        f"no feature: lower plan.learning_rate (now {plan.learning_rate:g}){noise} or "
-        f"plan.local_steps (now {plan.local_steps})"
-    )
+    return constant is not None and (loss is None or loss - ridge > constant)
+
+
+def judged(
+    result: Result, constant: Mapping[str, Any], named: bool = False
+) -> tuple[Verdict | None, str]:
+    """Whether the model is better than the ``constant`` baseline; if not, or if its training loss
+    is worse, the largest cause and what helps. ``named``: see :func:`~.verdict.cause`."""
+    found, worse = verdict(result.federation, result.final, constant), overshoots(result)
+    bad = worse or (found is not None and found.better != "yes")
+    return found, cause(result.setting, result.privacy, worse, named) if bad else ""
 
 
 def summarise(result: Result) -> dict[str, Any]:
@@ -131,7 +134,8 @@ def summarise(result: Result) -> dict[str, Any]:
         summary[f"late_{shown}"] = result.late(shown)
         summary |= {f"baseline_{name}": value for name, value in constant.items()}
         summary["late_train_loss"] = result.late("train_loss")
-        warning = worse_than_constant(result)
+        found, warning = judged(result, constant)
+        summary |= {"verdict": found.sentence} if found else {}
         summary |= {"warning": warning} if warning else {}
     if result.optimum:
         summary |= {f"optimum_{name}": value for name, value in result.optimum.metrics.items()}

@@ -1,0 +1,116 @@
+"""How a run ends on the console: quality, cause, privacy, what is outside it, and what is next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpscaffold.metrics import baseline
+from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.progress import duration
+from dpscaffold.scoring import titled
+
+if TYPE_CHECKING:
+    from dpscaffold.training import Result
+
+#: What is protected by each neighbouring relation.
+RELATIONS = {
+    "replace-one": "replacing one",
+    "zero-out": "removing the content of one",
+    "add-remove": "adding or removing one",
+}
+#: Short names of what preparation reads off the records, by a word of its sentence.
+NAMES = {
+    "categor": "categories",
+    "label": "label names",
+    "class": "label names",
+    "standardis": "means and deviations",
+    "mean": "means",
+    "principal": "principal components",
+    "missing": "missing values",
+    "left out": "which records were left out",
+    "range": "the target's range",
+    "date": "dates",
+}
+
+
+def ending(result: Result, folder: Path) -> list[str]:
+    """At most six lines on a run, for whoever ran it."""
+    from dpscaffold.training.result import judged
+
+    setting = result.setting
+    lines = [
+        f"{folder.name}: {result.rounds} rounds of {setting.label}, {setting.users} sites, "
+        f"{sum(setting.roster.sizes):,} training records ({duration(result.seconds)})"
+        + _stopped(result)
+    ]
+    if result.history:
+        constant = baseline(result.federation)
+        found, why = judged(result, constant, named=True)
+        sentence = f"{found.sentence}: " if found else ""
+        lines.append(f"quality  {sentence}{_metrics(result.final, constant)}")
+        lines += [f"         {why}"] if why else []
+    lines.append(f"privacy  {privacy_line(result.privacy)}")
+    lines.append(f"outside  {', '.join(outside_names(result.privacy))}; see {folder}/privacy.md")
+    lines.append(f"next     dpscaffold evaluate {folder}, privacy {folder} or report {folder}")
+    return lines
+
+
+def _stopped(result: Result) -> str:
+    if result.ended == "completed":
+        return f"; {result.message}" if result.message else ""
+    return f"; {result.message}" + ("; go on with --resume" * (result.ended == "interrupted"))
+
+
+def _metrics(final: Mapping[str, Any], constant: Mapping[str, Any]) -> str:
+    """The pooled metrics, each next to the constant baseline."""
+    found = []
+    for name, value in constant.items():
+        if not name.endswith("_per_user") and name in final:
+            word = "constant " if not found else ""
+            found.append(f"{titled(name)} {_short(final[name])} ({word}{_short(value)})")
+    return ", ".join(found)
+
+
+def _short(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def privacy_line(said: Mapping[str, Any]) -> str:
+    """ε with its adversary, δ and neighbours, in one line; one number where two agree."""
+    if not said.get("guarantee"):
+        return str(said.get("reason") or "no guarantee")
+    mechanism, first = said["mechanism"], said["quoted"]
+    unit = "site's whole data" if mechanism["unit"] == "user" else "record"
+    shown = round_up(first["epsilon"])
+    text = (
+        f"ε = {shown} at δ = {digits_up(said['delta'])} for "
+        f"{RELATIONS.get(mechanism['relation'], 'one')} {unit}, against "
+    )
+    known = first["towards"] == "everybody"
+    text += "everybody who knows who took part" if known else "the server"
+    other = first.get("replace_one")
+    if other is not None and round_up(other) != shown:
+        text += f"; {round_up(other)} for replacing it"
+    third = (said.get("third_party") or {}).get("epsilon")
+    if third is not None and round_up(third) != shown:
+        text += f"; {round_up(third)} against who sees only the model"
+    if said.get("simulated"):
+        return f"a simulation, as its seed is stored; with secret noise {text}"
+    return text
+
+
+def outside_names(said: Mapping[str, Any]) -> list[str]:
+    """What ε does not cover, in a word each."""
+    steps: Sequence[Mapping[str, Any]] = said.get("preparation") or ()
+    names = ["metrics"]
+    for step in steps:
+        if step["protection"] == "unprotected":
+            sentence = str(step["sentence"])
+            found = [name for word, name in NAMES.items() if re.search(word, sentence, re.I)]
+            names.append(found[0] if found else " ".join(sentence.split()[:4]).rstrip(".,"))
+    if any("drafted" in sentence for sentence in said.get("outside") or ()):
+        names.append("the drafted configuration")
+    return list(dict.fromkeys(names))

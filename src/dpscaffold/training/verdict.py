@@ -1,0 +1,182 @@
+"""Whether a trained model is of use: next to the constant baseline, and if it is not, why.
+
+All of it is computed on test records and is outside ε, as the metrics are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from dpscaffold.algorithms import ALGORITHMS
+from dpscaffold.setting import Setting
+from dpscaffold.setting.noise import dominating_site, round_noise, site_noise
+
+if TYPE_CHECKING:
+    from dpscaffold.federation import Federation
+
+#: Up to so many sites all may take part in every round.
+FEW_SITES = 100
+#: A change is advised where it lowers the noise by this factor at least.
+WORTH = 1.3
+#: The noise of all rounds, as a multiple of the largest signal, from which on it is the cause.
+LOUD = 0.3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model is ``better`` than the constant baseline, and the sentence that says it."""
+
+    better: Literal["no", "slightly", "yes"]
+    sentence: str
+
+
+def verdict(
+    federation: Federation, final: Mapping[str, Any], baseline: Mapping[str, Any]
+) -> Verdict | None:
+    """The last evaluated round next to the baseline; None where nothing can be compared.
+
+    A model counts as better where its metric exceeds the baseline's by two standard errors: of two
+    classes AUC, of more accuracy or balanced accuracy, of numbers R².
+    """
+    target, test = federation.target, federation.test
+    shown = {"number": "r2", "labels": "label_auc"}.get(target.kind, "accuracy")
+    if target.kind == "class" and len(target.classes) == 2:
+        shown = "auc"
+    gains = {name: _gain(final, baseline, name) for name in (shown, "accuracy")}
+    if target.kind == "class" and shown == "accuracy":
+        gains["balanced_accuracy"] = _gain(final, baseline, "balanced_accuracy")
+    gain = gains[shown]
+    if gain is None:
+        return None
+    if shown != "auc":
+        gain = max(value for value in gains.values() if value is not None)
+    if gain <= 2 * _standard_error(shown, test.labels):
+        return Verdict("no", f"no better than {_constant(federation)}")
+    if gain < (0.1 if shown.endswith("auc") else 0.05):
+        return Verdict("slightly", f"only slightly better than {_constant(federation)}")
+    return Verdict("yes", f"better than {_constant(federation)}")
+
+
+def _gain(final: Mapping[str, Any], baseline: Mapping[str, Any], name: str) -> float | None:
+    value, constant = final.get(f"test_{name}"), baseline.get(f"test_{name}")
+    return None if value is None or constant is None else float(value) - float(constant)
+
+
+def _standard_error(metric: str, labels: torch.Tensor) -> float:
+    """How far the metric of a useless model strays from the baseline."""
+    rows = len(labels)
+    if metric == "auc":
+        positive = int((labels == 1).sum())
+        return math.sqrt((rows + 1) / (12 * max(1, positive * (rows - positive))))
+    return 2 / rows if metric == "r2" else 0.5 / math.sqrt(rows)
+
+
+def _constant(federation: Federation) -> str:
+    """The constant answer, in words; that of numbers is private and is not told."""
+    target = federation.target
+    if target.kind == "number":
+        return "always answering the mean"
+    if target.kind == "labels":
+        return "the same answer for all records"
+    most = int(torch.bincount(federation.train.labels, minlength=len(target.classes)).argmax())
+    return f'always answering "{target.classes[most]}"'
+
+
+def cause(
+    setting: Setting, statement: Mapping[str, Any], overshoots: bool, named: bool = False
+) -> str:
+    """The largest cause of a bad model, and what helps; ``overshoots`` says that the training loss
+    is above that of a constant answer. ``named`` says to name sites and their sizes, which are
+    private."""
+    privacy, plan = setting.privacy, setting.plan
+    if privacy is None or privacy.noise == 0:
+        if overshoots:
+            return (
+                f"the step size is too large: lower plan.learning_rate (now {plan.learning_rate:g})"
+            )
+        return f"more rounds may help (plan.rounds is {plan.rounds})"
+    if privacy.clip == "median":
+        return ""
+    changes, quieter = _quieter(setting, (statement.get("server") or {}).get("epsilon"))
+    if changes:
+        times = _noise(setting) / _noise(quieter)
+        options = " ".join(f"--set {key}={value}" for key, (value, _) in changes.items())
+        why = next(iter(changes.values()))[1]
+        why = why if named else why.partition(" (")[0]
+        return f"{why}; {times:.2g} times less noise at the same ε: {options}"
+    tuned = str(statement.get("tuning") or "")
+    if overshoots and "plan" not in tuned and setting.roster.schema.target.kind != "labels":
+        return (
+            f"the step size {plan.learning_rate:g} is too large for the noise: --set "
+            f"plan.learning_rate=plan"
+        )
+    loud = _noise(setting) * math.sqrt(setting.task.parameters)
+    if loud > LOUD and (privacy.sampling, privacy.unit) == ("fixed", "record"):
+        return (
+            "batches of fixed size need more noise: --set privacy.sampling=poisson (ε then covers "
+            "removing the content of a record, not replacing it)"
+        )
+    if loud > LOUD:
+        return (
+            f"the noise is {loud:.2g} times the largest signal: the records are few for this ε; "
+            f"use more records, fewer columns or a larger ε"
+        )
+    return f"not the noise: try more rounds (plan.rounds is {plan.rounds}) or other columns"
+
+
+def _quieter(setting: Setting, epsilon: float | None) -> tuple[dict[str, tuple[Any, str]], Setting]:
+    """Changes of the plan that lower the noise at the same ε, the largest first: what to set, to
+    which value and why; and the setting with all of them."""
+    changes: dict[str, tuple[Any, str]] = {}
+    while True:
+        tried = [
+            (_noise(changed), key, value, why, changed)
+            for key, value, why, changed in _candidates(setting, epsilon)
+        ]
+        if not tried:
+            return changes, setting
+        noise, key, value, why, changed = min(tried, key=lambda one: one[0])
+        if noise * WORTH > _noise(setting):
+            return changes, setting
+        changes[key], setting = (value, why), changed
+
+
+def _candidates(setting: Setting, epsilon: float | None) -> list[tuple[str, Any, str, Setting]]:
+    plan, found = setting.plan, []
+    if plan.weighting == "uniform" and len(set(setting.roster.sizes)) > 1:
+        loudest = (dominating_site(setting) or "").partition(";")[0].replace("(", "of ").strip(")")
+        why = "sites with few records count as much as large ones"
+        changed = replace(setting, plan=replace(plan, weighting="records"))
+        found.append(
+            ("plan.weighting", "records", f"{why} ({loudest})" if loudest else why, changed)
+        )
+    if setting.cohort_size < setting.users <= FEW_SITES and epsilon is not None:
+        why = f"only {setting.cohort_size} of {setting.users} sites take part in a round"
+        changed = replace(setting, plan=replace(plan, user_ratio=1.0)).calibrated(epsilon)
+        found.append(("plan.user_ratio", 1, why, changed))
+    if _keeps_noise(setting):
+        why = f"the control variates of {setting.algorithm.name} keep the noise of small sites"
+        balanced = replace(setting, algorithm=ALGORITHMS["scaffold-balanced"]())
+        found.append(("algorithm.name", "scaffold-balanced", why, balanced))
+    return found
+
+
+def _keeps_noise(setting: Setting) -> bool:
+    return setting.algorithm.name in ("scaffold", "scaffold-warm")
+
+
+def _noise(setting: Setting) -> float:
+    """The deviation of the noise of all rounds on one coordinate, as a multiple of the largest
+    signal: T·K steps along gradients of norm C. Plain controls add the mean of all sites'."""
+    assert setting.privacy is not None
+    variance = round_noise(setting) ** 2
+    if _keeps_noise(setting):
+        uniform = replace(setting, plan=replace(setting.plan, weighting="uniform"))
+        variance = 2 * variance + float(site_noise(uniform).square().mean()) / setting.users
+    steps = setting.plan.rounds * setting.plan.local_steps
+    return math.sqrt(variance / steps) / float(setting.privacy.clip)

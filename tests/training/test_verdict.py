@@ -1,0 +1,135 @@
+"""How a run ends: a verdict that tells useless models from useful ones, and advice that works when
+it is followed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typed import done_here
+
+from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, scaffold, train
+from dpscaffold.metrics import baseline
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.ending import privacy_line
+from dpscaffold.training.verdict import verdict
+
+CONFIG = """
+[data]
+source = "csv"
+path = "h.csv"
+label = "readmitted"
+user = "site"
+minimum_records = 5
+[task]
+kind = "logistic"
+[algorithm]
+name = "scaffold"
+[plan]
+rounds = 60
+local_steps = 5
+user_ratio = 0.25
+learning_rate = "plan"
+averaging = "tail"
+[privacy]
+epsilon = 1
+"""
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight hospitals of 300 patients and one of 12, whose noise is that of batches of two."""
+    rng = np.random.default_rng(0)
+    lines = [",".join(["site", *"abcdefgh", "readmitted"])]
+    for site, count in [*((f"s{k}", 300) for k in range(8)), ("lille", 12)]:
+        x = rng.normal(size=(count, 8))
+        true = x @ np.linspace(-1, 1, 8) + rng.logistic(size=count) > 1.0
+        for row, ill in zip(x, true, strict=True):
+            lines.append(",".join([site, *(f"{v:.3f}" for v in row), "ja" if ill else "nein"]))
+    (tmp_path / "h.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "h1.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained(*words: str) -> list[str]:
+    done = done_here("train", "h1.toml", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_advice_works_when_it_is_followed(hospitals: Path) -> None:
+    """Each --set that the console gives is taken, until the model is good: the noise falls."""
+    lines = trained("--out", "runs/first")
+    first = json.loads(Path("runs/first/summary.json").read_text())["final"]["test_auc"]
+    assert len(lines) == 6 and "lille: 10 records, 24 times" in lines[2] and "same ε" in lines[2]
+    advice = shlex.split(lines[2].partition("same ε: ")[2])
+    assert "plan.weighting=records" in advice
+    again = trained("--out", "runs/again", *advice)
+    second = json.loads(Path("runs/again/summary.json").read_text())["final"]["test_auc"]
+    assert second > first + 0.05 and second > 0.8
+    assert 5 <= len(again) <= 6 and 'quality  better than always answering "nein"' in again[1]
+    stored = (hospitals / "runs" / "first" / "summary.json").read_text()
+    assert "lille" not in stored and "verdict" in stored
+
+
+def test_the_last_lines_say_what_people_ask(hospitals: Path) -> None:
+    lines = trained("--out", "runs/h", "--set", "plan.rounds=5", "--unset", "privacy")
+    assert [line[:9].strip() for line in lines if line[:9].strip()][1:] == [
+        "quality",
+        "privacy",
+        "outside",
+        "next",
+    ]
+    assert lines[0].startswith("h: 5 rounds of SCAFFOLD, 9 sites, ")
+    for metric in ("accuracy", "log-loss", "balanced accuracy", "AUC", "F1"):
+        assert f"{metric} 0." in lines[1]
+    assert "not private" in lines[-3] and "runs/h/privacy.md" in lines[-2]
+    assert "dpscaffold evaluate runs/h" in lines[-1]
+
+
+@pytest.mark.parametrize(("kind", "classes"), [("class", 2), ("class", 3), ("number", 0)])
+@pytest.mark.parametrize("useful", [True, False])
+def test_a_useless_model_is_told_from_a_useful_one(kind: str, classes: int, useful: bool) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(600, 3)).astype(np.float32)
+    signal = x[:, 0] if useful else rng.normal(size=600)
+    y = signal + 0.3 * rng.normal(size=600)
+    labels = np.digitize(y, np.linspace(-0.5, 0.5, classes - 1)) if classes else y
+    halves = [[(x[:300], labels[:300])], [(x[300:], labels[300:])]]
+    data = Federation.from_arrays(*halves, target=kind)  # type: ignore[arg-type]
+    x_, y_ = data.test.features, data.test.labels.double()
+    wanted = x_[:, 0].double()
+    edges = np.linspace(-0.5, 0.5, classes - 1) if classes else np.zeros(1)
+    final = {
+        "test_auc": _auc(wanted.numpy(), (y_ == 1).numpy()) if classes == 2 else None,
+        "test_accuracy": float((np.digitize(wanted, edges) == y_.numpy()).mean()),
+        "test_r2": float(1 - (wanted - y_).square().mean() / y_.var()),
+    }
+    found = verdict(data, final, baseline(data))
+    assert found is not None and found.better == ("yes" if useful else "no")
+    assert found.sentence.startswith("better than always" if useful else "no better than always")
+
+
+def _auc(score: np.ndarray, true: np.ndarray) -> float:
+    """By its definition: pairs in the right order."""
+    return float((score[true][:, None] > score[~true][None]).mean())
+
+
+def test_one_number_where_two_agree_and_simulations_are_called_so() -> None:
+    site = (np.eye(4, dtype=np.float32).repeat(10, 0), np.arange(40) % 2)
+    data = Federation.from_arrays([site] * 4, [site] * 4)
+    plan, mechanism = Plan(rounds=3, local_steps=1, user_ratio=1.0), Gaussian(noise=8.0)
+    seen = set()
+    for algorithm in (scaffold(), fedavg()):
+        said = train(data, Logistic(4, 2), algorithm, plan, mechanism).privacy
+        line = privacy_line(said)
+        agree = round_up(said["server"]["epsilon"]) == round_up(said["third_party"]["epsilon"])
+        assert line.startswith("a simulation")
+        assert "replacing one record, against the server" in line
+        assert ("only the model" in line) is not agree
+        seen.add(agree)
+    assert seen == {True, False}
