@@ -104,9 +104,9 @@ def test_calibration_asks_the_bound_a_few_times(monkeypatch):
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan")])
 def test_no_budget_is_refused(epsilon):
-    with pytest.raises(PrivacyError, match="epsilon( is|=)"):
+    with pytest.raises(PrivacyError, match=r"epsilon( is|=)"):
         calibrate_noise(run_of(SMALL), epsilon)
-    with pytest.raises(PrivacyError, match="epsilon( is|=)"):
+    with pytest.raises(PrivacyError, match=r"epsilon( is|=)"):
         largest_rounds(run_of(SMALL), epsilon)
 
 
