@@ -22,11 +22,12 @@ PATIENCE = 0.5
 
 
 @contextmanager
-def whole_file(path: Path | str) -> Iterator[Path]:
+def whole_file(path: Path | str, lasting: bool = True) -> Iterator[Path]:
     """Where to write the file ``path``: it takes that name when the block ends without an error.
 
     The ending of the name is kept, for writers that choose the format by it. What is no plain file
-    (``/dev/stdout``) is written as it is; a link stays one.
+    (``/dev/stdout``) is written as it is; a link stays one. Without ``lasting`` a power cut may
+    bring the old file back, whole, which saves one of two syncs of the disk.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
@@ -46,7 +47,8 @@ def whole_file(path: Path | str) -> Iterator[Path]:
         yield partial
         sync_file(partial)
         os.replace(partial, path)
-        sync_folder(path.parent)
+        if lasting:
+            sync_folder(path.parent)
     except OSError as error:
         if str(error.filename) == str(partial):  # people know the file by its own name
             error.filename = str(path)
@@ -72,9 +74,9 @@ def binary_file(path: Path) -> Iterator[BinaryIO]:
         raise OSError(said.errno, said.strerror, str(path)) from None
 
 
-def write_text(path: Path | str, text: str) -> None:
-    """Replace a text file whole."""
-    with whole_file(path) as partial:
+def write_text(path: Path | str, text: str, lasting: bool = True) -> None:
+    """Replace a text file whole (:func:`whole_file`)."""
+    with whole_file(path, lasting) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

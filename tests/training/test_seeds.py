@@ -342,7 +342,8 @@ def test_copies_of_one_run_that_both_went_on(tmp_path, federation, advance):
     """They draw the same users: only what was spent given who took part adds up."""
     with pytest.raises(Crash):
         from_python(federation, tmp_path / "a", observer=die_after(2))
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name in ("b", "c"):
+        shutil.copytree(tmp_path / "a", tmp_path / name)
     for name in ("a", "b"):
         from_python(federation, tmp_path / name, resume=True)
     assert draws(tmp_path / "a") == draws(tmp_path / "b")
@@ -351,6 +352,42 @@ def test_copies_of_one_run_that_both_went_on(tmp_path, federation, advance):
     alone = answer("privacy", str(tmp_path / "a"))["ledger"]["epsilon"]
     assert alone < said["epsilon"]["ledger"] <= 2 * alone * (1 + 1e-9)
     assert said["quoted"] == "ledger"
+    # A copy that did not go on has released nothing that is not in the other's ledger.
+    for names in (("a", "c"), ("c", "b")):
+        words = refused("privacy", *(str(tmp_path / name) for name in names), *advance)
+        assert f"{tmp_path / 'c'} is a copy of" in words and words.endswith("c out")
+
+
+def test_the_epsilon_that_init_is_asked_for_is_stated(tmp_path, monkeypatch):
+    """From the two commands of the first page: asked 2, and every number that is shown is 2.00."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'abcd'[k % 4]},{k % 61},{'yes' if k % 61 > 30 else 'no'}" for k in range(400)]
+    (tmp_path / "visits.csv").write_text("\n".join(["site,age,ill", *rows]) + "\n")
+    options = ("--label", "ill", "--user", "site", "--epsilon", "2", "--out", "visits.toml")
+    assert call("init", "visits.csv", *options).exit_code == 0
+    assert "seed" not in tomllib.loads((tmp_path / "visits.toml").read_text())["plan"]
+    quick = ("--set", "plan.learning_rate=0.1", "--set", "plan.rounds=6")
+    said = json.loads(call("train", "visits.toml", "--out", "run", *quick, "--json").stdout)
+    stated = said["privacy"]
+    assert said["simulated"] is False and stated["quoted"]["towards"] == "server"
+    shown = (
+        said["final"]["epsilon_server"],
+        stated["server"]["epsilon"],
+        stated["quoted"]["epsilon"],
+    )
+    assert [f"{epsilon:.2f}" for epsilon in shown] == ["2.00"] * 3
+    assert "epsilon = 2.000 towards the server" in stated["quote"]
+    marked = [line for line in call("privacy", "run").stdout.splitlines() if "← quote" in line]
+    assert marked and marked[0].split()[1] == "2.000"
+
+
+def test_the_mark_of_what_to_quote_is_at_what_is_quoted(tmp_path):
+    folder = trained(tmp_path, plan="seed = 3", privacy=SECRET)
+    said = answer("privacy", str(folder))
+    assert said["quoted"]["bound"] == "ledger"
+    lines = [line for line in call("privacy", str(folder)).stdout.splitlines() if "quote" in line]
+    marked = [line.split() for line in lines if "← quote" in line]
+    assert {line[2] for line in marked} == {"ledger"} and len(marked) == 3
 
 
 def test_a_bad_seed_is_one_sentence(tmp_path):

@@ -159,11 +159,12 @@ def read_case(source: Path, overrides: list[str] | None = None) -> Case:
     settings = load(config, overrides or [])
     federation = load_federation(settings.data)
     setting = planned_setting(settings, federation)
-    run, participations = _described(setting), None
+    run, participations, seeded = _described(setting), None, not setting.secret
     if folder:
         if overrides:
             raise BadInput(f"--set is given for {folder}, which has run; give a configuration")
-        ledger = read_account(folder).ledger
+        account = read_account(folder)
+        ledger, seeded = account.ledger, account.seeded
         run, participations = ledger.run, int(ledger.participations.max())
         if participations == 0:
             raise BadInput(f"nobody has taken part in {folder} yet, so it promises nothing so far")
@@ -175,7 +176,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> Case:
         claims,
         setting,
         federation,
-        not subject.privacy.secret,
+        seeded,
         _hidden(run),
     )
 

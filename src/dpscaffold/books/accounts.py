@@ -52,6 +52,7 @@ from dpscaffold.privacy.preparation import said_of
 from dpscaffold.randomness import Randomness
 from dpscaffold.seeds import Seed
 from dpscaffold.setting import Setting
+from dpscaffold.whole import write_text
 
 
 class Accounts:
@@ -321,7 +322,8 @@ class Accounts:
         assert self._journal is not None and self.folder is not None
         self._withdraw_statement()
         self._journal.append(line)
-        self.folder.write_text(SUMMARY, self._summary.text(self._journal.anchor))
+        text = self._summary.text(self._journal.anchor)
+        write_text(self.folder.file(SUMMARY), text, lasting=False)
 
     def _write_summary(self, folder: RunFolder) -> None:
         """``ledger.json`` with all that was counted so far."""

@@ -257,10 +257,13 @@ def show_bounds(said: dict[str, Any], console: Console, views: Sequence[str]) ->
     table.add_column("bound", no_wrap=True)
     table.add_column("theorem", overflow="fold")
     short = []
+    first = said.get("quoted", {})
     for view in views:
+        # A draw that somebody chose is quoted alike towards everybody.
+        best = first["bound"] if first.get("towards") == "everybody" else said[view].get("bound")
         for row in said["bounds"]:
             if view in row["views"] and row["applies"]:
-                quoted = said[view].get("bound") == row["name"]
+                quoted = best == row["name"]
                 cells = view, round_up(row["epsilon"]), row["name"] + " ← quote" * quoted
                 table.add_row(*cells, row["theorem"], style="bold" if quoted else "")
                 short.append(cells)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscaffold.books.datakey import KEY, read_key
+from dpscaffold.books.journal import Journal
+from dpscaffold.books.runledger import JOURNAL
 from dpscaffold.cli.subject import Numbers, Subject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
@@ -49,6 +52,7 @@ def compose(
             raise PrivacyError(f"{source} is given twice; a run is counted once")
         seen.add(source.resolve())
         read.append((source, from_source(source, Numbers(), each)))
+    _refuse_older_copies(read)
     own = max(about.colluders for _, about in read)
     data = {} if same_records else identities(sources)
     parts = []
@@ -91,6 +95,19 @@ def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
         )
         found.append(part)
     return found
+
+
+def _refuse_older_copies(read: Sequence[tuple[Path, Subject]]) -> None:
+    """Refuse a folder that is a copy of another one as it was earlier, or still is."""
+    for (one, about), (other, more) in itertools.permutations(read, 2):
+        anchor = about.account.anchor if about.account else None
+        if not about.drawn.is_copy_of(more.drawn) or anchor is None:
+            continue
+        if Journal(other / JOURNAL).follows(anchor):
+            raise PrivacyError(
+                f"{one} is a copy of {other}, whose ledger counts all that it released; leave "
+                f"{one} out"
+            )
 
 
 def identities(sources: Sequence[Path]) -> dict[Path, str]:
