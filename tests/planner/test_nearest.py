@@ -60,7 +60,7 @@ def offered(said: str | None, words: str) -> float:
 def test_an_epsilon_too_large_for_any_noise(plan, epsilon):
     said = plan(epsilon=epsilon)
     assert f"no plan keeps epsilon {float(epsilon):g} towards server at delta" in said
-    assert "40 rounds of 10 local steps, 2 of 12 users" in said and "larger" not in said
+    assert "40 rounds of 10 local steps, 12 of 12 users" in said and "larger" not in said
     most = offered(said, "an epsilon of at most")
     assert plan(epsilon=most) is None
     assert plan(epsilon=1.1 * most) is not None
@@ -68,7 +68,7 @@ def test_an_epsilon_too_large_for_any_noise(plan, epsilon):
 
 def test_an_epsilon_below_what_any_noise_gives(plan):
     """The published bound has a floor. T/4 of the rounds has the lowest, and fewer a lower one."""
-    asked = {"view": "paper-third-party", "sampling": "fixed"}
+    asked = {"view": "paper-third-party", "sampling": "fixed", "participants": 2}
     said = plan(epsilon=1, **asked)
     assert "towards paper-third-party" in said and "fixed batches" in said
     least = offered(said, "an epsilon of at least")

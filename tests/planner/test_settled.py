@@ -132,7 +132,10 @@ def test_an_algorithm_of_ones_own_keeps_its_name(tmp_path):
             toml("fedavg", plan={"regularisation": 0.1, "data_ratio": 0.5}, privacy={"clip": 1.0}),
             [
                 f"plan.{k}"
-                for k in ["rounds", "local_steps", "user_ratio", "learning_rate", "averaging"]
+                for k in [
+                    *("rounds", "local_steps", "user_ratio", "learning_rate", "averaging"),
+                    "weighting",
+                ]
             ],
         ),
     ],
@@ -292,3 +295,26 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, mo
         result = planned(tmp_path, toml(), "--out", str(tmp_path / out))
         assert isinstance(result.exception, BadInput) and said in str(result.exception)
     assert not list((tmp_path / "closed").iterdir())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_hears_all_users_by_their_records_unless_told_otherwise(tmp_path):
+    """Up to 200 users all take part, and the mean is weighted by records; what a configuration says
+    of either is kept."""
+    tables = toml(plan={"rounds": 8, "local_steps": 1}).replace("user_ratio = 0.5\n", "")
+    assert planned(tmp_path, tables).exit_code == 0
+    written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())["plan"]
+    assert (written["user_ratio"], written["weighting"]) == (1.0, "records")
+    assert planned(tmp_path, toml(plan={"weighting": "uniform"})).exit_code == 0
+    written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
+    assert (written["plan"]["user_ratio"], written["plan"]["weighting"]) == (0.5, "uniform")
+    assert "plan.weighting" not in written["facts"]["planned"]
+    assert [Limits().share(users) for users in (3, 200, 1000, 5000)] == [1.0, 1.0, 0.2, 0.2]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_gives_epsilon_for_both_relations(tmp_path):
+    said = planned(tmp_path, toml()).output
+    assert "For replacing one record by another, ε = " in " ".join(said.split())
+    fixed = planned(tmp_path, toml(privacy={"sampling": "fixed"})).output
+    assert "replacing one record" not in fixed

@@ -39,7 +39,9 @@ def plan_command(
     local_steps: Annotated[int | None, typer.Option(help="the most local steps [10]")] = None,
     cohort_size: Annotated[
         int | None,
-        typer.Option("--participants", help="users in a round at most [a fifth of them]"),
+        typer.Option(
+            "--participants", help="users in a round at most [all up to 200, then a fifth]"
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="constraints and [facts] of a TOML; its data stay closed")
@@ -207,6 +209,7 @@ def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) ->
         settings.algorithm.build() if tables.get("algorithm") else None,
         clip,
         plan.get("data_ratio"),
+        plan.get("weighting"),
         plan.get("regularisation", 0.0),
         settings.task.build(facts) if "task" in tables else None,
         settings.plan.build(Plan.learning_rate),

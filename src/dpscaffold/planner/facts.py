@@ -16,6 +16,9 @@ from dpscaffold.privacy.showing import digits_up
 #: beyond them what is public takes no end to hold, or σ_g to solve for.
 MOST_USERS, MOST_RECORDS, MOST_WEIGHTS, MOST_ROUNDS = 10**7, 10**12, 10**8, 10**6
 
+#: Up to so many users all take part in every round unless fewer are asked for.
+FEW_USERS = 200
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -117,8 +120,14 @@ class Limits:
             whole("participants", self.cohort_size, 1)
 
     def share(self, users: int) -> float:
-        """l: all that may take part, by default a fifth of the users and at least one."""
-        count = max(1, users // 5) if self.cohort_size is None else self.cohort_size
+        """l: all that may take part. By default all users up to :data:`FEW_USERS`, beyond that a
+        fifth of them and at least so many.
+
+        >>> Limits().share(13), Limits().share(400), Limits().share(5000)
+        (1.0, 0.5, 0.2)
+        """
+        usual = min(users, max(FEW_USERS, users // 5))
+        count = usual if self.cohort_size is None else self.cohort_size
         if count > users:
             raise BadInput(
                 f"participants is {count}, and there are {users} users; at most {users} can take "

@@ -2,7 +2,8 @@
 
 For a given ε and T the noise of a round's mean hardly depends on K, s and l (σ_g grows as
 s√(K·l·T), and the mean divides by b√(mK)). So l is the most that one can afford, K at most ten
-steps, and s a fifth of the records; T, the algorithm, C and η₀ are tried.
+steps, and s a fifth of the records; T, the algorithm, C and η₀ are tried. The mean is weighted by
+records, so that a user with few of them, whose noise is the loudest, is heard the least.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, silence
 from dpscaffold.local.gaussian import Gaussian, Neighbours
-from dpscaffold.plan import Plan
+from dpscaffold.plan import Plan, Weighting
 from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planner.nearest import unmet
 from dpscaffold.planner.shape import Shape
@@ -47,7 +48,7 @@ FEWER = SEEDS[:1]
 CHOSEN = tuple(
     f"plan.{name}" for name in ("rounds", "local_steps", "user_ratio", "learning_rate", "averaging")
 )
-LEFT = ("server_rate", "weighting", "tail", "warm_rounds", "max_rounds")
+LEFT = ("server_rate", "tail", "warm_rounds", "max_rounds")
 
 VIEWS: tuple[View, ...] = ("server", "third-party", "participant", "paper-third-party")
 
@@ -72,8 +73,8 @@ class Goal:
 class Preset:
     """What is settled beforehand; None leaves it to the planner.
 
-    Of ``plan`` those fields count that no planner chooses (η_g, the weighting, the tail, the warm
-    rounds, the most rounds that the run may be given later), of ``budget`` the limits beside δ and
+    Of ``plan`` those fields count that no planner chooses (η_g, the tail, the warm rounds, the most
+    rounds that the run may be given later), of ``budget`` the limits beside δ and
     the view, and ``neighbours`` and ``declared`` (sizes that are constants) say what is hidden: σ_g
     is solved for the run with all of these. ``remarks`` are sentences on what it is not solved for.
     """
@@ -81,6 +82,7 @@ class Preset:
     algorithm: Algorithm | None = None
     clip: float | None = None
     data_ratio: float | None = None
+    weighting: Weighting | None = None
     regularisation: float = 0.0
     task: Task | None = None
     plan: Plan | None = None
@@ -102,8 +104,10 @@ class Preset:
         usual, given = Plan(), self.plan or Plan()
         settled = self.data_ratio is not None or self.regularisation != 0
         settled = settled or any(getattr(given, name) != getattr(usual, name) for name in LEFT)
+        settled = settled or self.weighting is not None
         ratio = () if self.data_ratio is not None else ("plan.data_ratio",)
-        plan = (*CHOSEN, *ratio) if settled else ("plan",)
+        weighting = () if self.weighting is not None else ("plan.weighting",)
+        plan = (*CHOSEN, *ratio, *weighting) if settled else ("plan",)
         algorithm = () if self.algorithm is not None else ("algorithm",)
         return (*algorithm, *plan, *(() if self.clip is not None else ("privacy.clip",)))
 
@@ -268,6 +272,7 @@ def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> lis
                 user_ratio=share,
                 data_ratio=ratio,
                 regularisation=preset.regularisation,
+                weighting=preset.weighting or "records",
                 averaging="tail",
             )
             found.append(Setting(roster, task, algorithm, plan, mechanism, budget))
@@ -390,6 +395,7 @@ def as_tables(found: Recommendation) -> dict[str, Any]:
             "data_ratio": setting.plan.data_ratio,
             "learning_rate": found.choice.rate,
             "regularisation": setting.plan.regularisation,
+            "weighting": setting.plan.weighting,
             "averaging": setting.plan.averaging,
         },
         "privacy": {

@@ -61,7 +61,7 @@ class Released:
     def promised(self) -> dict[str, Any]:
         """The part of a statement that has numbers, where there is a guarantee."""
         said: dict[str, Any] = {"bounds": self.by_bound()}
-        said |= {view: self._towards(self.bound(view)) for view in VIEWS}
+        said |= {view: self.towards(view) for view in VIEWS}
         said[PARTICIPANT]["colluders"] = self.colluders
         said[PAPER_THIRD_PARTY.name] = self._published()
         if self.ledger is not None:
@@ -134,9 +134,9 @@ class Released:
             "explanation": bound.explain(),
         }
 
-    def _towards(self, bound: Bound) -> dict[str, Any]:
-        """What is quoted towards a view, by this bound."""
-        run = self.run
+    def towards(self, view: str) -> dict[str, Any]:
+        """What is quoted towards a view, and by which bound."""
+        run, bound = self.run, self.bound(view)
         epsilon = _finite(bound.epsilon(run, self.rounds, self.costs, self.repeats))
         laws = losses(bound, run, self.rounds, self.costs, self.repeats)
         said: dict[str, Any] = {

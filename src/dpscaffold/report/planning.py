@@ -12,6 +12,7 @@ from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice
 from dpscaffold.privacy import bound_for
+from dpscaffold.privacy.released import Released
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import large_delta
 from dpscaffold.report.drawing import new_figure, save_figure
@@ -39,11 +40,12 @@ def plan_lines(found: Recommendation) -> list[str]:
     assert setting.privacy is not None
     low, high = found.choice.flat
     name = score_name(found)
+    weights = "records" if plan.weighting == "records" else "users"
     part = "half" if plan.tail == 0.5 else f"{plan.tail:g}"
     lines = [
         f"DP-{setting.algorithm.shown}: T = {plan.rounds} rounds, K = {plan.local_steps} steps, "
         f"{setting.cohort_size} of {setting.users} users a round (l = {plan.user_ratio:g}), "
-        f"batches of s = {plan.data_ratio:g}, C = {setting.privacy.clip:g}, "
+        f"batches of s = {plan.data_ratio:g}, a mean by {weights}, C = {setting.privacy.clip:g}, "
         f"η₀ = {found.choice.rate:g}, the average of the last {part} of the rounds",
         *_promise(found),
         f"on surrogates its {name} is {found.choice.score:.3f}, {100 * found.kept:.0f} % of the "
@@ -72,6 +74,14 @@ def _promise(found: Recommendation) -> list[str]:
     if goal.view == "paper-third-party":
         proved = round_up(bound_for(run, "server").epsilon(run))
         lines.append(f"What is proved of this plan is ε = {proved} towards the server.")
+    elif run.relation != "replace-one":
+        said = Released(run, run.rounds, colluders=found.setting.budget.colluders)
+        replaced = said.towards(goal.view)["replace_one"]
+        if replaced is not None:
+            lines.append(
+                f"This is for removing a record's content. For replacing one record by another, "
+                f"ε = {round_up(replaced)}."
+            )
     note = large_delta(run)
     return [*lines, note] if note else lines
 
