@@ -61,10 +61,10 @@ class Schema(ConfigTable):
     ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
     number, with a public range from ``low`` to ``high``). A table (CSV, Parquet) is read by
     ``columns``, ``categories`` (with their values), ``label`` and ``class_names``; ``missing``
-    stands for a number that is missing or not a number, or that ``gaps`` names as one that means
-    missing.
-    An unseen category is zero everywhere, an unseen class counts as the first: what a record holds
-    never decides whether it can be read.
+    stands for a number that is missing, or that ``gaps`` names as one that means missing. An unseen
+    category is zero everywhere. A record that cannot be read (a label of no class, a text in place
+    of a number) counts and contributes nothing: what a record holds never decides whether the table
+    is accepted.
     """
 
     features: int = Field(ge=1)

@@ -98,6 +98,13 @@ class ServedSettings(ConfigTable):
                 "{ north = 400, east = 250 }) or privacy.noise"
             )
         names, sizes = tuple(self.deploy.records), tuple(self.deploy.records.values())
+        if given.unit == "user":
+            if set(sizes) != {1}:
+                raise BadInput(
+                    f"deploy.records is {self.deploy.records}, and privacy.unit = 'user' hides how "
+                    f"many records a site has; name the sites and write 1 for each"
+                )
+            sizes = ()
         offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), given)
         roster = Enrolled("", {}, names, "", sizes, declared=given.sampling == "poisson")
         solved = setting_of(offer, roster, self.budget()).calibrated(self.privacy.epsilon)
@@ -120,6 +127,10 @@ class ServedSettings(ConfigTable):
             records = read_records(self.evaluate, folder, self.rows)
         except Refused as no:
             raise BadInput(f"[evaluate] does not fit the schema: {no.detail}") from no
+        wrong = [sentence for sentence, fine in records.notes if not fine]
+        if wrong or not len(records):
+            said = wrong[0] if wrong else f"{self.evaluate.get('path')} has no records"
+            raise BadInput(f"[evaluate]: {said}; fix the file")
         return evaluation_on(self.offer(), records.features, records.labels)
 
     def resolved(self) -> dict[str, Any]:

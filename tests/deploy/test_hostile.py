@@ -14,6 +14,7 @@ from dpscaffold.engines.enrolment import Enrolled, NotEnrolled, begin_with, offe
 from dpscaffold.engines.letters import (
     REASONS,
     SERVER,
+    VERSION,
     Letter,
     ask,
     commitment,
@@ -458,7 +459,7 @@ def test_strangers_and_mistakes_are_refused(world):
     assert world.reason("north", stranger) == "bad-signature"
     assert world.reason("north", Letter(task.header, task.vectors)) == "bad-signature"
     assert world.reason("east", task) == "not-for-me"
-    old = sign({**task.header, "version": 2}, task.vectors, world.key)
+    old = sign({**task.header, "version": VERSION + 1}, task.vectors, world.key)
     assert world.reason("north", old) == "version"
     odd = sign({**task.header, "kind": "execute"}, task.vectors, world.key)
     assert world.reason("north", odd) == "version"
@@ -510,7 +511,7 @@ JUNK = st.dictionaries(
 def test_whatever_it_signs_gets_a_code_and_changes_nothing(shared_world, junk, kind, known):
     world = shared_world
     before = world.ledger("north").anchor
-    head = {"run": world.enrolled.run, "site": "north", "version": 1, "direction": "ask"}
+    head = {"run": world.enrolled.run, "site": "north", "version": VERSION, "direction": "ask"}
     head |= {"kind": kind, "seen": 0, "seen_total": 0} if known else {}
     header = {**junk, **head} if known else {**head, **junk}
     if kind == "task":

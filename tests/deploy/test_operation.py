@@ -190,6 +190,42 @@ def test_an_epsilon_is_solved_for_the_sites_public_sizes(tmp_path, sampling):
     assert settings.budget().declines  # anybody may stay away, in calibration too
 
 
+def test_sizes_are_not_named_where_a_user_is_the_unit(tmp_path):
+    """Only who takes part: the noise that is solved for depends on nothing else."""
+    text = PLAN.replace("noise = 20.0", 'epsilon = 2.0\ndelta = 1e-5\nunit = "user"')
+    with pytest.raises(BadInput, match="hides how many records a site has"):
+        load_served(plan(tmp_path, text + SIZES)).offer()
+    named = "[deploy]\nrecords = { north = 1, east = 1, south = 1 }\n"
+    offer = load_served(plan(tmp_path, text + named)).offer()
+    run = describe(
+        rounds=5,
+        local_steps=4,
+        users=3,
+        cohort_size=3,
+        records=5,
+        batch_sizes=1,
+        noise=offer.privacy.noise,
+        unit="user",
+        delta=1e-5,
+    )
+    assert 1.99 < CAP.epsilon(run, 5) <= 2.0
+
+
+def test_a_test_file_with_a_broken_line_is_refused(tmp_path):
+    """The server's own file: it is said with its line."""
+    table = '[evaluate]\nsource = "csv"\npath = "test.csv"\n'
+    schema = 'columns = ["a", "b", "c"]\nlabel = "y"\nclass_names = ["0", "1"]\n'
+    text = PLAN.replace("classes = 2\n", f"classes = 2\n{schema}") + table
+    settings = load_served(plan(tmp_path, text))
+    (tmp_path / "test.csv").write_text("a,b,c,y\n1,2,3,1\n4,5,6,0\n")
+    assert settings.scorer(tmp_path) is not None
+    for wrong, words in (("1,2,3,1\n4,5\n", "line 3"), ("1,x,3,1\n", "'b' is not a number"),
+                         ("", "has no records")):  # fmt: skip
+        (tmp_path / "test.csv").write_text("a,b,c,y\n" + wrong)
+        with pytest.raises(BadInput, match=words):
+            settings.scorer(tmp_path)
+
+
 def test_noise_is_secret_unless_it_is_a_rehearsal(tmp_path):
     settings = load_served(plan(tmp_path))
     assert settings.offer().privacy.secret is True
@@ -214,19 +250,29 @@ def test_a_table_is_read_by_the_schema(tmp_path):
     assert records.labels.tolist() == [0, 1]
 
 
-def test_no_value_makes_a_table_unreadable(tmp_path):
-    """data-unfit is decided by columns and sizes: whatever a record holds, it is read."""
-    notes = []
-    strange = "id,sex,ill,age,bmi\n1,x,maybe,old,\n2,,,nan,inf\n3,m,yes,1e400,-5\n"
-    records = read_records(written(tmp_path, strange), tmp_path, TABLE, notes.append)
-    assert records.features.tolist() == [[-1, -1, 0, 0], [-1, -1, 0, 0], [-1, -5, 0, 1]]
-    assert records.labels.tolist() == [0, 0, 1] and notes
+def test_what_is_missing_is_filled_and_what_cannot_be_read_contributes_nothing(tmp_path):
+    """data-unfit is decided by columns: whatever a record holds, it counts."""
+    strange = (
+        "id,sex,ill,age,bmi\n1,x,yes,,NA\n2,m,maybe,31,20\n3,m,,31,20\n4,m,yes,old,20\n"
+        "5,m,yes,inf,20\n6,m,yes,1e400,20\n7,,no, 50 ,-5\n"
+    )
+    records = read_records(written(tmp_path, strange), tmp_path, TABLE)
+    assert records.used.tolist() == [True, *[False] * 5, True]
+    assert records.features[records.used].tolist() == [[-1, -1, 0, 0], [50, -5, 0, 0]]
+    assert not records.features[~records.used].any() and records.labels.tolist() == [1, *[0] * 6]
+    assert [said for said, fine in records.notes if not fine] == [
+        "d.csv: 3 records count but contribute nothing, as 'age' is not a number: lines 5, 6, 7",
+        "d.csv: 2 records count but contribute nothing, as 'ill' is not a class of the offer: "
+        "lines 3, 4",
+    ]
 
 
-def test_columns_and_sizes_decide(tmp_path):
-    for text in ("id,sex,ill,age\n1,f,no,3\n", "id,sex,ill,age,bmi\n", "\x00\x01"):
+def test_columns_decide(tmp_path):
+    twice = "sex,ill,age,bmi,age\nf,no,1,2,3\n"
+    for text in ("id,sex,ill,age\n1,f,no,3\n", "", "\x00\x01", twice):
         with pytest.raises(Refused, match="data-unfit"):
             read_records(written(tmp_path, text), tmp_path, TABLE)
+    assert len(read_records(written(tmp_path, "id,sex,ill,age,bmi\n"), tmp_path, TABLE)) == 0
     np.savez(tmp_path / "d.npz", features=np.zeros((3, 2)), labels=np.zeros(3, int))
     with pytest.raises(Refused, match="data-unfit"):
         read_records({"source": "npz", "path": "d.npz"}, tmp_path, TABLE)
@@ -241,11 +287,12 @@ def test_preparation_is_by_public_constants(tmp_path):
 
 
 def test_a_number_may_be_the_target(tmp_path):
-    """Labels are on the scale of the range; one that is missing is schema.missing, and one beyond
-    an end counts as the end."""
+    """Labels are on the scale of the range; one beyond an end counts as the end, and a record
+    without one contributes nothing."""
     rows = Schema(features=1, classes=0, columns=("a",), label="y", low=-5.0, high=5.0)
     records = read_records(written(tmp_path, "a,y\n1,2.5\n2,\n3,99\n"), tmp_path, rows)
     assert records.labels.tolist() == [0.5, 0.0, 1.0]
+    assert records.used.tolist() == [True, False, True]
 
 
 def test_what_a_site_may_have_as_data(tmp_path):

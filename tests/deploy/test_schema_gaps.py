@@ -38,12 +38,10 @@ def model_of_offer(rows: Schema) -> Model:
 
 
 def test_they_are_missing_by_value_in_the_columns_that_are_named(tmp_path: Path) -> None:
-    """Texts that are no numbers are missing anyway."""
     (tmp_path / "d.csv").write_text(TEXT)
-    notes: list[str] = []
-    found = read_records({"source": "csv", "path": "d.csv"}, tmp_path, MARKED, notes.append)
-    assert found.features.tolist() == READ
-    assert any("2 values of 'age'" in note for note in notes)
+    found = read_records({"source": "csv", "path": "d.csv"}, tmp_path, MARKED)
+    assert found.features.tolist() == READ and found.used.all()
+    assert ("d.csv: 2 of 3 values of 'age' are missing, and read as -1", True) in found.notes
     single = {"id": [1, 2], "sex": ["f", "m"], "ill": ["no", "yes"], "bmi": [1.0, 2.0]}
     table = pa.table(single | {"age": pa.array([0.1, 3.0], pa.float32())})
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")

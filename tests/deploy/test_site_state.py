@@ -193,7 +193,7 @@ def test_a_damaged_box_is_noticed(tmp_path, name):
 def test_a_damaged_enrolment_is_noticed(tmp_path):
     memory = RunMemory(tmp_path / "aa")
     assert memory.enrolment() is None
-    enrolment = Enrolment("aa", "plan", {"task": {}}, "digest", 400, False, "n", "c", {"lines": 1})
+    enrolment = Enrolment("aa", "plan", {"task": {}}, 400, False, "n", "c", {"lines": 1})
     memory.write_enrolment(enrolment)
     assert memory.enrolment() == enrolment
     amended = memory.amend(enrolment, roster=("east", "north"), nonces={"north": "n"})

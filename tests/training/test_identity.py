@@ -6,9 +6,11 @@ import hashlib
 import hmac
 import json
 import stat
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import small
 from deploy.world import World
 from typer.testing import CliRunner
 
@@ -161,20 +163,22 @@ def test_budget_files_of_earlier_versions_are_read(tmp_path):
     assert json.loads(shown.stdout)["spent"]["epsilon"] == 0.25 and "6f3c" not in shown.stdout
 
 
-def test_sites_keep_an_identity_under_a_key_of_their_own(tmp_path):
-    """Neither the ledger nor the enrolment of a site holds a digest that others could compute."""
-    world = World(tmp_path, privacy=NOISE)
-    world.enrol()
-    site = world.sites[world.names[0]]
-    state, (work,) = site.state, site._works.values()
-    text = "".join(
-        path.read_text() for path in state.path.rglob("*") if path.suffix in (".json", ".jsonl")
-    )
-    assert work.data not in text
-    (known,) = [run.enrolment() for run in state.runs()]
-    key = bytes.fromhex((state.path / "data.key").read_text())
-    expected = hmac.new(key, work.data.encode(), hashlib.sha256).hexdigest()
-    assert known.data == expected and expected not in state.ledger.read_text()
+def test_sites_keep_no_identity_of_their_records(tmp_path):
+    """Nothing that a site keeps of a run is a function of its records, however they are hashed."""
+
+    def kept(folder, shift):
+        data = small.federation((9, 12, 7))
+        table = replace(data.train, features=data.train.features + shift)
+        world = World(folder, privacy=NOISE, data=replace(data, train=table))
+        world.enrol()
+        state = world.sites[world.names[0]].state
+        (known,) = [run.enrolment() for run in state.runs()]
+        return asdict(known), json.loads(state.ledger.read_text().splitlines()[1])["account"]
+
+    (one, account), (other, same) = kept(tmp_path / "a", 0.0), kept(tmp_path / "b", 1.0)
+    drawn = {"run", "nonce", "server_commitment", "anchor", "commitments", "nonces"}
+    assert account == same
+    assert {name for name in one if one[name] != other[name]} <= drawn
 
 
 def test_solved_optima_are_found_under_a_key_of_the_cache(federation, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ and its score on public data. None of it needs a record."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,14 +28,19 @@ ABSENT = "a site may decline or stay away"
 Scorer = Callable[[Tensor], dict[str, float]]
 
 
-def roster_of(rows: Schema, enrolled: Enrolled) -> Roster:
-    """What a server knows of its sites: names, sizes and the schema, and no record."""
+def roster_of(rows: Schema, enrolled: Enrolled, ratio: float) -> Roster:
+    """What a server knows of its sites: names, sizes and the schema, and no record.
+
+    Where sizes are hidden, everybody has the size of which a share of ``ratio`` is one record:
+    with a user as unit no number of the run depends on it.
+    """
+    sizes = enrolled.sizes or (math.ceil(1 / ratio),) * len(enrolled.names)
     steps = tuple(step.build() for step in rows.prepare)
     columns = rows.columns or tuple(str(j) for j in range(rows.features))
     coded = tuple(rows.categories.items())
     described = RowSchema(columns, coded, rows.target, steps, rows.features)
     title = f"{len(enrolled.names)} sites"
-    return Roster(enrolled.sizes, enrolled.names, described, title, enrolled.declared)
+    return Roster(sizes, enrolled.names, described, title, enrolled.declared)
 
 
 def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, Any]) -> Model:
@@ -53,7 +59,7 @@ def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, An
 def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
     """The run on the roster that the sites' answers made."""
     return Setting(
-        roster_of(offer.rows, enrolled),
+        roster_of(offer.rows, enrolled, offer.plan.data_ratio),
         offer.build_task(),
         offer.algorithm.build(),
         offer.plan.build(),

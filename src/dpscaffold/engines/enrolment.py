@@ -35,7 +35,8 @@ class Enrolled:
     """A run as its server knows it, from the first offer on; a plain value, for a file.
 
     ``names`` is the roster in order, ``sizes`` and ``caps`` what the sites answered; ``declared``
-    says that every size is a constant that its site declared.
+    says that every size is a constant that its site declared. With a user as unit there are no
+    sizes: the guarantee hides them.
     """
 
     run: str
@@ -57,6 +58,12 @@ class Enrolled:
     def plan(self) -> str:
         """The plan's identity: the offer's digest."""
         return digest(self.offer)
+
+    @property
+    def hides_sizes(self) -> bool:
+        """Whether the offer protects a user's whole data, its size included."""
+        privacy = self.offer.get("privacy") or {}
+        return privacy.get("unit") == "user"
 
     @property
     def begun(self) -> bool:
@@ -157,26 +164,28 @@ def offer_to(post: Correspondence, enrolled: Enrolled) -> Enrolled:
     fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
     letters = {n: post.letter("offer", enrolled.run, n, fields) for n in enrolled.names}
     yes, no = post.ask(letters)
-    found = {name: _promise(answer) for name, answer in yes.items()}
+    hidden = enrolled.hides_sizes
+    found = {name: _promise(answer, hidden) for name, answer in yes.items()}
     no |= {name: "bad-answer" for name, said in found.items() if said is None}
     if no:
         raise NotEnrolled(no)
     said = {name: promised for name, promised in found.items() if promised is not None}
     return replace(
         enrolled,
-        sizes=tuple(said[name][0] for name in enrolled.names),
+        sizes=() if hidden else tuple(said[name][0] for name in enrolled.names),
         caps=tuple(said[name][1] for name in enrolled.names),
-        declared=all(answer.header.get("declared") is True for answer in yes.values()),
+        declared=not hidden and all(yes[n].header.get("declared") is True for n in enrolled.names),
         commitments={SERVER: promise} | {name: said[name][2] for name in enrolled.names},
     )
 
 
-def _promise(answer: Letter) -> tuple[int, int, str] | None:
-    size, cap = answer.header.get("records"), answer.header.get("cap")
-    promise = answer.header.get("commitment")
-    if type(size) is int and type(cap) is int and isinstance(promise, str) and size > 0:
-        return size, cap, promise
-    return None
+def _promise(answer: Letter, hidden: bool) -> tuple[int, int, str] | None:
+    """Size (0 where it is hidden, whatever was answered), cap and commitment of a site."""
+    size = 0 if hidden else answer.header.get("records")
+    cap, promise = answer.header.get("cap"), answer.header.get("commitment")
+    if type(size) is not int or type(cap) is not int or not isinstance(promise, str):
+        return None
+    return (size, cap, promise) if hidden or size > 0 else None
 
 
 def begin_with(post: Correspondence, enrolled: Enrolled) -> Enrolled:
@@ -199,9 +208,10 @@ def begin_letter(post: Correspondence, enrolled: Enrolled, name: str) -> Letter:
     """The letter that fixes the roster."""
     fields: dict[str, Json] = {
         "roster": list(enrolled.names),
-        "sizes": list(enrolled.sizes),
         "commitments": dict(enrolled.commitments),
     }
+    if enrolled.sizes:
+        fields["sizes"] = list(enrolled.sizes)
     return post.letter("begin", enrolled.run, name, fields)
 
 

@@ -31,13 +31,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from dpscaffold.errors import BadInput
 
 #: The version of the protocol. Letters of another one are refused (``version``).
-VERSION = 1
+VERSION = 2
 KINDS = ("offer", "begin", "draw", "task", "settle")
 ASK, ANSWER = "ask", "answer"
 #: The name under which the server commits to its own share of the draw; no site can have it.
 SERVER = ""
 
-#: Everything that a site may say besides its uploads. None may depend on a record's value.
+#: Everything that a site may say besides its uploads. Each is a function of public numbers: the
+#: offer, the policy, counts, columns, and R_i where it is public; none of what a record holds.
 REASONS = {
     "bad-signature": "the letter is not rightly signed",
     "not-for-me": "the letter names another site",
@@ -54,8 +55,8 @@ REASONS = {
     "policy-rehearsal": "the site accepts no noise from a known seed",
     "policy-unprotected": "the site accepts no run without privacy",
     "policy-runs": "the site has taken part in as many runs as it wants to",
-    "data-unfit": "the site's data do not have the columns, classes or sizes of the offer",
-    "data-changed": "the site's data are not those it enrolled with",
+    "data-unfit": "the site's data do not have the offer's columns, or too few records for a batch",
+    "data-changed": "the number of the site's records is not the one it enrolled with",
     "preparation": "the offer's preparation would have to be fitted on the site's records",
     "unknown-run": "the site is not enrolled in this run",
     "plan-changed": "the plan is not the one the site enrolled in",

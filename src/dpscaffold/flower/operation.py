@@ -33,7 +33,7 @@ from dpscaffold.site.answer import Site
 from dpscaffold.site.file import Policy, SiteFile, check_terms, grant, read_site_file
 from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.memory import StateFolder
-from dpscaffold.site.reading import check_data_table
+from dpscaffold.site.reading import broken_lines, check_data_table
 from dpscaffold.site.work import opener
 from dpscaffold.whole import write_text
 
@@ -141,10 +141,12 @@ def check_site(path: Path, offer: Path | None, connect: bool) -> Iterator[tuple[
             yield f"{what} is there and readable by its owner", True
         except BadInput as error:
             yield str(error), False
+    if offer is None:
+        yield from _lines_checked(path, file)
     if connect:
         yield _connection(file)
     if offer is not None:
-        yield _judged(path, file, offer)
+        yield from _judged(path, file, offer)
 
 
 def _connection(file: SiteFile) -> tuple[str, bool]:
@@ -159,18 +161,34 @@ def _connection(file: SiteFile) -> tuple[str, bool]:
     return f"{file.server} answers; this clock is {ahead:+.0f} s from its own", fine
 
 
-def _judged(path: Path, file: SiteFile, offer: Path) -> tuple[str, bool]:
-    """What this site would answer to a plan; the ledger is read and not written."""
-    raw = load_served(offer).offer().to_dict()
+def _lines_checked(path: Path, file: SiteFile) -> Iterator[tuple[str, bool]]:
+    """The lines that cannot be read, whatever a plan asks for: they stay records, and say nothing.
+    A server never learns of them, so this is where they are found."""
     try:
-        work = opener(file, path.resolve().parent, torch.device("cpu"), print)(raw, file.policy)
+        yield from broken_lines(file.data, path.resolve().parent)
+    except BadInput:
+        return  # said already
+
+
+def _judged(path: Path, file: SiteFile, offer: Path) -> Iterator[tuple[str, bool]]:
+    """What this site would answer to a plan, and which records would say nothing; the ledger is
+    read and not written."""
+    raw = load_served(offer).offer().to_dict()
+    open_work = opener(file, path.resolve().parent, torch.device("cpu"), lambda sentence: None)
+    try:
+        work = open_work(raw, file.policy)
+        yield from work.held.notes
         check_terms(file.policy, work.terms)
         ledger = SiteLedger(file.state / "ledger.jsonl", file.name)
-        granted = grant(file.policy, work.terms, work.records, work.batch, ledger.left(file.policy))
+        left = ledger.left(file.policy)
+        granted = grant(
+            file.policy, work.terms, work.records, work.batch, left, declared=work.declared
+        )
     except Refused as no:
-        return f"{offer} would be refused: {no}", False
+        yield f"{offer} would be refused: {no}", False
+        return
     cost = "no privacy" if granted.epsilon is None else f"epsilon {round_up(granted.epsilon)}"
-    return (
+    yield (
         f"{offer} would be accepted: at most {granted.participations} participations, {cost} at "
         f"delta {granted.delta:.3g}, towards the server",
         True,

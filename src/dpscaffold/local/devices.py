@@ -288,7 +288,8 @@ def _key(
     tensors that hold the records."""
     held = tuple(
         (value.data_ptr(), value.shape)
-        for value in (records.features, records.squares, records.labels)
+        for value in (records.features, records.squares, records.labels, records.weight)
+        if value is not None
     )
     shapes = tuple((name, value.shape, value.dtype) for name, value in given.items())
     numbers = tuple(sorted((name, str(value)) for name, value in phase.numbers.items()))
@@ -328,7 +329,9 @@ def batches_of(
             Batch(
                 features=records.features.index_select(0, flat).view(*shape, -1),
                 labels=labels[k] if at_once else records.labels.index_select(0, flat).view(shape),
-                weight=None if drawn.weight is None else _of(drawn.weight[k], places, 0),
+                weight=records.weights(
+                    index, None if drawn.weight is None else _of(drawn.weight[k], places, 0)
+                ),
                 squares=squares[k]
                 if at_once
                 else records.squares.index_select(0, flat).view(shape),

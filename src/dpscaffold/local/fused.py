@@ -46,10 +46,13 @@ def fused_steps(
     """What K steps leave behind, (U, P) each; None where they have to be taken one by one.
 
     That is so for models, losses and directions without a program, clips read off the batch, means
-    rescaled towards whole users, users with K_i of their own, and records that are not all tame.
+    rescaled towards whole users, users with K_i of their own, records that are not all tame, and
+    records that contribute nothing.
     """
     model = model_of(task)
-    if model is None or not fits(model, records.device) or not records.tame:
+    if records.weight is not None or not records.tame:
+        return None
+    if model is None or not fits(model, records.device):
         return None
     way = affine(phase.direction, at)
     params = at.broadcast.params

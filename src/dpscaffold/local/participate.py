@@ -100,12 +100,14 @@ def noised_batches(
     for k in range(steps):
         if streams is not None and k % block == 0:
             noises = torch.from_numpy(streams.draw(min(block, steps - k))).to(device)
-        flat = (_spread(index[:, k], places) + starts).view(-1)
+        here = _spread(index[:, k], places) + starts
+        flat = here.view(-1)
+        real = None if full else (column < _spread(counts[:, k], places)[:, None]).float()
         yield (
             Batch(
                 features=records.features.index_select(0, flat).view(users, longest, -1),
                 labels=records.labels.index_select(0, flat).view(users, longest),
-                weight=None if full else (column < _spread(counts[:, k], places)[:, None]).float(),
+                weight=records.weights(here, real),
                 squares=records.squares.index_select(0, flat).view(users, longest),
                 tame=records.tame,
             ),

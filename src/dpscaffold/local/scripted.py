@@ -36,12 +36,12 @@ def scripted_steps(
 
     That is so for models, losses and directions without a script, clips read off the batch, means
     rescaled towards whole users, users with K_i of their own, records or errors that are not all
-    tame, and noise that cannot be redrawn identically if a value overflows midway: whether noise is
-    used must not depend on what it is.
+    tame, records that contribute nothing, and noise that cannot be redrawn identically if a value
+    overflows midway: whether noise is used must not depend on what it is.
     """
     model, way = model_of(task), affine(phase.direction, at)
     rescaled = scales.unit == "user" and scales.sampling == "poisson"
-    uneven = scales.own_steps is not None
+    uneven = scales.own_steps is not None or records.weight is not None
     if model is None or way is None or rescaled or not records.tame or not _repeats(rows):
         return None
     if isinstance(scales.clip, str) or records.device.type != "cpu" or uneven:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dpscaffold.books.datakey import KEY, identity, open_key
 from dpscaffold.engines.letters import (
     ASK,
     SERVER,
@@ -146,8 +145,7 @@ class Site:
                 run=run,
                 plan=plan,
                 offer=offer,
-                data=self._identity(work),
-                records=work.records,
+                records=work.told,
                 declared=work.declared,
                 nonce=fresh_id(),
                 server_commitment=promised,
@@ -159,10 +157,10 @@ class Site:
         elif known.plan != plan or known.server_commitment != promised:
             raise Refused("plan-changed", f"enrolled in {known.plan}")
         booking = booking_of(run, ledger)
+        sizes: dict[str, Json] = {"records": known.records, "declared": known.declared}
         return {
             "status": "yes",
-            "records": known.records,
-            "declared": known.declared,
+            **(sizes if known.records is not None else {}),
             "cap": booking.grant.participations,
             "uploads": held(memory),
             "commitment": commitment(run, self.name, known.nonce),
@@ -212,8 +210,11 @@ class Site:
         policy = self.policy()
         if not self._cap(booking, policy, self._work(known, policy), ledger):
             raise Refused("policy-epsilon", "the policy has become stricter since the offer")
-        if self.name not in names or sizes[names.index(self.name)] != known.records:
-            raise Refused("roster-changed", "this site is not in it, or with another size")
+        if self.name not in names:
+            raise Refused("roster-changed", "this site is not in it")
+        told = sizes[names.index(self.name)] if sizes else None
+        if told != known.records:
+            raise Refused("roster-changed", f"this site has the size {told} in it")
         if set(commitments) != {*names, SERVER}:
             raise Refused("bad-draw", "not everybody has committed")
         mine = commitment(run, self.name, known.nonce)
@@ -324,18 +325,15 @@ class Site:
     # --- checks
 
     def _work(self, known: Enrolment, policy: Policy) -> Work:
-        """The run's work on the data that the site enrolled with, under the policy of today."""
+        """The run's work under the policy of today. Records may have changed since the site
+        enrolled, their public number may not: rates, divisors and weights are made of it."""
         if known.run not in self._works:
             self._works[known.run] = self.open_work(known.offer, policy)
         work = self._works[known.run]
         check_terms(policy, work.terms)
-        if self._identity(work) != known.data:
-            raise Refused("data-changed")
+        if work.told != known.records:
+            raise Refused("data-changed", f"{work.told} records instead of {known.records}")
         return work
-
-    def _identity(self, work: Work) -> str:
-        """Tells the site's records from others, under a key that stays in the state folder."""
-        return identity(open_key(self.state.path / KEY), work.data)
 
     def _cap(self, booking: Booking, policy: Policy, work: Work, ledger: SiteLedger) -> int:
         """How often the site takes part in a run: the grant, or less where the policy has become

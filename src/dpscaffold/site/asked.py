@@ -19,7 +19,7 @@ class Work(Protocol):
 
     @property
     def records(self) -> int:
-        """R_i, public."""
+        """R_i, of which rates, divisors and the account are made."""
         ...
 
     @property
@@ -33,8 +33,8 @@ class Work(Protocol):
         ...
 
     @property
-    def data(self) -> str:
-        """The digest of the site's records."""
+    def told(self) -> int | None:
+        """R_i as the server may know it; None where a user's whole data are protected."""
         ...
 
     def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:

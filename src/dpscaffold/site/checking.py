@@ -70,15 +70,16 @@ def check_shapes(vectors: Vectors, wanted: Mapping[str, int]) -> None:
 
 
 def roster_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]:
-    """Names, sizes and commitments of everybody in a run, as its server tells them."""
-    names, sizes = header.get("roster"), header.get("sizes")
+    """Names, sizes and commitments of everybody in a run, as its server tells them. There are no
+    sizes where the unit is a user."""
+    names, sizes = header.get("roster"), header.get("sizes", [])
     if (
         not isinstance(names, list)
         or not isinstance(sizes, list)
         or not all(isinstance(name, str) and name for name in names)
         or not all(type(size) is int and size > 0 for size in sizes)
         or len(set(map(str, names))) != len(names)
-        or len(sizes) != len(names)
+        or (sizes and len(sizes) != len(names))
     ):
         raise Refused("roster-changed", "the roster is not a list of names with their sizes")
     return (

@@ -36,13 +36,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Enrolment:
-    """What a site agreed to in one run, and what it learnt of the draw since."""
+    """What a site agreed to in one run, and what it learnt of the draw since. ``records`` is the
+    number that the server was told, None where it may not know it."""
 
     run: str
     plan: str
     offer: dict[str, Any]
-    data: str
-    records: int
+    records: int | None
     declared: bool
     nonce: str
     server_commitment: str

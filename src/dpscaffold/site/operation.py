@@ -153,11 +153,13 @@ def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
     except Refused as no:
         raise BadInput(f"the run cannot be evaluated: {no}") from no
     params = torch.from_numpy(model.vectors["params"].copy())
-    features = work.task.prepare(work.held.features)
-    scores, labels = work.task.scores(params, features), work.held.labels
+    features = work.task.prepare(work.held.features[work.held.used])
+    scores, labels = work.task.scores(params, features), work.held.labels[work.held.used]
+    if not len(labels):
+        raise BadInput("no record can be read, so there is nothing to evaluate; see site check")
     said = {
         "run": known.run,
-        "records": len(work.held),
+        "records": len(labels),
         "loss": float(work.task.losses(params, features, labels).mean()),
     }
     if work.offer.rows.classes and scores.shape[1] > 1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ class OfferedWork:
     device: torch.device
 
     @property
-    def data(self) -> str:
-        """The digest of the site's records."""
-        return self.held.digest
+    def told(self) -> int | None:
+        """R_i as the server may know it: not at all where a user's whole data are protected."""
+        return None if hides_sizes(self.offer) else self.records
 
     @cached_property
     def plan(self) -> Plan:
@@ -89,7 +90,10 @@ class OfferedWork:
     @cached_property
     def _records(self) -> LocalRecords:
         features, squares = prepared(self.task, self.held.features, self.device)
-        return LocalRecords(features, squares, self.held.labels.to(self.device), [0])
+        used = self.held.used
+        weight = None if bool(used.all()) else used.to(self.device, torch.float32)
+        labels = self.held.labels.to(self.device)
+        return LocalRecords(features, squares, labels, [0], weight=weight)
 
     def participate(
         self, round: int, user: int, told: Vectors, slots: Vectors
@@ -164,7 +168,10 @@ def opener(
     def open_work(raw: Mapping[str, Any], policy: Policy) -> OfferedWork:
         offer = accepted_names(raw, policy)
         task = build_task(offer, policy)
-        held = read_records(file.data, folder, offer.rows, log)
+        held = noted_size(read_records(file.data, folder, offer.rows), declared_size(file, offer))
+        for sentence, _ in held.notes:
+            log(sentence)
+        held = held.padded(least_records(offer, file))
         size, declared = public_size(file, offer, held)
         work = OfferedWork(offer, task, offer.algorithm.build(), held, size, declared, device)
         try:
@@ -197,16 +204,50 @@ def build_task(offer: Offer, policy: Policy) -> Task:
         raise Refused("bad-offer", str(error)) from error
 
 
+def hides_sizes(offer: Offer) -> bool:
+    """Whether nobody may learn R_i, as a user's whole data are protected."""
+    return offer.privacy is not None and offer.privacy.unit == "user"
+
+
+def least_records(offer: Offer, file: SiteFile) -> int:
+    """How many records there are at least, those that contribute nothing included.
+
+    Where the number of records is hidden, even an empty table must answer like any other: with a
+    user as unit, batches have at least one record; with a declared size, any number may be there.
+    """
+    if hides_sizes(offer):
+        return math.ceil(1 / offer.plan.data_ratio)
+    return 1 if declared_size(file, offer) is not None else 0
+
+
+def declared_size(file: SiteFile, offer: Offer) -> int | None:
+    """The size that ``site.toml`` declares, where the offer's neighbours make use of it."""
+    privacy = offer.privacy
+    if privacy is None or privacy.unit == "user" or privacy.sampling == "fixed":
+        return None
+    return None if privacy.neighbours == "zero-out" else file.records
+
+
+def noted_size(held: SiteRecords, declared: int | None) -> SiteRecords:
+    """The records, with a note where there are more of them than were declared. All are used: if
+    only some were, one record more or less would replace another, which declared sizes do not
+    hide."""
+    if declared is None or len(held) <= declared:
+        return held
+    note = (
+        f"there are {len(held)} records, and site.toml declares records = {declared}; all of them "
+        f"are used, and batches are larger than planned: declare at least as many"
+    )
+    return replace(held, notes=(*held.notes, (note, False)))
+
+
 def public_size(file: SiteFile, offer: Offer, held: SiteRecords) -> tuple[int, bool]:
     """R_i, and whether it is declared. Neighbours that replace or empty a record share the number
-    of records; those that add or remove one need a number that ``site.toml`` declares."""
-    privacy = offer.privacy
-    if privacy is None or privacy.sampling == "fixed" or privacy.neighbours == "zero-out":
-        return len(held), False
-    if file.records is None:
-        if privacy.neighbours == "add-remove":
-            raise Refused("policy-sampling", "declare 'records' in site.toml for add-remove")
-        return len(held), False
-    if file.records < len(held):
-        raise Refused("data-unfit", f"{len(held)} records, and {file.records} are declared")
-    return file.records, True
+    of records; those that add or remove one need a number that ``site.toml`` declares. However many
+    records there are then, each is drawn with chance ⌊sR_i⌋/R_i."""
+    declared = declared_size(file, offer)
+    if declared is not None:
+        return declared, True
+    if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
+        raise Refused("policy-sampling", "declare 'records' in site.toml for add-remove")
+    return len(held), False
