@@ -62,7 +62,7 @@ def test_a_simulation_says_so_before_anything_else(tmp_path):
     page = (tmp_path / "run" / "privacy.md").read_text()
     assert page.startswith("# Privacy statement of a simulation\n\n**A simulation")
     shown = command("privacy", tmp_path / "run")
-    assert "A simulation" in " ".join(shown.output.split())
+    assert "a simulation" in " ".join(shown.output.split())
     plan = json.loads(command("privacy", tmp_path / "run.toml", "--json").stdout)
     assert plan["simulated"] is True and "would be protected" in plan["quote"]
     # Over the draw first, as calibrated, and the ledger beside it.

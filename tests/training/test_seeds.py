@@ -101,7 +101,7 @@ def test_epsilon_over_the_draw_is_stated_everywhere_where_nobody_chose_it(tmp_pa
     assert said["privacy"]["person"] == said["privacy"]["human"]["server"]["sentence"]
     plan = answer("privacy", str(config))
     assert "given" not in plan["quote"] and "= 2.000 towards the server" in plan["quote"]
-    shown = call("privacy", str(tmp_path / "run")).stdout
+    shown = call("privacy", str(tmp_path / "run"), "--all").stdout
     assert next(line for line in shown.splitlines() if "← quote" in line).split()[1] == "2.000"
 
 

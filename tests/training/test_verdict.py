@@ -133,3 +133,19 @@ def test_one_number_where_two_agree_and_simulations_are_called_so() -> None:
         assert ("only the model" in line) is not agree
         seen.add(agree)
     assert seen == {True, False}
+
+
+def test_a_run_is_told_on_one_screen_and_all_of_it_on_request(hospitals: Path) -> None:
+    trained("--out", "runs/h", "--set", "plan.rounds=3", "--set", "privacy.secret=true")
+    said = json.loads(Path("runs/h/privacy.json").read_text())
+    short = done_here("privacy", "runs/h").stdout
+    assert len(short.splitlines()) <= 25
+    for words in ("against the server", "is right at most", "who sees only the model", "--all"):
+        assert words in " ".join(short.split())
+    assert round_up(said["server"]["epsilon"]) in short
+    whole = " ".join(done_here("privacy", "runs/h", "--all").stdout.split())
+    for row in said["bounds"]:
+        assert row["name"] in whole
+    for sentence in said["outside"]:
+        assert sentence[:60] in whole
+    assert done_here("privacy", "runs/h", "--quote").stdout == said["quote"] + "\n"

@@ -22,7 +22,7 @@ from dpscaffold.privacy import (
     bound_for,
 )
 from dpscaffold.privacy.errors import bad_delta
-from dpscaffold.privacy.human import GROUPS, losses
+from dpscaffold.privacy.human import GROUPS, losses, percent
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import NO_NOISE
 from dpscaffold.report.fitting import legible
@@ -97,6 +97,12 @@ def privacy(
     max_participations: Cap = None,
     view: View = None,
     colluders: Colluders = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="a run: all bounds, theorems, deltas and what is outside")
+    ] = False,
+    only_quote: Annotated[
+        bool, typer.Option("--quote", help="only the sentence to quote, with all its conditions")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the statement as JSON")] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="draw ε against rounds to this file")
@@ -158,8 +164,15 @@ def privacy(
         plot_epsilon(about.run, plot, about.extra_costs, said["participant"]["colluders"])
     if as_json:
         typer.echo(json.dumps(said, indent=2, allow_nan=False))
+    elif only_quote:
+        typer.echo(said["quote"])
     else:
-        show(said, Console(soft_wrap=False), chosen)
+        asked = everything or view is not None or bool(group) or colluders is not None
+        asked = asked or bool(said.get("parts"))  # they are told part by part
+        if source is not None and source.is_dir() and not asked:
+            show_short(said, source, Console(soft_wrap=False))
+        else:
+            show(said, Console(soft_wrap=False), chosen)
         for path in (plot, tradeoff):
             if path is not None:
                 typer.echo(f"plot: {path}")
@@ -220,6 +233,37 @@ def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
     if name not in VIEWS:
         raise PrivacyError(f"--view is {view!r}; give server, third-party or participant")
     return (name,)
+
+
+def show_short(said: dict[str, Any], folder: Path, console: Console) -> None:
+    """What a run promises, on one screen."""
+    from dpscaffold.report.ending import outside_names, privacy_line
+
+    console.print(f"privacy  {privacy_line(said)}", highlight=False)
+    if said.get("human"):
+        console.print(said["person"], highlight=False)
+        rows = []
+        for who, words in ADVERSARIES.items():
+            epsilon = (said.get(who) or {}).get("epsilon")
+            terms = said["human"].get(who)
+            if epsilon is not None:
+                right = percent(terms["accuracy"]) if terms else "–"
+                rows.append((words, round_up(epsilon), right))
+        console.print(legible(("against", "ε", "best guess right"), rows, console.width))
+    if said.get("delta_note"):
+        console.print(said["delta_note"], highlight=False)
+    console.print(f"outside  {', '.join(outside_names(said))}", highlight=False)
+    more = f"dpscaffold privacy {folder} --all, --quote or --json; {folder}/privacy.md"
+    console.print(f"more     {more}", highlight=False, soft_wrap=True)
+
+
+#: The rows of the short table, by the key of a statement.
+ADVERSARIES = {
+    "server": "the server",
+    "third_party": "who sees only the model",
+    "participant": "a site that took part",
+    "ledger": "who knows who took part",
+}
 
 
 def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
