@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dpscaffold import (
+    BadInput,
     Budget,
     Gaussian,
     Logistic,
@@ -162,6 +163,26 @@ def test_no_private_run_shows_its_seed(tmp_path: Path) -> None:
                 assert ("987654321" in page) is (mechanism is None) and "rounds = 3" in page
                 assert ("every number is repeated" in page) is (k > 0)
                 assert ("kept nowhere" in page) is (k == 0)
+
+
+def test_no_page_names_a_run_by_its_seed(tmp_path: Path) -> None:
+    """The folders of train --seeds do: their pages have the name of the folder around them."""
+    tables = {
+        "data": {"users": 4, "records": 30},
+        "plan": {"rounds": 1, "user_ratio": 0.5},
+        "privacy": {"noise": 4.0},
+    }
+    folders = [tmp_path / "mine" / f"seed-{seed}" for seed in (70001, 70002)]
+    for folder in folders:
+        run(tables, {"plan.seed": int(folder.name[5:])}, out=folder)
+    for paths, names in (
+        (folders[:1], ["mine (DP-SCAFFOLD)"]),
+        (folders, ["mine (DP-SCAFFOLD) 1", "mine (DP-SCAFFOLD) 2"]),
+    ):
+        for text in both(paths):
+            assert "7000" not in text and all(name in text for name in names)
+    with pytest.raises(BadInput, match="runs of several seeds; name one of its folders"):
+        page_of([tmp_path / "mine"])
 
 
 def read_off_records(folder: Path) -> dict[str, float]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.config.reading import read_tables
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.progress import duration
 from dpscaffold.report.blocks import Block, Grid, Section, Text, section
@@ -48,11 +50,12 @@ class Told:
     engine: str | None
     model: dict[str, Any]
     with_metrics: bool = False
+    number: int | None = None
 
     @property
     def name(self) -> str:
-        """How the run is called in the report."""
-        return self.run.label
+        """How the run is called in the report; with a number where several are called alike."""
+        return self.run.label if self.number is None else f"{self.run.label} {self.number}"
 
     @property
     def final(self) -> dict[str, Any]:
@@ -82,14 +85,30 @@ class Told:
 
 
 def tell(path: Path, with_metrics: bool = False) -> Told:
-    """Read a run folder for a report."""
+    """Read a run folder for a report. One that is named after its seed (``train --seeds``) is
+    called as the folder around it: a seed gives the noise of a simulation away."""
     folder, run = RunFolder(path), read_run(path)
+    if run.repeats:
+        raise BadInput(f"{path} holds runs of several seeds; name one of its folders")
+    if re.fullmatch(r"seed-\d+", path.name):
+        run = replace(run, folder=path.absolute().parent)
     index = folder.read_json("model/model.json") or {}
     read_tables(folder.file("config.toml"))  # a damaged one is refused, not printed
     text = folder.file("config.toml").read_text(encoding="utf-8")
     versions = folder.read_json("versions.json") or {}
     engine = (folder.read_json("run.json") or {}).get("engine")
     return Told(run, text, versions, engine, index, with_metrics)
+
+
+def numbered(runs: Sequence[Told]) -> list[Told]:
+    """The runs, with numbers where several are called alike."""
+    names = [told.name for told in runs]
+    return [
+        replace(told, number=names[: k + 1].count(told.name))
+        if names.count(told.name) > 1
+        else told
+        for k, told in enumerate(runs)
+    ]
 
 
 def results(runs: Sequence[Told]) -> Section:

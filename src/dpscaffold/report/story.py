@@ -22,7 +22,7 @@ from dpscaffold.report.blocks import (
     Text,
     section,
 )
-from dpscaffold.report.outcome import PUBLIC, Told, marked, results, tell
+from dpscaffold.report.outcome import PUBLIC, Told, marked, numbered, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.scoring import titled
 
@@ -41,7 +41,7 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     Of a run that keeps a promise it shows no metric of private records, which is outside ε, unless
     ``with_metrics`` asks for them.
     """
-    runs = [tell(path, with_metrics) for path in paths]
+    runs = numbered([tell(path, with_metrics) for path in paths])
     first = runs[0]
     data = dict.fromkeys(str(told.run.summary.get("data") or "its data") for told in runs)
     title = f"{first.name} on {next(iter(data))}"
