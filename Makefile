@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs notebooks torture bench fuzz release-check clean
+.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs notebooks torture mutants bench fuzz release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,7 @@ test-gpu: $(VENV)/.ready-dev  ## conformance, statistics, draws and clipping on 
 
 test-all: $(VENV)/.ready-all  ## run the longer checks too: the site, the notebooks, whole tutorials
 	$(BIN)/python -m pytest -n 2
+	$(MAKE) mutants
 
 check: lint types doctest test  ## everything a reviewer would run
 
@@ -50,6 +51,9 @@ notebooks: $(VENV)/.ready-docs  ## run the notebooks of the documentation and ke
 torture: $(VENV)/.ready-dev  ## the fault campaign: kills, full disks, damaged files, then a crash grid (at most 40 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/campaign.py --grid 2
+
+mutants: $(VENV)/.ready-dev  ## plant mistakes one at a time, and see that their tests fail (at most 15 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/runner.py
 
 fuzz: $(VENV)/.ready-dev  ## 100,000 mutated configurations, tables and command lines: no traceback
 	PYTHONPATH=tests $(BIN)/python tests/fuzz.py 100000

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 torch.set_num_threads(1)
 settings.register_profile(
@@ -17,7 +17,11 @@ settings.register_profile(
     max_examples=30,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("dpscaffold")
+# For mutants: that a test fails is enough, and looking for the smallest example takes long.
+settings.register_profile(
+    "no shrinking", settings.get_profile("dpscaffold"), phases=(Phase.explicit, Phase.generate)
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dpscaffold"))
 
 
 @pytest.fixture(autouse=True)

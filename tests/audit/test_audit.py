@@ -565,6 +565,7 @@ def test_one_run_takes_its_grant_from_the_budget_file(config, tmp_path):
     before = budget.read_bytes()
     refused = command(*given, "--one-run", 20, "--out", tmp_path / "second")
     assert isinstance(refused.exception, BadInput) and "left" in str(refused.exception)
+    assert "games" not in refused.output
     assert budget.read_bytes() == before and not (tmp_path / "second").exists()
 
 

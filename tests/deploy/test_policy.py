@@ -22,6 +22,7 @@ from dpscaffold.site.file import (
     grant,
     read_site_file,
 )
+from dpscaffold.site.ledger import SiteLedger
 
 POLICY = Policy(
     epsilon=2.0,
@@ -165,3 +166,18 @@ def test_a_wrong_file_is_one_sentence(site, old, new, says):
     with pytest.raises(BadInput) as error:
         read_site_file(site)
     assert says in str(error.value) and "\n" not in str(error.value).strip()
+
+
+def test_what_earlier_runs_were_granted_is_not_left(tmp_path):
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north")
+    for run, epsilon in (("aa", 0.5), ("bb", 0.75)):
+        ledger.book(run, "plan", Grant(5, epsilon, 2e-7), {})
+    assert ledger.left(POLICY) == Left(0.75, pytest.approx(6e-7), 0)
+    assert ledger.left(POLICY, without="bb") == Left(1.5, pytest.approx(8e-7), 1)
+
+
+def test_a_rehearsal_is_granted_without_an_epsilon():
+    """Its noise comes from the plan's seed, which the server knows."""
+    rehearsal = replace(TERMS, mechanism=replace(SECRET, secret=False))
+    assert not rehearsal.protected
+    assert grant(POLICY, rehearsal, 100, 20, Left(2.0, 1e-6, 2)).epsilon is None

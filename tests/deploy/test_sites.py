@@ -169,3 +169,13 @@ def test_a_mirrored_memory_is_restored_to_the_last_bit(tmp_path):
     world.drive(3)
     world.memory("north").forget()
     assert_parity(world.drive())
+
+
+def test_no_letter_leaves_before_the_last_round_is_saved(tmp_path):
+    """What a checkpoint does not hold yet must not be acknowledged."""
+    secret = Gaussian(clip=0.7, noise=20.0, secret=True)
+    world = World(tmp_path, "scaffold", privacy=secret, rounds=4, user_ratio=1.0)
+    world.enrol()
+    world.round(save=False)
+    with pytest.raises(RuntimeError, match="not saved"):
+        world.round(save=False)
