@@ -380,3 +380,17 @@ def test_a_planned_balanced_run_shows_its_trust_and_what_was_planned(tmp_path: P
         assert "trust a in which users were drawn" in page and "of the controls" in page
     said = "Not among it: plan.learning_rate: chosen from public facts"
     assert said in planned and said not in given
+
+
+def test_the_page_begins_with_a_verdict_and_privacy(tmp_path: Path) -> None:
+    """One training loss, every metric next to its baseline, privacy before dissimilarity."""
+    data = synthetic(users=6, records=40, dimension=4, classes=3)
+    plan = Plan(rounds=4, local_steps=2, user_ratio=0.5, evaluate_every=1)
+    train(data, Logistic(4, 3), scaffold(), plan, Gaussian(noise=4.0), out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    for page in both([tmp_path / "run"]):
+        assert summary["verdict"].split('"')[0] in page
+        assert page.index("is hidden (the neighbours)") < page.index("issimilarity by round")
+        assert page.lower().count("training loss |") + page.count(">training loss<") == 1
+        for name in ("test_log_loss", "test_balanced_accuracy"):
+            assert shown(summary[f"baseline_{name}"]) in page

@@ -65,8 +65,10 @@ def audit_command(
         asked.check()
     errors = Console(stderr=True, highlight=False)
 
+    told: dict[str, int] = {}
+
     def watch(name: str, games: int, wanted: int, left: float) -> None:
-        if not as_json:
+        if not as_json and (quarter_done(told, name, games, wanted) or errors.is_terminal):
             errors.print(f"{name}: {games:,} of {wanted:,} games, {duration(left)} left")
 
     def single(seconds: float) -> OneRun:
@@ -89,6 +91,19 @@ def audit_command(
             console.print(f"figure: {figure}", highlight=False)
     if report.beaten:
         raise typer.Exit(BEATEN)
+
+
+def quarter_done(told: dict[str, int], name: str, games: int, wanted: int) -> bool:
+    """Whether another quarter of the games is over: where lines stay, more would be too many.
+
+    >>> told: dict[str, int] = {}
+    >>> sum(quarter_done(told, "server", games, 1000) for games in range(0, 1001, 10))
+    5
+    """
+    quarter = 4 * games // max(1, wanted)
+    news = told.get(name) != quarter
+    told[name] = quarter
+    return news
 
 
 _ENDINGS = (".png", ".svg", ".pdf")

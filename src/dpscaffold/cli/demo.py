@@ -62,6 +62,6 @@ def demo_command(
     show([out / name for name, _, _ in RUNS], out / "comparison.png", as_json)
     console.print(
         "\nDP-SCAFFOLD corrects each user's drift with control variates that are computed from "
-        "noised gradients only,\nso the correction costs no privacy. `dpscaffold privacy --help` "
-        "explains the epsilon column."
+        "noised gradients only,\nso the correction costs no privacy. `dpscaffold privacy "
+        f"{out / RUNS[0][0]}` says what its ε promises."
     )

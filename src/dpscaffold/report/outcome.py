@@ -19,7 +19,7 @@ from dpscaffold.scoring import titled
 
 #: What a model stands beside: the key in a summary, and words for a column and for a row.
 BESIDE = (
-    ("baseline", "no features", "of the best answer that looks at no feature"),
+    ("baseline", "constant baseline", "of the constant baseline"),
     ("optimum", "best without privacy", "of the best model of this kind, without privacy"),
 )
 
@@ -115,7 +115,7 @@ def results(runs: Sequence[Told]) -> Section:
     """What was learnt and how well, beside the baseline."""
     blocks: list[Block | None] = []
     for told in runs:
-        blocks += [Text(_learnt(told)), *_warnings(told)]
+        blocks += [Text(_learnt(told)), *_verdict(told), *_warnings(told)]
     names = dict.fromkeys(n for told in runs for n in told.final if n.startswith("test_"))
     if any(told.exposed for told in runs):
         blocks.insert(0, Text(OUTSIDE, warning=True))
@@ -201,6 +201,14 @@ def _learnt(told: Told) -> str:
         f"{told.name} learnt {what}{of} on {summary.get('data', 'its data')}. "
         f"The run is {ended}, with {told.final.get('round')} rounds evaluated."
     )
+
+
+def _verdict(told: Told) -> list[Block]:
+    """Whether the model is of use, where its metrics may be shown."""
+    found = told.run.summary.get("verdict")
+    if not found or not told.shows(told.run.metric):
+        return []
+    return [Text(f"Verdict: {told.name} is {found}.", strong=True)]
 
 
 def _warnings(told: Told) -> list[Block]:

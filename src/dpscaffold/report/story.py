@@ -47,26 +47,32 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     title = f"{first.name} on {next(iter(data))}"
     if len(runs) > 1:
         title = f"{len(runs)} runs on {' and '.join(data)}"
-    parts = [part for part in (results(runs), _course(runs)) if part.blocks]
+    parts = [results(runs)]
     for told in runs:
-        suffix, of = (f": {told.name}", told.name) if len(runs) > 1 else ("", "")
-        found = (
-            _sites(told),
+        promised = (
             privacy_section(told.run.privacy),
             person_section(told.run.privacy),
             _spending(told),
             outside_section(told.run.privacy),
-            _again(told),
         )
-        parts += [Section(part.title + suffix, part.blocks, of) for part in found if part.blocks]
+        parts += _named(promised, told, runs)
+    parts += [part for part in (_course(runs),) if part.blocks]
+    for told in runs:
+        parts += _named((_sites(told), _again(told)), told, runs)
     subtitle = "A report on a model learnt from many parties, and on its privacy"
     return Page(title, subtitle, tuple(parts))
+
+
+def _named(found: Sequence[Section], told: Told, runs: Sequence[Told]) -> list[Section]:
+    """The sections that say something; of several runs with the run's name."""
+    suffix, of = (f": {told.name}", told.name) if len(runs) > 1 else ("", "")
+    return [Section(part.title + suffix, part.blocks, of) for part in found if part.blocks]
 
 
 def _course(runs: Sequence[Told]) -> Section:
     metric = runs[0].run.metric
     levels = []
-    for key, what in (("baseline", "no features"), ("optimum", "best without privacy")):
+    for key, what in (("baseline", "constant baseline"), ("optimum", "best without privacy")):
         value = runs[0].beside(key, metric)
         if value is not None:
             levels.append((what, float(value)))
