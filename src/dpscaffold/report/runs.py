@@ -43,8 +43,9 @@ class RunRecord:
 
     def deviation(self, metric: str) -> float | None:
         """The standard deviation of a number of the table over the repeats."""
-        values = [run.row().get(metric) for run in self.repeats]
-        return stdev(values) if values and None not in values else None
+        found = [run.row().get(metric) for run in self.repeats]
+        values = [float(value) for value in found if value is not None]
+        return stdev(values) if values and len(values) == len(found) else None
 
     @property
     def label(self) -> str:
@@ -158,7 +159,7 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Numbers that all rows have, averaged; other values of the first row where all agree."""
     found: dict[str, Any] = {}
     for key, first in rows[0].items():
-        values = [row.get(key) for row in rows]
+        values: list[Any] = [row.get(key) for row in rows]
         if all(isinstance(value, int | float) for value in values):
             found[key] = first if len(set(values)) == 1 else fmean(values)
         elif all(value == first for value in values):
