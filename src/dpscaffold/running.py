@@ -61,8 +61,10 @@ def run(
     given: list[str] = [
         *(_overriding(overrides) if isinstance(overrides, Mapping) else list(overrides))
     ]
-    tables = isinstance(config, Mapping)
-    settings = load(None, given, config) if tables else load(config, given)
+    if isinstance(config, Mapping):
+        settings = load(None, given, config)
+    else:
+        settings = load(config, given)
     folder = Path(out) if out is not None else None
     return run_settings(
         settings,

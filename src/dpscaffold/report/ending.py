@@ -66,7 +66,7 @@ def _stopped(result: Result) -> str:
 
 def _metrics(final: Mapping[str, Any], constant: Mapping[str, Any]) -> str:
     """The pooled metrics, each next to the constant baseline."""
-    found = []
+    found: list[str] = []
     for name, value in constant.items():
         if not name.endswith("_per_user") and name in final:
             word = "constant " if not found else ""

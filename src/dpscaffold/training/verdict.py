@@ -147,7 +147,8 @@ def _quieter(setting: Setting, epsilon: float | None) -> tuple[dict[str, tuple[A
 
 
 def _candidates(setting: Setting, epsilon: float | None) -> list[tuple[str, Any, str, Setting]]:
-    plan, found = setting.plan, []
+    plan = setting.plan
+    found: list[tuple[str, Any, str, Setting]] = []
     if plan.weighting == "uniform" and len(set(setting.roster.sizes)) > 1:
         loudest = (dominating_site(setting) or "").partition(";")[0].replace("(", "of ").strip(")")
         why = "sites with few records count as much as large ones"
