@@ -428,7 +428,7 @@ def test_other_files_and_columns_that_are_not_needed_are_named(model: Model, hom
     done = predict_files(model, "new/*", Path("all.csv"))
     assert done.aside == ("east.xlsx",) and len(done.files) == 4
     assert done.notes == (
-        "warning: neither .csv nor .parquet, so left aside: east.xlsx",
+        "warning: no table of .csv or .parquet, so left aside: east.xlsx",
         "warning: zone.csv lacks the column 'ill' of north.csv; it is not needed",
     )
 

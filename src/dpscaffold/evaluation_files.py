@@ -18,6 +18,7 @@ from dpscaffold.data.readers.rowfiles import (
     named,
     named_problem,
     row_files,
+    tables_among,
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.evaluation import Evaluation, Scored, evaluate, label_columns, score_rows
@@ -69,7 +70,8 @@ def evaluate_files(
     true and ``site`` of whose each row is; by default those of the training. A file without the
     latter is a site of its own, as in training.
     """
-    rows = row_files([data] if isinstance(data, str | Path) else list(data))
+    given = [data] if isinstance(data, str | Path) else list(data)
+    rows = tables_among(row_files(given), model.columns)
     coding = coding_of(model.preparation, model.columns)
     # What is wrong with a file's columns is said before any row is scored.
     columns = [

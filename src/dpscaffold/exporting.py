@@ -82,6 +82,10 @@ def described(model: Model) -> dict[str, str]:
         "classes": list(model.classes),
         "categories": {name: list(known) for name, known in categories.items()},
         "gaps": {name: list(markers) for name, markers in coding.gaps} if coding else {},
+        "values": {
+            name: {value: list(listed) for value, listed in pairs}
+            for name, pairs in (coding.values if coding else ())
+        },
         "privacy": model.privacy.get("quote", "No privacy statement is known."),
         "leaves_unprotected": list(model.unprotected),
     }
@@ -140,7 +144,8 @@ def _with_texts(onnx: Any, core: Any, model: Model) -> Any:
         if name in known:
             inputs.append(helper.make_tensor_value_info(name, kinds.STRING, ["rows", 1]))
             gaps = coding.markers.of(name) if coding else ()
-            nodes.append(_encoder(helper, name, known[name], gaps, f"code {k}"))
+            other = coding.spellings.of(name) if coding else {}
+            nodes.append(_encoder(helper, name, known[name], gaps, other, f"code {k}"))
             parts.append(f"code {k}")
     at = {name: j for j, name in enumerate(numbers)}
     joined = ["numbers"] * bool(numbers) + parts
@@ -159,18 +164,25 @@ def _with_texts(onnx: Any, core: Any, model: Model) -> Any:
 
 
 def _encoder(
-    helper: Any, name: str, values: tuple[str, ...], gaps: tuple[str, ...], out: str
+    helper: Any,
+    name: str,
+    values: tuple[str, ...],
+    gaps: tuple[str, ...],
+    other: Mapping[str, str],
+    out: str,
 ) -> Any:
-    """A text ↦ the number of its category; the empty text and what stands for it (``gaps``) are
-    missing, others are unknown."""
-    empty = ("", *(gap for gap in gaps if gap not in values))
+    """A text ↦ the number of its category, also in another spelling; the empty text and what stands
+    for it (``gaps``) are missing, others are unknown."""
+    known = {value: float(k) for k, value in enumerate(values)}
+    known |= {text: known[value] for text, value in other.items() if value in known}
+    known |= {gap: float("nan") for gap in ("", *gaps) if gap not in known}
     return helper.make_node(
         "LabelEncoder",
         [name],
         [out],
         domain=ML,
-        keys_strings=[*values, *empty],
-        values_floats=[*map(float, range(len(values))), *[float("nan")] * len(empty)],
+        keys_strings=[*known],
+        values_floats=[*known.values()],
         default_float=-1.0,
     )
 

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
 from dpscaffold.data.markers import OTHERS, Markers, checked_markers, refuse_declared
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
+from dpscaffold.data.spellings import Spellings, checked_spellings
 from dpscaffold.engines.letters import Json, Refused, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -64,7 +65,8 @@ class Schema(ConfigTable):
     stands for a number that is missing, or that ``gaps`` names as one that means missing. An unseen
     category is zero everywhere. A record that cannot be read (a label of no class, a text in place
     of a number) counts and contributes nothing: what a record holds never decides whether the table
-    is accepted.
+    is accepted. ``values`` are other spellings of labels and categories, and a site may lack the
+    columns ``absent``: their values are missing there.
     """
 
     features: int = Field(ge=1)
@@ -80,6 +82,11 @@ class Schema(ConfigTable):
         tuple[str, ...] | dict[str, tuple[str, ...]] | None,
         BeforeValidator(partial(checked_markers, key="schema.gaps")),
     ] = None
+    values: Annotated[
+        dict[str, dict[str, tuple[str, ...]]] | None,
+        BeforeValidator(partial(checked_spellings, key="schema.values")),
+    ] = None
+    absent: tuple[str, ...] = ()
     prepare: tuple[PublicStep, ...] = ()
 
     @property
@@ -100,6 +107,11 @@ class Schema(ConfigTable):
         return Markers.given(self.gaps)
 
     @property
+    def spellings(self) -> Spellings:
+        """The other spellings of labels and categories, by column."""
+        return Spellings.given(self.values)
+
+    @property
     def width(self) -> int:
         """The number of features before the preparation (which keeps it)."""
         coded = sum(len(values) for values in self.categories.values())
@@ -113,10 +125,18 @@ class Schema(ConfigTable):
                 f"agree"
             )
         refuse_declared(self.markers, self.categories, {self.label: self.class_names})
+        self.spellings.require(
+            (*([self.label] if self.classes else ()), *self.categories), "schema.values"
+        )
+        given = {**self.categories, self.label: self.class_names}
+        self.spellings.require_known(given, self.markers, "schema.values")
         known = {*self.columns, self.label, OTHERS}
         stray = sorted({name for name, _ in self.markers.columns} - known)
         if stray:
             raise BadInput(f"schema.gaps names {stray[0]!r}, which is not among the columns")
+        stray = sorted(set(self.absent) - set(self.columns))
+        if stray:
+            raise BadInput(f"schema.absent names {stray[0]!r}, which is not among the columns")
         stray = sorted(set(self.categories) - set(self.columns))
         if stray:
             raise BadInput(f"schema.categories names {stray[0]!r}, which is not among the columns")
@@ -183,8 +203,8 @@ class Offer(ConfigTable):
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
         tables = self.model_dump(mode="json")
-        for key in ("gaps", "low", "high"):  # without such a key the digest is that of before
-            if tables["rows"][key] is None:
+        for key in ("gaps", "low", "high", "values", "absent"):
+            if tables["rows"][key] in (None, []):  # the digest is that of before there was the key
                 del tables["rows"][key]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))

@@ -59,6 +59,8 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
     path = None
     if cache:
         data = f"{federation.train.digest()} {federation.test.digest()}"
+        if federation.target.low is not None:  # its metrics are in the units of the range
+            data += f" {federation.target.low!r} {federation.target.high!r}"
         path = _place(f"{data} {task.name} {task.parameters} {regularisation!r} v2")
         if path is not None and path.exists():
             try:

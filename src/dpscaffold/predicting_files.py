@@ -21,6 +21,7 @@ from dpscaffold.data.readers.rowfiles import (
     left_aside_note,
     named_problem,
     row_files,
+    tables_among,
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
@@ -87,7 +88,7 @@ def predict_files(
     answer = Answer(model, tuple(keep), probabilities)
     answer.shape()  # what is wrong with the question is said before files are looked at
     given = [data] if isinstance(data, str | Path) else list(data)
-    rows = row_files(given)
+    rows = tables_among(row_files(given), model.columns)
     coding = coding_of(model.preparation, model.columns)
     # What is wrong with a file's columns is said before any row is predicted.
     columns = [require_columns(file, coding, keep) for file in rows.files]

@@ -50,7 +50,7 @@ def test_a_folder_of_ten_hospitals_is_predicted_and_told(dpscaffold) -> None:
     code, printed, said = dpscaffold("predict run new --keep patient")
     assert code == 0
     assert said.splitlines()[0] == (
-        "warning: neither .csv nor .parquet, so left aside: site10.xlsx"
+        "warning: no table of .csv or .parquet, so left aside: site10.xlsx"
     )
     assert said.splitlines()[1].startswith(
         "20 of 220 rows have no prediction (site0.csv 2, site1.csv 2, site2.csv 2, site3.csv 2 and "

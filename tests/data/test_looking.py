@@ -83,7 +83,7 @@ def test_dates_are_found_as_they_are_written(form: str, tmp_path: Path) -> None:
     rows = [f"{day.strftime(form)},{i % 2}" for i, day in enumerate(days)]
     (tmp_path / "t.csv").write_text("\n".join(["admitted,ill", *rows]))
     found = look(tmp_path / "t.csv").of("date")
-    assert [column.form for column in found] == [form]
+    assert [column.forms for column in found] == [(form,)]
 
 
 def test_what_is_said_to_programs_names_what_is_outside(tmp_path, monkeypatch, capsys) -> None:
@@ -104,7 +104,7 @@ def test_a_site_that_sent_another_kind_of_file_is_named(tmp_path, monkeypatch, c
         (folder / f"{name}.csv").write_text("\n".join(["age,ill", *rows]))
     for name in ("east.xlsx", "west.csv.gz", "notes.md", ".hidden/a.xlsx"):
         (folder / name).write_bytes(b"PK")
-    said = "warning: no csv files, so left aside: east.xlsx, west.csv.gz"
+    said = "warning: no csv tables, so left aside: east.xlsx, west.csv.gz"
     code, _, err = typed(monkeypatch, capsys, "init", "sites")
     assert code == 0 and said + "\n" in err
     short = ["--set", "plan.rounds=1", "--set", "plan.learning_rate=0.1", "--out", "r"]

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Linear, Plan, Target, fedavg, load_model, train
 from dpscaffold.cli import app
 from dpscaffold.data import FederationWriter, from_users, load, load_federation, prepare
-from dpscaffold.data.looking import look, rounded_range
+from dpscaffold.data.label_guesses import rounded_range
+from dpscaffold.data.looking import look
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.offer import Offer, Schema
+from dpscaffold.optimum import solve
 from dpscaffold.tasks import LOSSES
 
 LOW, HIGH = 300.0, 650.0
@@ -233,6 +235,24 @@ def test_a_range_is_what_scaling_by_hand_does() -> None:
     torch.testing.assert_close(ranged.params, scaled.params)
     assert ranged.final["test_rmse"] == pytest.approx(175 * scaled.final["test_rmse"], rel=1e-3)
     assert ranged.final["train_loss"] == pytest.approx(scaled.final["train_loss"], rel=1e-5)
+
+
+def test_a_remembered_optimum_is_judged_in_the_units_of_its_own_range(
+    tmp_path, monkeypatch
+) -> None:
+    """The same records on the scale of training, and two ranges."""
+    monkeypatch.setenv("DPSCAFFOLD_CACHE", str(tmp_path))
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(30, 2)).astype(np.float32)
+    y = (x[:, 0] / 4 + rng.normal(size=30) / 8).clip(-1, 1)
+    made = [
+        Federation.from_arrays(
+            [(x, half * y)], [(x, half * y)], target=Target("number", low=-half, high=half)
+        )
+        for half in (1.0, 8.0)
+    ]
+    found = [solve(one, Linear(2, 1, LOSSES["squared"]), 0.01).metrics["test_rmse"] for one in made]
+    assert found[1] == pytest.approx(8 * found[0], rel=1e-4)
 
 
 def test_sites_are_told_the_range_and_offers_without_one_stay_as_they_were() -> None:

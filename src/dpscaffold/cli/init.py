@@ -39,7 +39,6 @@ def init_command(
     """
     from dpscaffold.data.draft import OUTSIDE, draft, draft_arrays
     from dpscaffold.data.looking import look
-    from dpscaffold.data.readers.files import left_aside
     from dpscaffold.whole import write_text
 
     if not 0 < epsilon < float("inf"):
@@ -57,9 +56,8 @@ def init_command(
         text = draft(found, epsilon)
     _check(text)
     write_text(target, text)
-    aside = left_aside(found.path, found.kind) if found else ""
-    if aside:
-        typer.echo(aside, err=True)
+    for note in found.notes if found else ():
+        typer.echo(note, err=True)
     if as_json:
         columns = [vars(column) for column in found.columns] if found else []
         said = {"configuration": str(target), "columns": columns, "outside": OUTSIDE}

@@ -10,6 +10,9 @@ from itertools import islice
 
 import numpy as np
 
+from dpscaffold.data.table_coding import refuse_two_readings
+from dpscaffold.errors import BadInput
+
 _DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
 _TIMES = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M", "%Y-%m-%d %H:%M")
 _MORE = ("%Y-%m-%dT%H:%M:%SZ", "%d/%m/%Y %H:%M", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
@@ -17,6 +20,8 @@ _NAMED = ("%d-%b-%Y", "%d%b%Y", "%d %b %Y", "%d-%b-%y", "%b %d, %Y", "%d %B %Y",
 _REST = ("%Y-%m-%dT%H:%M:%S%z", "%m/%d/%Y %H:%M", "%m/%d/%Y %I:%M %p", "%d-%b-%Y %H:%M:%S")
 #: The forms in which dates are looked for, in this order.
 FORMS = (*_DAYS, *_TIMES, *_MORE, *_NAMED, *_REST)
+#: How many forms of one column are looked for.
+MOST_FORMS = 4
 
 
 def numbers_in(cells: Sequence[str | None]) -> np.ndarray | None:
@@ -53,6 +58,7 @@ def kinds() -> Iterator[tuple[str, Callable[[str], bool]]]:
     yield "numbers", _is_number
     for form in FORMS:
         yield f"dates of the form {form}", partial(_is_date, form)
+    yield "dates", _is_any_date
 
 
 def but_for(cells: Sequence[str]) -> str:
@@ -82,9 +88,33 @@ def is_compact(cells: Sequence[str]) -> bool:
     return all(re.fullmatch(r"(19|20)\d{6}", cell) for cell in cells)
 
 
-def form_of(cells: Sequence[str]) -> str:
-    """The first form that fits every cell."""
-    return next((form for form in FORMS if all(_is_date(form, cell) for cell in cells)), "")
+def forms_of(cells: Sequence[str]) -> tuple[str, ...]:
+    """The forms of dates that fit every cell, as few as possible; none where the cells are no
+    dates, or where a text could be two days.
+
+    >>> forms_of(["31.01.2024", "2024-02-01"]), forms_of(["31/01/2024", "01/31/2024"])
+    (('%Y-%m-%d', '%d.%m.%Y'), ())
+    """
+    found: list[str] = []
+    left = [*dict.fromkeys(cells)]
+    if left and not _is_any_date(left[0]):  # most columns are no dates, and this tells at once
+        return ()
+    while left and len(found) < MOST_FORMS:
+        fitting = {form: [c for c in left if _is_date(form, c)] for form in FORMS}
+        best = max(FORMS, key=lambda form: len(fitting[form]))
+        if not fitting[best]:
+            return ()
+        found.append(best)
+        left = [cell for cell in left if not _is_date(best, cell)]
+    try:
+        refuse_two_readings("", tuple(found))
+    except BadInput:
+        return ()
+    return () if left else tuple(found)
+
+
+def _is_any_date(cell: str) -> bool:
+    return any(_is_date(form, cell) for form in FORMS)
 
 
 def _is_number(cell: str) -> bool:

@@ -24,6 +24,8 @@ from dpscaffold.data.markers import Markers, checked_markers, refuse_declared
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
 from dpscaffold.data.readers.files import AUTO, is_many
 from dpscaffold.data.readers.fills import PrivateFill
+from dpscaffold.data.spellings import Spellings, checked_spellings
+from dpscaffold.data.table_coding import Forms, refuse_two_readings
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Kind, Target
 
@@ -281,11 +283,15 @@ class TabularFile(Pooled):
     gaps: Annotated[
         tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(checked_markers)
     ] = None
+    values: Annotated[
+        dict[str, dict[str, tuple[str, ...]]] | None, BeforeValidator(checked_spellings)
+    ] = None
     unseen: Literal["refuse", "zero"] = "refuse"
     classes: tuple[str, ...] = ()
     target: Predicted = "class"
     exclude: tuple[str, ...] = ()
-    dates: dict[str, str] = Field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    dates: dict[str, Forms] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -322,8 +328,24 @@ class TabularFile(Pooled):
     def _numbers(self) -> TabularFile:
         if kind_in(self.target) == "number" and self.classes:
             raise ValueError("classes are given, and target is 'number'; leave one of them out")
-        if self.user == self.label:
-            raise ValueError(f"label and user are both '{self.label}'; name two columns")
+        labels = (self.label,) if isinstance(self.label, str) else self.label
+        if self.user in labels:
+            raise ValueError(f"label and user are both '{self.user}'; name two columns")
+        needed = next((name for name in self.absent if name in (*labels, self.user)), None)
+        if needed is not None:
+            raise ValueError(
+                f"absent names '{needed}', the label or user column, which no record can lack; "
+                f"leave it out of absent"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dates(self) -> TabularFile:
+        """Every column of dates has a form, and no text is read in two ways."""
+        for name, forms in self.dates.items():
+            if not forms:
+                raise ValueError(f"dates.{name} lists no form; give one, such as '%Y-%m-%d'")
+            refuse_two_readings(name, forms)
         return self
 
     @model_validator(mode="after")
@@ -331,7 +353,14 @@ class TabularFile(Pooled):
         """No value that is declared is a gap at once."""
         known = dict(self.categories) if isinstance(self.categories, dict) else {}
         classes = {self.label: self.classes} if isinstance(self.label, str) else {}
-        refuse_declared(Markers.given(self.gaps), known, classes)
+        markers = Markers.given(self.gaps)
+        refuse_declared(markers, known, classes)
+        if self.values:
+            labels = (self.label,) if isinstance(self.label, str) else self.label
+            named = () if kind_in(self.target) == "number" else labels
+            spelled = Spellings.given(self.values)
+            spelled.require((*named, *self.categories), "values")
+            spelled.require_known({**known, **classes}, markers, "values")
         return self
 
     @property

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.data.looking import Column, Look, is_measured, rounded_range
+from dpscaffold.data.label_guesses import is_measured, rounded_range
+from dpscaffold.data.looking import LEAST_RECORDS, Column, Look
 from dpscaffold.data.readers.arrays import npz_arrays, read_npz
 from dpscaffold.data.readers.files import AUTO
+from dpscaffold.data.spellings import toml_text, written
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Kind, Target, kind_of
 
@@ -30,14 +31,14 @@ def draft(found: Look, epsilon: float) -> str:
         f"# {found.rows} rows were looked at, drawn from all.",
         "[data]",
         f'source = "{found.kind}"',
-        f"path = {_text(found.path.as_posix())}{_files(found)}",
+        f"path = {toml_text(found.path.as_posix())}{_files(found)}",
         *_dialect(found),
         *_label(found),
         *_target(found.target),
-        *(f"user = {_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
+        *(f"user = {toml_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
         *_without_users(found),
         *_features(found),
-        "minimum_records = 10  # smaller users are left out, and named",
+        f"minimum_records = {LEAST_RECORDS}  # smaller users are left out, and named",
         *_preprocess(_norm(_columns(found))),
         "",
         *_rest(
@@ -67,7 +68,11 @@ def draft_arrays(path: Path, epsilon: float) -> str:
         low, high = rounded_range(labels)
         target = Target("number", low=low, high=high)
     count = 0 if users is None else len(np.unique(users))
-    lines = [HEAD, "[data]", 'source = "npz"', f"path = {_text(path.as_posix())}"]
+    if users is not None and count < 2:
+        raise BadInput(f"{path} names {count} user; federated training needs two or more")
+    if labels.ndim == 1 and len(np.unique(labels)) < 2:
+        raise BadInput(f"{path}: labels hold a single value, so there is nothing to learn")
+    lines = [HEAD, "[data]", 'source = "npz"', f"path = {toml_text(path.as_posix())}"]
     if isinstance(target, Target):
         lines += _target(target)
     if target == "labels":
@@ -86,11 +91,6 @@ def draft_arrays(path: Path, epsilon: float) -> str:
 _SPLIT = ['partition = "similarity"', "similarity = 100.0  # all users alike"]
 
 
-def _text(value: str) -> str:
-    """A text of TOML, which takes no DEL as it is."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _files(found: Look) -> str:
     if found.by_file:
         return f"  # {found.users} files, one per user"
@@ -101,10 +101,10 @@ def _dialect(found: Look) -> list[str]:
     if found.kind != "csv":
         return []
     dialect = found.dialect
-    comment = [f"comment = {_text(dialect.comment)}  # such lines are skipped"]
+    comment = [f"comment = {toml_text(dialect.comment)}  # such lines are skipped"]
     lines = comment if dialect.comment else []
     if dialect.header != 1:
-        shown = dialect.header if isinstance(dialect.header, int) else _text(dialect.header)
+        shown = dialect.header if isinstance(dialect.header, int) else toml_text(dialect.header)
         lines.append(f"header = {shown}  # the line of the columns' names; none above is read")
     if AUTO in (dialect.delimiter, dialect.encoding, dialect.decimal):
         return [
@@ -115,9 +115,9 @@ def _dialect(found: Look) -> list[str]:
             *lines,
         ]
     return [
-        f"encoding = {_text(dialect.encoding)}",
-        f"delimiter = {_text(dialect.delimiter)}",
-        f"decimal = {_text(dialect.decimal)}",
+        f"encoding = {toml_text(dialect.encoding)}",
+        f"delimiter = {toml_text(dialect.delimiter)}",
+        f"decimal = {toml_text(dialect.decimal)}",
         *lines,
     ]
 
@@ -125,9 +125,36 @@ def _dialect(found: Look) -> list[str]:
 def _label(found: Look) -> list[str]:
     columns = found.of("label")
     if found.target.kind == "labels":
-        listed = ", ".join(_text(column.name) for column in columns)
+        listed = ", ".join(toml_text(column.name) for column in columns)
         return [f"label = [{listed}]  # several labels of 0 and 1: {columns[0].why}"]
-    return [f"label = {_text(column.name)}  # {column.why}" for column in columns]
+    return [
+        line
+        for column in columns
+        for line in (
+            f"label = {toml_text(column.name)}  # {column.why.partition(';')[0]}",
+            *_spellings(column),
+        )
+    ]
+
+
+def _spellings(column: Column) -> list[str]:
+    """The other spellings of a column's values, and those that may be typing errors."""
+    lines = []
+    if column.same:
+        lines.append(
+            f"{written(column.name, column.same)}  # guessed to be one value: remove what is not"
+        )
+    if column.errors:
+        more = {value: list(listed) for value, listed in column.same.items()}
+        for text, value in column.errors.items():
+            more.setdefault(value, []).append(text)
+        instead = ", instead of the line above" if column.same else ""
+        lines += [
+            f"# {toml_text(column.name)} holds {', '.join(map(toml_text, column.errors))}, each a "
+            f"value of its own. If these are typing errors{instead}:",
+            f"# {written(column.name, more)}",
+        ]
+    return lines
 
 
 def _target(target: Target) -> list[str]:
@@ -146,8 +173,9 @@ def _target(target: Target) -> list[str]:
 def _without_users(found: Look) -> list[str]:
     if found.by_file or found.of("user"):
         return []
-    said = "users = 10  # no column names a site: records are dealt out at random; or user = COLUMN"
-    return [said, *_SPLIT]
+    users = min(10, sum(found.sizes) // LEAST_RECORDS)
+    said = "no column names a site: records are dealt out at random; or user = COLUMN"
+    return [f"users = {users}  # {said}", *_SPLIT]
 
 
 def _features(found: Look) -> list[str]:
@@ -155,20 +183,29 @@ def _features(found: Look) -> list[str]:
     lines = []
     if left := found.of("left out"):
         lines.append("exclude = [")
-        lines += [f"  {_text(c.name)},  # {c.why}" for c in left]
+        lines += [f"  {toml_text(c.name)},  # {c.why}" for c in left]
         lines.append("]")
     if coded := found.of("category"):
         lines.append("# Their values are read off the data, outside epsilon, unless you give them:")
-        lines.append(f"# categories = {{ {_text(coded[0].name)} = {_values(coded[0])} }}")
-        lines.append(f"categories = [{', '.join(_text(c.name) for c in coded)}]")
+        lines.append(f"# categories = {{ {toml_text(coded[0].name)} = {_values(coded[0])} }}")
+        lines.append(f"categories = [{', '.join(toml_text(c.name) for c in coded)}]")
+        lines += [line for c in coded for line in _spellings(c)]
+    if lacking := [c for c in found.columns if c.absent and c.role != "left out"]:
+        listed = ", ".join(toml_text(c.name) for c in lacking)
+        lines.append(f"absent = [{listed}]  # some files lack them: missing values there")
     if dated := found.of("date"):
-        pairs = ", ".join(f"{_text(c.name)} = {_text(c.form)}" for c in dated)
+        pairs = ", ".join(f"{toml_text(c.name)} = {_forms(c)}" for c in dated)
         lines.append(f"dates = {{ {pairs} }}  # days since 1970")
     return [*lines, *_gaps(found), *_missing(found)]
 
 
+def _forms(column: Column) -> str:
+    listed = ", ".join(map(toml_text, column.forms))
+    return listed if len(column.forms) == 1 else f"[{listed}]"
+
+
 def _values(column: Column) -> str:
-    shown = [_text(value) for value in column.values[:4]]
+    shown = [toml_text(value) for value in column.values[:4]]
     return f"[{', '.join(shown)}{', …' if len(column.values) > 4 else ''}]"
 
 
@@ -183,10 +220,10 @@ def _gaps(found: Look) -> list[str]:
             )
             lines.append(f"{_marked(column, column.gaps)}  # {said}")
         if column.maybe:
-            shown = ", ".join(f"{_text(text)} in {n}" for text, n in column.maybe.items())
+            shown = ", ".join(f"{toml_text(text)} in {n}" for text, n in column.maybe.items())
             instead = ", instead of the line above" if column.gaps else ""
             lines += [
-                f"# {_text(column.name)} holds {shown} of {found.rows} rows, read as a value:",
+                f"# {toml_text(column.name)} holds {shown} of {found.rows} rows, read as a value:",
                 f"# only you can tell. If it means missing{instead}:",
                 f"# {_marked(column, {**column.gaps, **column.maybe})}",
             ]
@@ -194,13 +231,13 @@ def _gaps(found: Look) -> list[str]:
 
 
 def _marked(column: Column, texts: Iterable[str]) -> str:
-    return f"gaps.{_text(column.name)} = [{', '.join(map(_text, texts))}]"
+    return f"gaps.{toml_text(column.name)} = [{', '.join(map(toml_text, texts))}]"
 
 
 def _missing(found: Look) -> list[str]:
     """Rules that read nothing off the records: an indicator beside a zero, a further category."""
     rules = [
-        f'{_text(c.name)} = "{"category" if c.role == "category" else "indicator"}"'
+        f'{toml_text(c.name)} = "{"category" if c.role == "category" else "indicator"}"'
         for c in found.columns
         if c.missing and c.role in ("number", "date", "category")
     ]

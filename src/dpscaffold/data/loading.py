@@ -44,6 +44,7 @@ from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.data.readers.leaf import read_leaf
 from dpscaffold.data.readers.tables import feature_blocks, identifiers_in, read_table, scan_table
+from dpscaffold.data.spellings import Spellings
 from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.writer import FederationWriter, require_free
@@ -213,6 +214,8 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.unseen,
         settings.seed,
         gaps=Markers.given(settings.gaps),
+        values=Spellings.given(settings.values),
+        absent=settings.absent,
     )
 
 

@@ -7,7 +7,6 @@ drafted is written down for people to check.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from dpscaffold.data.cell_kinds import but_for, form_of, in_thousands, is_compact, numbers_in
+from dpscaffold.data.cell_kinds import but_for, forms_of, in_thousands, is_compact, numbers_in
 from dpscaffold.data.gap_guesses import markers_in, pointed_out
+from dpscaffold.data.label_guesses import described_label, target_in
 from dpscaffold.data.markers import BLANKS
-from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
+from dpscaffold.data.readers.alike import same_values, typing_errors
+from dpscaffold.data.readers.columns import (
+    column_names,
+    common_columns,
+    read_batches,
+    require_column,
+    split_tables,
+)
 from dpscaffold.data.readers.files import (
     AUTO,
     OTHERS,
@@ -31,10 +38,12 @@ from dpscaffold.data.readers.files import (
     Format,
     TableFile,
     is_many,
+    left_aside,
+    no_tables,
     table_files,
 )
-from dpscaffold.data.readers.marked import tidy
-from dpscaffold.data.table_coding import by_value, held_labels
+from dpscaffold.data.readers.marked import GROUPED, tidy
+from dpscaffold.data.table_coding import held_labels
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 
@@ -55,38 +64,55 @@ WARDS = r"ward|department|unit|station"
 IDENTIFIERS = r"(^|_)(id|nr|no|num|number|uuid|mrn|case|patient|pid|visit|name|ssn)(_|$)"
 #: A text column with more values than this is not taken for a category.
 MOST_CATEGORIES = 40
-#: A label that holds numbers with more values than this is taken for a number, not for classes.
-MOST_CLASSES = 20
+#: Sites with fewer records are left out by a draft.
+LEAST_RECORDS = 10
+#: A column of free text by its name; such texts may name people.
+FREE_TEXT = (
+    r"(^|_)(notes?|comments?|remarks?|text|free_?text|description|bemerkung(en)?|kommentar|notiz"
+    r"(en)?|befund|anamnese|freitext|remarques?|commentaires?|observations?|nota|notas|opmerking"
+    r"(en)?)(_|$)"
+)
 
 
 @dataclass(frozen=True)
 class Column:
     """One column: what it seems to be, why, and whether values are missing. ``gaps`` are the texts
-    that seem to stand for a missing value, ``maybe`` the values that might; and in how many
-    rows."""
+    that seem to stand for a missing value, ``maybe`` the values that might; and in how many rows.
+    ``same`` are other spellings of its values, ``errors`` those that may be typing errors."""
 
     name: str
     role: Role
     why: str
     missing: bool = False
-    form: str = ""
+    forms: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     gaps: Mapping[str, int] = field(default_factory=dict)
     maybe: Mapping[str, int] = field(default_factory=dict)
+    same: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    absent: bool = False
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was found in a table; ``target`` has the range that a number seems to have."""
+    """What was found in a table; ``target`` has the range that a number seems to have, ``sizes``
+    are the records of every site (of the whole table where it names none), and ``notes`` say which
+    files were left aside."""
 
     path: Path
     kind: Format
     dialect: Dialect
     columns: tuple[Column, ...]
-    users: int
     by_file: bool
     target: Target
     rows: int
+    sizes: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def users(self) -> int:
+        """How many sites there are; 0 where nothing names one."""
+        return len(self.sizes) if self.by_file or self.of("user") else 0
 
     def of(self, role: Role) -> list[Column]:
         """The columns of one role."""
@@ -97,13 +123,16 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     """Look at some rows of every file and guess what the columns are. ``label`` may name several
     columns, with commas between them."""
     kind = kind_of(path)
-    files = table_files(path, kind, UNKNOWN)
-    names = common_columns(files)
-    told = _labels_in(label, names)
+    files, texts = split_tables(table_files(path, kind, UNKNOWN))
+    lacking = _may_lack(files)
+    told = _labels_in(label, [*lacking, *column_names(files[0])])
+    files, names = common_columns(files, lambda name: name in lacking, (*told, user))
     for wanted in told:
         require_column(path, wanted, names, "label")
     if user is not None:
         require_column(path, user, names, "user")
+    if user in told:
+        raise BadInput(f"--user and --label are both '{user}'; name two columns")
     strange = {} if kind == "csv" else _strange(files)
     names = [name for name in names if name not in strange or name in (*told, user)]
     cells = _sample(files, names, rows)
@@ -112,31 +141,131 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
         raise BadInput(f"{path} holds no record; name a table with some")
     gaps = {name: markers_in(cells[name]) for name in names}
     cells = {name: _without(cells[name], gaps[name]) for name in names}
-    chosen = told or (_label(names, cells),)
+    whole = [name for name in names if name not in lacking]
+    chosen = told or (_label(whole, cells),)
     for name in chosen if len(chosen) > 1 else ():
         held_labels([cell for cell in cells[name] if cell is not None], name)
-    site = user or _site(names, cells, chosen, files)
-    counts = {name: _counted(files, name, gaps[name]) for name in chosen}
-    target = _target(path, counts)
-    columns = [
-        _with_gaps(
-            _label_column(name, counts[name], target, bool(told))
-            if name in chosen
-            else _column(name, cells[name], site, user is not None),
-            gaps[name],
-            cells[name],
-        )
-        for name in names
-    ]
+    site = user or _site(whole, cells, chosen, files)
+    by_file = site is None and is_many(path)
+    found = _counted(files, {name: gaps[name] for name in (*chosen, *([site] if site else ()))})
+    counts = {name: found.values[name] for name in chosen}
+    sizes = (
+        found.values[site] if site else found.sizes if by_file else {"": sum(found.sizes.values())}
+    )
+    _require_sites(path, site, by_file, sizes)
+    target = target_in(path, counts)
+    columns = []
+    for name in names:
+        if name in chosen:
+            column = _label_column(name, counts[name], target, bool(told))
+        else:
+            column = _column(name, cells[name], site, user is not None)
+            column = _absent(column, lacking.get(name, ()), len(files))
+        columns.append(_with_gaps(column, gaps[name], cells[name]))
     columns += [
         Column(name, "left out", f"it holds {held}, neither numbers nor texts")
         for name, held in strange.items()
         if name not in names
     ]
-    by_file = site is None and is_many(path)
     shared = _shared([file.dialect for file in files])
-    users = len(files) if by_file else len(set(cells[site]) - {None}) if site else 0
-    return Look(path, kind, shared, tuple(columns), users, by_file, target, seen)
+    notes = tuple(note for note in (left_aside(path, kind), no_tables(texts)) if note)
+    every = tuple(sizes.values())
+    return Look(path, kind, shared, tuple(columns), by_file, target, seen, every, notes)
+
+
+def _may_lack(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
+    """The columns that some files lack, and which files: where a file has at least half of all
+    columns, others may be missing there. A file of another kind is refused elsewhere."""
+    found = [{*column_names(file)} for file in files]
+    every = set().union(*found)
+    if any(2 * len(each) < len(every) for each in found):
+        return {}
+    return {
+        name: tuple(
+            file.path.name for file, each in zip(files, found, strict=True) if name not in each
+        )
+        for name in every
+        if not all(name in each for each in found)
+    }
+
+
+def _absent(column: Column, files: Sequence[str], count: int) -> Column:
+    """A column that some files lack: its values are missing there, unless few files have it."""
+    if not files or column.role == "left out":
+        return column
+    named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    if 2 * len(files) > count:
+        return Column(column.name, "left out", f"most files lack it: {named}")
+    why = f"{column.why}; {named} lacks it, so its values are missing there"
+    return replace(column, why=why, missing=True, absent=True)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """How many rows hold each value of some columns, and how many rows each file has."""
+
+    values: dict[str, Counter[str]]
+    sizes: dict[str, int]
+
+
+def _counted(files: Sequence[TableFile], columns: Mapping[str, Mapping[str, int]]) -> _Counts:
+    """The values of columns, without their gaps, in all rows: a rare value matters, too."""
+    counts: dict[str, Counter[str]] = {name: Counter() for name in columns}
+    sizes = {str(file.path): 0 for file in files}
+    most = max(1, MOST_BYTES // len(files))
+    for file in files:
+        read = 0
+        for batch in read_batches(file, [], list(columns), list(columns)):
+            for name, gaps in columns.items():
+                cells = _cells(file, batch, name)
+                counts[name].update(c for c in cells if c is not None and c not in gaps)
+            sizes[str(file.path)] += batch.num_rows
+            read += batch.nbytes
+            if read >= most:
+                break
+    return _Counts(counts, sizes)
+
+
+def _require_sites(path: Path, site: str | None, by_file: bool, sizes: Mapping[str, int]) -> None:
+    """Refuse a table of which training would keep fewer than two sites."""
+    large = sum(size >= LEAST_RECORDS for size in sizes.values())
+    if site is None and not by_file:
+        if sum(sizes.values()) < 2 * LEAST_RECORDS:
+            raise BadInput(
+                f"{path} holds {sum(sizes.values())} records, and two sites need "
+                f"{LEAST_RECORDS} each; name a table with more"
+            )
+        return
+    if large < 2:
+        what = f"the column '{site}' names" if site else f"{path} holds"
+        unit = "site" if site else "file"
+        raise BadInput(
+            f"{what} {len(sizes)} {unit}{'' if len(sizes) == 1 else 's'}, of which {large} "
+            f"{'has' if large == 1 else 'have'} {LEAST_RECORDS} records or more; federated "
+            f"training needs two such sites: name the column of sites with --user COLUMN"
+        )
+
+
+def _label_column(name: str, counts: Counter[str], target: Target, told: bool) -> Column:
+    """A label, with its values and their counts or the range that was guessed."""
+    why = "as you said" if told else "guessed: its name, or few values"
+    column = Column(name, "label", f"{why}; {described_label(counts, target)}")
+    return _with_spellings(column, counts) if target.kind == "class" else column
+
+
+def _with_spellings(column: Column, counts: Counter[str]) -> Column:
+    """A column of classes or categories with spellings that seem to be one value."""
+    same, errors = same_values(counts), typing_errors(counts)
+    others = {other for group in same.values() for other in group}
+    errors = {text: value for text, value in errors.items() if text not in others}
+    why, values = column.why, tuple(v for v in column.values if v not in others)
+    if same:
+        pairs = (f"{_some(group)} as '{value}'" for value, group in same.items())
+        why += f"; read as one: {', '.join(pairs)}"
+    if errors:
+        asked = (f"'{text}' a typing error of '{value}'" for text, value in errors.items())
+        why += f"; is {', '.join(asked)}?"
+    return replace(column, why=why, values=values, same=same, errors=errors)
 
 
 def _strange(files: Sequence[TableFile]) -> dict[str, str]:
@@ -199,96 +328,10 @@ def _labels_in(label: str | None, names: list[str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in label.split(","))
 
 
-def _counted(files: Sequence[TableFile], name: str, gaps: Mapping[str, int]) -> Counter[str]:
-    """How many rows hold each value of a column: of all rows, since a rare value matters, too."""
-    counts: Counter[str] = Counter()
-    most = max(1, MOST_BYTES // len(files))
-    for file in files:
-        read = 0
-        for batch in read_batches(file, [], [name], [name]):
-            counts.update(_cells(file, batch, name))
-            read += batch.nbytes
-            if read >= most:
-                break
-    return Counter({v: n for v, n in counts.items() if v is not None and v not in gaps})
-
-
 def _cells(file: TableFile, batch: pa.RecordBatch, name: str) -> list[str | None]:
     """A column of a batch as texts with a decimal point."""
     texts: list[str | None] = tidy(batch.column(name)).to_pylist()
     return [_pointed(text) for text in texts] if file.decimal == "," else texts
-
-
-def _target(path: Path, counts: Mapping[str, Counter[str]]) -> Target:
-    """What the label columns hold."""
-    if len(counts) > 1:
-        return Target("labels", tuple(counts))
-    ((name, found),) = counts.items()
-    if len(found) < 2:
-        held = f"holds a single value, '{next(iter(found))}'" if found else "is empty"
-        raise BadInput(
-            f"{path}: the label column '{name}' {held}, so there is nothing to learn; name another "
-            f"with --label COLUMN"
-        )
-    numbers = numbers_in(list(found.elements()))
-    if numbers is None or not is_measured(numbers):
-        return Target("class", tuple(sorted(found, key=by_value)))
-    low, high = rounded_range(numbers)
-    return Target("number", low=low, high=high)
-
-
-def _label_column(name: str, counts: Counter[str], target: Target, told: bool) -> Column:
-    """A label column, with its values or the range that was guessed."""
-    why = "as you said" if told else "guessed: its name, or few values"
-    if target.kind == "number":
-        why += (
-            f"; a number: its range, low = {target.low:.12g} and high = {target.high:.12g}, was "
-            f"guessed from the data, so write what it can be"
-        )
-    else:
-        shown = [f"'{value}' in {count} rows" for value, count in counts.most_common(MOST_CLASSES)]
-        more = f" and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
-        why += f"; {len(counts)} values: {', '.join(shown)}{more}"
-    return Column(name, "label", why, values=tuple(counts))
-
-
-def is_measured(numbers: np.ndarray) -> bool:
-    """Whether numbers are a measurement rather than the numbers of classes: fractions, or many
-    different values.
-
-    >>> [is_measured(np.array(one)) for one in ([0, 1, 1], [0.5, 1], range(30))]
-    [False, True, True]
-    """
-    return bool((numbers != np.floor(numbers)).any()) or len(np.unique(numbers)) > MOST_CLASSES
-
-
-def rounded_range(numbers: np.ndarray) -> tuple[float, float]:
-    """A range of round numbers that holds these, from 0 where that is near. Where a few lie far
-    outside, it holds 99 % of them.
-
-    >>> rounded_range(np.array([9.0, 31.0, 58.0])), rounded_range(np.array([320.0, 485.0, 626.0]))
-    ((0.0, 60.0), (300.0, 650.0))
-    """
-    low, high = float(numbers.min()), float(numbers.max())
-    inner = np.quantile(numbers, [0.005, 0.995])
-    if high - low > 3 * (inner[1] - inner[0]) > 0:
-        low, high = float(inner[0]), float(inner[1])
-    if 0 < low < high / 3:
-        low = 0.0
-    step = _round_step((high - low) / 5 or abs(high) or 1.0)
-    low, high = step * math.floor(low / step), step * math.ceil(high / step)
-    return _clean(low), _clean(high if high > low else low + step)
-
-
-def _round_step(width: float) -> float:
-    """1, 2 or 5 times a power of ten: the largest that is at most this wide."""
-    power = 10.0 ** math.floor(math.log10(width))
-    return max(factor * power for factor in (1, 2, 5) if factor * power <= width * (1 + 1e-9))
-
-
-def _clean(value: float) -> float:
-    """A multiple of a round step without the last digits of its arithmetic."""
-    return float(f"{value:.12g}")
 
 
 def kind_of(path: Path) -> Format:
@@ -340,7 +383,11 @@ def _drawn(file: TableFile, names: list[str], rows: int, most: int) -> list[pa.R
 
 
 def _pointed(text: str | None) -> str | None:
-    return text.replace(",", ".") if text and re.fullmatch(r"-?\d+,\d+", text) else text
+    """A number of a file with decimal commas as one with a point; any other text as it is."""
+    if not text:
+        return text
+    plain = text.replace(".", "") if re.fullmatch(GROUPED, text) else text
+    return plain.replace(",", ".") if re.fullmatch(r"[+-]?\d+(,\d*)?", plain) else text
 
 
 def _label(names: list[str], cells: dict[str, list[str | None]]) -> str:
@@ -391,9 +438,10 @@ def _column(
     hinted = re.search(IDENTIFIERS, name.lower()) is not None
     unique = len(values) == len(there) and len(there) >= 20
     whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
-    form = "" if numbers is not None and not is_compact(there) else form_of(there)
-    if form:
-        return Column(name, "date", f"it holds dates of the form {form}", missing, form)
+    forms = () if numbers is not None and not is_compact(there) else forms_of(there)
+    if forms:
+        why = f"it holds dates of the form {' or '.join(forms)}"
+        return Column(name, "date", why, missing, forms)
     if numbers is None and (grouped := in_thousands(there)):
         why = f"numbers with a sign between thousands ('{grouped}'); write them without to use it"
         return Column(name, "left out", why)
@@ -405,8 +453,22 @@ def _column(
         return Column(name, "number", "it holds numbers", missing)
     if broken := but_for(there):
         return Column(name, "left out", broken)
+    if _is_free_text(name, values):
+        why = (
+            "free text, it seems, which may name people; if its values are a few fixed answers, "
+            "list it in categories"
+        )
+        return Column(name, "left out", why)
     if len(values) > MOST_CATEGORIES:
         return Column(name, "left out", f"a text with {len(values)} values in {len(there)} rows")
-    return Column(
-        name, "category", f"a text with {len(values)} values", missing, values=tuple(sorted(values))
-    )
+    known = tuple(sorted(values))
+    column = Column(name, "category", f"a text with {len(values)} values", missing, values=known)
+    return _with_spellings(column, Counter(there))
+
+
+def _is_free_text(name: str, values: Iterable[str]) -> bool:
+    """Whether texts are sentences rather than the names of categories."""
+    words = [len(value.split()) for value in values]
+    mean = sum(words) / len(words)
+    named = re.search(FREE_TEXT, name.lower()) is not None
+    return mean >= 4 or (named and mean > 1.2)

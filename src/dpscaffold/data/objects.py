@@ -269,7 +269,7 @@ def _stacked(
     """Rows of numbers of all users as one pool."""
     stray = [k for k in ("categories", "dates") if getattr(settings, k)]
     stray += ["missing"] if settings.missing != "refuse" else []
-    stray += ["gaps"] if settings.gaps else []
+    stray += [key for key in ("gaps", "values") if getattr(settings, key)]
     if stray:
         raise BadInput(f"{stray[0]} is given, which belongs to columns, and these data are rows")
     widths = {x.shape[1] for x, *_ in parts.values()}

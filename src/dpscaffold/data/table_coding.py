@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from dpscaffold.data.markers import BLANKS, Markers, is_gap, number_gaps
+from dpscaffold.data.spellings import Columns, Spellings
 from dpscaffold.errors import BadInput, nearest
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ class Coding:
     ``fills`` (name, number) stands for a missing number, ``indicators`` add a feature that is 1
     where the number is missing (after all numbers), and ``own`` are categorical columns whose
     absence is one category more, the last. ``gaps`` (name, markers) are the texts and numbers that
-    stand for a missing value in a column, label and user among them.
+    stand for a missing value in a column, label and user among them; ``values`` (name, (value,
+    spellings)) are the other spellings of values, of the label, too. A file may lack the columns
+    ``absent``: their values are missing there.
 
     A cell that is text is read as a file's would be, to the last bit.
 
@@ -53,11 +57,13 @@ class Coding:
     missing: Literal["refuse", "drop"] | float = "refuse"
     read_off: tuple[str, ...] = ()
     unseen: Literal["refuse", "zero"] = "refuse"
-    dates: tuple[tuple[str, str], ...] = ()
+    dates: tuple[tuple[str, Forms], ...] = ()
     fills: tuple[tuple[str, float], ...] = ()
     indicators: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     gaps: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    values: Columns = ()
+    absent: tuple[str, ...] = ()
     cost: ClassVar[Cost | None] = None
 
     def __post_init__(self) -> None:
@@ -98,6 +104,11 @@ class Coding:
     def markers(self) -> Markers:
         """What stands for a missing value, by column."""
         return Markers(self.gaps)
+
+    @property
+    def spellings(self) -> Spellings:
+        """The other spellings of values, by column."""
+        return Spellings(self.values)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -149,10 +160,12 @@ class Coding:
 
     def _one_hot(self, name: str, values: tuple[str, ...], column: np.ndarray) -> np.ndarray:
         index = {value.strip(BLANKS): i for i, value in reversed([*enumerate(values)])}
+        other = self.spellings.of(name)
         own = name in self.own
         out = np.zeros((len(column), len(values) + own), dtype=np.float32)
         for row, cell in enumerate(self._cells(name, column, number=False)):
             text = _category(cell, index)
+            text = text if text is None else other.get(text, text)
             if text is None:
                 if own:
                     out[row, -1] = 1.0
@@ -199,24 +212,55 @@ def held_labels(cells: Sequence[str], name: str) -> np.ndarray:
     return np.array([known[text] for text in cells], dtype=bool)
 
 
-def days(name: str, cells: Sequence[Any], form: str) -> np.ndarray:
-    """Dates of a form (strptime's codes) as days since 1970-01-01, (N,) float32, NaN where one is
-    missing.
+#: The form of a column's dates (strptime's codes), or several of them.
+Forms = str | tuple[str, ...]
 
-    >>> days("born", ["02.01.1970", None], "%d.%m.%Y").tolist()
-    [1.0, nan]
+
+def forms_in(forms: Forms) -> tuple[str, ...]:
+    """The forms of a column, one or several."""
+    return (forms,) if isinstance(forms, str) else forms
+
+
+def refuse_two_readings(name: str, forms: Forms) -> None:
+    """Refuse forms of a column that read the same text as different days.
+
+    >>> refuse_two_readings("born", ("%d.%m.%Y", "%Y-%m-%d"))
+    """
+    for form, other in permutations(forms_in(forms), 2):
+        text = _PROBE.strftime(form)
+        try:
+            read = (datetime.strptime(text, form), datetime.strptime(text, other))
+        except ValueError:
+            continue
+        if read[0].date() != read[1].date():
+            raise BadInput(
+                f"dates.{name} lists {form} and {other}, which read {text} as different days; "
+                f"keep one of them, and write the dates of the other files in another form"
+            )
+
+
+#: A day whose day, month and year differ in every form.
+_PROBE = datetime(2003, 2, 1)
+
+
+def days(name: str, cells: Sequence[Any], form: Forms) -> np.ndarray:
+    """Dates of a form (strptime's codes), or of the first of several that fits, as days since
+    1970-01-01, (N,) float32, NaN where one is missing.
+
+    >>> days("born", ["02.01.1970", None, "1970-01-03"], ("%d.%m.%Y", "%Y-%m-%d")).tolist()
+    [1.0, nan, 2.0]
     """
     out = np.full(len(cells), np.nan, dtype=np.float32)
-    first = datetime(1970, 1, 1)
+    first, forms = datetime(1970, 1, 1), forms_in(form)
     for row, value in enumerate(cells):
         if value is None:
             continue
         try:
-            when = value if isinstance(value, datetime) else _when(str(value), form)
+            when = value if isinstance(value, datetime) else _when(str(value), forms)
         except ValueError:
             raise BadInput(
-                f"column '{name}' holds '{value}', which is no date of the form {form}; mend the "
-                f"value or the form in dates"
+                f"column '{name}' holds '{value}', which is no date of the form "
+                f"{' or '.join(forms)}; correct the value, or add its form to dates.{name}"
             ) from None
         out[row] = (when.replace(tzinfo=None) - first).total_seconds() / 86400
     return out
@@ -226,10 +270,16 @@ def days(name: str, cells: Sequence[Any], form: str) -> np.ndarray:
 _TYPED = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?")
 
 
-def _when(text: str, form: str) -> datetime:
+def _when(text: str, forms: tuple[str, ...]) -> datetime:
+    """The day and time of the first form that fits."""
     if _TYPED.fullmatch(text):
         return datetime.fromisoformat(text)
-    return datetime.strptime(text, form)
+    for form in forms[:-1]:
+        try:
+            return datetime.strptime(text, form)
+        except ValueError:
+            continue
+    return datetime.strptime(text, forms[-1])
 
 
 @cache

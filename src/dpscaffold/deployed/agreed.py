@@ -49,7 +49,15 @@ def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, An
     schema = setting.roster.schema
     coded = tuple((n, rows.categories[n]) for n in rows.columns if n in rows.categories)
     marked = rows.markers.among((*schema.columns, rows.label))
-    coding = Coding(schema.columns, coded, rows.missing, unseen="zero", gaps=marked)
+    coding = Coding(
+        schema.columns,
+        coded,
+        rows.missing,
+        unseen="zero",
+        gaps=marked,
+        values=rows.spellings.columns,
+        absent=rows.absent,
+    )
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
     steps = (coding, *schema.preparation)
     params = state.output.cpu()

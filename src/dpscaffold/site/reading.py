@@ -10,7 +10,7 @@ gradient. The site's log and ``site check`` say which records these are; nobody 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dpscaffold.data.prepared import prepare
 from dpscaffold.data.readers.marked import (
     NUMBER,
     numbers_without_markers,
+    respelled,
     tidy,
     without_markers,
 )
@@ -186,9 +187,14 @@ def _opened(path: Path, table: Mapping[str, Any], schema: Schema) -> Columns:
     else:
         found = _read_parquet(path, wanted)
     lacking = [name for name in wanted if name not in found.columns]
-    if lacking:
-        raise BadInput(f"there is no column {lacking[0]!r}, or more than one")
-    return found
+    stray = next((name for name in lacking if name not in schema.absent), None)
+    if stray is not None:
+        raise BadInput(
+            f"there is no column {stray!r}, or more than one; add it, or ask the server to name it "
+            f"in schema.absent, which makes its values missing here"
+        )
+    empty = pa.chunked_array([pa.nulls(found.records, pa.string())])
+    return replace(found, columns={**found.columns, **dict.fromkeys(lacking, empty)})
 
 
 def _read_parquet(path: Path, wanted: tuple[str, ...]) -> Columns:
@@ -213,12 +219,12 @@ def _from_table(table: Columns, schema: Schema) -> tuple[np.ndarray, np.ndarray,
     for name in schema.columns:
         if name in schema.categories:
             known = schema.categories[name]
-            index, wrong = _index(table.columns[name], known)
+            index, wrong = _index(table.columns[name], known, schema.spellings.of(name))
             faults.add(f"{name!r} is not UTF-8", np.flatnonzero(wrong))
             parts.append(index[:, None] == np.arange(len(known)))
     label = table.columns[schema.label]
     if schema.classes:
-        labels, _ = _index(label, schema.class_names)
+        labels, _ = _index(label, schema.class_names, schema.spellings.of(schema.label))
         unknown = labels < 0
     else:
         labels, wrong = _numbers(label, schema.markers.of(schema.label))
@@ -232,7 +238,8 @@ def _filled(table: Columns, schema: Schema) -> list[str]:
     used, said = table.faults.used(table.records), []
     for name in schema.columns:
         if name in schema.categories:
-            index, _ = _index(table.columns[name], schema.categories[name])
+            known = schema.categories[name]
+            index, _ = _index(table.columns[name], known, schema.spellings.of(name))
             gone, rule = index < 0, "not among the offer's categories, and are zero everywhere"
         else:
             values, _ = _numbers(table.columns[name], schema.markers.of(name))
@@ -260,11 +267,14 @@ def _numbers(column: pa.ChunkedArray, markers: tuple[str, ...]) -> tuple[np.ndar
     return values, wrong | np.isinf(values)
 
 
-def _index(column: pa.ChunkedArray, known: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the known texts each value is, -1 for none of them, and which are not even text."""
+def _index(
+    column: pa.ChunkedArray, known: tuple[str, ...], other: Mapping[str, str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the known texts each value is, also in an ``other`` spelling, -1 for none of them;
+    and which are not even text."""
     text, wrong = _texts(column)
     names = pa.array([name.strip(BLANKS) for name in known], pa.string())
-    found = pc.index_in(pc.utf8_trim(text, BLANKS), names)
+    found = pc.index_in(respelled(pc.utf8_trim(text, BLANKS), other), names)
     return _plain(pc.fill_null(found, -1)).astype(np.int64), wrong
 
 

@@ -14,7 +14,8 @@ from dpscaffold.data.markers import NO_MARKERS, Markers
 from dpscaffold.data.readers.alike import alike_values
 from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.fills import PrivateFill
-from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, by_value, held_labels
+from dpscaffold.data.spellings import NO_SPELLINGS, Spellings
+from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, Forms, by_value, held_labels
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
@@ -38,7 +39,9 @@ class TableSource:
     ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.readers.gaps`). ``path``
     may be a folder or a pattern of files with the same columns; without ``user`` each is a user
     then. ``gaps`` are the texts that stand for a missing value beside an empty cell
-    (:mod:`dpscaffold.data.markers`).
+    (:mod:`dpscaffold.data.markers`), and ``values`` the other spellings of labels and categories
+    (:mod:`dpscaffold.data.spellings`). ``absent`` are columns that some files may lack: their
+    values are missing there.
     """
 
     path: Path
@@ -52,13 +55,20 @@ class TableSource:
     dialect: Dialect = field(default_factory=Dialect)
     target: Kind | Target = "class"
     exclude: tuple[str, ...] = ()
-    dates: Mapping[str, str] = field(default_factory=dict)
+    dates: Mapping[str, Forms] = field(default_factory=dict)
     unseen: Literal["refuse", "zero"] = "refuse"
     seed: int = 0
     #: Tables that are held already, by name, in place of files; ``many``: one per user.
     held: tuple[tuple[str, pa.Table], ...] = ()
     many: bool = False
     gaps: Markers = NO_MARKERS
+    values: Spellings = NO_SPELLINGS
+    absent: tuple[str, ...] = ()
+
+    def is_optional(self, name: str) -> bool:
+        """Whether a file may lack this column: its values are missing there, or nobody reads it."""
+        read = not self.features or name in (*self.features, *self.labels, self.user)
+        return name in (*self.absent, *self.exclude) or not read
 
     @property
     def predicts(self) -> Kind:

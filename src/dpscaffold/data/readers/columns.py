@@ -3,8 +3,10 @@ sentence."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +66,58 @@ def column_names(file: TableFile) -> list[str]:
     return names
 
 
-def common_columns(files: Sequence[TableFile]) -> list[str]:
-    """The columns that all files have; a file with other ones is refused by name."""
-    names = column_names(files[0])
-    for file in files[1:]:
-        found = column_names(file)
-        if set(found) != set(names):
-            more, less = set(found) - set(names), set(names) - set(found)
-            said = (
-                f"lacks the column '{min(less)}' of {files[0].path.name}"
-                if less
-                else f"has a column '{min(more)}' that {files[0].path.name} lacks"
-            )
-            raise BadInput(f"{file.path} {said}; all files of a table need the same columns")
-    return names
+def common_columns(
+    files: Sequence[TableFile],
+    optional: Callable[[str], bool] = lambda name: False,
+    needed: Collection[str | None] = (),
+) -> tuple[tuple[TableFile, ...], list[str]]:
+    """The files, each with the columns that it lacks, and the columns of all. A file is refused by
+    name that lacks one which is not ``optional``, or which every record needs."""
+    found = [column_names(file) for file in files]
+    names = [*dict.fromkeys(name for each in found for name in each)]
+    kept = (name for name in names if name in needed or not optional(name))
+    differing = [name for name in kept if not all(name in each for each in found)]
+    if differing:
+        raise BadInput(_differing(files, found, differing, needed))
+    return tuple(
+        replace(file, lacks=tuple(name for name in names if name not in each))
+        for file, each in zip(files, found, strict=True)
+    ), names
+
+
+def _differing(
+    files: Sequence[TableFile],
+    found: Sequence[Sequence[str]],
+    differing: Sequence[str],
+    needed: Collection[str | None],
+) -> str:
+    """Which file lacks the most common column that not all have, and what may be done."""
+    name = max(differing, key=lambda name: sum(name in each for each in found))
+    pairs = [*zip(files, found, strict=True)]
+    lacking, other = next(pair for pair in pairs if name not in pair[1])
+    owner = next(file for file, each in pairs if name in each)
+    listed = json.dumps([name], ensure_ascii=False)
+    own = [one for one in other if one in differing]
+    said = f"{lacking.path} lacks the column '{name}' of {owner.path.name}{nearest(name, own)}"
+    if name in needed:
+        return f"{said}, which every record needs; add it there, or take the file away"
+    return (
+        f"{said}; if its values are missing there, write absent = {listed} in [data] (missing says "
+        f"how they are filled), or leave the column out with exclude = {listed}"
+    )
+
+
+def split_tables(
+    files: Sequence[TableFile],
+) -> tuple[tuple[TableFile, ...], tuple[str, ...]]:
+    """The files of a folder that are tables, and the names of those that are not: texts (.txt)
+    beside CSV files, with none of their columns."""
+    tables = [file for file in files if file.path.suffix.lower() != ".txt"]
+    if not tables or len(tables) == len(files):
+        return tuple(files), ()
+    known = {name for file in tables for name in column_names(file)}
+    kept = tuple(file for file in files if file in tables or known & {*column_names(file)})
+    return kept, tuple(file.path.name for file in files if file not in kept)
 
 
 def _not_text(file: TableFile) -> str:
@@ -112,13 +152,15 @@ def read_batches(
     Memory is bounded by the batch, whatever the size of the file.
     """
     path, constants = file.path, _constants(file, seen)
+    there = [name for name in names if name not in constants]
     inside = [name for name in numbers if name not in constants]
     written = [name for name in texts if name not in constants]
     try:
         if file.table is not None:
-            chosen = file.table.select([*inside, *written] or list(names)[:1])
+            chosen = file.table.select([*inside, *written] or there[:1])
             for batch in chosen.to_batches(max_chunksize=_BATCH_ROWS):
-                yield _cast(file, batch, inside, written, seen)
+                cast = _cast(file, batch, inside, written, seen)
+                yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
         elif file.kind == "parquet":
             with pa.parquet.ParquetFile(path) as opened:
                 for batch in opened.iter_batches(
@@ -127,12 +169,17 @@ def read_batches(
                     cast = _cast(file, batch, inside, written, seen)
                     yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
         else:
-            # Markers are texts, so numbers beside which they may stand are read as texts first.
-            types = {name: pa.string() if file.gaps.of(name) else pa.float32() for name in inside}
+            # Markers are texts, so numbers beside which they may stand are read as texts first;
+            # and so are numbers with a decimal comma, which may have points between thousands.
+            comma = file.decimal != "."
+            types = {
+                name: pa.string() if comma or file.gaps.of(name) else pa.float32()
+                for name in inside
+            }
             types |= {name: pa.string() for name in written}
             convert = pa.csv.ConvertOptions(
                 column_types=types,
-                include_columns=[*inside, *written] or list(names)[:1],
+                include_columns=[*inside, *written] or there[:1],
                 strings_can_be_null=True,
             )
             for batch in csv_batches(file, convert):
@@ -150,8 +197,9 @@ def read_batches(
 
 
 def _constants(file: TableFile, seen: Sightings | None) -> dict[str, str | None]:
-    """The columns that the file's folders name; a marker is none there, too."""
-    found: dict[str, str | None] = {}
+    """The columns that the file's folders name, where a marker is none, too; and those that it
+    lacks, without a value."""
+    found: dict[str, str | None] = dict.fromkeys(file.lacks)
     for name, value in file.constants:
         told = None if seen is None else (seen, name)
         column = without_markers(pa.array([value], pa.string()), file.gaps.of(name), seen=told)
@@ -167,7 +215,7 @@ def _unmarked(
     seen: Sightings | None,
 ) -> pa.RecordBatch:
     """A batch of a CSV file with nulls where a marker stands."""
-    if not any(file.gaps.of(name) for name in (*numbers, *texts)):
+    if file.decimal == "." and not any(file.gaps.of(name) for name in (*numbers, *texts)):
         return batch
     columns = [_numbers_in(file, batch.column(name), name, seen) for name in numbers]
     columns += [_texts_in(file, batch.column(name), name, seen) for name in texts]
@@ -295,7 +343,13 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
 
 def _no_number(path: Path, column: str, wrong: str, where: str = "") -> str:
     """What may be done about a text among numbers: whoever knows what it means decides."""
-    if re.fullmatch(r"-?\d+,\d+", wrong):
+    if re.fullmatch(r"[+-]?\d{1,3}\.\d{3}", wrong):
+        plain = wrong.replace(".", "")
+        more = (
+            f"leave it out (exclude), or write {plain} or {wrong.replace('.', ',')}, since beside "
+            f"decimal commas it may be either"
+        )
+    elif re.fullmatch(r"-?\d+,\d+", wrong):
         more = "leave it out (exclude) or set decimal = ','"
     else:
         more = f"leave it out (exclude) or, if '{wrong}' means missing, name that in gaps"

@@ -32,8 +32,14 @@ _PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".7z")
 _FOREIGN = (".xlsx", ".xls", ".ods", ".sav", ".dta", ".sas7bdat", ".feather", ".arrow", ".json")
 _BINARY = (".xlsm", ".xlsb", ".npy", ".pkl", ".pickle", ".h5", ".hdf5", ".mat", ".rds", ".rdata")
 OTHERS = (*_PACKED, *_FOREIGN, *_BINARY)
+#: How files are called that tell about the tables of their folder, in several languages.
+_ABOUT = re.compile(
+    r"(read[ _-]?me|liesmich|lies[ _-]?mich|lisez[ _-]?moi|leeme|leggimi|leesmij|licen[cs]e|lizenz|"
+    r"copying|changelog|changes|about)\b.*",
+    re.IGNORECASE,
+)
 _DELIMITERS = (",", ";", "\t", "|")
-_COMMA, _POINT = re.compile(r"-?\d+,\d+"), re.compile(r"-?\d+\.\d+")
+_COMMA, _POINT = re.compile(r"-?(\d+|\d{1,3}(\.\d{3})+),\d+"), re.compile(r"-?\d+\.\d+")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO, AUTO)
 class TableFile:
     """One file: ``user`` is its name where files are users, ``constants`` are the columns that its
     folders name (``site=north/``), ``gaps`` the texts that stand for a missing value. Of a table
-    that is held in memory ``path`` is only its name."""
+    that is held in memory ``path`` is only its name. ``lacks`` are columns that other files have
+    and that count as missing values here."""
 
     path: Path
     kind: Format | Held
@@ -65,6 +72,7 @@ class TableFile:
     constants: tuple[tuple[str, str], ...] = ()
     table: pa.Table | None = None
     gaps: Markers = NO_MARKERS
+    lacks: tuple[str, ...] = ()
 
     @property
     def decimal(self) -> str:
@@ -94,9 +102,22 @@ def table_files(path: Path, kind: Format, dialect: Dialect) -> tuple[TableFile, 
     )
 
 
+def is_about(path: Path) -> bool:
+    """Whether a text file tells about tables and is none, by its name.
+
+    >>> is_about(Path("README.txt")), is_about(Path("aachen.txt"))
+    (True, False)
+    """
+    return path.suffix.lower() == ".txt" and _ABOUT.fullmatch(path.stem) is not None
+
+
 def _listed(path: Path, kind: Format) -> list[Path]:
     if path.is_dir():
-        inside = (file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES[kind])
+        inside = (
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in _SUFFIXES[kind] and not is_about(file)
+        )
         shown = (f for f in inside if not any(p.startswith(".") for p in f.relative_to(path).parts))
         return sorted(file for file in shown if file.is_file())
     base = fixed_part(path)
@@ -113,11 +134,23 @@ def left_aside(path: Path, kind: Format, most: int = 4) -> str:
     found = sorted(
         file.as_posix()
         for file in inside
-        if file.suffix.lower() in wanted and not any(p.startswith(".") for p in file.parts)
+        if (file.suffix.lower() in wanted or is_about(file))
+        and not any(p.startswith(".") for p in file.parts)
     )
     more = f" and {len(found) - most} more" if len(found) > most else ""
     named = ", ".join(found[:most])
-    return f"warning: no {kind} files, so left aside: {named}{more}" if found else ""
+    return f"warning: no {kind} tables, so left aside: {named}{more}" if found else ""
+
+
+def no_tables(names: Sequence[str]) -> str:
+    """A note about texts that are no tables; empty where there are none.
+
+    >>> no_tables(["notes.txt"])
+    'warning: none of the columns of the other files, so left aside: notes.txt'
+    """
+    listed = ", ".join(names)
+    said = f"warning: none of the columns of the other files, so left aside: {listed}"
+    return said if names else ""
 
 
 def fixed_part(pattern: Path) -> Path:

@@ -5,7 +5,7 @@ The rules are those of :mod:`dpscaffold.data.markers`; here they hold for whole 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,6 +17,10 @@ from dpscaffold.data.markers import BLANKS, OTHERS, Markers, number_of, numbers_
 
 #: A number as files write it.
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+#: A number with points between its thousands that can be nothing else.
+GROUPED = r"^[+-]?[0-9]{1,3}((\.[0-9]{3})+,[0-9]*|(\.[0-9]{3}){2,})$"
 
 
 class Sightings:
@@ -77,10 +81,31 @@ def tidy(column: pa.Array) -> pa.Array:
     return pc.if_else(gone, pa.scalar(None, pa.string()), text) if pc.any(gone).as_py() else text
 
 
+def respelled(column: pa.Array, known: Mapping[str, str]) -> pa.Array:
+    """A column of texts with one spelling of each value.
+
+    >>> respelled(pa.array(["ja", "no", None]), {"ja": "yes"}).to_pylist()
+    ['yes', 'no', None]
+    """
+    if not known:
+        return column
+    at = pc.index_in(column, value_set=pa.array([*known], pa.string()))
+    return pc.coalesce(pa.array([*known.values()], pa.string()).take(at), column)
+
+
 def pointed(text: pa.Array, decimal: str) -> pa.Array:
-    """Numbers as texts with a decimal point; one that is written with another sign is none."""
+    """Numbers as texts with a decimal point. Beside a decimal comma, points between thousands are
+    left out where nothing else can be meant (1.137,79 and 1.137.790); any other text with a point
+    is no number: 1.137 may be either.
+
+    >>> pointed(pa.array(["1.137,79", "3,5", "1.137"]), ",").to_pylist()
+    ['1137.79', '3.5', '1no number137']
+    """
     if decimal == ".":
         return text
+    if pc.any(pc.match_substring(text, ".")).as_py():
+        plain = pc.replace_substring(text, ".", "")
+        text = pc.if_else(pc.match_substring_regex(text, GROUPED), plain, text)
     return pc.replace_substring(pc.replace_substring(text, ".", "no number"), decimal, ".")
 
 

@@ -21,8 +21,8 @@ from dpscaffold.data.readers.columns import (
     require_column,
 )
 from dpscaffold.data.readers.files import UNKNOWN, Format, TableFile, opened
-from dpscaffold.data.readers.marked import NUMBER, pointed, tidy, without_markers
-from dpscaffold.data.table_coding import Coding, days
+from dpscaffold.data.readers.marked import NUMBER, pointed, respelled, tidy, without_markers
+from dpscaffold.data.table_coding import Coding, Forms, days, forms_in
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Prepared
 
@@ -95,13 +95,15 @@ def coding_of(preparation: Sequence[Prepared], columns: Sequence[str]) -> Coding
 
 
 def require_columns(file: TableFile, coding: Coding, others: Sequence[str]) -> list[str]:
-    """The columns of a file, which must have those of the coding and ``others``."""
+    """The columns of a file, which must have those of the coding and ``others``; among them those
+    that it may lack."""
     names = file_columns(file)
     for name in coding.columns:
-        require_column(file.path, name, names, "feature")
+        if name not in coding.absent:
+            require_column(file.path, name, names, "feature")
     for name in others:
         require_column(file.path, name, names, "asked-for")
-    return names
+    return [*names, *(name for name in coding.absent if name not in names)]
 
 
 def raw_parts(
@@ -122,7 +124,8 @@ def raw_parts(
     texts = list(dict.fromkeys([*(name for name, _ in coding.categories), *others, *dated]))
     texts += [name for name in coding.numbers if name in others and name not in texts]
     # Of texts only what is coded goes without markers: the others stay as they stand.
-    file = replace(file, gaps=Markers(coding.markers.among(numbers)))
+    lacks = tuple(name for name in coding.absent if name not in file_columns(file))
+    file = replace(file, gaps=Markers(coding.markers.among(numbers)), lacks=lacks)
     first = 0
     for batch in _batches(file, numbers, texts, names):
         rows, gaps = code_batch(coding, batch, first, file.decimal)
@@ -202,7 +205,9 @@ def code_batch(
         form = forms.get(name)
         column = unmarked(coding, batch.column(name), name, form is None, decimal)
         values, wrong = _numbers(column, name, form, decimal)
-        what = "a number" if form is None else f"a date of the form {form}"
+        what = "a number"
+        if form is not None:
+            what = f"a date of the form {' or '.join(forms_in(form))}"
         gaps.add(wrong, partial(_misread, column, name, what))
         gaps.add(np.isinf(values), _says(f"has no finite number in column '{name}'"))
         gone = np.isnan(values) & ~wrong
@@ -235,15 +240,16 @@ def code_batch(
 def unmarked(
     coding: Coding, column: pa.Array, name: str, number: bool = False, decimal: str = "."
 ) -> pa.Array:
-    """A column of texts without blanks around them and with nulls where the training read a gap;
-    numbers, which were read without them, as they are."""
+    """A column of texts without blanks around them, with nulls where the training read a gap and
+    one spelling of each value; numbers, which were read without them, as they are."""
     if not pa.types.is_string(column.type):
         return column
-    return tidy(without_markers(column, coding.markers.of(name), number, decimal))
+    plain = tidy(without_markers(column, coding.markers.of(name), number, decimal))
+    return respelled(plain, coding.spellings.of(name))
 
 
 def _numbers(
-    column: pa.Array, name: str, form: str | None, decimal: str
+    column: pa.Array, name: str, form: Forms | None, decimal: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """The values (N,) float32, NaN where one is missing, and which cells hold something else."""
     if form is not None:
@@ -256,7 +262,7 @@ def _numbers(
     return values.to_numpy(zero_copy_only=False), ~right.fill_null(True).to_numpy(False)
 
 
-def _dates(cells: Sequence[str | None], name: str, form: str) -> tuple[np.ndarray, np.ndarray]:
+def _dates(cells: Sequence[str | None], name: str, form: Forms) -> tuple[np.ndarray, np.ndarray]:
     """Days since 1970, NaN where there is no date, and which cells hold something else."""
     wrong = np.zeros(len(cells), dtype=bool)
     try:

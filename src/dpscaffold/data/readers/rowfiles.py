@@ -17,10 +17,11 @@ from dpscaffold.data.readers.files import (
     TableFile,
     fixed_part,
     folder_columns,
+    is_about,
     is_many,
     opened,
 )
-from dpscaffold.data.readers.raw import KINDS, file_kind, read_kind
+from dpscaffold.data.readers.raw import KINDS, file_columns, file_kind, read_kind
 from dpscaffold.errors import BadInput
 
 #: How many files one sentence names.
@@ -58,8 +59,8 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
             continue
         base = path if path.is_dir() else fixed_part(path)
         inside = _inside(path, base)
-        tables = [file for file in inside if file.suffix.lower() in KINDS]
-        others = [f.relative_to(base).as_posix() for f in inside if f.suffix.lower() not in KINDS]
+        tables = [f for f in inside if f.suffix.lower() in KINDS and not is_about(f)]
+        others = [f.relative_to(base).as_posix() for f in inside if f not in tables]
         if not tables:
             raise BadInput(_nothing(path, others))
         paths += tables
@@ -77,13 +78,31 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
     return RowFiles(files, tuple(names), tuple(dict.fromkeys(aside)))
 
 
+def tables_among(rows: RowFiles, columns: Sequence[str]) -> RowFiles:
+    """The files that are tables: a text (.txt) beside other files that has none of the columns of a
+    model is left aside."""
+    texts = [
+        k
+        for k, file in enumerate(rows.files)
+        if file.path.suffix.lower() == ".txt" and not {*columns} & {*file_columns(file)}
+    ]
+    if not texts or all(file.path.suffix.lower() == ".txt" for file in rows.files):
+        return rows
+    kept = [k for k in range(len(rows.files)) if k not in texts]
+    return RowFiles(
+        tuple(rows.files[k] for k in kept),
+        tuple(rows.names[k] for k in kept),
+        (*rows.aside, *(rows.names[k] for k in texts)),
+    )
+
+
 def left_aside_note(aside: Sequence[str]) -> str:
     """A word about the files of a folder that are not read; empty where there are none.
 
     >>> left_aside_note(["north.xlsx"])
-    'warning: neither .csv nor .parquet, so left aside: north.xlsx'
+    'warning: no table of .csv or .parquet, so left aside: north.xlsx'
     """
-    return f"warning: neither .csv nor .parquet, so left aside: {named(aside)}" if aside else ""
+    return f"warning: no table of .csv or .parquet, so left aside: {named(aside)}" if aside else ""
 
 
 def differing_columns(names: Sequence[str], columns: Sequence[Sequence[str]]) -> str:

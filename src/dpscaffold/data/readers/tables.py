@@ -29,8 +29,13 @@ from dpscaffold.data.readers.coding import (
     notes_on,
     preparation_of,
 )
-from dpscaffold.data.readers.columns import common_columns, read_batches, require_column
-from dpscaffold.data.readers.files import TableFile, is_many, left_aside, table_files
+from dpscaffold.data.readers.columns import (
+    common_columns,
+    read_batches,
+    require_column,
+    split_tables,
+)
+from dpscaffold.data.readers.files import TableFile, is_many, left_aside, no_tables, table_files
 from dpscaffold.data.readers.gaps import (
     check_markers,
     check_rules,
@@ -40,7 +45,8 @@ from dpscaffold.data.readers.gaps import (
     rule_of,
 )
 from dpscaffold.data.readers.identifiers import Identifiers
-from dpscaffold.data.readers.marked import Sightings, tidy
+from dpscaffold.data.readers.marked import Sightings, respelled, tidy
+from dpscaffold.data.spellings import Spellings
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -109,8 +115,8 @@ def identifiers_in(scan: Scan) -> Identifiers:
 
 def scan_table(table: TableSource) -> Scan:
     """The first reading: labels, users, categories, and which records are kept."""
-    files = files_of(table)
-    names = common_columns(files)
+    files, aside = split_tables(files_of(table))
+    files, names = common_columns(files, table.is_optional, needed(table))
     numbers, texts = _roles(table, names)
     check_rules(table, numbers, texts)
     check_markers(table, names)
@@ -143,6 +149,8 @@ def scan_table(table: TableSource) -> Scan:
         indicators=tuple(name for name in numbers if rules[name] == "indicator"),
         own=tuple(text for text in texts if rule_of(table, text) == "category"),
         gaps=table.gaps.among(name for name in names if name in {*numbers, *texts, *needed(table)}),
+        values=table.values.among(names),
+        absent=tuple(name for name in table.absent if name in {*numbers, *texts}),
     )
     return Scan(
         table,
@@ -155,7 +163,7 @@ def scan_table(table: TableSource) -> Scan:
         users,
         user_names,
         (
-            *_aside(table),
+            *_aside(table, aside),
             *notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
             *alike_users(table.user, user_names),
         ),
@@ -197,10 +205,10 @@ def files_of(table: TableSource) -> tuple[TableFile, ...]:
     return tuple(replace(file, gaps=table.gaps) for file in files)
 
 
-def _aside(table: TableSource) -> tuple[str, ...]:
-    """A word about files that are not read."""
+def _aside(table: TableSource, texts: Sequence[str]) -> tuple[str, ...]:
+    """A note about files that are not read."""
     said = "" if table.kind == "held" else left_aside(table.path, table.kind)
-    return (said,) if said else ()
+    return tuple(note for note in (said, no_tables(texts)) if note)
 
 
 _NONE = np.empty(0, dtype=np.float32)
@@ -266,7 +274,7 @@ def _columns(
     dated = [name for name in numbers if name in table.dates]
     plain = [name for name in numbers if name not in table.dates]
     for raw in read_batches(file, plain, [*texts, *dated], names, seen):
-        batch = _tidied(raw, [*texts, *dated])
+        batch = _tidied(raw, [*texts, *dated], table.values)
         read = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in plain}
         for name in dated:
             try:
@@ -276,11 +284,12 @@ def _columns(
         yield batch, read
 
 
-def _tidied(batch: pa.RecordBatch, texts: Sequence[str]) -> pa.RecordBatch:
-    """A batch whose texts have no blanks around them."""
+def _tidied(batch: pa.RecordBatch, texts: Sequence[str], values: Spellings) -> pa.RecordBatch:
+    """A batch whose texts have no blanks around them, and one spelling of each value."""
     for place, name in enumerate(batch.schema.names):
         if name in texts:
-            batch = batch.set_column(place, name, tidy(batch.column(place)))
+            plain = respelled(tidy(batch.column(place)), values.of(name))
+            batch = batch.set_column(place, name, plain)
     return batch
 
 
@@ -316,7 +325,8 @@ def _roles(table: TableSource, names: list[str]) -> tuple[tuple[str, ...], tuple
         require_column(table.path, name, names, "label")
     if table.user is not None:
         require_column(table.path, table.user, names, "user")
-    for name in (*table.features, *table.categories, *table.dates, *table.exclude):
+    listed = (*table.features, *table.categories, *table.dates, *table.exclude, *table.absent)
+    for name in listed:
         require_column(table.path, name, names, "feature")
     if {*table.labels, table.user} & {*table.exclude}:
         raise BadInput(f"{table.path}: exclude names the label or user column; leave it out there")
