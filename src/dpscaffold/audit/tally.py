@@ -70,7 +70,7 @@ class Tally:
     def _of_a_round(self, left: Array) -> tuple[Array, Array]:
         """Likelihood ratios of one participation: with fresh batches the canary is in
         h ~ Binomial(K, q) of them; with one batch for all steps it is in all K or in none."""
-        drawn, variance = np.arange(2), self.steps * self.spread**2
+        drawn, variance = np.array([0.0, 1.0]), self.steps * self.spread**2
         hits, chances = _hits(self.steps, self.rate)
         once = binom.logpmf(drawn, 1, self.rate)
         return _ratio(left, hits, chances, variance), _ratio(
@@ -95,7 +95,8 @@ class Tally:
 def _hits(steps: int, rate: float) -> tuple[Array, Array]:
     """In how many of so many batches a record may be, and the logarithms of the chances."""
     middle, reach = steps * rate, 9 * math.sqrt(steps * rate) + 9
-    hits = np.arange(max(0, int(middle - reach)), min(steps, int(middle + reach)) + 1)
+    lowest, highest = max(0, int(middle - reach)), min(steps, int(middle + reach))
+    hits = np.arange(lowest, highest + 1, dtype=np.float64)
     return hits, binom.logpmf(hits, steps, rate)
 
 
