@@ -286,7 +286,7 @@ def test_the_statement_of_a_run_has_it_all(tmp_path):
     page = (folder / "privacy.md").read_text()
     assert "## Epsilon by delta" in page and "(zero-out)" in page
     assert "add/remove" not in page
-    assert "zero-out" in CliRunner().invoke(app, ["privacy", str(folder)]).stdout
+    assert "zero-out" in CliRunner().invoke(app, ["privacy", str(folder), "--all"]).stdout
 
 
 def test_who_was_left_out_stands_in_the_statement(tmp_path):

@@ -231,7 +231,7 @@ def test_commands_show_labels(run: Path) -> None:
     assert page.exit_code == 0, page.output
     text = (run / "page.html").read_text()
     assert "which of 3 labels hold (fever, cough, rash)" in text
-    assert '<th scope="col">no features</th><th scope="col">best without privacy</th>' in text
+    assert '<th scope="col">constant baseline</th><th scope="col">best without privacy</th>' in text
     described = runner.invoke(app, ["data", "describe", f"{run}/c.toml"])
     assert described.exit_code == 0 and "several labels" in described.output
     held_out = runner.invoke(app, ["evaluate", f"{run}/run", "--json"])

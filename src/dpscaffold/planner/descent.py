@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import math
 
+from dpscaffold.algorithms.fedavg import add_mean_move, along_gradient, send_move
+from dpscaffold.algorithms.fedprox import Proximal
 from dpscaffold.setting import Setting
 from dpscaffold.setting.noise import round_noise
 from dpscaffold.tasks import Linear
@@ -30,9 +32,6 @@ CURVATURE = {"softmax": 0.5, "logistic": 0.25, "labels": 0.25, "squared": 1.0, "
 #: The deviation that all rounds' noise may have in a score, or in the difference of two classes'
 #: scores, which are logits; and in a number that is predicted, whose range is [−1, 1].
 MOST_NOISE = {"class": 0.75, "labels": 0.75, "number": 0.25}
-
-#: Algorithms that are plain gradient descent where a round has one local step.
-PLAIN = ("fedavg", "fedsgd", "fedprox")
 
 
 def descent_rate(setting: Setting, norm: float | None) -> float | None:
@@ -63,6 +62,8 @@ def _is_descent(setting: Setting) -> bool:
     algorithm, privacy = setting.algorithm, setting.privacy
     if privacy is None or privacy.noise == 0 or privacy.clip == "median":
         return False
-    plain = algorithm.name in PLAIN and not algorithm.keeps and not algorithm.memory
+    # FedProx pulls towards x, where its one step begins.
+    along = algorithm.direction is along_gradient or isinstance(algorithm.direction, Proximal)
+    plain = along and algorithm.finish is send_move and algorithm.update is add_mean_move
     one_step = setting.plan.local_steps == 1 and privacy.unit == "record"
     return plain and one_step and isinstance(setting.task, Linear)

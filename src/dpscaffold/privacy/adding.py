@@ -99,7 +99,9 @@ def _added(
         said[view] = _view([one[view] for one in each], delta)
     rows = zip(*(one["bounds"] for one in each), strict=True)
     said["bounds"] = [_row(same, delta) for same in rows]
-    said["ledger"] = _ledger(parts)
+    # The largest of each part, added: at least the largest sum over users.
+    replaced = _total([one["ledger"]["replace_one"] for one in each])
+    said["ledger"] = {**_ledger(parts), "replace_one": replaced}
     for view in VIEWS:
         said[view]["ledger"] = said["ledger"]["epsilon"]
     whole = math.fsum(one["planned"]["epsilon"] for one in each)
@@ -132,6 +134,8 @@ def _part(said: Said) -> dict[str, Any]:
 def _view(same: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     """One view of all parts: the sum, and that it is one."""
     said = {**same[0], "epsilon": _total([one["epsilon"] for one in same])}
+    if "replace_one" in said:
+        said["replace_one"] = _total([one["replace_one"] for one in same])
     if "delta" in said:
         said |= {"delta": delta, "composition": ADDED}
     if "training_alone" in said:  # of the first part with the preparation's cost beside it

@@ -161,8 +161,10 @@ class Released:
         or for adding or removing it, two such changes lead from one dataset to the other, so it is
         that of a group of two; None where none is proved. For full batches this is exact: twice the
         shift of the same Gaussian."""
-        if self.run.relation == "replace-one" or not laws:
+        if self.run.relation == "replace-one" or epsilon == 0:
             return epsilon
+        if not laws:
+            return None
         return _finite(TradeOff.of(laws).epsilon(self.run.delta, group=2))
 
     def _published(self) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def ending(result: Result, folder: Path) -> list[str]:
         constant = baseline(result.federation)
         found, why = judged(result, constant, named=True)
         sentence = f"{found.sentence}: " if found else ""
-        lines.append(f"quality  {sentence}{_metrics(result.final, constant)}")
+        optimum = result.optimum.metrics if result.optimum else {}
+        lines.append(f"quality  {sentence}{_metrics(result.final, constant, optimum)}")
         lines += [f"         {why}"] if why else []
     lines.append(f"privacy  {privacy_line(result.privacy)}")
     lines.append(f"outside  {', '.join(outside_names(result.privacy))}; see {folder}/privacy.md")
@@ -64,13 +65,17 @@ def _stopped(result: Result) -> str:
     return f"; {result.message}" + ("; go on with --resume" * (result.ended == "interrupted"))
 
 
-def _metrics(final: Mapping[str, Any], constant: Mapping[str, Any]) -> str:
-    """The pooled metrics, each next to the constant baseline."""
+def _metrics(
+    final: Mapping[str, Any], constant: Mapping[str, Any], optimum: Mapping[str, Any]
+) -> str:
+    """The pooled metrics, each next to the constant baseline, and to the central optimum where it
+    was solved."""
     found: list[str] = []
     for name, value in constant.items():
         if not name.endswith("_per_user") and name in final:
             word = "constant " if not found else ""
-            found.append(f"{titled(name)} {_short(final[name])} ({word}{_short(value)})")
+            best = f", central optimum {_short(optimum[name])}" if name in optimum else ""
+            found.append(f"{titled(name)} {_short(final[name])} ({word}{_short(value)}{best})")
     return ", ".join(found)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from dpscaffold.algorithms import ALGORITHMS
+from dpscaffold.algorithms import scaffold_balanced
 from dpscaffold.setting import Setting
 from dpscaffold.setting.noise import dominating_site, round_noise, site_noise
 
@@ -156,19 +156,20 @@ def _candidates(setting: Setting, epsilon: float | None) -> list[tuple[str, Any,
         found.append(
             ("plan.weighting", "records", f"{why} ({loudest})" if loudest else why, changed)
         )
-    if setting.cohort_size < setting.users <= FEW_SITES and epsilon is not None:
+    if setting.cohort_size < setting.users <= FEW_SITES and epsilon:
         why = f"only {setting.cohort_size} of {setting.users} sites take part in a round"
         changed = replace(setting, plan=replace(plan, user_ratio=1.0)).calibrated(epsilon)
         found.append(("plan.user_ratio", 1, why, changed))
     if _keeps_noise(setting):
         why = f"the control variates of {setting.algorithm.name} keep the noise of small sites"
-        balanced = replace(setting, algorithm=ALGORITHMS["scaffold-balanced"]())
-        found.append(("algorithm.name", "scaffold-balanced", why, balanced))
+        balanced = replace(setting, algorithm=scaffold_balanced())
+        found.append(("algorithm.name", balanced.algorithm.name, why, balanced))
     return found
 
 
 def _keeps_noise(setting: Setting) -> bool:
-    return setting.algorithm.name in ("scaffold", "scaffold-warm")
+    """Whether its control variates carry noise that they do not know of."""
+    return "control" in setting.algorithm.remembers and not setting.algorithm.noise_aware
 
 
 def _noise(setting: Setting) -> float:
