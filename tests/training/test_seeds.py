@@ -385,7 +385,7 @@ def test_the_mark_of_what_to_quote_is_at_what_is_quoted(tmp_path):
     folder = trained(tmp_path, plan="seed = 3", privacy=SECRET)
     said = answer("privacy", str(folder))
     assert said["quoted"]["bound"] == "ledger"
-    lines = [line for line in call("privacy", str(folder), "--all").stdout.splitlines()]
+    lines = call("privacy", str(folder), "--all").stdout.splitlines()
     marked = [line.split() for line in lines if "← quote" in line]
     assert {line[2] for line in marked} == {"ledger"} and len(marked) == 3
 
