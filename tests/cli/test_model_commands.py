@@ -306,7 +306,7 @@ def test_decimal_commas_and_dates_that_cannot_be_read_cost_their_own_rows(tmp_pa
     command("train", tmp_path / "c.toml", "--out", tmp_path / "run")
     model = load_model(tmp_path / "run")
     rows = text.splitlines()
-    wrong = {3: "x5,00", 5: "1.234,5", 8: "4;31.02.2024", 11: "4;2024"}
+    wrong = {3: "x5,00", 5: "12.34,5", 8: "4;31.02.2024", 11: "4;2024"}
     for row, start in wrong.items():
         rest = rows[row + 1].split(";")
         rows[row + 1] = ";".join([*start.split(";"), *rest[len(start.split(";")) :]])
