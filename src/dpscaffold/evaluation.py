@@ -158,7 +158,10 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
     wanted = label or model.origin.label
     path = data if isinstance(data, Path) else data.path
     if wanted is None:
-        raise BadInput(f"which column of {path} holds what is true is not known; give --label")
+        raise BadInput(
+            f"which column of {path} holds what is true is not known; give --label, or "
+            f"stopping.label for the rows of --stop-on"
+        )
     from dpscaffold.data.readers.raw import file_columns
 
     names = file_columns(data)

@@ -101,9 +101,10 @@ class Answer:
 def _columns(model: Model, probabilities: bool | None) -> dict[str, pa.DataType]:
     """The columns of the predictions; every class name gives a name of its own."""
     if model.target.kind == "number":
-        if probabilities:
+        if probabilities is not None:
             raise BadInput(
-                "--probabilities is given, but the model predicts a number; leave it out"
+                f"--{'' if probabilities else 'no-'}probabilities is given, but the model predicts "
+                f"a number; leave it out"
             )
         return {PREDICTION: pa.float32()}
     wanted = probabilities is not False

@@ -347,9 +347,13 @@ def test_bad_compositions_are_one_sentence(tmp_path):
     assert "same unit" in refused("privacy", a, user)
     assert "--noise is given beside" in refused("privacy", a, user, "--noise", "3")
     assert "does not exist" in refused("privacy", a, str(tmp_path / "none"))
-    assert "--fixed-in-advance is about several" in refused("privacy", a, "--fixed-in-advance")
+    assert "--fixed-in-advance is given, which is about several" in refused(
+        "privacy", a, "--fixed-in-advance"
+    )
     assert "delta is 2.0" in refused("privacy", a, user, "--delta", "2")
-    assert "a plot is about one run" in refused("privacy", a, user, "--plot", "x.png")
+    assert "--plot is given, and a plot is about one run" in refused(
+        "privacy", a, user, "--plot", "x.png"
+    )
     plain = tmp_path / "plain.toml"
     plain.write_text(CONFIG)
     assert "without privacy" in refused("privacy", a, str(plain))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from dpscaffold.cli.privacy import (
     Users,
 )
 from dpscaffold.cli.subject import Numbers, Subject, from_numbers, from_source
+from dpscaffold.cli.usage import refuse_given
 from dpscaffold.privacy import (
     Bound,
     Goal,
@@ -42,10 +44,13 @@ from dpscaffold.privacy import (
     noise_for,
     rounds_for,
 )
+from dpscaffold.privacy.bound import PARTICIPANT
 from dpscaffold.privacy.goals import Kind, goal_table
 from dpscaffold.privacy.showing import digits_up, round_up
 
 SOLVE = ("noise", "rounds", "table")
+#: The local steps that a table lists besides the run's own.
+LOCAL_STEPS = (1, 5, 10, 20, 50)
 
 
 def calibrate(
@@ -100,15 +105,25 @@ def calibrate(
         *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
         *(sampling, algorithm, unit, neighbours, max_participations),
     )
+    solved = {"rounds": {"--rounds": rounds}}.get(solve, {"--noise": noise})
+    if source is None:
+        refuse_given(solved, "and it is what is solved for; leave it out")
     about = _subject(source, numbers, delta, solve)
     run, costs = about.run, about.extra_costs
     assert run is not None  # _subject refuses a run without privacy
     # The very bound that the run will state: one function chooses for both.
     bound = bound_for(run, view, colluders=about.colluders if colluders is None else colluders)
+    if view != PARTICIPANT:
+        refuse_given(
+            {"--colluders": colluders}, "and is about participants; add --view participant"
+        )
+    given = {"--algorithm": algorithm, "--max-participations": max_participations}
     answer: dict[str, Any] = {
         "solve": solve,
         "view": view.replace("-", "_"),
         "bound": bound.name,
+        "neighbours": run.neighbours,
+        "notes": _notes(run, view, given),
         "target": goal.target,
     }
     if goal.kind != "epsilon" or goal.group > 1:
@@ -132,7 +147,8 @@ def calibrate(
     else:
         answer |= {
             "combinations": [
-                asdict(row) for row in budget_table(run, goal.target, bound, costs=costs)
+                asdict(row)
+                for row in budget_table(run, goal.target, bound, _listed(run), costs=costs)
             ],
             "delta": run.delta,
         }
@@ -140,6 +156,27 @@ def calibrate(
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
     else:
         _show(answer, Console())
+
+
+def _notes(run: Mechanism, view: str, given: Mapping[str, object]) -> list[str]:
+    """A sentence for each option that is given and changes nothing, whatever its value: the bound
+    of this view is the same for all."""
+    sums = replace(run, memory=False, one_sum=True, max_participations=None)
+    others = {
+        "--algorithm": replace(sums, memory=True),
+        "--max-participations": replace(sums, max_participations=1),
+    }
+    bound = bound_for(sums, view)
+    return [
+        f"{option} makes no difference: the bound {bound.name} does not depend on it"
+        for option, value in given.items()
+        if value is not None and bound_for(others[option], view) is bound
+    ]
+
+
+def _listed(run: Mechanism) -> list[int]:
+    """The local steps that a table lists: some usual ones, and the run's own."""
+    return sorted({*LOCAL_STEPS, run.local_steps})
 
 
 def goal_from(
@@ -182,7 +219,7 @@ def solve_goal(
 ) -> dict[str, Any]:
     """The noise or the rounds that meet a goal in human terms, and what they reach."""
     if solve == "table":
-        rows = [asdict(row) for row in goal_table(run, goal, bound, costs)]
+        rows = [asdict(row) for row in goal_table(run, goal, bound, costs, _listed(run))]
         return {"combinations": rows, "goal": asdict(goal), "delta": run.delta}
     if solve == "noise":
         run = replace(run, noise=noise_for(run, goal, bound, costs))
@@ -210,6 +247,8 @@ def _subject(source: Any, numbers: Numbers, delta: float | None, solve: str) -> 
         return about
     if solve in ("noise", "table") and numbers.noise is None:
         numbers = replace(numbers, noise=1.0)
+    if solve == "table" and numbers.local_steps is None:
+        numbers = replace(numbers, local_steps=LOCAL_STEPS[0])
     if solve == "rounds" and numbers.rounds is None:
         numbers = replace(numbers, rounds=1)
     return Subject(from_numbers(numbers, delta))
@@ -251,3 +290,5 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         f"bound {answer['bound']}",
         highlight=False,
     )
+    for sentence in (f"neighbours: {answer['neighbours']}", *answer["notes"]):
+        console.print(sentence, highlight=False)

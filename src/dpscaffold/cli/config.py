@@ -21,7 +21,11 @@ from dpscaffold.cli.keys import (
 from dpscaffold.errors import BadInput, nearest
 
 app = typer.Typer(
-    name="config", help="Show a configuration, or explain its keys.", no_args_is_help=True, **PLAIN
+    name="config",
+    help="Show a configuration, or explain its keys.",
+    no_args_is_help=True,
+    add_completion=False,
+    **PLAIN,
 )
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 

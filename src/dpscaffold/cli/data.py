@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from dpscaffold.data import Description
 
 app = typer.Typer(
-    name="data", help="Describe, prepare and download data.", no_args_is_help=True, **PLAIN
+    name="data",
+    help="Describe, prepare and download data.",
+    no_args_is_help=True,
+    add_completion=False,
+    **PLAIN,
 )
 
 Config = Annotated[

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
+from dpscaffold.cli.usage import refuse_given
+from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from dpscaffold.evaluation import Evaluation
@@ -40,6 +42,9 @@ def evaluate_command(
     """Metrics of the task, per site too, confusion and calibration; outside every guarantee."""
     from dpscaffold.books.written import plain
 
+    if not data:
+        why = "a column of a data file, and no file is named; name one, or leave the option out"
+        refuse_given({"--label": label, "--site": site}, why)
     model = chosen_model(run, module)
     files = _of_files(model, data, label, site) if data else None
     found = files.whole if files else _of_one(run, model, data, label, site)
@@ -86,7 +91,6 @@ def _held_out(run: Path, model: Model) -> Evaluation:
     """The records that the run's own data hold out."""
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.errors import BadInput
     from dpscaffold.evaluation import evaluate, score_held_out
 
     path = run / "config.toml"

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from dpscaffold.data.looking import Look
+
+
+#: How many rows are looked at by default.
+ROWS = 2000
 
 
 def init_command(
@@ -27,7 +32,9 @@ def init_command(
     ] = None,
     user: Annotated[str | None, typer.Option(help="the column that says whose a record is")] = None,
     epsilon: Annotated[float, typer.Option(help="ε to spend, towards the server")] = 1.0,
-    rows: Annotated[int, typer.Option(help="how many rows to look at")] = 2000,
+    rows: Annotated[
+        int | None, typer.Option(help="how many rows to look at; 2000 by default")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="replace a configuration that is there")
     ] = False,
@@ -43,16 +50,18 @@ def init_command(
 
     if not 0 < epsilon < float("inf"):
         raise BadInput(f"--epsilon is {epsilon}; give a number above 0")
-    if rows < 20:
+    if rows is not None and rows < 20:
         raise BadInput(f"--rows is {rows}; look at 20 or more")
     target = out or Path(f"{data.stem.strip('*?') or data.parent.name or 'data'}.toml")
     if target.exists() and not force:
         raise BadInput(f"{target} is there already; name another with --out, or add --force")
     found: Look | None = None
     if data.suffix.lower() == ".npz":
+        asked = {"--label": label, "--user": user, "--rows": rows}
+        refuse_given(asked, f"and {data} has no columns; leave it out")
         text = draft_arrays(data, epsilon)
     else:
-        found = look(data, label, user, rows)
+        found = look(data, label, user, ROWS if rows is None else rows)
         text = draft(found, epsilon)
     _check(text)
     write_text(target, text)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from dpscaffold.algorithms import ALGORITHMS, DEFAULT
 from dpscaffold.cli.subject import Numbers, Subject, from_numbers, from_source, refuse_numbers
+from dpscaffold.cli.usage import refuse_given
 from dpscaffold.privacy import (
     VIEWS,
     Bound,
@@ -21,6 +22,7 @@ from dpscaffold.privacy import (
     TradeOff,
     bound_for,
 )
+from dpscaffold.privacy.bound import PARTICIPANT
 from dpscaffold.privacy.errors import bad_delta
 from dpscaffold.privacy.human import GROUPS, losses, percent
 from dpscaffold.privacy.showing import digits_up, round_up
@@ -132,36 +134,46 @@ def privacy(
         *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
         *(sampling, algorithm, unit, neighbours, max_participations),
     )
+    shown = {"--all": everything, "--quote": only_quote, "--json": as_json}
+    if sum(shown.values()) > 1:
+        first, second, *_ = (option for option, on in shown.items() if on)
+        raise PrivacyError(f"{first} is given beside {second}; give one of them")
     if sources and len(sources) > 1:
         refuse_numbers(numbers, sources[0])
-        if plot is not None or tradeoff is not None:
-            raise PrivacyError(
-                "a plot is about one run; leave out --plot and --tradeoff, or name one"
-            )
+        alone = {"--all": everything, "--quote": only_quote}
+        refuse_given(alone, "which is about one run; leave it out, or name one")
+        plots = {"--plot": plot, "--tradeoff": tradeoff}
+        refuse_given(plots, "and a plot is about one run; leave it out, or name one")
         several(
             *(sources, delta, fixed_in_advance, same_records),
             *(colluders, checked_view(view, as_json), group, as_json),
         )
         return
-    if fixed_in_advance or same_records:
-        option = "--fixed-in-advance" if fixed_in_advance else "--same-records"
-        raise PrivacyError(f"{option} is about several runs; name at least 2 run folders")
+    pairs = {"--fixed-in-advance": fixed_in_advance, "--same-records": same_records}
+    refuse_given(pairs, "which is about several runs; name at least 2 run folders")
     source = sources[0] if sources else None
     chosen = checked_view(view, as_json)
+    if source is None or not source.is_dir():
+        refuse_given({"--all": everything}, "and all is shown unless a run is named; leave it out")
+    if only_quote:
+        refuse_given(
+            {"--view": view, "--group": group}, "and does not change the quote; leave it out"
+        )
     about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
     said = about.statement(tuple(group) if group else GROUPS, colluders)
+    if not said["guarantee"]:
+        given = {"--delta": delta, "--view": view, "--colluders": colluders, "--group": group}
+        given |= {"--plot": plot, "--tradeoff": tradeoff}
+        refuse_given(given, f"but nothing is promised ({said['reason']}); leave it out")
     if tradeoff is not None:
-        about.whole("--tradeoff")
         draw_tradeoff(about, said, tradeoff)
     if plot is not None:
-        about.whole("--plot")
         from dpscaffold.report.privacy_plot import plot_epsilon
 
-        if about.run is None or not said["guarantee"]:
-            raise PrivacyError(f"there is no epsilon to draw: {said['reason']}")
-        plot_epsilon(about.run, plot, about.extra_costs, said["participant"]["colluders"])
+        run = about.whole("--plot")
+        plot_epsilon(run, plot, about.extra_costs, said["participant"]["colluders"])
     if as_json:
         typer.echo(json.dumps(said, indent=2, allow_nan=False))
     elif only_quote:
@@ -205,16 +217,15 @@ def draw_tradeoff(about: Subject, said: dict[str, Any], path: Path) -> None:
     """The trade-off curve of the bounds that are quoted, one line per different bound."""
     from dpscaffold.report.tradeoff_plot import plot_tradeoff
 
-    if about.run is None or not said["guarantee"]:
-        raise PrivacyError(f"there is no trade-off to draw: {said['reason']}")
+    run = about.whole("--tradeoff")
     repeats = about.ledger.repeats if about.ledger else ()
     quoted: dict[Bound, list[str]] = {}
     for view in VIEWS:
-        bound = bound_for(about.run, view, repeats, said["participant"]["colluders"])
+        bound = bound_for(run, view, repeats, said["participant"]["colluders"])
         quoted.setdefault(bound, []).append(view.replace("_", " "))
     curves = {
         ", ".join(views): TradeOff.of(
-            losses(bound, about.run, said["rounds"], about.extra_costs, repeats)
+            losses(bound, run, said["rounds"], about.extra_costs, repeats)
         )
         for bound, views in quoted.items()
     }
@@ -273,6 +284,9 @@ def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VI
         console.print(f"delta: {digits_up(said['delta'], 4)}", highlight=False)
         show_deltas(said, console, views)
         console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
+    k = said["participant"].get("colluders", 1) if said["guarantee"] else 1
+    if k > 1 and PARTICIPANT in views:
+        console.print(f"participant: {k} participants pool what they know", highlight=False)
     if said.get("human"):
         show_human(said, console)
     console.print(f"quote: {said['quote']}", highlight=False)

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from dpscaffold.cli.keys import complete_experiment
+from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -43,10 +44,15 @@ def reproduce_command(
     scale: Annotated[
         float, typer.Option(help="a smaller version: share of users and rounds")
     ] = 1.0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="cpu (by default), cuda, cuda:N or auto")
+    ] = None,
     out: Annotated[
-        Path, typer.Option(help="folder of the results, one folder inside per experiment")
-    ] = Path("reproduction"),
+        Path | None,
+        typer.Option(
+            help="folder of the results, one folder inside per experiment [default: reproduction]"
+        ),
+    ] = None,
     row: Annotated[
         list[str] | None, typer.Option(help="only this row of the figure or table")
     ] = None,
@@ -68,8 +74,9 @@ def reproduce_command(
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import Request
 
-    request = Request(out, seeds, scale, device, folds, tuple(row or ()), only_runs, take)
-    chosen = pick_device(device)
+    rows, place = tuple(row or ()), out or Path("reproduction")
+    request = Request(place, seeds, scale, device or "cpu", folds, rows, only_runs, take)
+    chosen = pick_device(request.device)
     if row and (list_ or name == "all"):
         raise BadInput(
             f"--row is {row[0]!r}, a row of one experiment; name that experiment instead of all "
@@ -82,6 +89,9 @@ def reproduce_command(
     if estimate and not list_:
         raise BadInput("--estimate is given without --list, whose times it adds; give both")
     if list_:
+        unread = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
+        unread |= {} if estimate else {"--device": device}
+        refuse_given(unread, "which the list does not depend on; leave it out")
         from dpscaffold.paper.listing import as_rows, listing
 
         busy = "timing a few rounds of each shape, about half a minute"

@@ -54,7 +54,14 @@ def compose(
         read.append((source, from_source(source, Numbers(), each)))
     _refuse_older_copies(read)
     own = max(about.colluders for _, about in read)
-    data = {} if same_records else identities(sources)
+    data = identities(sources)
+    if same_records:
+        if not data:
+            raise PrivacyError(
+                "--same-records is given, but these records are not compared and count as the same "
+                "anyway; leave it out"
+            )
+        data = {}
     parts = []
     for source, about in read:
         others = max(1, about.run.users - 1) if about.run else 1

@@ -119,6 +119,10 @@ def train_command(
     engine = engine or (engine_of(request) if request.resume else "simulator")
     silent = as_json or quiet
     if seeds is not None:
+        if config is not None and config.is_dir():
+            raise BadInput(
+                f"--seeds is {seeds}, and {config} is one run; name its configuration instead"
+            )
         _refuse_with_seeds({"--track": track, "--stop-on": stop_on})
         run_seeds(
             settings,

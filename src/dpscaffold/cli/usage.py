@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from dpscaffold.cli.keys import known_keys, names
-from dpscaffold.errors import nearest
+from dpscaffold.errors import BadInput, nearest
 
 #: The tables of a training configuration, whose keys people type as options.
 TABLES = ("privacy", "plan", "data", "algorithm", "task")
+
+
+def refuse_given(options: Mapping[str, object], why: str) -> None:
+    """Refuse the first of these options that is given: it would be accepted without effect.
+
+    ``why`` says why it means nothing here, and what to do.
+
+    >>> refuse_given({"--label": None, "--rows": 20}, "and arrays have no rows; leave it out")
+    Traceback (most recent call last):
+    dpscaffold.errors.BadInput: --rows is given, and arrays have no rows; leave it out
+    """
+    for option, value in options.items():
+        if value is not None and value is not False:
+            raise BadInput(f"{option} is given, {why}")
 
 
 def usage_sentence(error: click.UsageError, words: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.written import to_toml
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.blocks import (
     Bars,
@@ -42,6 +43,11 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     ``with_metrics`` asks for them.
     """
     runs = numbered([tell(path, with_metrics) for path in paths])
+    if with_metrics and not any(told.promises for told in runs):
+        raise BadInput(
+            "--with-metrics is given, but pages of runs that keep no promise show their metrics "
+            "anyway; leave it out"
+        )
     first = runs[0]
     data = dict.fromkeys(str(told.run.summary.get("data") or "its data") for told in runs)
     title = f"{first.name} on {next(iter(data))}"

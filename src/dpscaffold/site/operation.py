@@ -139,6 +139,10 @@ def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
         for folder in sorted((file.state / "runs").glob("*/model.box"), key=os.path.getmtime)
         if run is None or folder.parent.name == run
     ]
+    if not finished and run is not None:
+        raise BadInput(
+            f"--run is {run!r}, and no run of that id is over here; leave it out for the latest"
+        )
     if not finished:
         raise BadInput("no run that is over is known here; a model arrives at the end of a run")
     from dpscaffold.site.memory import RunMemory

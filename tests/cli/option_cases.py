@@ -1,0 +1,681 @@
+"""What every option of every command does, mode by mode, as data for ``test_options.py``.
+
+A mode is one way to use a command: a command line that works. For each of its options a mode holds
+words that are added to that line, and says whether they change what the command does (``acts``) or
+are refused because the option means nothing there (``refused``). An option without words in a mode
+fails the tests, and so does one that is accepted without effect.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from typed import done_here
+
+#: Other names of options.
+ALSO = {
+    "-q": "--quiet",
+    "-v": "--verbose",
+    "--no-folds": "--folds",
+    "--no-probabilities": "--probabilities",
+}
+#: The name of modes in which a command says what it was asked for, instead of doing it.
+AS_ASKED = "as it is asked"
+#: Before an option that stands in the mode's own line: it is left out there.
+WITHOUT = "without "
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to use a command: ``words`` after its name, and the words to add for each option.
+
+    ``acts`` and ``refused`` are words with a semicolon between two options. ``whole`` modes have
+    words for all options, but for those that other modes of the command are about. ``slow`` ones
+    take seconds for each line. ``first`` is a line to run before. ``compares`` says what shows that
+    an option acts: the ``words`` without numbers where these are a matter of chance, or only
+    whether there is ``progress`` on a terminal.
+    """
+
+    command: str
+    name: str
+    words: str
+    acts: str = ""
+    refused: str = ""
+    first: str = ""
+    whole: bool = True
+    slow: bool = False
+    compares: Literal["all", "words", "progress"] = "all"
+
+    @property
+    def title(self) -> str:
+        """The mode in a test's name."""
+        return f"{self.command}, {self.name}"
+
+    def acting(self) -> dict[str, str]:
+        """The words of options that act, by option."""
+        return by_option(self.acts)
+
+    def refusing(self) -> dict[str, str]:
+        """The words of options that are refused, by option."""
+        return by_option(self.refused)
+
+    def cases(self) -> dict[str, str]:
+        """The words of every option that the mode speaks of."""
+        return self.acting() | self.refusing()
+
+
+def by_option(text: str) -> dict[str, str]:
+    """Words by the option that they are about.
+
+    >>> by_option("--view server; -q; without --list")
+    {'--view': '--view server', '--quiet': '-q', '--list': 'without --list'}
+    """
+    cases = {}
+    for words in filter(None, map(str.strip, text.split(";"))):
+        name = words.removeprefix(WITHOUT).split()[0]
+        cases[ALSO.get(name, name)] = words
+    return cases
+
+
+RUN = "--users 10 --records 50 --local-steps 1 --user-ratio 0.4 --data-ratio 0.2"
+SIZES = "--users 12; --records 60; --local-steps 2; --user-ratio 0.5; --data-ratio 0.3"
+KIND = "--sampling poisson; --algorithm fedavg; --unit user; --neighbours replace-one"
+DESCRIBED = f"{SIZES}; {KIND}; --rounds 5; --noise 3; --max-participations 2"
+SEVERAL = "--fixed-in-advance; --same-records"
+ASKED = "--delta 0.001; --view server; --colluders 2; --group 3"
+DRAWN = "--plot curve.png; --tradeoff curve.png"
+
+PRIVACY = (
+    Mode(
+        "privacy",
+        "numbers",
+        f"{RUN} --rounds 4 --noise 2 --sampling poisson",
+        acts=f"{SIZES}; --rounds 5; --noise 3; --max-participations 2; --sampling fixed; "
+        f"--algorithm fedavg; --unit user; --neighbours add-remove; {ASKED}; {DRAWN}; --quote; "
+        "--json",
+        refused=f"{SEVERAL}; --all",
+    ),
+    Mode(
+        "privacy",
+        "a configuration",
+        "sum.toml",
+        acts=f"{ASKED}; {DRAWN}; --quote; --json",
+        refused=f"{DESCRIBED}; {SEVERAL}; --all",
+    ),
+    Mode(
+        "privacy",
+        "a run",
+        "sum",
+        acts=f"{ASKED}; {DRAWN}; --all; --quote; --json",
+        refused=f"{DESCRIBED}; {SEVERAL}",
+    ),
+    Mode(
+        "privacy",
+        "several configurations",
+        "sum.toml other.toml",
+        acts=f"{ASKED}; --fixed-in-advance; --json",
+        refused=f"{DESCRIBED}; {DRAWN}; --same-records; --all; --quote",
+    ),
+    Mode("privacy", "runs of one key", "keyed other", acts="--same-records", whole=False),
+    Mode(
+        "privacy",
+        "nothing promised",
+        "plain.toml",
+        acts="--quote; --json",
+        refused=f"{DESCRIBED}; {SEVERAL}; {ASKED}; {DRAWN}; --all",
+    ),
+    Mode(
+        "privacy",
+        "as JSON",
+        "sum --json",
+        refused="--view server; --all; --quote",
+        whole=False,
+    ),
+    Mode("privacy", "a quote", "sum --quote", refused="--view server; --group 3", whole=False),
+)
+
+CALIBRATE = (
+    Mode(
+        "calibrate",
+        "noise from numbers",
+        f"{RUN} --rounds 4 --epsilon 1 --sampling poisson",
+        acts=f"{SIZES}; --rounds 5; --sampling fixed; --unit user; --neighbours add-remove; "
+        "--algorithm fedavg; --max-participations 2; --epsilon 2; --group 2; --view third-party; "
+        "--solve table; --delta 0.001; --json",
+        refused="--advantage 0.1; --mu 0.5; --tpr 0.1; --at-fpr 0.01; --noise 3; --colluders 2",
+    ),
+    Mode(
+        "calibrate",
+        "noise towards participants",
+        f"{RUN} --rounds 4 --advantage 0.1 --view participant --algorithm fedavg",
+        acts=f"{SIZES}; --rounds 5; --sampling poisson; --unit user; --neighbours zero-out; "
+        "--max-participations 2; --algorithm scaffold; --advantage 0.2; --group 2; --view server; "
+        "--colluders 2; --solve table; --delta 0.001; --json",
+        refused="--noise 3; --epsilon 1; --mu 0.5; --tpr 0.1; --at-fpr 0.01",
+    ),
+    Mode(
+        "calibrate",
+        "rounds from numbers",
+        f"{RUN} --noise 2 --solve rounds --tpr 0.9 --at-fpr 0.5 --sampling poisson",
+        acts=f"{SIZES}; --noise 3; --sampling fixed; --unit user; --neighbours add-remove; "
+        "--algorithm fedavg; --max-participations 2; --tpr 0.95; --at-fpr 0.6; --group 2; "
+        "--view third-party; --solve noise; --delta 0.001; --json",
+        refused="--rounds 5; --epsilon 1; --advantage 0.1; --mu 0.5; --colluders 2",
+    ),
+    Mode(
+        "calibrate",
+        "a table from a configuration",
+        "sum.toml --solve table --epsilon 1",
+        acts="--epsilon 2; --group 2; --view third-party; --solve noise; --delta 0.001; --json",
+        refused=f"{DESCRIBED}; --mu 0.5; --advantage 0.1; --tpr 0.1; --at-fpr 0.01; --colluders 2",
+    ),
+    Mode(
+        "calibrate",
+        "one record's mu",
+        "sum.toml --mu 0.9",
+        acts="--mu 1.5",
+        refused="--group 2",
+        whole=False,
+    ),
+)
+
+TRAINED = "--out elsewhere; --device nowhere; --json; -q; -v"
+TRAIN = (
+    Mode(
+        "train",
+        "a configuration",
+        "small.toml",
+        acts=f"{TRAINED}; --set plan.rounds=3; --unset privacy; --engine loop; --release; "
+        "--data-key key; --stop-on stop.csv; --track nowhere; --seeds 2",
+        refused="--allow median-clip",
+    ),
+    Mode(
+        "train",
+        "a folder that holds a run",
+        "small.toml",
+        acts="--resume",
+        first="train small.toml",
+        whole=False,
+    ),
+    Mode(
+        "train",
+        "a run that goes on",
+        "small --resume",
+        acts=f"{TRAINED}; --set plan.rounds=3; --track nowhere; without --resume",
+        refused="--unset privacy; --engine loop; --release; --allow median-clip; --data-key key; "
+        "--stop-on stop.csv; --seeds 2",
+    ),
+    Mode(
+        "train",
+        "a release",
+        "table.toml --release --json",
+        acts="--allow unprotected-preprocessing",
+        whole=False,
+    ),
+    Mode(
+        "train",
+        "several seeds",
+        "small.toml --seeds 2",
+        acts=f"{TRAINED}; --set plan.rounds=3; --unset privacy; --engine loop; --release; "
+        "--data-key key; --seeds 3",
+        refused="--allow median-clip; --stop-on stop.csv; --track tensorboard",
+    ),
+)
+
+SCORED = "--label well; --site ward; --figure figure.png; --module own_net:net; --json"
+MODELS = (
+    Mode("compare", "two runs", "small sum", acts="--out other.png; --json"),
+    Mode(
+        "report",
+        "two runs",
+        "small released",
+        acts="--out other.html; --markdown; --with-metrics; --json",
+    ),
+    Mode("report", "a simulation", "small --markdown", refused="--with-metrics", whole=False),
+    Mode("report", "a release", "released --markdown", acts="--with-metrics", whole=False),
+    Mode(
+        "predict",
+        "a file",
+        "table rows.csv",
+        acts="--out said.csv; --keep site; --no-probabilities; --module own_net:net",
+        refused="--json",
+    ),
+    Mode(
+        "predict",
+        "many files to a folder",
+        "table rows.csv more.csv --out said",
+        acts="--out others; --keep site; --no-probabilities; --module own_net:net; --json",
+    ),
+    Mode(
+        "predict",
+        "a number",
+        "number rows.csv",
+        acts="--keep site",
+        refused="--probabilities",
+        whole=False,
+    ),
+    Mode(
+        "predict",
+        "a number without",
+        "number rows.csv",
+        refused="--no-probabilities",
+        whole=False,
+    ),
+    Mode("evaluate", "numbers", "number rows.csv", acts="--figure figure.png", whole=False),
+    Mode(
+        "evaluate",
+        "records held out",
+        "table",
+        acts="--figure figure.png; --module own_net:net; --json",
+        refused="--label ill; --site site",
+    ),
+    Mode("evaluate", "a file", "table rows.csv", acts=SCORED),
+    Mode("evaluate", "many files", "table rows.csv more.csv", acts=SCORED),
+    Mode(
+        "export",
+        "a run",
+        "table --to safetensors",
+        acts="--to nowhere; --out other; --only-protected; --module own_net:net; --json",
+    ),
+)
+
+DATA = (
+    Mode(
+        "init",
+        "a table",
+        "rows.csv",
+        acts="--out other.toml; --label well; --user ward; --epsilon 2; --rows 20; --json",
+    ),
+    Mode(
+        "init",
+        "a folder",
+        "folder",
+        acts="--label well; --user ward; --epsilon 2; --rows 20; --json",
+        whole=False,
+    ),
+    Mode(
+        "init",
+        "a draft that is there",
+        "rows.csv",
+        acts="--force",
+        first="init rows.csv",
+        whole=False,
+    ),
+    Mode(
+        "init",
+        "arrays",
+        "arrays.npz",
+        acts="--out other.toml; --epsilon 2; --json",
+        refused="--label well; --user ward; --rows 20",
+    ),
+    Mode(
+        "data describe",
+        "a configuration",
+        "small.toml",
+        acts="--set data.users=4; --out figure.png; --json",
+        refused="--source digits; --data-dir data",
+    ),
+    Mode(
+        "data describe",
+        "a source",
+        "--source mnist --data-dir data",
+        acts="--source synthetic; --data-dir other",
+        whole=False,
+    ),
+    Mode(
+        "data prepare",
+        "a configuration",
+        "small.toml --out stored",
+        acts="--out other; --set data.users=4; --json",
+        refused="--source digits; --data-dir data",
+    ),
+    Mode(
+        "data prepare",
+        "what is there",
+        "small.toml --out stored",
+        acts="--overwrite",
+        first="data prepare small.toml --out stored",
+        whole=False,
+    ),
+    Mode(
+        "data download",
+        AS_ASKED,
+        "mnist",
+        acts="--data-dir other; --mirror http://127.0.0.1:9; --json",
+    ),
+    Mode("data list", "all", "", acts="--data-dir data; --json"),
+    Mode(
+        "config show",
+        "a configuration",
+        "small.toml",
+        acts="--set plan.rounds=3; --unset privacy; --json",
+    ),
+    Mode(
+        "config show",
+        "a site",
+        "site/one/site.toml",
+        acts="--json",
+        refused="--set policy.epsilon=1; --unset policy",
+    ),
+    Mode("config explain", "a key", "plan.rounds", acts="--json"),
+    Mode(
+        "budget",
+        "a new one",
+        "new.jsonl --epsilon 2 --delta 1e-5",
+        acts="--epsilon 3; --delta 1e-6; --json",
+    ),
+    Mode(
+        "budget",
+        "one that is there",
+        "budget.jsonl",
+        acts="--json",
+        refused="--epsilon 3; --delta 1e-6",
+    ),
+)
+
+LONG = (
+    Mode(
+        "demo",
+        "one round",
+        "--rounds 1",
+        acts="--out elsewhere; --rounds 2; --json",
+        slow=True,
+    ),
+    Mode(
+        "demo",
+        "on a terminal",
+        "--rounds 1",
+        acts="-q",
+        whole=False,
+        slow=True,
+        compares="progress",
+    ),
+    Mode("tune", "on a terminal", "tune.toml", acts="-q", whole=False, compares="progress"),
+    Mode(
+        "reproduce",
+        "on a terminal",
+        'figure1 --row "K = 50" --scale 0.01 --seeds 1',
+        acts="-q",
+        whole=False,
+        slow=True,
+        compares="progress",
+    ),
+    Mode(
+        "audit",
+        "a configuration",
+        "small.toml --trials 100 --view server --seed 1",
+        acts="--set privacy.noise=1; --trials 200; --minutes -1; --confidence 0.9; "
+        "--view third-party; --seed 2; --figure figure.png; --json",
+        refused="--one-run 10; --out elsewhere",
+        slow=True,
+    ),
+    Mode(
+        "audit",
+        "a real run",
+        "small.toml --trials 100 --view server --seed 1 --one-run 10 --out real",
+        acts="--one-run 2; --out elsewhere",
+        whole=False,
+        slow=True,
+        compares="words",
+    ),
+    Mode(
+        "audit",
+        "a run",
+        "small --trials 100 --view server --seed 1",
+        refused="--set privacy.noise=1",
+        whole=False,
+        slow=True,
+    ),
+    Mode(
+        "plan",
+        "facts",
+        "--users 6 --records 20 --features 2 --classes 2 --epsilon 8 --rounds 3 --local-steps 2",
+        acts="--users 8; --records 30; --features 3; --classes 3; --epsilon 4; "
+        "--view third-party; --delta 0.001; --sampling fixed; --similarity 50; --row-norm 2; "
+        "--rounds 4; --local-steps 1; --participants 2; --config facts.toml; --out elsewhere; "
+        "--device nowhere; --json; -q",
+        slow=True,
+    ),
+    Mode(
+        "tune",
+        "a grid",
+        "tune.toml",
+        acts="--set tune.folds=3; --out elsewhere; --device nowhere; --json",
+    ),
+    Mode(
+        "tune",
+        "privately",
+        "private.toml",
+        acts="--set tune.private=false; --out elsewhere; --device nowhere; --json",
+        compares="words",
+    ),
+    Mode(
+        "reproduce",
+        "the list",
+        "--list --seeds 1 --scale 0.01",
+        acts="--estimate; --seeds 2; --scale 0.02; --no-folds; --json; without --list",
+        refused="--device auto; --out elsewhere; --row x; --only-runs; --take small.toml; -q",
+        slow=True,
+    ),
+    Mode(
+        "reproduce",
+        "an experiment",
+        'figure1 --row "K = 50" --scale 0.01 --seeds 1',
+        acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; "
+        "--only-runs; --take small.toml; --json; --no-folds",
+        refused="--list; --estimate",
+        slow=True,
+    ),
+)
+
+DEPLOYED = (
+    Mode(
+        "provision",
+        "two sites",
+        "federation.toml --out made",
+        acts="--out other; --with-keys; --json",
+    ),
+    Mode(
+        "server start",
+        AS_ASKED,
+        "--server site/server --public 127.0.0.1:9443 --inner 127.0.0.1:9444",
+        acts="--server other; --public 127.0.0.1:9445; --inner 127.0.0.1:9446; --insecure",
+    ),
+    Mode(
+        "server run",
+        AS_ASKED,
+        "served.toml --out deployed --server site/server",
+        acts="--out other; --server other; --resume; --without one; --set plan.rounds=3; "
+        "--insecure; --json",
+    ),
+    Mode("server admit", "a site", "site/one/one.site", acts="--server site/server"),
+    Mode("server remove", "a site", "one", acts="--server site/server"),
+    Mode("server status", "a run", "deployed", acts="--json"),
+    Mode("site init", "an invitation", "site/one.invitation", acts="--out other"),
+    Mode(
+        "site check",
+        "a site",
+        "site/one/site.toml --offline",
+        acts="--offer served.toml; --json; without --offline",
+    ),
+    Mode("site start", AS_ASKED, "site/one/site.toml", acts="--insecure"),
+    Mode("site ledger", "a site", "site/one/site.toml", acts="--json"),
+    Mode("site recover", "a site", "site/one/site.toml", acts="--yes"),
+    Mode("site status", "a site", "site/one/site.toml", acts="--json"),
+    Mode("site evaluate", "a site", "site/one/site.toml", acts="--run 7"),
+)
+
+#: Files that commands find by themselves.
+SHARED = ("rows.csv", "own_net.py")
+MODES = (*PRIVACY, *CALIBRATE, *TRAIN, *MODELS, *DATA, *LONG, *DEPLOYED)
+
+SMALL = """
+[data]
+users = 5
+records = 40
+dimension = 4
+classes = 3
+[plan]
+rounds = 2
+local_steps = 2
+user_ratio = 0.4
+[privacy]
+noise = 4.0
+"""
+SUM = """
+[data]
+users = 6
+records = 30
+dimension = 3
+classes = 2
+[plan]
+rounds = 2
+local_steps = 1
+user_ratio = 1.0
+seed = {seed}
+[algorithm]
+name = "fedavg"
+[privacy]
+noise = 4.0
+secret = true
+"""
+TABLE = """
+[data]
+source = "csv"
+path = "rows.csv"
+label = "ill"
+user = "site"
+categories = ["ward"]
+exclude = ["well"]
+[plan]
+rounds = 1
+local_steps = 1
+user_ratio = 1.0
+[privacy]
+noise = 4.0
+"""
+NUMBER = TABLE.replace(
+    'label = "ill"', 'label = "age"\ntarget = { kind = "number", low = 0, high = 99 }'
+).replace('["well"]', '["ill", "well"]\n[task]\nkind = "linear"')
+TUNE = (
+    SMALL
+    + """
+[tune]
+folds = 2
+[tune.grid]
+"plan.learning_rate" = [0.1, 0.2]
+"""
+)
+PRIVATE = (
+    SUM.format(seed=1)
+    + """
+[tune]
+private = true
+trials = 2.0
+folds = 2
+score_noise = 5.0
+[tune.grid]
+"plan.learning_rate" = [0.1, 0.2]
+"""
+)
+FEDERATION = """
+address = "127.0.0.1:8443"
+sites = ["one", "two"]
+"""
+SERVED = """
+[schema]
+features = 3
+classes = 2
+columns = ["age", "height", "weight"]
+label = "ill"
+class_names = ["no", "yes"]
+[plan]
+rounds = 2
+local_steps = 1
+[privacy]
+noise = 10.0
+[deploy]
+address = "127.0.0.1:8444"
+"""
+STATUS = """
+{"run": "1", "phase": "training", "round": 1, "rounds": 2,
+ "sites": {"one": {"participations": 1, "last": "answered"}}}
+"""
+FACTS = """
+[facts]
+similarity = 100
+"""
+NET = """
+import torch
+def net():
+    return torch.nn.Linear(4, 2)
+"""
+
+
+def write_rows(path: Path, seed: int) -> None:
+    """A table of people at two sites, with two labels to choose from."""
+    rng = np.random.default_rng(seed)
+    lines = ["age,weight,ward,site,ill,well"]
+    for k in range(60):
+        age, weight = rng.integers(20, 90), round(float(rng.normal(75, 9)), 1)
+        ill = "yes" if age + rng.normal(0, 9) > 55 else "no"
+        well = "yes" if weight + rng.normal(0, 9) > 75 else "no"
+        lines.append(f"{age},{weight},{'ab'[k % 2]},{'xy'[k // 30]},{ill},{well}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def build(folder: Path) -> None:
+    """Fill a folder with what the modes work on."""
+    texts = {
+        "small.toml": SMALL,
+        "plain.toml": SMALL.partition("[privacy]")[0],
+        "sum.toml": SUM.format(seed=1),
+        "other.toml": SUM.format(seed=2),
+        "table.toml": TABLE,
+        "release.toml": TABLE,
+        "tune.toml": TUNE,
+        "private.toml": PRIVATE,
+        "number.toml": NUMBER,
+        "federation.toml": FEDERATION,
+        "served.toml": SERVED,
+        "own_net.py": NET,
+        "facts.toml": FACTS,
+        "deployed/status.json": STATUS,
+    }
+    for name in ("deployed", "folder"):
+        (folder / name).mkdir()
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    write_rows(folder / "rows.csv", 1)
+    write_rows(folder / "more.csv", 2)
+    for name in ("rows.csv", "more.csv"):
+        shutil.copy(folder / name, folder / "folder" / name)
+    public = [f"{k / 9:.3f},{k % 3 - 1},{k / 7:.3f},1,{k % 3}" for k in range(12)]
+    (folder / "stop.csv").write_text("\n".join(["0,1,2,3,label", *public]) + "\n")
+    rng = np.random.default_rng(0)
+    np.savez(
+        folder / "arrays.npz",
+        features=rng.normal(size=(40, 3)),
+        labels=rng.integers(0, 2, 40),
+        users=np.repeat(np.arange(4), 10),
+    )
+    with chdir(folder):
+        for line in (
+            "train small.toml --out small",
+            "train sum.toml --out sum",
+            "train sum.toml --out keyed --data-key records.key",
+            "train other.toml --set data.seed=9 --out other --data-key records.key",
+            "train table.toml --out table",
+            "train number.toml --out number",
+            "train sum.toml --unset plan.seed --release --allow unprotected-preprocessing "
+            "--out released",
+            "budget budget.jsonl --epsilon 2 --delta 1e-5",
+            "provision federation.toml --out site --with-keys",
+        ):
+            done = done_here(*line.split())
+            assert done.returncode == 0, f"{line}: {done.stderr}"
