@@ -164,8 +164,8 @@ def privacy(
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
     said = about.statement(tuple(group) if group else GROUPS, colluders)
     if not said["guarantee"]:
-        given = {"--delta": delta, "--view": view, "--colluders": colluders, "--group": group}
-        given |= {"--plot": plot, "--tradeoff": tradeoff}
+        given: dict[str, object] = {"--delta": delta, "--view": view, "--colluders": colluders}
+        given |= {"--group": group, "--plot": plot, "--tradeoff": tradeoff}
         refuse_given(given, f"but nothing is promised ({said['reason']}); leave it out")
     if tradeoff is not None:
         draw_tradeoff(about, said, tradeoff)

@@ -89,7 +89,7 @@ def reproduce_command(
     if estimate and not list_:
         raise BadInput("--estimate is given without --list, whose times it adds; give both")
     if list_:
-        unread = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
+        unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
         unread |= {} if estimate else {"--device": device}
         refuse_given(unread, "which the list does not depend on; leave it out")
         from dpscaffold.paper.listing import as_rows, listing
