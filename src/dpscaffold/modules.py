@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpscaffold.data.markers import numbers_among
-from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
+from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
@@ -72,6 +72,8 @@ def _stage(step: Any) -> nn.Module:
             return _Affine(step.mean, step.deviation, divide=True)
         case Project():
             return _Project(step.basis)
+        case Ranges():
+            return _Ranges(*step.scale)
         case UnitNorm():
             return _UnitNorm()
         case ClipNorm():
@@ -152,6 +154,23 @@ class _Affine(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         moved = rows.to(self.mean.dtype) - self.mean
         return moved / self.factor if self.divide else moved * self.factor
+
+
+class _Ranges(nn.Module):
+    """(x − middle)/width, cut at ±bound."""
+
+    middle: Tensor
+    width: Tensor
+    bound: Tensor
+
+    def __init__(self, middle: np.ndarray, half: np.ndarray, bound: np.ndarray) -> None:
+        super().__init__()
+        for name, value in (("middle", middle), ("width", half), ("bound", bound)):
+            self.register_buffer(name, torch.from_numpy(value))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        moved = (rows.float() - self.middle) / self.width
+        return torch.maximum(torch.minimum(moved, self.bound), -self.bound)
 
 
 class _Project(nn.Module):

@@ -8,15 +8,18 @@ overruled by name, which the statement repeats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dpscaffold.config import Configuration
+from dpscaffold.data.prepared import Shift, Standardised
+from dpscaffold.data.spellings import toml_key, toml_text
+from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import charged
-from dpscaffold.privacy.preparation import left_open
+from dpscaffold.privacy.preparation import WITHIN, Preparation
 from dpscaffold.setting import Setting
 
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
@@ -53,28 +56,68 @@ def released(setting: Setting, federation: Federation, allow: Sequence[str]) -> 
 
 
 def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequence[str]) -> None:
-    """Say what stands outside the promise, and how to overrule it."""
-    privacy, run = setting.privacy, setting.describe()
-    assert privacy is not None and run is not None
+    """Say all that stands outside the promise, what to write instead, and how to overrule it."""
+    reasons = [*_of_the_run(setting, allowed)]
+    steps = _left_open(setting, federation)
+    if PREPROCESSING not in allowed:
+        reasons += [f"{step.sentence} {_remedy(step, federation)}" for step in steps]
+    if not reasons:
+        return
+    overrule = f" (or overrule what was prepared with --allow {PREPROCESSING})"
+    more = overrule if steps and PREPROCESSING not in allowed else ""
+    if len(reasons) == 1:
+        raise BadInput(f"privacy.release is set, and it is refused: {reasons[0]}{more}")
+    listed = "\n".join(f"  {k}. {reason}" for k, reason in enumerate(reasons, 1))
+    raise BadInput(
+        f"privacy.release is set, and {len(reasons)} things are refused{more}:\n{listed}"
+    )
+
+
+def _of_the_run(setting: Setting, allowed: Sequence[str]) -> Iterator[str]:
+    """What a release refuses of the plan and the mechanism."""
+    privacy = setting.privacy
+    assert privacy is not None
     if setting.plan.seed is not None:
-        raise BadInput(
-            f"plan.seed is {setting.plan.seed} with privacy.release, whose draw nobody may choose; "
-            f"leave plan.seed out, and it comes from the operating system"
+        yield (
+            f"plan.seed is {setting.plan.seed}, and nobody may choose the draw; leave plan.seed "
+            f"out, and it comes from the operating system"
         )
     if privacy.clip == "median" and MEDIAN not in allowed:
-        raise BadInput(
-            f"privacy.clip is 'median' with privacy.release: the bound is read off private "
-            f"records, so nothing is promised; give a number, or overrule with --allow {MEDIAN}"
+        yield (
+            f"privacy.clip is 'median', which is read off private records, so nothing is promised; "
+            f"give a number, or overrule with --allow {MEDIAN}"
         )
     if privacy.noise == 0:
-        raise BadInput(
-            "privacy.noise is 0 with privacy.release, which protects nobody; give a noise above 0"
-        )
+        yield "privacy.noise is 0, which protects nobody; give a noise above 0"
+
+
+def _left_open(setting: Setting, federation: Federation) -> list[Preparation]:
+    """The steps of a preparation that no guarantee covers."""
+    run = setting.describe()
+    assert run is not None
     steps = [*federation.preparation, *charged(federation.preparation, run)[1]]
-    open_ = left_open(steps)
-    if open_ and PREPROCESSING not in allowed:
-        raise BadInput(
-            f"privacy.release is set, and the data were prepared without protection: "
-            f"{open_[0].rstrip('.')}; prepare them privately or from public statistics, or "
-            f"overrule with --allow {PREPROCESSING}"
+    return [step for step in steps if step.protection not in WITHIN]
+
+
+def _remedy(step: Preparation, federation: Federation) -> str:
+    """The line of a configuration that needs no private record, in place of a step."""
+    if isinstance(step, Coding):
+        known = {n: [] if n in step.read_off else values for n, values in step.categories}
+        lists = (f"{toml_key(n)} = {_listed(values)}" for n, values in known.items())
+        return f"Write categories = {{ {', '.join(lists)} }}."
+    if isinstance(step, Shift | Standardised):
+        coding = next((s for s in federation.preparation if isinstance(s, Coding)), None)
+        if coding is None:
+            return "Give the step fit = 'public' with mean and deviation, or fit = 'private'."
+        pairs = (f"{toml_key(name)} = [low, high]" for name in coding.numbers)
+        return (
+            f"Write ranges = {{ {', '.join(pairs)} }}, and take the step out of preprocess (or "
+            f"give it fit = 'private')."
         )
+    remedy = getattr(step, "remedy", "")
+    return f"Write {remedy}." if remedy else "Prepare it privately or from public statistics."
+
+
+def _listed(values: Sequence[str]) -> str:
+    shown = ", ".join(map(toml_text, values)) or "…"
+    return f"[{shown}]"

@@ -35,6 +35,10 @@ def init_command(
     rows: Annotated[
         int | None, typer.Option(help="how many rows to look at; 2000 by default")
     ] = None,
+    release: Annotated[
+        bool,
+        typer.Option("--release", help="for a model to publish: blanks for what must be public"),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="replace a configuration that is there")
     ] = False,
@@ -59,11 +63,11 @@ def init_command(
     if data.suffix.lower() == ".npz":
         asked = {"--label": label, "--user": user, "--rows": rows}
         refuse_given(asked, f"and {data} has no columns; leave it out")
-        text = draft_arrays(data, epsilon)
+        text = draft_arrays(data, epsilon, release)
     else:
         found = look(data, label, user, ROWS if rows is None else rows)
-        text = draft(found, epsilon)
-    _check(text)
+        text = draft(found, epsilon, release)
+    blanks = _check(text)
     write_text(target, text)
     for note in found.notes if found else ():
         typer.echo(note, err=True)
@@ -75,13 +79,20 @@ def init_command(
     for column in found.columns if found else ():
         typer.echo(f"{column.name or '(a column without a name)'}: {column.role} ({column.why})")
     typer.echo(OUTSIDE)
-    typer.echo(f"{target} is written; check it, then run dpscaffold train {target}")
+    fill = f"fill in {', '.join(blanks)}, check the rest" if blanks else "check it"
+    option = " --release" if release else ""
+    typer.echo(f"{target} is written; {fill}, then run dpscaffold train {target}{option}")
 
 
-def _check(text: str) -> None:
-    """What is drafted must be a configuration."""
+def _check(text: str) -> list[str]:
+    """The blanks of what was drafted; without them it must be a configuration."""
     import tomllib
 
     from dpscaffold.config import parse
+    from dpscaffold.config.reading import blanks_in
 
-    parse(tomllib.loads(text))
+    tables = tomllib.loads(text)
+    blanks = blanks_in(tables)
+    if not blanks:
+        parse(tables)
+    return blanks

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from dpscaffold.config.configuration import Configuration
 from dpscaffold.config.plan import FactsSettings
 from dpscaffold.config.sentences import sentence_of, tables_with
+from dpscaffold.data.config import BLANK
 from dpscaffold.errors import BadInput, nearest
 
 
@@ -168,9 +169,32 @@ def _value(text: str) -> Any:
         return text
 
 
+def blanks_in(tables: Any, name: str = "") -> list[str]:
+    """The dotted keys whose value nobody has filled in.
+
+    >>> blanks_in({"data": {"label": "ill", "classes": "FILL IN", "ranges": {"age": ["FILL IN"]}}})
+    ['data.classes', 'data.ranges.age']
+    """
+    if tables == BLANK:
+        return [name]
+    if isinstance(tables, Mapping):
+        found = [b for key, v in tables.items() for b in blanks_in(v, f"{name}.{key}".strip("."))]
+    elif isinstance(tables, list | tuple):
+        found = [blank for value in tables for blank in blanks_in(value, name)]
+    else:
+        found = []
+    return [*dict.fromkeys(found)]
+
+
 def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Configuration:
     """Check tables; the first thing wrong is said in one sentence. ``folder`` is where a user's own
     algorithm is looked for first."""
+    if blanks := blanks_in(tables):
+        raise BadInput(
+            f"the configuration has {len(blanks)} blank{'s' if len(blanks) > 1 else ''} "
+            f'({", ".join(blanks)}); write in place of each "{BLANK}" what is known without '
+            f"looking at the records"
+        )
     try:
         return Configuration.model_validate(tables, context={"folder": folder})
     except ValidationError as error:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -25,7 +26,7 @@ from dpscaffold.data.preprocessing import PreprocessingStep, check_order, senten
 from dpscaffold.data.readers.files import AUTO, is_many
 from dpscaffold.data.readers.fills import PrivateFill
 from dpscaffold.data.spellings import Spellings, checked_spellings
-from dpscaffold.data.table_coding import Forms, refuse_two_readings
+from dpscaffold.data.table_coding import Forms, days, refuse_two_readings
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Kind, Target
 
@@ -271,6 +272,30 @@ def _fills(given: Any) -> Any:
     return rules
 
 
+#: A value that nobody has filled in yet; a configuration that holds one is refused.
+BLANK = "FILL IN"
+
+
+def _ranges(given: Any) -> Any:
+    """Ranges by column; a day is written as a text, and read as days since 1970."""
+    if not isinstance(given, dict):
+        return given
+    found = {}
+    for name, ends in given.items():
+        if not isinstance(ends, list | tuple) or len(ends) != 2:
+            raise ValueError(f"ranges.{name} is {ends!r}; give [low, high]")
+        try:
+            low, high = (days(name, [e], "%Y-%m-%d")[0] if isinstance(e, str) else e for e in ends)
+        except BadInput:
+            raise ValueError(
+                f"ranges.{name} is {list(ends)}; give two numbers, or two days such as 2024-12-31"
+            ) from None
+        if not all(isinstance(e, int | float | np.floating) for e in (low, high)) or not low < high:
+            raise ValueError(f"ranges.{name} is {list(ends)}; low must be below high")
+        found[name] = (float(low), float(high))
+    return found
+
+
 class TabularFile(Pooled):
     path: PathText
     label: str | tuple[str, ...]
@@ -292,6 +317,9 @@ class TabularFile(Pooled):
     exclude: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     dates: dict[str, Forms] = Field(default_factory=dict)
+    ranges: Annotated[dict[str, tuple[float, float]], BeforeValidator(_ranges)] = Field(
+        default_factory=dict
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -65,7 +65,9 @@ def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
     ()
     """
     if settings.chosen_partition != "natural":
-        return (Remark(DEALT_BY_LABEL, "unprotected"),) if _looks_at_labels(settings) else ()
+        remedy = 'partition = "similarity" and similarity = 100.0, or user = COLUMN'
+        dealt = Remark(DEALT_BY_LABEL, "unprotected", remedy=remedy)
+        return (dealt,) if _looks_at_labels(settings) else ()
     said = (
         f"Users with fewer than {settings.minimum_records} records, if any, were left out before "
         f"training (data.minimum_records)"

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dpscaffold.data.config import BLANK
 from dpscaffold.data.label_guesses import is_measured, rounded_range
 from dpscaffold.data.looking import LEAST_RECORDS, Column, Look
 from dpscaffold.data.readers.arrays import npz_arrays, read_npz
 from dpscaffold.data.readers.files import AUTO
-from dpscaffold.data.spellings import toml_text, written
+from dpscaffold.data.spellings import toml_key, toml_text, written
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Kind, Target, kind_of
 
@@ -24,36 +25,44 @@ HEAD = f"""# Drafted by dpscaffold init. Check every line: these are guesses.
 """
 
 
-def draft(found: Look, epsilon: float) -> str:
-    """The configuration of a table that was looked at."""
+#: What a draft for a release says first.
+BLANKS = f"""# For a model that you will publish. Replace every "{BLANK}" by what is known without
+# looking at the records, then run dpscaffold train --release.
+"""
+
+
+def draft(found: Look, epsilon: float, release: bool = False) -> str:
+    """The configuration of a table that was looked at; for a ``release`` with blanks for what must
+    be public."""
+    norm = _public_norm(found) if release else _norm(_columns(found))
     lines = [
         HEAD,
+        *([BLANKS] if release else []),
         f"# {found.rows} rows were looked at, drawn from all.",
         "[data]",
         f'source = "{found.kind}"',
         f"path = {toml_text(found.path.as_posix())}{_files(found)}",
         *_dialect(found),
         *_label(found),
-        *_target(found.target),
+        *_target(found.target, release),
         *(f"user = {toml_text(c.name)}  # whose a record is: {c.why}" for c in found.of("user")),
         *_without_users(found),
-        *_features(found),
+        *_features(found, release),
         f"minimum_records = {LEAST_RECORDS}  # smaller users are left out, and named",
-        *_preprocess(_norm(_columns(found))),
+        *([f'preprocess = ["clip-norm:{norm:g}"]'] if release else _preprocess(norm)),
         "",
-        *_rest(
-            found.users,
-            found.target.kind,
-            epsilon,
-            _norm(_columns(found)),
-            len(found.of("label")),
-        ),
+        *_rest(found.users, found.target.kind, epsilon, norm, len(found.of("label"))),
+        *([_RELEASE] if release else []),
     ]
     return "\n".join(lines) + "\n"
 
 
-def draft_arrays(path: Path, epsilon: float) -> str:
-    """The configuration of an ``.npz`` file with features, labels and perhaps users."""
+_RELEASE = "release = true  # what would be outside the guarantee is refused"
+
+
+def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
+    """The configuration of an ``.npz`` file with features, labels and perhaps users; for a
+    ``release`` with blanks for what must be public."""
     arrays = npz_arrays(path)
     labels, users = arrays.get("labels"), arrays.get("users")
     if labels is None or "features" not in arrays:
@@ -72,9 +81,10 @@ def draft_arrays(path: Path, epsilon: float) -> str:
         raise BadInput(f"{path} names {count} user; federated training needs two or more")
     if labels.ndim == 1 and len(np.unique(labels)) < 2:
         raise BadInput(f"{path}: labels hold a single value, so there is nothing to learn")
-    lines = [HEAD, "[data]", 'source = "npz"', f"path = {toml_text(path.as_posix())}"]
+    lines = [HEAD, *([BLANKS] if release else []), "[data]", 'source = "npz"']
+    lines.append(f"path = {toml_text(path.as_posix())}")
     if isinstance(target, Target):
-        lines += _target(target)
+        lines += _target(target, release)
     if target == "labels":
         lines.append('target = "labels"  # a column of 0 and 1 for each label')
     if users is None:
@@ -84,7 +94,8 @@ def draft_arrays(path: Path, epsilon: float) -> str:
     read_npz(path, target)  # what train would refuse is refused before anything is written
     norm = _norm(int(np.prod(arrays["features"].shape[1:])))
     rest = _rest(count, kind_of(target), epsilon, norm, labels[0].size)
-    lines += [*_preprocess(norm), "", *rest]
+    lines += [*(_public_steps(norm) if release else _preprocess(norm)), "", *rest]
+    lines += [_RELEASE] if release else []
     return "\n".join(lines) + "\n"
 
 
@@ -157,10 +168,19 @@ def _spellings(column: Column) -> list[str]:
     return lines
 
 
-def _target(target: Target) -> list[str]:
-    """The range of a number to predict, and why it is asked for."""
+def _target(target: Target, release: bool = False) -> list[str]:
+    """The range of a number to predict, and why it is asked for; for a release blanks, for it and
+    for the names of classes."""
+    if release and target.kind == "class":
+        return [f'classes = "{BLANK}"  # the labels in order, such as ["no", "yes"]']
     if target.kind != "number":
         return []
+    if release:
+        return [
+            "# The smallest and the largest number that the label can be; predictions have its own",
+            "# units. (If its values are classes, remove the line.)",
+            f'target = {{ kind = "number", low = "{BLANK}", high = "{BLANK}" }}',
+        ]
     return [
         "# The label is predicted as a number: it has fractions or many values. (If its values are",
         "# classes, remove the line.) low and high were guessed from the data, outside epsilon:",
@@ -178,25 +198,40 @@ def _without_users(found: Look) -> list[str]:
     return [f"users = {users}  # {said}", *_SPLIT]
 
 
-def _features(found: Look) -> list[str]:
+def _features(found: Look, release: bool) -> list[str]:
     """Which columns are what, one line each where a word is needed."""
     lines = []
     if left := found.of("left out"):
         lines.append("exclude = [")
         lines += [f"  {toml_text(c.name)},  # {c.why}" for c in left]
         lines.append("]")
-    if coded := found.of("category"):
+    coded = found.of("category")
+    if coded and release:
+        lines.append("# The values of every category; another value counts as none of them.")
+        lines += [f'categories.{toml_key(c.name)} = "{BLANK}"  # such as ["a", "b"]' for c in coded]
+        lines.append('unseen = "zero"')
+    elif coded:
         lines.append("# Their values are read off the data, outside epsilon, unless you give them:")
         lines.append(f"# categories = {{ {toml_text(coded[0].name)} = {_values(coded[0])} }}")
         lines.append(f"categories = [{', '.join(toml_text(c.name) for c in coded)}]")
-        lines += [line for c in coded for line in _spellings(c)]
+    lines += [line for c in coded for line in _spellings(c)]
     if lacking := [c for c in found.columns if c.absent and c.role != "left out"]:
         listed = ", ".join(toml_text(c.name) for c in lacking)
         lines.append(f"absent = [{listed}]  # some files lack them: missing values there")
     if dated := found.of("date"):
         pairs = ", ".join(f"{toml_text(c.name)} = {_forms(c)}" for c in dated)
         lines.append(f"dates = {{ {pairs} }}  # days since 1970")
-    return [*lines, *_gaps(found), *_missing(found)]
+    measured = [c for c in found.columns if c.role in ("number", "date")]
+    if measured and release:
+        lines.append(
+            "# The range of every number, mapped to -1 to 1; others count as an end of it."
+        )
+        days, numbers = '["2020-01-01", "2029-12-31"]', "[0, 100]"
+        lines += [
+            f'ranges.{toml_key(c.name)} = "{BLANK}"  # such as {days if c.forms else numbers}'
+            for c in measured
+        ]
+    return [*lines, *_gaps(found), *_missing(found, release)]
 
 
 def _forms(column: Column) -> str:
@@ -234,13 +269,19 @@ def _marked(column: Column, texts: Iterable[str]) -> str:
     return f"gaps.{toml_text(column.name)} = [{', '.join(map(toml_text, texts))}]"
 
 
-def _missing(found: Look) -> list[str]:
-    """Rules that read nothing off the records: an indicator beside a zero, a further category."""
+def _missing(found: Look, release: bool) -> list[str]:
+    """Rules that read nothing off the records: an indicator beside a zero, a further category. In
+    a release no record is left out: how many were would tell of them."""
     rules = [
         f'{toml_text(c.name)} = "{"category" if c.role == "category" else "indicator"}"'
         for c in found.columns
         if c.missing and c.role in ("number", "date", "category")
     ]
+    if release:
+        lacking = [c.name for c in found.columns if c.missing and c.role in ("label", "user")]
+        more = [f"# Take records without {name} out of the files first." for name in lacking]
+        rules.append('"*" = 0.0')
+        return [*more, f"missing = {{ {', '.join(rules)} }}  # missing values are features, or 0"]
     rules.append('"*" = "drop"')
     return [
         "# Missing values become features of their own, which reads nothing off the records;",
@@ -276,6 +317,24 @@ def _norm(columns: int) -> float:
     (1.41, 3.0)
     """
     return float(f"{min(MOST_NORM, columns**0.5):.3g}")
+
+
+def _public_norm(found: Look) -> float:
+    """The norm that rows are cut to where numbers lie in −1 to 1: a category adds 1 to its square,
+    a number a third on average, as if all were equally likely."""
+    coded, numbers = len(found.of("category")), len(found.of("number")) + len(found.of("date"))
+    return float(f"{min(MOST_NORM, max(0.5, coded + numbers / 3) ** 0.5):.3g}")
+
+
+def _public_steps(norm: float) -> list[str]:
+    """Steps for arrays, whose columns have no names: with blanks for public statistics."""
+    return [
+        "# One number for all features, or a list with one each.",
+        "preprocess = [",
+        f'  {{ step = "standardise", fit = "public", mean = "{BLANK}", deviation = "{BLANK}" }},',
+        f'  "clip-norm:{norm:g}",',
+        "]",
+    ]
 
 
 def _preprocess(norm: float) -> list[str]:

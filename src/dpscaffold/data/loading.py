@@ -216,6 +216,7 @@ def table_of(settings: TabularFile) -> TableSource:
         gaps=Markers.given(settings.gaps),
         values=Spellings.given(settings.values),
         absent=settings.absent,
+        ranges=settings.ranges,
     )
 
 

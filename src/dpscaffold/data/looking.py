@@ -158,6 +158,7 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     for name in names:
         if name in chosen:
             column = _label_column(name, counts[name], target, bool(told))
+            column = replace(column, missing=None in cells[name])
         else:
             column = _column(name, cells[name], site, user is not None)
             column = _absent(column, lacking.get(name, ()), len(files))
@@ -256,6 +257,9 @@ def _label_column(name: str, counts: Counter[str], target: Target, told: bool) -
 def _with_spellings(column: Column, counts: Counter[str]) -> Column:
     """A column of classes or categories with spellings that seem to be one value."""
     same, errors = same_values(counts), typing_errors(counts)
+    for text, value in errors.items() if column.role == "label" else ():
+        if 200 * counts[text] <= counts.total():  # too few to be learnt as a class of its own
+            same[value] = (*same.get(value, ()), text)
     others = {other for group in same.values() for other in group}
     errors = {text: value for text, value in errors.items() if text not in others}
     why, values = column.why, tuple(v for v in column.values if v not in others)
@@ -430,7 +434,7 @@ def _column(
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
     if name == site:
-        return Column(name, "user", "as you said" if named else "its name")
+        return Column(name, "user", "as you said" if named else "its name", missing)
     values = set(there)
     if len(values) <= 1:
         return Column(name, "left out", "it holds a single value" if values else "it is empty")

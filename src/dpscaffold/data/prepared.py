@@ -124,6 +124,47 @@ class Project:
         return np.asarray(rows @ self.basis)
 
 
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """x ↦ x with the public range of a feature, ``low`` to ``high``, mapped to −1 to 1; what lies
+    outside counts as the nearer end. Features without a range (−∞ to ∞) stay as they are.
+
+    >>> step = Ranges(np.array([0, -np.inf]), np.array([100, np.inf]), ("age",))
+    >>> step(np.float32([[75, 7], [200, 7]])).tolist()
+    [[0.5, 7.0], [1.0, 7.0]]
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    names: tuple[str, ...]
+    protection: ClassVar[Protection] = "public"
+    cost: ClassVar[Cost | None] = None
+    __eq__ = same_fields
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def sentence(self) -> str:
+        """What was done, for people."""
+        named = ", ".join(f"'{name}'" for name in self.names)
+        return (
+            f"The given ranges of {named} were mapped to -1 to 1, and values cut to them, record "
+            f"by record (no private record was read)."
+        )
+
+    @property
+    def scale(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What is subtracted, what is divided by and what the result is cut at, (d,) each."""
+        known = np.isfinite(self.low)
+        low, high = np.where(known, self.low, -1.0), np.where(known, self.high, 1.0)
+        middle, half = (low + high) / 2, (high - low) / 2
+        bound = np.where(known, 1.0, np.inf)
+        return middle.astype(np.float32), half.astype(np.float32), bound.astype(np.float32)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        middle, half, bound = self.scale
+        return np.asarray(np.clip((rows - middle) / half, -bound, bound), dtype=np.float32)
+
+
 @dataclass(frozen=True)
 class UnitNorm:
     """x ↦ x/‖x‖, the norm taken in the precision of the rows; a row of zeros stays.

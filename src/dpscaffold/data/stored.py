@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.data.prepared import ClipNorm, Project, Scale, Shift, Standardised, UnitNorm
+from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared
@@ -32,6 +32,7 @@ KINDS: dict[str, type[Any]] = {
     "unit norm": UnitNorm,
     "clip norm": ClipNorm,
     "scale": Scale,
+    "ranges": Ranges,
     "coding": Coding,
     "remark": Remark,
 }

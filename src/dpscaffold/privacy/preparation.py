@@ -77,6 +77,8 @@ class Remark:
     counted: bool = False
     #: That what it released was divided by how many records there are, without noise on that.
     divided: bool = False
+    #: What a configuration says instead, where the step is outside the guarantee.
+    remedy: str = ""
 
     def __call__(self, rows: Rows) -> Rows:
         """The rows, as they are."""

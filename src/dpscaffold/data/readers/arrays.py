@@ -147,7 +147,7 @@ def _target(
                 f"{', '.join(names[:10])}"
             )
         coded = np.array([index[label] for label in labels], dtype=np.int64)
-        said = Remark(LABELS_READ_OFF, "unprotected")
+        said = Remark(LABELS_READ_OFF, "unprotected", remedy="classes=(…), their names in order")
         return coded, Target("class", names), () if given else (said,)
     count = max(2, int(labels.max(initial=0)) + 1)
     return labels, Target.of(count if classes is None else classes), ()

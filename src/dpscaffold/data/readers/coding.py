@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.markers import NO_MARKERS, Markers
+from dpscaffold.data.prepared import Ranges
 from dpscaffold.data.readers.alike import alike_values
 from dpscaffold.data.readers.files import Dialect
 from dpscaffold.data.readers.fills import PrivateFill
-from dpscaffold.data.spellings import NO_SPELLINGS, Spellings
+from dpscaffold.data.spellings import NO_SPELLINGS, Spellings, toml_key
 from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, Forms, by_value, held_labels
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.labels import pack
@@ -41,7 +42,8 @@ class TableSource:
     then. ``gaps`` are the texts that stand for a missing value beside an empty cell
     (:mod:`dpscaffold.data.markers`), and ``values`` the other spellings of labels and categories
     (:mod:`dpscaffold.data.spellings`). ``absent`` are columns that some files may lack: their
-    values are missing there.
+    values are missing there. ``ranges`` are public ranges of columns of numbers, which are mapped
+    to −1 to 1.
     """
 
     path: Path
@@ -64,6 +66,7 @@ class TableSource:
     gaps: Markers = NO_MARKERS
     values: Spellings = NO_SPELLINGS
     absent: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def is_optional(self, name: str) -> bool:
         """Whether a file may lack this column: its values are missing there, or nobody reads it."""
@@ -233,6 +236,27 @@ def notes_on(
     return tuple(notes)
 
 
+#: What to write in place of a rule that leaves records out.
+NOT_DROPPED = (
+    'missing = { COLUMN = "indicator", "*" = 0.0 } (records without a label must be taken out of '
+    "the files)"
+)
+
+
+def ranges_of(table: TableSource, coding: Coding) -> Ranges:
+    """The step that maps the columns of numbers with a range."""
+    stray = next((name for name in table.ranges if name not in coding.numbers), None)
+    if stray is not None:
+        raise BadInput(
+            f"{table.path}: ranges names '{stray}'{nearest(stray, coding.numbers)}, which is no "
+            f"column of numbers to learn from; they are {', '.join(coding.numbers[:8]) or 'none'}"
+        )
+    ends = np.array([[-np.inf], [np.inf]]).repeat(coding.features, axis=1)
+    for j, name in enumerate(coding.numbers):
+        ends[:, j] = table.ranges.get(name, ends[:, j])
+    return Ranges(ends[0], ends[1], tuple(name for name in coding.numbers if name in table.ranges))
+
+
 def _ranged(target: Target) -> str:
     """What is done to numbers with a range."""
     return (
@@ -241,7 +265,7 @@ def _ranged(target: Target) -> str:
     )
 
 
-_LABELS = Remark(LABELS_READ_OFF, "unprotected")
+_LABELS = Remark(LABELS_READ_OFF, "unprotected", remedy='classes = ["…", "…"]')
 
 #: A record that maps to nothing changes R_i, which neighbours of every kind leave as it is.
 LEFT_OUT = (
@@ -257,6 +281,8 @@ def preparation_of(
     """How the file's columns become features, and what that says about private records.
     ``fitted`` are the columns whose missing values were filled with a mean or median."""
     steps: list[Prepared] = [coding]
+    if table.ranges:
+        steps.append(ranges_of(table, coding))
     if table.predicts == "class" and not table.classes:
         steps.append(_LABELS)
     if isinstance(table.target, Target) and table.target.low is not None:
@@ -269,10 +295,11 @@ def preparation_of(
             f"Missing values of column '{name}' were replaced by the {rule} of all records, test "
             f"records included: outside the guarantee."
         )
-        steps.append(Remark(said, "unprotected"))
+        remedy = f'missing.{toml_key(name)} = "indicator"'
+        steps.append(Remark(said, "unprotected", remedy=remedy))
     rules = table.missing.values() if isinstance(table.missing, Mapping) else [table.missing]
     if "drop" in rules:
-        steps.append(Remark(LEFT_OUT, "unprotected"))
+        steps.append(Remark(LEFT_OUT, "unprotected", remedy=NOT_DROPPED))
     for constant in dict.fromkeys(rule for rule in rules if isinstance(rule, int | float)):
         filled = f"Missing values were replaced by {constant:g}, a constant (no fit)."
         steps.append(Remark(filled, "none needed"))

@@ -28,6 +28,7 @@ from dpscaffold.data.readers.coding import (
     left_out,
     notes_on,
     preparation_of,
+    ranges_of,
 )
 from dpscaffold.data.readers.columns import (
     common_columns,
@@ -238,11 +239,15 @@ def _fills(
     table: TableSource, rules: Mapping[str, Any], found: Mapping[str, np.ndarray], kept: np.ndarray
 ) -> tuple[tuple[str, float], ...]:
     """The number that stands for a missing one, of every column with a rule of its own."""
-    return tuple(
-        (name, fill_of(rule, found[name][kept] if name in found else _NONE, name, table.seed))
-        for name, rule in rules.items()
-        if isinstance(table.missing, Mapping) and rule not in ("refuse", "drop")
-    )
+    fills = []
+    for name, rule in rules.items():
+        if not isinstance(table.missing, Mapping) or rule in ("refuse", "drop"):
+            continue
+        values = found[name][kept] if name in found else _NONE
+        middle = sum(table.ranges.get(name, (0.0, 0.0))) / 2  # beside an indicator anything will do
+        fill = middle if rule == "indicator" else fill_of(rule, values, name, table.seed)
+        fills.append((name, fill))
+    return tuple(fills)
 
 
 def _users(
@@ -299,6 +304,7 @@ def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
     table, coding, seen, done = scan.table, scan.coding, 0, 0
     numbers, texts = coding.numbers, [name for name, _ in coding.categories]
     fills, names = dict(coding.fills), list(scan.names)
+    mapped = ranges_of(table, coding) if table.ranges else None
     for file in scan.files:
         for batch, read in _columns(file, table, numbers, texts, names, scan.seen):
             keep = scan.kept[seen : seen + batch.num_rows]
@@ -315,7 +321,8 @@ def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
                 _one_hot(batch.column(text), values, rows[:, at : at + width])
                 at += width
             seen += batch.num_rows
-            yield done, rows[keep]
+            kept = rows[keep]
+            yield done, kept if mapped is None else mapped(kept)
             done += int(keep.sum())
 
 

@@ -1,0 +1,215 @@
+"""``init --release``: a draft that ``train --release`` accepts once its blanks are filled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpscaffold import Logistic, Model, load_model
+from dpscaffold.cli import app
+from dpscaffold.data import load, load_federation, prepare
+from dpscaffold.data.prepared import Ranges
+from dpscaffold.errors import BadInput
+from dpscaffold.predicting import predict_file
+
+SHORT = ["--set", "plan.rounds=2", "--set", "plan.learning_rate=0.1", "-q"]
+
+
+def command(*words: Any) -> tuple[int, str]:
+    """The status of a command, and what it says."""
+    answer = CliRunner().invoke(app, list(map(str, words)))
+    refused = isinstance(answer.exception, BadInput)
+    return (2, str(answer.exception)) if refused else (answer.exit_code, answer.output)
+
+
+def clinics(path: Path, number: bool = False) -> Path:
+    """A table with numbers, a category, a date, gaps and two classes, or a number to predict."""
+    rng = np.random.default_rng(0)
+    lines = ["site,age,stay,ward,admitted,ready"]
+    for i in range(160):
+        age, stay = rng.integers(20, 90), rng.gamma(2, 3)
+        ready = f"{age / 2 + stay:.1f}" if number else "no" if age > 50 else "yes"
+        gap = "" if i % 11 == 0 else f"{stay:.1f}"
+        lines.append(f"{'nsew'[i % 4]},{age},{gap},{'AB'[i % 2]},2024-01-{i % 28 + 1:02d},{ready}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def filled(path: Path, **values: str) -> None:
+    """Write values in place of the blanks of a draft, by the last part of their keys."""
+    lines = path.read_text().splitlines()
+    for k, line in enumerate(lines):
+        key = line.partition(" =")[0].rpartition(".")[2]
+        if '"FILL IN"' in line and key in values:
+            lines[k] = f"{line.partition(' =')[0]} = {values.pop(key)}"
+    assert not values, values
+    path.write_text("\n".join(lines) + "\n")
+
+
+FILLED = {
+    "classes": '["no", "yes"]',
+    "ward": '["A", "B", "C"]',
+    "age": "[0, 120]",
+    "stay": "[0, 60]",
+    "admitted": '["2020-01-01", "2029-12-31"]',
+}
+
+
+def test_a_filled_draft_is_released_as_it_is(tmp_path: Path, monkeypatch) -> None:
+    """And nothing of its preparation is outside the guarantee."""
+    monkeypatch.chdir(tmp_path)
+    clinics(Path("t.csv"))
+    code, said = command("init", "t.csv", "--label", "ready", "--release")
+    assert code == 0, said
+    assert "fill in data.classes, data.categories.ward, data.ranges.age" in " ".join(said.split())
+    code, said = command("train", "t.toml", "--release", "--out", "r")
+    assert code == 2 and said.startswith("the configuration has 5 blanks (data.classes, data.cat")
+    assert "\n" not in said and not Path("r").exists()
+    filled(Path("t.toml"), **FILLED)
+    code, said = command("train", "t.toml", "--release", "--out", "r", *SHORT)
+    assert code == 0, said
+    stated = json.loads(Path("r/privacy.json").read_text())
+    assert stated["guarantee"] and not stated["simulated"]
+    assert not any(
+        "read off the data" in line or "without prot" in line for line in stated["outside"]
+    )
+    assert load_model("r").unprotected == ()
+    words = ["export", "r", "--to", "safetensors", "--out", "m", "--only-protected"]
+    assert command(*words)[0] == 0
+
+
+def test_a_filled_draft_of_a_number_and_of_arrays_is_released(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clinics(Path("t.csv"), number=True)
+    assert command("init", "t.csv", "--label", "ready", "--release")[0] == 0
+    text = Path("t.toml").read_text()
+    assert 'target = { kind = "number", low = "FILL IN", high = "FILL IN" }' in text
+    text = text.replace('low = "FILL IN", high = "FILL IN"', "low = 0, high = 100")
+    Path("t.toml").write_text(text)
+    filled(Path("t.toml"), **{k: v for k, v in FILLED.items() if k != "classes"})
+    code, said = command("train", "t.toml", "--out", "r", *SHORT)  # the file itself says release
+    assert code == 0, said
+    assert not json.loads(Path("r/privacy.json").read_text())["simulated"]
+    rng = np.random.default_rng(0)
+    labels, users = np.arange(90) % 2, np.arange(90) % 3
+    np.savez("a.npz", features=rng.normal(size=(90, 2)), labels=labels, users=users)
+    assert command("init", "a.npz", "--release")[0] == 0
+    text = Path("a.toml").read_text().replace('mean = "FILL IN"', "mean = [0, 0]")
+    Path("a.toml").write_text(text.replace('deviation = "FILL IN"', "deviation = 1.0"))
+    code, said = command("train", "a.toml", "--release", "--out", "s", *SHORT)
+    assert code == 0, said
+
+
+def test_a_release_refuses_all_at_once_and_says_what_to_write(tmp_path: Path, monkeypatch) -> None:
+    """Four commands, each of which read the data, named four reasons one by one."""
+    monkeypatch.chdir(tmp_path)
+    clinics(Path("t.csv"))
+    assert command("init", "t.csv", "--label", "ready")[0] == 0
+    words = ["train", "t.toml", "--release", "--out", "r", *SHORT]
+    code, said = command(*words, "--set", "plan.seed=3", "--set", "data.missing.age=mean")
+    lines = said.splitlines()
+    assert code == 2 and not Path("r").exists()
+    assert lines[0].startswith("privacy.release is set, and 6 things are refused (or overrule")
+    assert [line.split(".")[0] for line in lines[1:]] == [f"  {k}" for k in range(1, 7)]
+    for part in (
+        "leave plan.seed out",
+        "Write categories = { ward = […] }",
+        'Write classes = ["…", "…"]',
+        'Write missing.age = "indicator"',
+        'Write missing = { COLUMN = "indicator", "*" = 0.0 }',
+        "Write ranges = { age = [low, high], stay = [low, high], admitted = [low, high] }",
+    ):
+        assert part in said, said
+    allowed = command(*words, "--allow", "unprotected-preprocessing", "--set", "plan.seed=3")[1]
+    assert "it is refused: plan.seed is 3" in allowed and "\n" not in allowed
+
+
+def test_blanks_are_named_wherever_they_are(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[plan]\nrounds = "FILL IN"\n')
+    code, said = command("train", tmp_path / "c.toml")
+    assert code == 2 and 'has 1 blank (plan.rounds); write in place of each "FILL IN"' in said
+
+
+def test_records_without_a_label_are_pointed_out(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = clinics(Path("t.csv")).read_text().splitlines()
+    Path("t.csv").write_text("\n".join([*text, "n,40,2.0,A,2024-01-03,"]) + "\n")
+    command("init", "t.csv", "--label", "ready", "--release")
+    assert "# Take records without ready out of the files first." in Path("t.toml").read_text()
+
+
+KEYS: dict[str, Any] = {
+    "source": "csv",
+    "label": "ready",
+    "user": "site",
+    "categories": {"ward": ["A", "B"]},
+    "dates": {"admitted": "%Y-%m-%d"},
+    "ranges": {"age": [20, 60], "admitted": ["2024-01-01", "2024-01-31"]},
+    "missing": {"stay": "indicator"},
+    "preprocess": [],
+}
+
+
+def test_ranges_are_what_scaling_by_hand_does(tmp_path: Path) -> None:
+    """In memory, streamed, in new rows and in the exported module; other columns stay."""
+    keys = {**KEYS, "path": str(clinics(tmp_path / "t.csv"))}
+    plain = load_federation({**keys, "ranges": {}})
+    mapped = load_federation(keys)
+    # age, stay, admitted, whether stay is missing, ward A, ward B
+    wanted = plain.train.features.clone()
+    wanted[:, 0] = ((wanted[:, 0] - 40) / 20).clip(-1, 1)
+    day = 19723.0  # 2024-01-01
+    wanted[:, 2] = ((wanted[:, 2] - (day + 15)) / 15).clip(-1, 1)
+    torch.testing.assert_close(mapped.train.features, wanted)
+    assert load(prepare(keys, tmp_path / "kept")).digest().value == mapped.digest().value
+    step = next(step for step in mapped.preparation if isinstance(step, Ranges))
+    assert step.protection == "public" and "'age', 'admitted'" in step.sentence
+    params = torch.linspace(-1, 1, 14)
+    model = load_model(Model.of(mapped, Logistic(6, 2), params).save(tmp_path / "m"))
+    assert model.preparation[1] == step
+    assert predict_file(model, tmp_path / "t.csv", tmp_path / "p.csv").incomplete == 0
+    columns = {"age": [70, 40], "stay": [3, 3], "ward": ["A", "B"]}
+    days = {"admitted": ["2024-01-01", "2024-01-16"]}
+    scores = model.scores({**columns, **days})
+    coded = {
+        "age": [70.0, 40.0],
+        "stay": [3.0, 3.0],
+        "ward": [0.0, 1.0],
+        "admitted": [day, day + 15],
+    }
+    rows = torch.tensor([coded[name] for name in model.columns]).T
+    torch.testing.assert_close(model.to_module()(rows), scores)
+    features = torch.tensor([[1.0, 3, -1, 0, 1, 0], [0.0, 3, 0, 0, 0, 1]])
+    torch.testing.assert_close(model.scores(features, prepared=True), scores)
+
+
+def test_a_missing_number_beside_its_indicator_is_the_middle_of_its_range(tmp_path: Path) -> None:
+    keys = {**KEYS, "path": str(clinics(tmp_path / "t.csv")), "ranges": {"stay": [10, 30]}}
+    rows = load_federation(keys).train.features
+    gone = rows[:, 3] == 1
+    assert bool(gone.any()) and set(rows[gone, 1].tolist()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "said"),
+    [
+        ({"age": 3}, "ranges.age is 3; give .low, high."),
+        ({"age": [3]}, "give .low, high."),
+        ({"age": [3, 3]}, "low must be below high"),
+        ({"age": [3, None]}, "low must be below high"),
+        ({"age": [3, float("nan")]}, "low must be below high"),
+        ({"admitted": ["2024", "2025"]}, "two days such as 2024-12-31"),
+        ({"ward": [0, 1]}, "ranges names 'ward', which is no column of numbers"),
+        ({"agee": [0, 1]}, "did you mean 'age'"),
+    ],
+)
+def test_ranges_that_are_none_are_refused(tmp_path: Path, ranges: Any, said: str) -> None:
+    keys = {**KEYS, "path": str(clinics(tmp_path / "t.csv")), "ranges": ranges}
+    with pytest.raises(BadInput, match=said):
+        load_federation(keys)
