@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs notebooks torture mutants bench fuzz release-check clean
+.PHONY: help demo deploy-demo test test-gpu test-all check lint types doctest docs notebooks torture mutants bench tables fuzz release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,10 @@ release-check: $(VENV)/.ready-dev  ## build wheel and sdist, install each afresh
 
 bench: $(VENV)/.ready-bench  ## timings beside peers, as ratios
 	$(BIN)/python benchmarks/round.py
+
+DATA ?=
+tables: $(VENV)/.ready-bench  ## what drafts reach beside scikit-learn and Opacus (DATA=FOLDER adds real tables)
+	$(BIN)/python benchmarks/tables.py $(if $(DATA),--data-dir $(DATA))
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("dpscaffold needs Python 3.11 to 3.13, and this is " + sys.version.split()[0] + "; set PYTHON=python3.x") if not (3, 11) <= sys.version_info[:2] <= (3, 13) else None'

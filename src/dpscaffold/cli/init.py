@@ -49,6 +49,7 @@ def init_command(
     Looking at private data to write a configuration is outside ε.
     """
     from dpscaffold.data.draft import OUTSIDE, draft, draft_arrays
+    from dpscaffold.data.drafted_run import loud_site
     from dpscaffold.data.looking import look
     from dpscaffold.whole import write_text
 
@@ -78,6 +79,9 @@ def init_command(
         return
     for column in found.columns if found else ():
         typer.echo(f"{column.name or '(a column without a name)'}: {column.role} ({column.why})")
+    loud = loud_site(found.sizes) if found else None
+    if loud:
+        typer.echo(f'{loud}; weighting = "records" keeps it quiet')
     typer.echo(OUTSIDE)
     fill = f"fill in {', '.join(blanks)}, check the rest" if blanks else "check it"
     option = " --release" if release else ""

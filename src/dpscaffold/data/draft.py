@@ -8,6 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.data.config import BLANK
+from dpscaffold.data.drafted_run import (
+    MOST_NORM,
+    dealt,
+    row_norm,
+    run_lines,
+    standardised,
+)
 from dpscaffold.data.label_guesses import is_measured, rounded_range
 from dpscaffold.data.looking import LEAST_RECORDS, Column, Look
 from dpscaffold.data.readers.arrays import npz_arrays, read_npz
@@ -34,7 +41,7 @@ BLANKS = f"""# For a model that you will publish. Replace every "{BLANK}" by wha
 def draft(found: Look, epsilon: float, release: bool = False) -> str:
     """The configuration of a table that was looked at; for a ``release`` with blanks for what must
     be public."""
-    norm = _public_norm(found) if release else _norm(_columns(found))
+    norm = _public_norm(found) if release else row_norm(_columns(found))
     lines = [
         HEAD,
         *([BLANKS] if release else []),
@@ -49,9 +56,14 @@ def draft(found: Look, epsilon: float, release: bool = False) -> str:
         *_without_users(found),
         *_features(found, release),
         f"minimum_records = {LEAST_RECORDS}  # smaller users are left out, and named",
-        *([f'preprocess = ["clip-norm:{norm:g}"]'] if release else _preprocess(norm)),
-        "",
-        *_rest(found.users, found.target.kind, epsilon, norm, len(found.of("label"))),
+        *([f'preprocess = ["clip-norm:{norm:g}"]'] if release else standardised(norm)),
+        *run_lines(
+            found.sizes if found.users else dealt(sum(found.sizes.values())),
+            found.target.kind,
+            norm,
+            len(found.of("label")),
+            epsilon,
+        ),
         *([_RELEASE] if release else []),
     ]
     return "\n".join(lines) + "\n"
@@ -76,9 +88,10 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
     elif labels.dtype.kind in "iuf" and np.isfinite(labels).all() and is_measured(labels):
         low, high = rounded_range(labels)
         target = Target("number", low=low, high=high)
-    count = 0 if users is None else len(np.unique(users))
-    if users is not None and count < 2:
-        raise BadInput(f"{path} names {count} user; federated training needs two or more")
+    if users is not None and len(_sizes(users)) < 2:
+        raise BadInput(
+            f"{path} names {len(_sizes(users))} user; federated training needs two or more"
+        )
     if labels.ndim == 1 and len(np.unique(labels)) < 2:
         raise BadInput(f"{path}: labels hold a single value, so there is nothing to learn")
     lines = [HEAD, *([BLANKS] if release else []), "[data]", 'source = "npz"']
@@ -88,15 +101,23 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
     if target == "labels":
         lines.append('target = "labels"  # a column of 0 and 1 for each label')
     if users is None:
-        lines += ["users = 10  # the file names no users: records are dealt out at random", *_SPLIT]
+        users_line = f"users = {len(dealt(len(labels)))}"
+        lines += [f"{users_line}  # the file names none: records are dealt out at random", *_SPLIT]
     else:
         lines.append('partition = "natural"  # the file says whose each record is')
     read_npz(path, target)  # what train would refuse is refused before anything is written
-    norm = _norm(int(np.prod(arrays["features"].shape[1:])))
-    rest = _rest(count, kind_of(target), epsilon, norm, labels[0].size)
-    lines += [*(_public_steps(norm) if release else _preprocess(norm)), "", *rest]
+    sizes = dealt(len(labels)) if users is None else _sizes(users)
+    norm = row_norm(int(np.prod(arrays["features"].shape[1:])))
+    lines += _public_steps(norm) if release else standardised(norm)
+    lines += run_lines(sizes, kind_of(target), norm, labels[0].size, epsilon)
     lines += [_RELEASE] if release else []
     return "\n".join(lines) + "\n"
+
+
+def _sizes(users: np.ndarray) -> dict[str, int]:
+    """The records of every user."""
+    names, counts = np.unique(users, return_counts=True)
+    return dict(zip(map(str, names), map(int, counts), strict=True))
 
 
 _SPLIT = ['partition = "similarity"', "similarity = 100.0  # all users alike"]
@@ -193,7 +214,7 @@ def _target(target: Target, release: bool = False) -> list[str]:
 def _without_users(found: Look) -> list[str]:
     if found.by_file or found.of("user"):
         return []
-    users = min(10, sum(found.sizes) // LEAST_RECORDS)
+    users = len(dealt(sum(found.sizes.values())))
     said = "no column names a site: records are dealt out at random; or user = COLUMN"
     return [f"users = {users}  # {said}", *_SPLIT]
 
@@ -290,13 +311,6 @@ def _missing(found: Look, release: bool) -> list[str]:
     ]
 
 
-#: Rows are cut to this norm at most. A larger one leaves more of the noise to the weights of
-#: features and less to the bias, which is then learnt more slowly.
-MOST_NORM = 3.0
-#: Up to so many sites all take part in every round.
-MOST_SITES = 200
-
-
 def _columns(found: Look) -> int:
     """How many features the columns become: one per number, one per value of a category, and one
     for missing values."""
@@ -307,16 +321,6 @@ def _columns(found: Look) -> int:
     )
     missing = sum(column.missing for column in found.columns if column.role != "label")
     return max(1, sum(each) + missing)
-
-
-def _norm(columns: int) -> float:
-    """The norm that rows are cut to: √d, which a standardised row of d features has on average,
-    and at most :data:`MOST_NORM`.
-
-    >>> _norm(2), _norm(30)
-    (1.41, 3.0)
-    """
-    return float(f"{min(MOST_NORM, columns**0.5):.3g}")
 
 
 def _public_norm(found: Look) -> float:
@@ -334,56 +338,4 @@ def _public_steps(norm: float) -> list[str]:
         f'  {{ step = "standardise", fit = "public", mean = "{BLANK}", deviation = "{BLANK}" }},',
         f'  "clip-norm:{norm:g}",',
         "]",
-    ]
-
-
-def _preprocess(norm: float) -> list[str]:
-    return [
-        "# Mean and deviation are read off the training records, outside epsilon; the docs",
-        '# say how to fit them inside ("Preprocessing and privacy"). Long rows are scaled down.',
-        f'preprocess = ["standardise", "clip-norm:{norm:g}"]',
-    ]
-
-
-def _clip(target: str, norm: float, labels: int) -> str:
-    """C: what few gradients exceed. A record's gradient has the norm of its row, √(N² + 1) with
-    the bias, times the error of its scores: below 1 where classes are told apart well, about 0.7
-    for each of several labels, and rarely above a quarter for a number in [−1, 1]."""
-    error = {"class": 1.0, "labels": (labels / 2) ** 0.5, "number": 0.25}[target]
-    return f"{error * (norm**2 + 1) ** 0.5:.2g}"
-
-
-def _rest(users: int, target: str, epsilon: float, norm: float, labels: int) -> list[str]:
-    """Task, plan and privacy for so many users, whose rows have this norm: gradient descent on all
-    records together, which no difference between sites disturbs."""
-    ratio = 1.0 if users <= MOST_SITES else round(MOST_SITES / users, 3)
-    kind = "linear" if target == "number" else "logistic"
-    return [
-        "[task]",
-        f'kind = "{kind}"',
-        "",
-        "[algorithm]",
-        "# With one step per round sites do not drift apart, so nothing needs to be corrected.",
-        'name = "fedavg"',
-        "",
-        "[plan]",
-        "rounds = 100",
-        "local_steps = 1",
-        f"user_ratio = {ratio:g}  # the share of sites that take part in a round",
-        "data_ratio = 1.0  # a step uses all records of a site",
-        'weighting = "records"  # a small site counts less, and so does its noise',
-        'learning_rate = "plan"  # from the sizes of the sites and the noise: it reads no record',
-        "regularisation = 0.0",
-        'averaging = "tail"  # average the last rounds: free, and better under noise',
-        "",
-        "[privacy]",
-        "# Towards the server, over a draw of participants that nobody chose: without plan.seed",
-        "# the operating system chooses it. The seed is kept in the run folder (seed.json).",
-        f"epsilon = {epsilon:g}  # the noise is solved from it",
-        "# For removing a record's content (zero-out). The statement says what it is for replacing",
-        '# one record by another, which is about twice as much; sampling = "fixed" keeps epsilon',
-        "# for that, with twice the noise.",
-        'sampling = "poisson"',
-        f"clip = {_clip(target, norm, labels)}",
-        "secret = true  # noise from the operating system: a seed would let it be taken off again",
     ]

@@ -96,8 +96,8 @@ class Column:
 @dataclass(frozen=True)
 class Look:
     """What was found in a table; ``target`` has the range that a number seems to have, ``sizes``
-    are the records of every site (of the whole table where it names none), and ``notes`` say which
-    files were left aside."""
+    are the records of every site by name (of the whole table where it names none), and ``notes``
+    say which files were left aside."""
 
     path: Path
     kind: Format
@@ -106,7 +106,7 @@ class Look:
     by_file: bool
     target: Target
     rows: int
-    sizes: tuple[int, ...]
+    sizes: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
     @property
@@ -170,8 +170,7 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     ]
     shared = _shared([file.dialect for file in files])
     notes = tuple(note for note in (left_aside(path, kind), no_tables(texts)) if note)
-    every = tuple(sizes.values())
-    return Look(path, kind, shared, tuple(columns), by_file, target, seen, every, notes)
+    return Look(path, kind, shared, tuple(columns), by_file, target, seen, sizes, notes)
 
 
 def _may_lack(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
@@ -212,7 +211,7 @@ class _Counts:
 def _counted(files: Sequence[TableFile], columns: Mapping[str, Mapping[str, int]]) -> _Counts:
     """The values of columns, without their gaps, in all rows: a rare value matters, too."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in columns}
-    sizes = {str(file.path): 0 for file in files}
+    sizes = {file.user: 0 for file in files}
     most = max(1, MOST_BYTES // len(files))
     for file in files:
         read = 0
@@ -220,7 +219,7 @@ def _counted(files: Sequence[TableFile], columns: Mapping[str, Mapping[str, int]
             for name, gaps in columns.items():
                 cells = _cells(file, batch, name)
                 counts[name].update(c for c in cells if c is not None and c not in gaps)
-            sizes[str(file.path)] += batch.num_rows
+            sizes[file.user] += batch.num_rows
             read += batch.nbytes
             if read >= most:
                 break

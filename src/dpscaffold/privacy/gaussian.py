@@ -41,3 +41,20 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
         low /= 2
     z = brentq(lambda x: gaussian_delta(epsilon, x) - delta, low, high, xtol=1e-12)
     return float(z) * (1 + 1e-9)
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """The smallest ε with which one Gaussian release is (ε, δ)-differentially private.
+
+    >>> round(gaussian_epsilon(3.731, 1e-5), 3), gaussian_epsilon(1e6, 1e-5)
+    (1.0, 0.0)
+    """
+    from scipy.optimize import brentq
+
+    if gaussian_delta(0.0, multiplier) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(high, multiplier) > delta:
+        high *= 2
+    found = brentq(lambda x: gaussian_delta(x, multiplier) - delta, 0.0, high, xtol=1e-12)
+    return float(found) * (1 + 1e-9)
