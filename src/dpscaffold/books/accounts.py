@@ -259,7 +259,7 @@ class Accounts:
             active = self._allowed(round, active)
         if self._journal:
             line = {"round": round, "users": active, "again": again}
-            self._enter({**line, "ahead": True} if ahead else line)
+            self._enter({**line, "ahead": True} if ahead else line, last=not ahead)
         self._released = self._released if ahead else max(self._released, round)
         self._record(round, active, again)
         if self._booking:
@@ -273,7 +273,9 @@ class Accounts:
             return
         for round in range(self.ledger.rounds + 1, self.setting.plan.planned + 1):
             if self.draw(randomness, round, ahead=True) is None:
-                return
+                break
+        if self._journal:
+            self._name_head()
 
     def count_again(self, round: int, users: Sequence[int]) -> None:
         """Count these users once more in a round that is recorded: they released with fresh
@@ -313,15 +315,22 @@ class Accounts:
             f"{self._journal.path} lacks round {round}; restore it or start the run anew"
         )
 
-    def _enter(self, line: Mapping[str, Any]) -> None:
-        """Add a line to the journal, then name the journal's new head in ``ledger.json``.
+    def _enter(self, line: Mapping[str, Any], last: bool = True) -> None:
+        """Add a line to the journal, then name the journal's new head in ``ledger.json``; of
+        several lines only after the ``last``.
 
-        A crash between the two leaves a journal that is longer than ``ledger.json`` says, by a
-        round that has not run. A journal that is shorter has lost lines, and is refused.
+        A crash between the two leaves a journal that is longer than ``ledger.json`` says, by rounds
+        that have not run. A journal that is shorter has lost lines, and is refused.
         """
-        assert self._journal is not None and self.folder is not None
+        assert self._journal is not None
         self._withdraw_statement()
         self._journal.append(line)
+        if last:
+            self._name_head()
+
+    def _name_head(self) -> None:
+        """Write the journal's head to ``ledger.json``."""
+        assert self._journal is not None and self.folder is not None
         text = self._summary.text(self._journal.anchor)
         write_text(self.folder.file(SUMMARY), text, lasting=False)
 

@@ -44,7 +44,7 @@ class TradeOff:
     >>> from dpscaffold.privacy.queries import step_losses
     >>> gaussian = TradeOff.of(step_losses(1.0, 1.0, "fixed"))  # μ = 1: f(α) = Φ(Φ⁻¹(1−α) − 1)
     >>> round(float(gaussian(0.05)), 4), round(gaussian.advantage(), 4)
-    (0.7404, 0.3829)
+    (0.7405, 0.3829)
     >>> round(gaussian.mu(1e-5), 3), round(gaussian.advantage(group=3), 4)  # 3·μ, not √3·μ
     (1.0, 0.8664)
     """
