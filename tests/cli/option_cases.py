@@ -289,7 +289,8 @@ DATA = (
         "init",
         "a table",
         "rows.csv",
-        acts="--out other.toml; --label well; --user ward; --epsilon 2; --rows 20; --json",
+        acts="--out other.toml; --label well; --user ward; --epsilon 2; --rows 20; --release; "
+        "--json",
     ),
     Mode(
         "init",
@@ -310,7 +311,7 @@ DATA = (
         "init",
         "arrays",
         "arrays.npz",
-        acts="--out other.toml; --epsilon 2; --json",
+        acts="--out other.toml; --epsilon 2; --release; --json",
         refused="--label well; --user ward; --rows 20",
     ),
     Mode(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dpscaffold.cli import app
 from dpscaffold.config import parse
-from dpscaffold.data.drafted_run import dealt, loud_site, run_lines
+from dpscaffold.data.drafted_run import dealt, loud_site, row_norm, run_lines, standardised
 from dpscaffold.planner.facts import Facts
 from dpscaffold.privacy import statement
 
@@ -20,7 +20,9 @@ HOSPITALS = {"charite": 720, "oslo": 500, "lyon": 400, "lille": 10}
 
 
 def tables(sizes=HOSPITALS, target="class", columns=20, labels=1, epsilon=2.0):
-    text = "\n".join(run_lines(sizes, target, columns, labels, epsilon))
+    norm = row_norm(columns)
+    lines = [*standardised(norm), *run_lines(sizes, target, norm, labels, epsilon)]
+    text = "\n".join(lines)
     return tomllib.loads(text), text
 
 

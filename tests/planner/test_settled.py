@@ -172,8 +172,8 @@ def test_the_page_and_the_command_say_what_was_planned(tmp_path):
     result = CliRunner().invoke(app, ["train", str(tmp_path / "c.toml"), "--out", str(run), "-q"])
     assert result.exit_code == 0, result.exception
     assert "chosen from public facts" in (run / "privacy.md").read_text()
-    for subject in (run, tmp_path / "c.toml"):
-        said = CliRunner().invoke(app, ["privacy", str(subject), "--all"]).output
+    for subject in ([run, "--all"], [tmp_path / "c.toml"]):
+        said = CliRunner().invoke(app, ["privacy", *map(str, subject)]).output
         assert "tuning: plan.learning_rate: chosen from public" in said
         assert "Hyperparameters tuned on private" not in said
 
