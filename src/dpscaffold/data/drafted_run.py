@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dpscaffold.data.looking import LEAST_RECORDS
 from dpscaffold.federation.schema import Kind
 from dpscaffold.privacy.gaussian import gaussian_epsilon, gaussian_multiplier
+from dpscaffold.privacy.showing import round_up
 
 #: Rows are cut to this norm at most. A larger one leaves more of the noise to the bias and less to
 #: the weights of features, and the bias is learnt more slowly.
@@ -132,7 +133,7 @@ def _epsilon(epsilon: float, records: int) -> list[str]:
     delta, replaced = 1 / max(20, 8 * records), "more than twice as much"
     if 1e-3 <= epsilon <= 100:
         noise = gaussian_multiplier(epsilon, delta)
-        replaced = f"about {gaussian_epsilon(noise / 2, delta):.2g}"
+        replaced = f"about {round_up(gaussian_epsilon(noise / 2, delta))}"
     return [
         f"# epsilon is for removing a record's content, and {replaced} for replacing one record",
         '# by another. (sampling = "fixed" keeps it for that, with twice the noise.)',
