@@ -222,10 +222,13 @@ def _settings(rng: random.Random, source: str, path: Path, names: list[str]) -> 
         options: dict[str, Callable[[], Any]] = {
             "categories": lambda: some(3),
             "exclude": lambda: some(2),
-            "dates": lambda: dict.fromkeys(some(2), rng.choice(("%Y-%m-%d", "%q", "", "%d"))),
+            "dates": lambda: dict.fromkeys(some(2), rng.choice(FORMS)),
+            "values": lambda: dict.fromkeys(some(2), _spellings(rng)),
+            "absent": lambda: some(2),
+            "ranges": lambda: dict.fromkeys(some(2), rng.choice(ENDS)),
             "missing": lambda: rng.choice(("drop", 0.0, "refuse", _rules(rng, names))),
             "gaps": lambda: rng.choice((_markers(rng), dict.fromkeys(some(3), _markers(rng)))),
-            "target": lambda: rng.choice(("class", "number")),
+            "target": lambda: rng.choice(("class", "number", {"kind": "number", **_ends(rng)})),
             "features": lambda: some(3),
             "classes": lambda: rng.choice((["yes", "no"], ["a", "b"], ["0", "1", "2"])),
         }
@@ -245,6 +248,23 @@ def _settings(rng: random.Random, source: str, path: Path, names: list[str]) -> 
         step = rng.choice(("standardise", "unit-norm", "pca:1", "pca:99", "centre", "clip-norm:1"))
         said["preprocess"] = ["centre", step]
     return said
+
+
+#: Forms of dates, and ranges of columns, as people may write them.
+FORMS = ("%Y-%m-%d", "%q", "", "%d", [], ["%d.%m.%Y", "%Y-%m-%d"], ["%d/%m/%y", "%m/%d/%y"])
+ENDS = ([0, 1], [-1e30, 1e30], [1, 0], ["2020-01-01", "2021-01-01"], ["x", 1], 3, [0, None])
+
+
+def _ends(rng: random.Random) -> dict[str, Any]:
+    """The range of a number to predict, now and then none that may be."""
+    return {key: rng.choice((0, 1.5, -3, 1e300, "0", None)) for key in ("low", "high")}
+
+
+def _spellings(rng: random.Random) -> Any:
+    """Spellings of values, now and then none that may be."""
+    wrong = ("?", {"yes": "no"}, {"yes": [1]}, {"": [""]}, [])
+    cells = rng.sample(CELLS, 4)
+    return rng.choice(wrong) if rng.random() < 0.2 else {cells[0]: cells[1:3], cells[3]: []}
 
 
 def _markers(rng: random.Random) -> Any:

@@ -18,10 +18,16 @@ from dpscaffold.cli import app
 from dpscaffold.data import FederationWriter, from_users, load, load_federation, prepare
 from dpscaffold.data.label_guesses import rounded_range
 from dpscaffold.data.looking import look
+from dpscaffold.deployed.agreed import evaluation_on
 from dpscaffold.errors import BadInput
+from dpscaffold.experiments.private_scores import Comparison, record_sums
+from dpscaffold.experiments.stack import Outcome
 from dpscaffold.federation import Federation
 from dpscaffold.offer import Offer, Schema
 from dpscaffold.optimum import solve
+from dpscaffold.scoring import METRICS
+from dpscaffold.setting import Setting
+from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import LOSSES
 
 LOW, HIGH = 300.0, 650.0
@@ -253,6 +259,46 @@ def test_a_remembered_optimum_is_judged_in_the_units_of_its_own_range(
     ]
     found = [solve(one, Linear(2, 1, LOSSES["squared"]), 0.01).metrics["test_rmse"] for one in made]
     assert found[1] == pytest.approx(8 * found[0], rel=1e-4)
+
+
+def test_public_records_of_a_server_are_judged_in_points() -> None:
+    """A score of 0.5 stands for 45 points; the truths are 45 and 30."""
+    offer = Offer.model_validate(
+        {
+            "rows": {"features": 1, "classes": 0, "low": 0.0, "high": 60.0},
+            "task": {"kind": "linear"},
+            "algorithm": {"name": "fedavg"},
+            "plan": {},
+        }
+    )
+    score = evaluation_on(offer, torch.zeros(2, 1), torch.tensor([0.5, 0.0]))
+    found = score(torch.tensor([0.0, 0.5]))
+    assert found["test_rmse"] == pytest.approx((15**2 / 2) ** 0.5)
+    assert found["test_loss"] == pytest.approx(0.0625)
+
+
+def test_stopping_compares_public_rows_in_points(ran: Path) -> None:
+    model = load_model(ran / "run")
+    rows = np.float32([[0.0, 0.0], [1.0, -1.0]])
+    said = model.predict(rows).tolist()
+    wrong = Stopping(rows, labels=[said[0] + 3, said[1] + 4]).value(model)
+    assert wrong == pytest.approx(-(((9 + 16) / 2) ** 0.5), rel=1e-3)
+
+
+def test_private_tuning_bounds_errors_in_points() -> None:
+    """tune.score_bound is the most that a record may be wrong, in the label's own units."""
+    target = Target("number", low=0, high=60)
+    table = Federation.from_arrays(
+        [(np.zeros((2, 1)), np.array([45.0, 30.0]))],
+        [(np.zeros((2, 1)), np.array([45.0, 30.0]))],
+        target=target,
+    )
+    task = Linear(1, 1, LOSSES["squared"])
+    plan = Plan(rounds=1, local_steps=1, user_ratio=1.0, data_ratio=1.0)
+    setting = Setting(table.roster, task, fedavg(), plan)
+    outcome = Outcome(setting, model=torch.tensor([0.0, 0.5]))
+    sums, sizes = record_sums(outcome, table.test, Comparison(METRICS["mae"], bound=10.0))
+    assert sums.tolist() == [10.0] and sizes.tolist() == [2.0]
 
 
 def test_sites_are_told_the_range_and_offers_without_one_stay_as_they_were() -> None:

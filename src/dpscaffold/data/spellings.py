@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpscaffold.data.markers import BLANKS, Markers
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, nearest
 
 #: A column, and each of its values with the other spellings of it.
 Columns = tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
@@ -52,12 +52,13 @@ class Spellings:
 
     def require(self, names: Iterable[str], key: str) -> None:
         """Refuse a column whose values are not texts to be told apart."""
-        known = {*names}
+        known = [*names]
         for name, _ in self.columns:
             if name not in known:
                 raise BadInput(
-                    f"{key} names '{name}', which is neither a label of classes nor in categories; "
-                    f"list it in categories, or leave it out of {key}"
+                    f"{key} names '{name}'{nearest(name, known)}, which is neither a label of "
+                    f"classes nor in categories ({', '.join(known) or 'none'}); list it in "
+                    f"categories, or leave it out of {key}"
                 )
 
     def require_known(self, known: Mapping[str, Sequence[str]], markers: Markers, key: str) -> None:

@@ -128,7 +128,8 @@ def code_labels(
     if strange is not None:
         raise BadInput(
             f"{table.path}: label '{strange}' is not among classes{nearest(strange, classes)}; "
-            f"they are {', '.join(classes[:10])}"
+            f"they are {', '.join(classes[:10])} (values.{toml_key(str(table.label))} reads other "
+            f"spellings as one of them)"
         )
     if len(classes) < 2:
         raise BadInput(
@@ -172,7 +173,8 @@ def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> t
     if strange is not None and table.unseen == "refuse":
         raise BadInput(
             f"{table.path}: column '{name}' holds '{strange}'{nearest(strange, given)}; its "
-            f"categories are {', '.join(given)} (unseen = 'zero' takes others for none of them)"
+            f"categories are {', '.join(given)} (unseen = 'zero' takes others for none of them, "
+            f"values.{toml_key(name)} reads other spellings as one of them)"
         )
     return tuple(given)
 
