@@ -92,11 +92,12 @@ def _of_the_run(setting: Setting, allowed: Sequence[str]) -> Iterator[str]:
 
 
 def _left_open(setting: Setting, federation: Federation) -> list[Preparation]:
-    """The steps of a preparation that no guarantee covers."""
+    """The steps of a preparation that no guarantee covers. That ``init`` drafted a configuration
+    is named in the statement; it cannot be undone, so it is not refused."""
     run = setting.describe()
     assert run is not None
     steps = [*federation.preparation, *charged(federation.preparation, run)[1]]
-    return [step for step in steps if step.protection not in WITHIN]
+    return [step for step in steps if step.protection not in (*WITHIN, "drafted")]
 
 
 def _remedy(step: Preparation, federation: Federation) -> str:

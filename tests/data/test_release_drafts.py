@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dpscaffold import Logistic, Model, load_model
+from dpscaffold import Gaussian, Logistic, Model, Plan, fedavg, load_model, train
 from dpscaffold.cli import app
 from dpscaffold.data import load, load_federation, prepare
 from dpscaffold.data.prepared import Ranges
@@ -79,9 +80,64 @@ def test_a_filled_draft_is_released_as_it_is(tmp_path: Path, monkeypatch) -> Non
     assert not any(
         "read off the data" in line or "without prot" in line for line in stated["outside"]
     )
+    assert any("drafted from the records" in line for line in stated["outside"])
     assert load_model("r").unprotected == ()
     words = ["export", "r", "--to", "safetensors", "--out", "m", "--only-protected"]
     assert command(*words)[0] == 0
+
+
+def names_the_draft(run: str) -> set[bool]:
+    """Whether the statement, both forms of the report and the short answer name the draft."""
+    sentence = "The configuration was drafted from the records"
+    for words in (["--out", "page.html"], ["--markdown", "--out", "card.md"]):
+        assert command("report", run, *words)[0] == 0
+    stated = json.loads(command("privacy", run, "--json")[1])
+    return {
+        *(sentence in " ".join(said["outside"]) for said in (stated, load_model(run).privacy)),
+        sentence in " ".join(Path("card.md").read_text().split()),
+        sentence in " ".join(Path("page.html").read_text().split()),
+        "the drafted configuration" in " ".join(command("privacy", run)[1].split()),
+    }
+
+
+@pytest.mark.parametrize("source", ["csv", "npz"])
+def test_what_is_told_of_a_run_names_that_its_configuration_was_drafted(
+    source: str, tmp_path: Path, monkeypatch
+) -> None:
+    """``init`` looks at raw records, and no epsilon covers that."""
+    monkeypatch.chdir(tmp_path)
+    clinics(Path("t.csv"))
+    rng = np.random.default_rng(0)
+    np.savez("t.npz", features=rng.random((90, 3)), labels=np.arange(90) % 2)
+    named = ["--label", "ready"] if source == "csv" else []
+    assert command("init", f"t.{source}", *named)[0] == 0
+    code, said = command("train", "t.toml", "--out", "r", *SHORT[:-1])
+    assert code == 0, said
+    assert "the drafted configuration" in " ".join(said.split())
+    assert names_the_draft("r") == {True}
+
+    own = [line for line in Path("t.toml").read_text().splitlines() if line[:7] != "drafted"]
+    Path("own.toml").write_text("\n".join(own))
+    assert command("train", "own.toml", "--out", "o", *SHORT)[0] == 0
+    assert names_the_draft("o") == {False}
+
+
+def test_prepared_data_and_runs_without_a_folder_remember_the_draft(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clinics(Path("t.csv"))
+    assert command("init", "t.csv", "--label", "ready")[0] == 0
+    data = tomllib.loads(Path("t.toml").read_text())["data"]
+    prepare(data, tmp_path / "stored")
+    plan = Plan(rounds=1, local_steps=1, user_ratio=1.0)
+    for made in (load(tmp_path / "stored"), load_federation(data)):
+        said = train(
+            made,
+            Logistic(made.dimension, made.classes),
+            fedavg(),
+            plan,
+            Gaussian(noise=9.0),
+        ).privacy
+        assert any("drafted from the records" in line for line in said["outside"])
 
 
 def test_a_filled_draft_of_a_number_and_of_arrays_is_released(tmp_path: Path, monkeypatch) -> None:

@@ -297,6 +297,7 @@ def _ranges(given: Any) -> Any:
 
 
 class TabularFile(Pooled):
+    drafted: bool = False
     path: PathText
     label: str | tuple[str, ...]
     user: str | None = None
@@ -428,6 +429,7 @@ class Npz(Pooled):
     ``natural``)."""
 
     source: Literal["npz"]
+    drafted: bool = False
     path: PathText
     target: Predicted = "class"
 

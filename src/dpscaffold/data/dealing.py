@@ -81,6 +81,17 @@ def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
     return (Remark(said, "none needed", named=named(gone), counted=counted),)
 
 
+def drafted(settings: Pooled) -> tuple[Remark, ...]:
+    """The remark that ``init`` drafted this configuration, where ``data.drafted`` is set."""
+    return (Remark(DRAFTED, "drafted"),) if getattr(settings, "drafted", False) else ()
+
+
+#: Said of a configuration that ``init`` wrote.
+DRAFTED = (
+    "The configuration was drafted from the records: `dpscaffold init` looked at them to choose "
+    "columns, spellings, missing values, ranges and scaling, and what these choices tell about the "
+    "records is outside the guarantee."
+)
 #: A record that had no owner was given one by its label: another label would move others too.
 DEALT_BY_LABEL = (
     "Records were dealt out to users by their labels (data.partition), so that another label of "

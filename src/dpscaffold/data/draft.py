@@ -47,6 +47,7 @@ def draft(found: Look, epsilon: float, release: bool = False) -> str:
         *([BLANKS] if release else []),
         f"# {found.rows} rows were looked at, drawn from all.",
         "[data]",
+        _DRAFTED,
         f'source = "{found.kind}"',
         f"path = {toml_text(found.path.as_posix())}{_files(found)}",
         *_dialect(found),
@@ -69,6 +70,7 @@ def draft(found: Look, epsilon: float, release: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
+_DRAFTED = "drafted = true  # the privacy statement says that init looked at the records"
 _RELEASE = "release = true  # what would be outside the guarantee is refused"
 
 
@@ -94,7 +96,7 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
         )
     if labels.ndim == 1 and len(np.unique(labels)) < 2:
         raise BadInput(f"{path}: labels hold a single value, so there is nothing to learn")
-    lines = [HEAD, *([BLANKS] if release else []), "[data]", 'source = "npz"']
+    lines = [HEAD, *([BLANKS] if release else []), "[data]", _DRAFTED, 'source = "npz"']
     lines.append(f"path = {toml_text(path.as_posix())}")
     if isinstance(target, Target):
         lines += _target(target, release)

@@ -32,7 +32,7 @@ from dpscaffold.data.config import (
     parse_data,
     range_of,
 )
-from dpscaffold.data.dealing import DEALT_BY_NUMBER, deal, left_out, named, too_small
+from dpscaffold.data.dealing import DEALT_BY_NUMBER, deal, drafted, left_out, named, too_small
 from dpscaffold.data.markers import Markers
 from dpscaffold.data.pool import Pool, dealt, numbered, offsets, split_rows, steps_of
 from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
@@ -116,7 +116,7 @@ def federation_of_pool(pool: Pool, settings: Pooled, notify: Notify | None = Non
     pool = replace(
         pool,
         title=_title(pool.title, settings),
-        preparation=pool.preparation + left_out(settings, gone),
+        preparation=pool.preparation + left_out(settings, gone) + drafted(settings),
         coded=True,
     )
     return _assembled(pool, parts, names, settings)
@@ -314,7 +314,7 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
         scan.target,
         names,
         title,
-        preparation=scan.preparation + left_out(settings, gone),
+        preparation=scan.preparation + left_out(settings, gone) + drafted(settings),
         mapped=True,
     )
     _check_labels(tables[0], names, title, scan.target, settings)

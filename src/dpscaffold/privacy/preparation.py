@@ -9,6 +9,8 @@ protection       meaning
 ``public``       it was fitted on what no private record went into
 ``private``      it was fitted by a differentially private mechanism, of a known cost
 ``unprotected``  it was fitted on private records as they are: outside the guarantee
+``drafted``      it computes nothing, but somebody looked at private records to write the
+                 configuration: outside the guarantee, and named, not refused, in a release
 ===============  =====================================================================
 
 The sentence beside it is for people; nobody decides anything from its words.
@@ -19,13 +21,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast, get_args
 
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.mechanism import Mechanism
 
-Protection = Literal["none needed", "public", "private", "unprotected"]
-PROTECTIONS: tuple[Protection, ...] = ("none needed", "public", "private", "unprotected")
+Protection = Literal["none needed", "public", "private", "unprotected", "drafted"]
+PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 #: What stands within the guarantee; anything else that a step may say of itself does not.
 WITHIN: tuple[Protection, ...] = ("none needed", "public", "private")
 

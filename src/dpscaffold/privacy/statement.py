@@ -51,10 +51,11 @@ def statement(
 
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
     beside the bound over the draw, never in its place. ``preparation`` are the steps that made the
-    features; those whose ``protection`` is ``"unprotected"`` are outside the guarantee.
-    ``seed_public`` says that the seed of noise and draw is stored beside the results: such a run is
-    a simulation. ``draw_given`` says that the seed of the draw was somebody's choice. ``allowed``
-    is what a release was told to overlook, None where nothing is released. ``extra_costs`` are
+    features; those whose ``protection`` is ``"unprotected"`` or ``"drafted"`` are outside the
+    guarantee. ``seed_public`` says that the seed of noise and draw is stored beside the results:
+    such a run is a simulation. ``draw_given`` says that the seed of the draw was somebody's choice.
+    ``allowed`` is what a release was told to overlook, None where nothing is released.
+    ``extra_costs`` are
     private mechanisms on the same records, part of every ε that is stated. ``rounds`` defaults to
     the recorded ones with a ledger, else to the planned. ``groups`` are the numbers of records of
     one person to look at together, ``colluders`` how many participants pool what they know in the

@@ -112,10 +112,10 @@ def outside_names(said: Mapping[str, Any]) -> list[str]:
     steps: Sequence[Mapping[str, Any]] = said.get("preparation") or ()
     names = ["metrics"]
     for step in steps:
-        if step["protection"] == "unprotected":
+        if step["protection"] == "drafted":
+            names.append("the drafted configuration")
+        elif step["protection"] == "unprotected":
             sentence = str(step["sentence"])
             found = [name for word, name in NAMES.items() if re.search(word, sentence, re.I)]
             names.append(found[0] if found else " ".join(sentence.split()[:4]).rstrip(".,"))
-    if any("drafted" in sentence for sentence in said.get("outside") or ()):
-        names.append("the drafted configuration")
     return list(dict.fromkeys(names))
