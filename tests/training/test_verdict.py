@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 from typed import done_here
 
-from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, scaffold, train
+from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, scaffold, synthetic, train
+from dpscaffold.data.drafted_run import run_lines
+from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.metrics import baseline
+from dpscaffold.privacy import statement
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.ending import privacy_line
-from dpscaffold.training.verdict import verdict
+from dpscaffold.setting import Setting
+from dpscaffold.training.verdict import cause, verdict
 
 CONFIG = """
 [data]
@@ -74,6 +78,18 @@ def test_the_advice_works_when_it_is_followed(hospitals: Path) -> None:
     assert 5 <= len(again) <= 6 and 'quality  better than always answering "nein"' in again[1]
     stored = (hospitals / "runs" / "first" / "summary.json").read_text()
     assert "lille" not in stored and "verdict" in stored
+
+
+def test_advice_and_drafts_agree_on_how_many_sites_may_all_take_part() -> None:
+    """A draft lets 150 sites take part in every round, so a run of a quarter of them is told to."""
+    for users, all_of_them in ((150, True), (FEW_USERS, True), (FEW_USERS + 1, False)):
+        data = synthetic(users=users, records=20)
+        plan = Plan(rounds=4, local_steps=1, user_ratio=0.1)
+        setting = Setting(data.roster, Logistic(40, 10), fedavg(), plan, Gaussian(noise=20.0))
+        advice = cause(setting, statement(setting.describe()), overshoots=False)
+        assert ("--set plan.user_ratio=1" in advice) is all_of_them, advice
+        drafted = run_lines(dict.fromkeys(data.names, 20), "class", 1.0, 1, epsilon=2.0)
+        assert any(line.startswith("user_ratio = 1 ") for line in drafted) is all_of_them
 
 
 def test_the_last_lines_say_what_people_ask(hospitals: Path) -> None:

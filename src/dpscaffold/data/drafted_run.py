@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpscaffold.data.looking import LEAST_RECORDS
+from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Kind
 from dpscaffold.privacy.gaussian import gaussian_epsilon, gaussian_multiplier
 from dpscaffold.privacy.showing import round_up
@@ -17,8 +18,6 @@ from dpscaffold.privacy.showing import round_up
 #: Rows are cut to this norm at most. A larger one leaves more of the noise to the bias and less to
 #: the weights of features, and the bias is learnt more slowly.
 MOST_NORM = 3.0
-#: Up to so many sites all take part in every round.
-MOST_SITES = 200
 #: Where no column names a site, records are dealt out to so many.
 DEALT = 10
 #: A site is named where its noise would be more than this share of all sites' together.
@@ -49,7 +48,7 @@ def run_lines(
 ) -> list[str]:
     """How to train on sites of these ``sizes``, whose rows have at most this ``norm``; ``labels``
     is the number of label columns."""
-    ratio = 1.0 if len(sizes) <= MOST_SITES else round(MOST_SITES / len(sizes), 3)
+    ratio = 1.0 if len(sizes) <= FEW_USERS else round(FEW_USERS / len(sizes), 3)
     quiet = loud_site(sizes) or "a small site counts less, and so does its noise"
     return [
         "",

@@ -9,6 +9,10 @@ from typing import Any
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Schema
 
+#: Up to this many users all take part in every round: in drafts, in plans unless fewer are asked
+#: for, and in the advice after a run.
+FEW_USERS = 200
+
 
 @dataclass(frozen=True)
 class Roster:

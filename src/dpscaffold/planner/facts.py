@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
-from dpscaffold.federation.roster import Roster
+from dpscaffold.federation.roster import FEW_USERS, Roster
 from dpscaffold.federation.schema import MOST_CLASSES, Target, schema_of
 from dpscaffold.planner.surrogate import Guess
 from dpscaffold.privacy.showing import digits_up
@@ -15,9 +15,6 @@ from dpscaffold.privacy.showing import digits_up
 #: The most users, records of one, weights of a linear model, and rounds that a plan is made for:
 #: beyond them what is public takes no end to hold, or σ_g to solve for.
 MOST_USERS, MOST_RECORDS, MOST_WEIGHTS, MOST_ROUNDS = 10**7, 10**12, 10**8, 10**6
-
-#: Up to so many users all take part in every round unless fewer are asked for.
-FEW_USERS = 200
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,9 @@ class Limits:
             whole("participants", self.cohort_size, 1)
 
     def share(self, users: int) -> float:
-        """l: all that may take part. By default all users up to :data:`FEW_USERS`, beyond that a
-        fifth of them and at least so many.
+        """l: all that may take part. By default these are all users, up to
+        :data:`~dpscaffold.federation.roster.FEW_USERS`; beyond that a fifth of the users, and at
+        least that many.
 
         >>> Limits().share(13), Limits().share(400), Limits().share(5000)
         (1.0, 0.5, 0.2)

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from dpscaffold.algorithms import scaffold_balanced
+from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.setting import Setting
 from dpscaffold.setting.noise import dominating_site, round_noise, site_noise
 
 if TYPE_CHECKING:
     from dpscaffold.federation import Federation
 
-#: Up to so many sites all may take part in every round.
-FEW_SITES = 100
 #: A change is advised where it lowers the noise by this factor at least.
 WORTH = 1.3
 #: The noise of all rounds, as a multiple of the largest signal, from which on it is the cause.
@@ -156,7 +155,7 @@ def _candidates(setting: Setting, epsilon: float | None) -> list[tuple[str, Any,
         found.append(
             ("plan.weighting", "records", f"{why} ({loudest})" if loudest else why, changed)
         )
-    if setting.cohort_size < setting.users <= FEW_SITES and epsilon:
+    if setting.cohort_size < setting.users <= FEW_USERS and epsilon:
         why = f"only {setting.cohort_size} of {setting.users} sites take part in a round"
         changed = replace(setting, plan=replace(plan, user_ratio=1.0)).calibrated(epsilon)
         found.append(("plan.user_ratio", 1, why, changed))
