@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -72,8 +73,10 @@ class Progress:
                 if self._last["train_loss"] is not None
                 else "loss inf"
             )
-        spent = self._last.get("epsilon_server")
-        epsilon = "" if spent is None else f"ε(server) ≤ {round_up(spent)}"
+        # The ε that the statement will quote.
+        towards = "everybody" if "epsilon_everybody" in self._last else "server"
+        spent = self._last.get(f"epsilon_{towards}")
+        epsilon = "" if spent is None else f"ε({towards}) ≤ {round_up(spent)}"
         parts += [epsilon] if epsilon else []
         assert self._first is not None
         done = round - self._first[0]
@@ -99,7 +102,7 @@ def _within(parts: list[str], place: str, epsilon: str, width: int | None) -> st
             line = ", ".join([head, *middle[:count], *tail])
             if len(line) <= width:
                 return line
-    return (epsilon.replace("(server)", "") or place)[:width]
+    return (re.sub(r"\(.*\)", "", epsilon) or place)[:width]
 
 
 def duration(seconds: float) -> str:

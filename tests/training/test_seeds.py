@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import stat
 import tomllib
@@ -17,6 +18,8 @@ from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, tr
 from dpscaffold.books.journal import Journal
 from dpscaffold.books.runledger import read_account
 from dpscaffold.engines import State
+from dpscaffold.privacy import Ledger, describe
+from dpscaffold.privacy.showing import round_up
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Mlp
 
@@ -379,6 +382,46 @@ def test_the_epsilon_that_init_is_asked_for_is_stated(tmp_path, monkeypatch):
         line for line in call("privacy", "run", "--all").stdout.splitlines() if "← quote" in line
     ]
     assert marked and marked[0].split()[1] == "2.000"
+
+
+def last_progress_line(folder, name, **keys):
+    """What the last line of progress says of a run, and what its statement quotes."""
+    config = configured(folder, name, **keys)
+    done = call("train", str(config), "--out", str(folder / name))
+    assert done.exit_code == 0, done.output
+    line = next(line for line in done.stderr.splitlines() if "round 4/4" in line)
+    return line, json.loads((folder / name / "privacy.json").read_text())
+
+
+def test_progress_shows_the_epsilon_that_is_quoted_at_the_end(tmp_path):
+    line, said = last_progress_line(tmp_path, "given", plan="seed = 3", privacy=SECRET)
+    assert said["quoted"]["epsilon"] > 1.2 * said["server"]["epsilon"]
+    assert f"ε(everybody) ≤ {round_up(said['quoted']['epsilon'])}" in line and "server" not in line
+    for name, keys in (("own", {"privacy": SECRET}), ("simulated", {"plan": "seed = 3"})):
+        line, said = last_progress_line(tmp_path, name, **keys)
+        assert said["quoted"]["epsilon"] == said["server"]["epsilon"]
+        assert f"ε(server) ≤ {round_up(said['quoted']['epsilon'])}" in line
+
+
+def test_progress_of_a_longer_run_adds_up_what_everybody_spent(tmp_path, federation):
+    plan = replace(PLAN, seed=3)
+    from_python(federation, tmp_path / "r", plan=plan)
+    longer = from_python(federation, tmp_path / "r", plan=replace(plan, rounds=7), resume=True)
+    quoted = longer.privacy["quoted"]
+    assert quoted["bound"] == "ledger" and len(longer.privacy["parts"]) == 2
+    assert longer.final["epsilon_everybody"] == quoted["epsilon"]
+
+
+def test_epsilon_given_who_took_part_is_never_shown_too_small(tmp_path):
+    """And it is computed for few of many numbers of participations."""
+    run = describe(rounds=300, local_steps=2, users=6, cohort_size=3, records=[40, 50] * 3,
+                   batch_sizes=[8] * 6, noise=9.0)  # fmt: skip
+    ledger, rng, shown = Ledger(run), random.Random(0), set()
+    for round in range(1, 301):
+        ledger.record(round, rng.sample(range(6), 3))
+        shown.add(ledger.shown())
+        assert ledger.largest() <= ledger.shown() <= 1.1 * ledger.largest()
+    assert len(shown) < 60
 
 
 def test_the_mark_of_what_to_quote_is_at_what_is_quoted(tmp_path):

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpscaffold.books.booking import Booking
 from dpscaffold.books.journal import Anchor, Journal
-from dpscaffold.books.parts import Parts, allowed_in_parts, spent_in_parts
+from dpscaffold.books.parts import Parts, allowed_in_parts, priced, spent_in_parts
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import (
     EXTENDS,
@@ -47,6 +47,7 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
+from dpscaffold.privacy.adding import spent_over_parts
 from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import said_of
 from dpscaffold.randomness import Randomness
@@ -73,7 +74,7 @@ class Accounts:
         self._released = 0
         self._most_rounds = setting.plan.planned
         self._parts = Parts((setting.plan.planned,))
-        self._by_part: tuple[Ledger, ...] = ()  # kept where each user's ε is capped over parts
+        self._by_part: tuple[Ledger, ...] = ()  # read where each user's ε over parts is needed
         self._later: Spending | None = None
         if self.run is None:
             if budget != Budget():
@@ -291,10 +292,7 @@ class Accounts:
         rounds is the sum over the parts."""
         if not self._parts.several or self.budget.user_epsilon is None:
             return self.ledger.allowed(drawn)
-        if not self._by_part:
-            assert self._journal is not None  # parts come with a folder
-            self._by_part = self._parts.ledgers(self.ledger, read_entries(self._journal))
-        return allowed_in_parts(self._by_part, self._parts.of(round), self.costs, drawn)
+        return allowed_in_parts(self._part_ledgers(), self._parts.of(round), self.costs, drawn)
 
     def _record(self, round: int, users: Sequence[int], again: bool) -> None:
         """Enter who takes part, in the ledger of all rounds and in that of their part."""
@@ -347,18 +345,40 @@ class Accounts:
             self.folder.file(name).unlink(missing_ok=True)
 
     def live(self, round: int) -> dict[str, float | None]:
-        """ε towards the server once this round is over, with all that was released and lost."""
+        """ε once this round is over, with all that was released and lost: towards the server, and
+        towards everybody where that is what the statement will quote."""
         if self.run is None:
             return {}
         if not self.promises:
             return {"epsilon_server": None}
         if self._parts.several:
             shown = spent_in_parts(self._parts, self.ledger, self._shown, round)
-            return {"epsilon_server": shown}
+            return {"epsilon_server": shown, **self._given_the_draw(round)}
         released = max(round, self.ledger.rounds)
         if self.setting.plan.max_rounds is not None:  # all of them are counted from the start
             released = max(released, self._most_rounds)
-        return {"epsilon_server": self.spending.shown(released, self.ledger.repeats)}
+        shown = self.spending.shown(released, self.ledger.repeats)
+        return {"epsilon_server": shown, **self._given_the_draw(round)}
+
+    def _given_the_draw(self, round: int) -> dict[str, float | None]:
+        """ε given who took part, where the noise is secret and somebody chose the draw's seed; an
+        upper value until the run ends."""
+        if not (self.setting.secret and self.setting.draw_given):
+            return {}
+        if self._parts.several:
+            charged = (
+                part.charged(priced(self.costs, k)) for k, part in enumerate(self._part_ledgers())
+            )
+            return {"epsilon_everybody": float(spent_over_parts(tuple(charged)).max())}
+        ends = self.refusal or round >= self.setting.plan.rounds
+        return {"epsilon_everybody": self.ledger.largest() if ends else self.ledger.shown()}
+
+    def _part_ledgers(self) -> tuple[Ledger, ...]:
+        """Who took part in each part of a run that was given more rounds."""
+        if not self._by_part:
+            assert self._journal is not None  # parts come with a folder
+            self._by_part = self._parts.ledgers(self.ledger, read_entries(self._journal))
+        return self._by_part
 
     def _shown(self, part: int, rounds: int, repeats: tuple[int, ...]) -> float:
         """ε of so many rounds of a part, as it is shown."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import VIEWS
 from dpscaffold.privacy.bounds import LEDGER, PAPER_THIRD_PARTY
@@ -152,9 +153,14 @@ def _row(same: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     return said | ({"applies": False, "reason": barred["reason"]} if barred else {})
 
 
+def spent_over_parts(parts: Sequence[Ledger]) -> NDArray[np.float64]:
+    """ε of every user given who took part, (M,): its sum over the parts."""
+    return np.asarray(np.sum([part.epsilons() for part in parts], axis=0))
+
+
 def _ledger(parts: Sequence[Ledger]) -> dict[str, Any]:
     """What users spent given who took part: each user's sum over the parts."""
-    spent = np.sum([part.epsilons() for part in parts], axis=0)
+    spent = spent_over_parts(parts)
     spread = distribution_of(np.sum([part.participations for part in parts], axis=0), spent)
     return {
         "epsilon": float(spent.max()),

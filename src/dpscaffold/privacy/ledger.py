@@ -31,6 +31,17 @@ MOST_RATES = 48
 USER_BUDGET = "user_epsilon"
 
 
+def next_knot(count: int) -> int:
+    """The next of few numbers, each a tenth above the one before; up to ten it is ``count``.
+
+    >>> [next_knot(count) for count in (0, 10, 11, 99, 100)]
+    [0, 10, 12, 107, 107]
+    """
+    if count <= 10:
+        return count
+    return math.ceil(1.1 ** math.ceil(math.log(count) / math.log(1.1) - 1e-9))
+
+
 @lru_cache(maxsize=4096)
 def spent(run: Mechanism, participations: int, group: Group, costs: tuple[Cost, ...] = ()) -> float:
     """ε of a record of a user of ``group`` that took part n times: n·K adaptively composed steps,
@@ -178,7 +189,18 @@ class Ledger:
         ε rises with the rate and with the count, so only the users that nobody exceeds in both are
         computed.
         """
-        order = sorted(self._most_often().items(), key=lambda item: (-item[0].rate, -item[1]))
+        return self._largest(self._most_often())
+
+    def shown(self) -> float:
+        """An upper value of :meth:`largest`, cheap enough for every round: participations are
+        rounded up to the next of few numbers (:func:`next_knot`)."""
+        most = self.run.rounds
+        often = self._most_often().items()
+        return self._largest({g: max(n, min(next_knot(n), most)) for g, n in often})
+
+    def _largest(self, counts: Mapping[Group, int]) -> float:
+        """The largest ε of users that took part this often."""
+        order = sorted(counts.items(), key=lambda item: (-item[0].rate, -item[1]))
         value, most = 0.0, -1
         for group, count in order:
             if count > most:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
+from dpscaffold.privacy.ledger import next_knot
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.showing import round_up
 
@@ -48,10 +48,7 @@ class Spending:
 
     def shown(self, rounds: int, repeats: tuple[int, ...] = ()) -> float:
         """An upper value of ε after ``rounds`` rounds, at hand for most of them."""
-        if rounds <= 10:
-            return self.after(rounds, repeats)
-        knot = math.ceil(1.1 ** math.ceil(math.log(rounds) / math.log(1.1) - 1e-9))
-        return self.after(max(rounds, min(knot, self.run.rounds)), repeats)
+        return self.after(max(rounds, min(next_knot(rounds), self.run.rounds)), repeats)
 
 
 def largest_rounds(

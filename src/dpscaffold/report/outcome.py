@@ -25,7 +25,7 @@ BESIDE = (
 
 
 #: Numbers of a run that any page may show: they depend on no record.
-PUBLIC = frozenset({"round", "epsilon_server"})
+PUBLIC = frozenset({"round", "epsilon_server", "epsilon_everybody"})
 #: What is said where metrics are left out, and where they are shown all the same.
 LEFT_OUT = (
     "No metrics are shown: they would be computed on private records without noise, and no ε "
