@@ -39,6 +39,15 @@ local_steps = 1
 user_ratio = 0.5
 """
 
+#: Patients of several hospitals, as ``h.csv`` beside the configuration; a test adds the rest.
+HOSPITALS = """
+[data]
+source = "csv"
+path = "h.csv"
+label = "readmitted"
+user = "site"
+"""
+
 
 def typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from typed import done_here
+from typed import SMALL, done_here
 
 #: Other names of options.
 ALSO = {
@@ -515,19 +515,6 @@ DEPLOYED = (
 SHARED = ("rows.csv", "own_net.py")
 MODES = (*PRIVACY, *CALIBRATE, *TRAIN, *MODELS, *DATA, *LONG, *DEPLOYED)
 
-SMALL = """
-[data]
-users = 5
-records = 40
-dimension = 4
-classes = 3
-[plan]
-rounds = 2
-local_steps = 2
-user_ratio = 0.4
-[privacy]
-noise = 4.0
-"""
 SUM = """
 [data]
 users = 6

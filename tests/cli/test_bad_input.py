@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typed import done_here, typed
+from typed import HOSPITALS, done_here, typed
 
 from dpscaffold import run
 
@@ -24,13 +24,7 @@ def rows(labelled: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-CONFIG = """
-[data]
-source = "csv"
-path = "h.csv"
-label = "readmitted"
-user = "site"
-exclude = ["patient_id"]
+CONFIG = f"""{HOSPITALS}exclude = ["patient_id"]
 categories = ["sex"]
 [plan]
 rounds = 2

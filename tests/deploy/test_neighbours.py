@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from deploy.test_deployed import deployment
-from deploy.world import TABLE, World
+from deploy.world import OFFERED, TABLE, World, new_site
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small import CPU, Driven, Trial, federation, loop, setting
@@ -431,34 +431,22 @@ def test_nothing_at_the_server_tells_a_size_with_a_user_as_unit(tmp_path, algori
 # --- the site's own check
 
 
-PLAN = """
+PLAN = f"""
 [schema]
 features = 4
 classes = 2
 columns = ["age", "sex", "bmi"]
-categories = { sex = ["f", "m"] }
+categories = {{ sex = ["f", "m"] }}
 label = "ill"
 class_names = ["no", "yes"]
 missing = -1.0
-[plan]
-rounds = 5
-local_steps = 4
-user_ratio = 1.0
-[privacy]
-noise = 20.0
-"""
+{OFFERED}"""
 
 
 @pytest.fixture
 def site(tmp_path):
-    from dpscaffold.provision import FederationFile, provision, read_invitation
-    from dpscaffold.site.begin import make_site
-
-    (invitation,) = provision(FederationFile("127.0.0.1:1", ("north",)), tmp_path / "fed")
-    data = 'source = "csv"\npath = "d.csv"'
-    make_site(read_invitation(invitation), tmp_path / "north", data, {"epsilon": "9.0"})
     (tmp_path / "plan.toml").write_text(PLAN)
-    return tmp_path / "north" / "site.toml"
+    return new_site(tmp_path, 'source = "csv"\npath = "d.csv"', {"epsilon": "9.0"})
 
 
 def checked(site: Path, *more: str):

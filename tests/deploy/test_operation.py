@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from deploy.world import TABLE
+from deploy.world import OFFERED, TABLE, new_site
 from typer.testing import CliRunner
 
 from dpscaffold import flower
@@ -15,9 +15,7 @@ from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.offer import Schema
 from dpscaffold.privacy import CAP, describe
-from dpscaffold.provision import FederationFile, provision, read_invitation
 from dpscaffold.serving import load_served
-from dpscaffold.site.begin import make_site
 from dpscaffold.site.file import Grant, OfferedQuery, Terms
 from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.operation import ledger_of
@@ -25,36 +23,23 @@ from dpscaffold.site.reading import check_data_table, read_records
 
 flower.require()
 
-PLAN = """
+PLAN = f"""
 [schema]
 features = 3
 classes = 2
-[plan]
-rounds = 5
-local_steps = 4
-user_ratio = 1.0
-[privacy]
-noise = 20.0
-"""
+{OFFERED}"""
 
 
 @pytest.fixture
 def site(tmp_path):
-    invitations = provision(FederationFile("127.0.0.1:1", ("north",)), tmp_path / "fed")
-    folder = tmp_path / "north"
-    make_site(
-        read_invitation(invitations[0]),
-        folder,
-        'source = "npz"\npath = "data.npz"',
-        {"epsilon": "9.0"},
-    )
+    path = new_site(tmp_path, 'source = "npz"\npath = "data.npz"', {"epsilon": "9.0"})
     stream = np.random.default_rng(0)
     np.savez(
-        folder / "data.npz",
+        path.parent / "data.npz",
         features=stream.standard_normal((50, 3)).astype(np.float32),
         labels=stream.integers(0, 2, 50),
     )
-    return folder / "site.toml"
+    return path
 
 
 def said(*arguments):

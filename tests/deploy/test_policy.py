@@ -6,12 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
+from deploy.world import new_site
 
 from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import CAP, describe
-from dpscaffold.provision import FederationFile, provision, read_invitation
-from dpscaffold.site.begin import make_site
 from dpscaffold.site.file import (
     Grant,
     Left,
@@ -132,9 +131,7 @@ def test_without_a_promise_nothing_is_booked():
 
 @pytest.fixture
 def site(tmp_path):
-    invitations = provision(FederationFile("127.0.0.1:8443", ("north",)), tmp_path / "fed")
-    make_site(read_invitation(invitations[0]), tmp_path / "north")
-    return tmp_path / "north" / "site.toml"
+    return new_site(tmp_path)
 
 
 def test_a_new_site_has_the_documented_policy(site):
@@ -154,7 +151,7 @@ def test_a_new_site_has_the_documented_policy(site):
         ("delta = 1e-6", "", "policy.delta is missing"),
         ('name = "north"', 'name = "../x"', "the site's name is '../x'"),
         ('"ed25519:', '"rsa:', "it must be 'ed25519:'"),
-        ("127.0.0.1:8443", "127.0.0.1", "write host:port"),
+        ("127.0.0.1:1", "127.0.0.1", "write host:port"),
         ('name = "north"', "name = ", "not valid TOML"),
     ],
 )

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +28,11 @@ from dpscaffold.engines.sites import Patience, Sites
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.offer import Schema, offer_of
+from dpscaffold.provision import FederationFile, provision, read_invitation
 from dpscaffold.randomness import Randomness
 from dpscaffold.rounds import Round, rounds
 from dpscaffold.site.answer import Site
+from dpscaffold.site.begin import make_site
 from dpscaffold.site.file import Policy, SiteFile
 from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.memory import RunMemory, StateFolder
@@ -62,6 +65,23 @@ TABLE = Schema(
     class_names=("no", "yes"),
     missing=-1.0,
 )
+
+#: The plan and the privacy of an offer that a new site accepts; a test adds the schema.
+OFFERED = """
+[plan]
+rounds = 5
+local_steps = 4
+user_ratio = 1.0
+[privacy]
+noise = 20.0
+"""
+
+
+def new_site(folder: Path, *words: Any) -> Path:
+    """The ``site.toml`` of the only site of a new federation; ``words`` as in ``make_site``."""
+    (invitation,) = provision(FederationFile("127.0.0.1:1", ("north",)), folder / "fed")
+    make_site(read_invitation(invitation), folder / "north", *words)
+    return folder / "north" / "site.toml"
 
 
 class World:

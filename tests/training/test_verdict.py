@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typed import done_here
+from typed import HOSPITALS, done_here
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, scaffold, synthetic, train
 from dpscaffold.data.drafted_run import run_lines
@@ -21,13 +21,7 @@ from dpscaffold.report.ending import privacy_line
 from dpscaffold.setting import Setting
 from dpscaffold.training.verdict import cause, verdict
 
-CONFIG = """
-[data]
-source = "csv"
-path = "h.csv"
-label = "readmitted"
-user = "site"
-minimum_records = 5
+CONFIG = f"""{HOSPITALS}minimum_records = 5
 [task]
 kind = "logistic"
 [algorithm]
