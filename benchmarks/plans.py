@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from dpscaffold import Facts, Goal, Limits, recommend
+from dpscaffold.atomic import write_text
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.shapes import shape_of
@@ -44,7 +45,6 @@ from dpscaffold.paper.definition import experiment
 from dpscaffold.paper.solving import sizes_of
 from dpscaffold.planner.recommend import Preset
 from dpscaffold.report.planning import write_plan
-from dpscaffold.whole import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONTIER = ROOT / "docs" / "results" / "frontier" / "results.parquet"

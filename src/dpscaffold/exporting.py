@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpscaffold.atomic import whole_file
 from dpscaffold.checks import choice
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
-from dpscaffold.whole import whole_file
 
 #: What a model can be exported to, and how its file or folder is called by default.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model"}

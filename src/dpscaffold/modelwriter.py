@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.books.written import plain, versions
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
@@ -31,7 +32,6 @@ from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import unnamed
 from dpscaffold.tasks.stored import constants_of, task_entry
 from dpscaffold.trained import Trained
-from dpscaffold.whole import draft_of, put_in_place
 
 #: The layout of model.json; raise it when an older version could misread what is written. A model
 #: of a number with a range has the second one: without the range its scores have another scale.

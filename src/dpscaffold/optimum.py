@@ -12,12 +12,12 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from dpscaffold.atomic import binary_file
 from dpscaffold.books.datakey import KEY, identity, open_key
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator
 from dpscaffold.tasks import Batch, Task
-from dpscaffold.whole import binary_file
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import pyarrow.csv
 import pyarrow.parquet
 import torch
 
+from dpscaffold.atomic import whole_file
 from dpscaffold.data.readers.files import Format
 from dpscaffold.data.readers.raw import KINDS, Part, file_kind
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
-from dpscaffold.whole import whole_file
 
 PREDICTION, PROBABILITY = "prediction", "probability"
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.data.readers.files import TableFile, is_many
 from dpscaffold.data.readers.raw import KINDS, coding_of, file_columns, file_kind, require_columns
 from dpscaffold.data.readers.rowfiles import (
@@ -26,7 +27,6 @@ from dpscaffold.data.readers.rowfiles import (
 from dpscaffold.errors import BadInput
 from dpscaffold.model import Model
 from dpscaffold.predicting import Answer, Predicted, batch_writer, one_thread, open_writer
-from dpscaffold.whole import draft_of, put_in_place
 
 #: The column that says from which file a row comes.
 FILE = "file"

@@ -251,7 +251,7 @@ def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(
     federation, tmp_path, monkeypatch
 ):
     """Resumed or begun, from the first round to the last; afterwards the folder is free."""
-    monkeypatch.setattr("dpscaffold.whole.PATIENCE", 0.0)
+    monkeypatch.setattr("dpscaffold.atomic.PATIENCE", 0.0)
     heard = []
 
     def intrude(round, row):

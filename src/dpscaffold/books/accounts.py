@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dpscaffold.atomic import write_text
 from dpscaffold.books.booking import Booking
 from dpscaffold.books.journal import Anchor, Journal
 from dpscaffold.books.parts import Parts, allowed_in_parts, priced, spent_in_parts
@@ -53,7 +54,6 @@ from dpscaffold.privacy.preparation import said_of
 from dpscaffold.randomness import Randomness
 from dpscaffold.seeds import Seed
 from dpscaffold.setting import Setting
-from dpscaffold.whole import write_text
 
 
 class Accounts:

@@ -13,8 +13,8 @@ import os
 import secrets
 from pathlib import Path
 
+from dpscaffold.atomic import sync_folder
 from dpscaffold.errors import BadInput
-from dpscaffold.whole import sync_folder
 
 #: The name of a key in the folder of a run, of a site's state or of a cache.
 KEY = "data.key"

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.atomic import sync_folder
 from dpscaffold.errors import BadInput
-from dpscaffold.whole import sync_folder
 
 #: h_0, the chain of an empty journal; it names the format.
 START = hashlib.sha256(b"dpscaffold journal, format 1").hexdigest()

@@ -35,12 +35,7 @@ from typing import Any
 
 import torch
 
-from dpscaffold.books.datakey import KEY, read_key, write_key
-from dpscaffold.books.written import plain, versions
-from dpscaffold.errors import BadInput
-from dpscaffold.plan import Plan
-from dpscaffold.seeds import SEED, Seed
-from dpscaffold.whole import (
+from dpscaffold.atomic import (
     binary_file,
     hold,
     sync_file,
@@ -49,6 +44,11 @@ from dpscaffold.whole import (
     write_text,
     write_texts,
 )
+from dpscaffold.books.datakey import KEY, read_key, write_key
+from dpscaffold.books.written import plain, versions
+from dpscaffold.errors import BadInput
+from dpscaffold.plan import Plan
+from dpscaffold.seeds import SEED, Seed
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2

@@ -48,10 +48,10 @@ def init_command(
 
     Looking at private data to write a configuration is outside ε.
     """
+    from dpscaffold.atomic import write_text
     from dpscaffold.data.draft import OUTSIDE, draft, draft_arrays
     from dpscaffold.data.drafted_run import loud_site
     from dpscaffold.data.looking import look
-    from dpscaffold.whole import write_text
 
     if not 0 < epsilon < float("inf"):
         raise BadInput(f"--epsilon is {epsilon}; give a number above 0")

@@ -28,11 +28,11 @@ def report_command(
     as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
 ) -> None:
     """Write one self-contained page: what was learnt, how well, and what is promised to whom."""
+    from dpscaffold.atomic import write_text
     from dpscaffold.errors import BadInput
     from dpscaffold.report.card import as_markdown
     from dpscaffold.report.html import as_html
     from dpscaffold.report.story import page_of
-    from dpscaffold.whole import write_text
 
     page = page_of(runs, with_metrics)
     path = out or Path("MODEL_CARD.md" if markdown else "report.html")

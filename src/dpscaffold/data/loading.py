@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpscaffold.atomic import draft_of
 from dpscaffold.data.config import (
     Cifar10,
     Csv,
@@ -52,7 +53,6 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Kind, Target
 from dpscaffold.privacy import Remark
-from dpscaffold.whole import draft_of
 
 #: Told what a reader decided, one sentence at a time.
 Notify = Callable[[str], None]

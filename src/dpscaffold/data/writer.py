@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.data.stored import ARRAYS, entries
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
-from dpscaffold.whole import draft_of, put_in_place
 
 #: 1 had sentences where preparation now is, and class numbers without names. 3 is written where
 #: the target is a number with a range: its labels are stored as training uses them.

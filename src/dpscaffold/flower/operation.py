@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import torch
 
+from dpscaffold.atomic import write_text
 from dpscaffold.engines.letters import Letter, Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
@@ -35,7 +36,6 @@ from dpscaffold.site.ledger import SiteLedger
 from dpscaffold.site.memory import StateFolder
 from dpscaffold.site.reading import broken_lines, check_data_table
 from dpscaffold.site.work import opener
-from dpscaffold.whole import write_text
 
 
 def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:

@@ -8,10 +8,10 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from dpscaffold.algorithms import ALGORITHMS
+from dpscaffold.atomic import whole_file
 from dpscaffold.paper.published import caption
 from dpscaffold.paper.results import CaseResult, Results, Summary, average, last
 from dpscaffold.report.drawing import new_figure
-from dpscaffold.whole import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dpscaffold.atomic import write_text
 from dpscaffold.data.shapes import shape_of
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener
@@ -23,7 +24,6 @@ from dpscaffold.paper.widening import at_rate
 from dpscaffold.planner.facts import Facts
 from dpscaffold.planner.trial import Trial, best_trial, choose_rates
 from dpscaffold.setting import Setting
-from dpscaffold.whole import write_text
 
 #: The file of chosen step sizes, in the folder of the experiment that chose them.
 FILE = "planned.json"

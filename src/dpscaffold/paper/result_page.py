@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.atomic import write_text
 from dpscaffold.paper.archive import Finished
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.epsilons import epsilons
@@ -17,7 +18,6 @@ from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.progress import duration
-from dpscaffold.whole import write_text
 
 
 def write_result(results: Results, folder: Path, made: Provenance) -> str:

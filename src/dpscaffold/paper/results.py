@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.atomic import whole_file
 from dpscaffold.paper.archive import Archive, Finished
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
-from dpscaffold.whole import whole_file
 
 Place = tuple[str, str, str]
 

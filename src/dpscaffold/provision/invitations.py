@@ -10,12 +10,12 @@ from pathlib import Path
 import tomli_w
 from cryptography import x509
 
+from dpscaffold.atomic import put_in_place, write_text
 from dpscaffold.engines.letters import checked_public
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.provision.certificates import make_ca, make_certificate
 from dpscaffold.provision.edges import host_and_port, read_toml, site_name
 from dpscaffold.provision.keys import make_signing_key, write_secret
-from dpscaffold.whole import put_in_place, write_text
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dpscaffold.atomic import sync_folder
 from dpscaffold.engines.letters import new_key, public_of
 from dpscaffold.errors import BadInput
-from dpscaffold.whole import sync_folder
 
 PEM = serialization.Encoding.PEM
 

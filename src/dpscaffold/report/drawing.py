@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpscaffold.atomic import whole_file
 from dpscaffold.errors import BadInput
-from dpscaffold.whole import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

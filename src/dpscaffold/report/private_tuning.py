@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dpscaffold.atomic import whole_file, write_text
 from dpscaffold.books.written import plain, to_toml
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
@@ -13,7 +14,6 @@ from dpscaffold.model import Model
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.scoring import titled
 from dpscaffold.trained import Origin
-from dpscaffold.whole import whole_file, write_text
 
 
 def shown_winner(tuned: PrivatelyTuned) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
+from dpscaffold.atomic import whole_file, write_text
 from dpscaffold.books.written import to_toml
 from dpscaffold.experiments.tuning import Score, Tuned
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import Column, fitted
-from dpscaffold.whole import whole_file, write_text
 
 
 def tuning_table(tuned: Tuned, width: int = 80) -> Table:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from dpscaffold.algorithms.registry import AGREED
+from dpscaffold.atomic import write_text
 from dpscaffold.errors import BadInput
 from dpscaffold.provision import Invitation, Member, make_node_key, make_signing_key, write_whole
-from dpscaffold.whole import write_text
 
 #: Stands in a site's folder from its first key until its ``site.toml`` is there.
 BEGUN = ".begun"
