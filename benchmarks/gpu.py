@@ -37,7 +37,7 @@ from dpscaffold import (
 )
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.federation import Federation
-from dpscaffold.randomness import Sampling
+from dpscaffold.randomness.streams import Sampling
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task

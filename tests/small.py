@@ -18,7 +18,7 @@ from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
 from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.rounds import Round, rounds, stacked_rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask, Task

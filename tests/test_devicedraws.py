@@ -20,7 +20,7 @@ from scipy.stats import binom, chi2, kstest, norm
 from dpscaffold import devicedraws
 from dpscaffold.devicedraws import DeviceDraws, poisson_width, stream_key
 from dpscaffold.errors import BadInput
-from dpscaffold.philox import philox, standard_normals, whole_numbers
+from dpscaffold.randomness.philox import philox, standard_normals, whole_numbers
 
 ALARM = 1e-6
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

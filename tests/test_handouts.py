@@ -29,12 +29,12 @@ from typer.testing import CliRunner
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.books.journal import START
-from dpscaffold.cipher import CipherStream
 from dpscaffold.cli import app
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.prepared import Shift
-from dpscaffold.randomness import OneRound, Randomness
+from dpscaffold.randomness.csprng import CipherStream
+from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.report import outcome, story
 from dpscaffold.report.blocks import Section, Text
 from dpscaffold.training import in_progress

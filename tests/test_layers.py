@@ -19,8 +19,8 @@ ROOT = Path(dpscaffold.__file__).parent
 
 #: Low to high; what stands on one line may use each other as long as there is no cycle.
 LAYERS = (
-    "atomic cipher errors events philox privacy",
-    "checks machine notebook randomness seeds",
+    "atomic errors events privacy",
+    "checks machine notebook randomness",
     "algorithms budget federation kernels plan",
     "data devicedraws labelscoring tasks",
     "local modules scoring trained",

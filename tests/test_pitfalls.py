@@ -36,7 +36,7 @@ from toys import Linear, Quadratic, quadratics, vectors
 from dpscaffold.algorithms import ALGORITHMS, Server
 from dpscaffold.local import Gaussian
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch, ModuleTask, Task
 

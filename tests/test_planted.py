@@ -25,7 +25,7 @@ from dpscaffold.books import runledger
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import Mechanism, composition
-from dpscaffold.randomness import NoiseStreams
+from dpscaffold.randomness.streams import NoiseStreams
 
 ROOT = Path(__file__).parents[1]
 STATEMENT = importlib.import_module("dpscaffold.privacy.statement")

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
-from dpscaffold import randomness as module
-from dpscaffold.randomness import NoiseStreams, Randomness, _draw_smallest, in_threads
+from dpscaffold.randomness import streams as module
+from dpscaffold.randomness.streams import NoiseStreams, Randomness, _draw_smallest, in_threads
 
 ALARM = 1e-6
 

@@ -1,13 +1,13 @@
 """Batches and noise drawn on the device that uses them.
 
 Streams are keyed by (run, purpose, round, user, step), as on the CPU, by a counter-based generator
-(:mod:`dpscaffold.philox`): the key is a hash of the run's seed and the purpose, the counter is
-(place, step, user, round). So a participant's draws are the same alone or in a stack, in whatever
-chunks of users or steps, again after a resume, and as integers on every device. Nothing waits for
-the device, and nothing is proportional to the number of users who do not take part.
+(:mod:`dpscaffold.randomness.philox`): the key is a hash of the run's seed and the purpose, the
+counter is (place, step, user, round). So a participant's draws are the same alone or in a stack, in
+whatever chunks of users or steps, again after a resume, and as integers on every device. Nothing
+waits for the device, and nothing is proportional to the number of users who do not take part.
 
-A seed means another run here than with the streams of :mod:`dpscaffold.randomness`. Secret runs do
-not draw here: whoever holds the seed, or enough of the output, can repeat these streams.
+A seed means another run here than with the streams of :mod:`dpscaffold.randomness.streams`. Secret
+runs do not draw here: whoever holds the seed, or enough of the output, can repeat these streams.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 from dpscaffold.errors import BadInput
 from dpscaffold.kernels import drawing as kernels
 from dpscaffold.machine import sent
-from dpscaffold.philox import Words, philox, standard_normals, whole_numbers
-from dpscaffold.randomness import BATCHES, NOISE
+from dpscaffold.randomness.philox import Words, philox, standard_normals, whole_numbers
+from dpscaffold.randomness.streams import BATCHES, NOISE
 
 #: How many 64-bit numbers are held at a time; results do not depend on it.
 _HELD = 1 << 24

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpscaffold.checks import choice, floor_share, least_ratio, number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.seeds import public_seed
+from dpscaffold.randomness.seeds import public_seed
 
 Weighting = Literal["uniform", "records"]
 Averaging = Literal["none", "uniform", "tail"]
@@ -49,8 +49,8 @@ class Plan:
     evaluate_every             rounds between two evaluations (the last round is always evaluated)
     checkpoint_every           rounds between two checkpoints
     seed                       draws participants and the network's first weights; batches and
-                               noise too, unless they are secret (:mod:`~dpscaffold.seeds` says
-                               what None means)
+                               noise too, unless they are secret
+                               (:mod:`~dpscaffold.randomness.seeds` says what None means)
     =================  ======  =====================================================================
 
     >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)

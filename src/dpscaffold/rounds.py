@@ -25,7 +25,7 @@ from dpscaffold.engines import (
     mean_weights,
 )
 from dpscaffold.machine import sent
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
 #: Who takes part in a round; None ends the run before it.

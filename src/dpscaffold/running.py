@@ -19,8 +19,8 @@ from dpscaffold.events import Listener, Several, silence
 from dpscaffold.federation import Federation
 from dpscaffold.machine import pick_devices
 from dpscaffold.progress import Progress
+from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.release import for_release
-from dpscaffold.seeds import public_seed
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
 from dpscaffold.training import Result

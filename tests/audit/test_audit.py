@@ -22,7 +22,6 @@ from dpscaffold.audit.play import Limits, audit
 from dpscaffold.audit.subject import Claim, read_case
 from dpscaffold.books.allowance import Allowance
 from dpscaffold.books.runledger import read_account
-from dpscaffold.cipher import CipherStream
 from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -32,7 +31,8 @@ from dpscaffold.local.records import LocalRecords
 from dpscaffold.privacy import RANDOM_PARTICIPATION, TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses
-from dpscaffold.randomness import NOISE, NoiseStreams, OneRound, Randomness
+from dpscaffold.randomness.csprng import CipherStream
+from dpscaffold.randomness.streams import NOISE, NoiseStreams, OneRound, Randomness
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks import base as base_module
 from dpscaffold.tasks import clipping as clipping_module

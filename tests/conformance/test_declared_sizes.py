@@ -30,7 +30,7 @@ from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.engines.letters import unpack
 from dpscaffold.engines.lockstep import Lockstep
 from dpscaffold.local import Gaussian, participate
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import ClippedSum, Logistic
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

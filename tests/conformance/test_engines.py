@@ -32,7 +32,7 @@ from dpscaffold.algorithms import fedprox
 from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 
 #: Sizes of the users, weighting of the mean, averaging of the output.
 SHAPES = {

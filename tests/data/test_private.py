@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpscaffold.cipher import CipherStream
 from dpscaffold.data import preprocess
 from dpscaffold.data.preparation import fit
 from dpscaffold.data.private import (
@@ -31,6 +30,7 @@ from dpscaffold.data.private import (
 )
 from dpscaffold.federation import Federation
 from dpscaffold.privacy.gaussian import gaussian_delta, gaussian_multiplier
+from dpscaffold.randomness.csprng import CipherStream
 
 BAND = 0.02
 rows = hnp.arrays(np.float64, 4, elements=st.floats(-1e3, 1e3))

@@ -33,7 +33,7 @@ from dpscaffold.local.drawing import Row
 from dpscaffold.local.participate import participate as take_part
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.offer import Schema
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.site.file import SiteFile
 from dpscaffold.site.reading import read_records
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask

@@ -29,7 +29,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.local import Gaussian
 from dpscaffold.offer import Schema, offer_of
 from dpscaffold.provision import FederationFile, provision, read_invitation
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.rounds import Round, rounds
 from dpscaffold.site.answer import Site
 from dpscaffold.site.begin import make_site

@@ -15,7 +15,6 @@ from small import CPU, EVERY, PRIVACIES, TASKS, UNEQUAL, Driven, federation, set
 
 from dpscaffold import Gaussian, Linear, Logistic, ModuleTask, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg
-from dpscaffold.cipher import CipherStream
 from dpscaffold.engines import Hardware, Simulator, cores
 from dpscaffold.engines.cores import shares_of, side_by_side
 from dpscaffold.engines.worker import Worker
@@ -23,7 +22,8 @@ from dpscaffold.federation import Federation
 from dpscaffold.kernels import scripts
 from dpscaffold.local import participate as participation
 from dpscaffold.local.drawing import Row
-from dpscaffold.randomness import OneRound, Randomness
+from dpscaffold.randomness.csprng import CipherStream
+from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES, huber
 

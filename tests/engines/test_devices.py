@@ -9,7 +9,7 @@ from small import Driven, federation, setting, simulator
 from dpscaffold.local import devices, participate
 from dpscaffold.local.drawing import Row
 from dpscaffold.machine import full_precision
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dpscaffold.engines import Hardware, Memories, Simulator, memories
 from dpscaffold.engines.worker import Worker
 from dpscaffold.errors import BadInput
 from dpscaffold.local import Gaussian
-from dpscaffold.randomness import OneRound, Randomness
+from dpscaffold.randomness.streams import OneRound, Randomness
 
 
 def on_workers(run, count, chunk):

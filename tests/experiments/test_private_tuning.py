@@ -14,7 +14,6 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput
-from dpscaffold.cipher import CipherStream
 from dpscaffold.cli import app
 from dpscaffold.events import Stopped
 from dpscaffold.experiments import private_tuning
@@ -30,6 +29,7 @@ from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.selected import Trials, account
 from dpscaffold.privacy.selection import Stopping
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.scoring import METRICS
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from dpscaffold.experiments import stack as stacks
 from dpscaffold.experiments.draws import SameForEveryUser, shared_draws
 from dpscaffold.experiments.stack import Schedule, evaluators_of, split
 from dpscaffold.metrics import Evaluator, evaluate_all, late
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 
 CPU = torch.device("cpu")
 FULL = Schedule(every=1, full=True)

@@ -14,7 +14,7 @@ from dpscaffold.books.runledger import Opening, Summary
 from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
-from dpscaffold.seeds import Seed
+from dpscaffold.randomness.seeds import Seed
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "

@@ -25,7 +25,7 @@ from dpscaffold.engines import Loop, Simulator
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism, PrivacyError, round_up, statement
 from dpscaffold.progress import Progress
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
 POISSON = Gaussian(noise=4.0, sampling="poisson")

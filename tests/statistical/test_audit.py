@@ -30,7 +30,7 @@ from dpscaffold.local import Gaussian, devices
 from dpscaffold.local import participate as participate_module
 from dpscaffold.plan import Plan
 from dpscaffold.privacy import CAP
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Logistic
 
 GAMES, RECORDS, CLIP, DELTA = 2000, 8, 0.1, 0.01

@@ -18,9 +18,9 @@ from scipy.stats import binom, chi2, kstest, norm
 from small import EQUAL, federation, setting, uploads
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, train
-from dpscaffold.cipher import CipherStream, on_grid
 from dpscaffold.engines.letters import unpack
-from dpscaffold.randomness import NoiseStreams, Randomness
+from dpscaffold.randomness.csprng import CipherStream, on_grid
+from dpscaffold.randomness.streams import NoiseStreams, Randomness
 
 ALARM = 1e-6
 DRAWS = 400_000

@@ -20,7 +20,7 @@ from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synth
 from dpscaffold.books.allowance import Allowance, Participation
 from dpscaffold.cli import app
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
 COUNT = count()

@@ -29,7 +29,7 @@ from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.ledger import spent
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, evaluate_every=2, checkpoint_every=2, seed=0)
 NOISY, SECRET = Gaussian(clip=1.0, noise=6.0), Gaussian(clip=1.0, noise=6.0, secret=True)

@@ -35,7 +35,7 @@ from dpscaffold.federation import Federation, Records
 from dpscaffold.local.drawing import Row
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.rounds import rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch

@@ -15,7 +15,7 @@ from dpscaffold.audit.pairs import BETWEEN_ROUNDS, BETWEEN_USERS, between_rounds
 from dpscaffold.audit.subject import Model, Subject
 from dpscaffold.audit.tally import CONTROL, RESTORED, Tally
 from dpscaffold.privacy.loss import Array
-from dpscaffold.randomness import NoiseStreams, Randomness
+from dpscaffold.randomness.streams import NoiseStreams, Randomness
 
 #: What the adversary computes, by place.
 PROBED = (

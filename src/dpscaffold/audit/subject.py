@@ -27,7 +27,7 @@ from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no
 from dpscaffold.privacy.bounds import USER_SAMPLING
 from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.laws import participations_laws
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 

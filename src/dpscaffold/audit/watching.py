@@ -16,7 +16,7 @@ from dpscaffold.engines.worker import Worker
 from dpscaffold.federation import Federation
 from dpscaffold.local.drawing import Row
 from dpscaffold.privacy.loss import Array
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
 

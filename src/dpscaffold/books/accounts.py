@@ -51,8 +51,8 @@ from dpscaffold.privacy import (
 from dpscaffold.privacy.adding import spent_over_parts
 from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import said_of
-from dpscaffold.randomness import Randomness
-from dpscaffold.seeds import Seed
+from dpscaffold.randomness.seeds import Seed
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
 

@@ -6,19 +6,16 @@ file                 holds
 versions.json        the software and device that made it
 run.json             the identity of its data and its engine: what a configuration does not tell
 data.key             the key of that identity (:mod:`~dpscaffold.books.datakey`)
-seed.json            the seed of a private run, for its owner alone (:mod:`~dpscaffold.seeds`)
-config.toml          the configuration as resolved; a folder that has it holds a run
-ledger.jsonl         who took part; a line is written before a round's uploads are used
-grant.json           the run's name in its budget file, if it has one
-ledger.json          what the ledger is about, and a summary of it
-preprocessing.json   what preparing the data spent or left unprotected
-metrics.jsonl        one object per evaluated round
-checkpoint.pt        the state after some round; replaced whole, never edited
-model/               the model, once the run has ended (:mod:`~dpscaffold.modelfolder`)
-summary.json         final metrics, timing and how the run ended
-privacy.json / .md   the privacy statement
-run.log              warnings, where there were any (:mod:`~dpscaffold.books.runlog`)
-.lock                held by the process at work; says which
+seed.json            the seed of a private run, for its owner alone
+(:mod:`~dpscaffold.randomness.seeds`) config.toml          the configuration as resolved; a folder
+that has it holds a run ledger.jsonl         who took part; a line is written before a round's
+uploads are used grant.json           the run's name in its budget file, if it has one ledger.json
+what the ledger is about, and a summary of it preprocessing.json   what preparing the data spent or
+left unprotected metrics.jsonl        one object per evaluated round checkpoint.pt        the state
+after some round; replaced whole, never edited model/               the model, once the run has
+ended (:mod:`~dpscaffold.modelfolder`) summary.json         final metrics, timing and how the run
+ended privacy.json / .md   the privacy statement run.log              warnings, where there were any
+(:mod:`~dpscaffold.books.runlog`) .lock                held by the process at work; says which
 ===================  ==========================================================================
 """
 
@@ -48,7 +45,7 @@ from dpscaffold.books.datakey import KEY, read_key, write_key
 from dpscaffold.books.written import plain, versions
 from dpscaffold.errors import BadInput
 from dpscaffold.plan import Plan
-from dpscaffold.seeds import SEED, Seed
+from dpscaffold.randomness.seeds import SEED, Seed
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2

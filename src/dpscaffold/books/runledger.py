@@ -27,7 +27,7 @@ from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.drawn import UNKNOWN, Drawn, Origin
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.preparation import from_sentence
-from dpscaffold.seeds import SEED, Seed
+from dpscaffold.randomness.seeds import SEED, Seed
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
 AGAIN = "restore it or start the run anew"

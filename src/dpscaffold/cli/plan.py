@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dpscaffold.config import Configuration
     from dpscaffold.planner.facts import Facts, Limits
     from dpscaffold.planner.recommend import Goal, Preset
-    from dpscaffold.randomness import Sampling
+    from dpscaffold.randomness.streams import Sampling
 
 
 def plan_command(

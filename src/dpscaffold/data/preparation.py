@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpscaffold.cipher import CipherStream
 from dpscaffold.data import prepared
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.preprocessing import (
@@ -41,7 +40,8 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.costs import together
-from dpscaffold.randomness import Stream
+from dpscaffold.randomness.csprng import CipherStream
+from dpscaffold.randomness.streams import Stream
 
 _TRUST = "the party that prepared the data saw the sums without noise and is trusted with them"
 _OUTSIDE = "computed from all users' training records without protection: outside the guarantee"

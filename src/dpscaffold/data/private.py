@@ -14,12 +14,12 @@ released                   Δ      why
 =========================  =====  ==========================================================
 
 The noise has standard deviation z·Δ, z the noise multiplier, in every direction of an orthonormal
-basis. From the operating system (:class:`~dpscaffold.cipher.CipherStream`) it comes under a key of
-its own for every statistic, and the noised sum is rounded to the public grid of uploads
-(:func:`~dpscaffold.cipher.on_grid`), so that its last bits tell nothing; from a seed it stays as it
-was drawn. A row that is not finite adds nothing. The number of records is public under replace-one
-neighbours. For zero-out neighbours the sensitivities are B, B² and B², so the multipliers are 2z,
-√2·z and √2·z, the divisor being taken as a public constant.
+basis. From the operating system (:class:`~dpscaffold.randomness.csprng.CipherStream`) it comes
+under a key of its own for every statistic, and the noised sum is rounded to the public grid of
+uploads (:func:`~dpscaffold.randomness.csprng.on_grid`), so that its last bits tell nothing; from a
+seed it stays as it was drawn. A row that is not finite adds nothing. The number of records is
+public under replace-one neighbours. For zero-out neighbours the sensitivities are B, B² and B², so
+the multipliers are 2z, √2·z and √2·z, the divisor being taken as a public constant.
 
 References: Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss", 2014 (the matrix); Balle and Wang,
 "Improving the Gaussian mechanism", 2018 (the multiplier for a given ε and δ).
@@ -32,8 +32,8 @@ import math
 import numpy as np
 import torch
 
-from dpscaffold.cipher import on_grid
-from dpscaffold.randomness import Stream
+from dpscaffold.randomness.csprng import on_grid
+from dpscaffold.randomness.streams import Stream
 
 
 def clip_rows(rows: np.ndarray, bound: float) -> np.ndarray:
@@ -72,7 +72,7 @@ def released(total: np.ndarray, spread: float, normals: np.ndarray, stream: Stre
     """total + spread·normals, float64: as it is from a seed; secret noise is rounded to the public
     grid, whose step is a power of two at most 2⁻²⁰ of ``spread``.
 
-    >>> from dpscaffold.cipher import CipherStream
+    >>> from dpscaffold.randomness.streams.csprng import CipherStream
     >>> secret = released(np.array([0.3]), 2.0**19, np.array([1e-7]), CipherStream(bytes(32)))
     >>> secret.tolist(), released(np.array([0.3]), 1.0, np.array([2.0]), np.random.default_rng())
     ([0.5], array([2.3]))

@@ -1,7 +1,7 @@
 """The random streams of what is done to data, keyed by ``data.seed``.
 
-They are apart from a run's own (:mod:`~dpscaffold.randomness`): ``data.seed`` makes the data,
-``plan.seed`` the run. Which numbers a seed gives is part of its meaning: never change a key.
+They are apart from a run's own (:mod:`~dpscaffold.randomness.streams`): ``data.seed`` makes the
+data, ``plan.seed`` the run. Which numbers a seed gives is part of its meaning: never change a key.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.offer import Offer
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.seeds import Seed
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.rounds import Round, rounds
-from dpscaffold.seeds import Seed
 from dpscaffold.setting import Setting
 
 CPU = torch.device("cpu")

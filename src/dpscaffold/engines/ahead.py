@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from dpscaffold.local.drawing import Indices, Kind, Row, distinct, indices
-from dpscaffold.randomness import in_background
+from dpscaffold.randomness.streams import in_background
 
 
 class Ahead:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 
 from dpscaffold.local.drawing import Row, distinct
-from dpscaffold.randomness import draw_alone
+from dpscaffold.randomness.streams import draw_alone
 
 Answer = TypeVar("Answer")
 

@@ -31,7 +31,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.local.devices import Layout, Work, draws_on, scale_numbers, under
 from dpscaffold.local.drawing import Row
 from dpscaffold.local.graphs import Capture, Tensors, cuda_graph
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
 #: After so many rounds the host waits for the device, so that progress is what was done.

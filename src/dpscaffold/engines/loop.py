@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participant, Slots, Upload
-from dpscaffold.cipher import on_grid
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.hardware import Hardware
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.state import Draw, Gathered
 from dpscaffold.federation import Federation
-from dpscaffold.randomness import NoiseStreams, Randomness
+from dpscaffold.randomness.csprng import on_grid
+from dpscaffold.randomness.streams import NoiseStreams, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import BOUNDS
 

@@ -9,7 +9,7 @@ from dpscaffold.engines.loop import Loop
 from dpscaffold.engines.simulator import Simulator
 from dpscaffold.engines.state import Engine
 from dpscaffold.federation import Federation
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
 

@@ -32,7 +32,7 @@ from dpscaffold.engines.store import Store
 from dpscaffold.engines.worker import Worker
 from dpscaffold.federation import Federation
 from dpscaffold.local.drawing import Row
-from dpscaffold.randomness import OneRound, Randomness
+from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import apart
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dpscaffold.randomness import Batches, Randomness, Stream
+from dpscaffold.randomness.streams import Batches, Randomness, Stream
 from dpscaffold.setting import Setting
 
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.cipher import CipherStream
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.stack import Outcome
 from dpscaffold.experiments.tuning import TuneSettings
 from dpscaffold.federation import Records
 from dpscaffold.federation.schema import Target
 from dpscaffold.privacy import Mechanism
+from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.scoring import METRICS, Metric, metrics_for
 
 #: Metrics that are means of a score of each record, and how a score is made of such a mean.

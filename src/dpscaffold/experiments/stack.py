@@ -27,7 +27,7 @@ from dpscaffold.experiments.beside import Evaluations
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator, evaluate_all, judging, late
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 

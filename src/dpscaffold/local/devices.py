@@ -24,7 +24,7 @@ from dpscaffold.local.graphs import Graphs, Tensors
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.steps import Scales, local_steps
 from dpscaffold.machine import sent
-from dpscaffold.randomness import Randomness, Sampling
+from dpscaffold.randomness.streams import Randomness, Sampling
 from dpscaffold.tasks import Batch, Clip, Task
 
 #: How many numbers of noise are held on a device at a time.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.plan import Plan
-from dpscaffold.randomness import Batches, Randomness, Sampling, in_threads
+from dpscaffold.randomness.streams import Batches, Randomness, Sampling, in_threads
 
 #: How many numbers of noise are drawn together.
 NOISE_BLOCK = 1 << 22
@@ -73,9 +73,9 @@ def distinct(rows: Sequence[Row]) -> tuple[list[Row], list[int] | None]:
     """Rows that draw the same are drawn once: the first of each kind, and every row's place among
     them.
 
-    Runs that were given one and the same :class:`~dpscaffold.randomness.Randomness` (those of one
-    seed in a sweep) draw alike for a user who holds as many records in both. The places are None
-    where all rows differ.
+    Runs that were given one and the same :class:`~dpscaffold.randomness.streams.Randomness` (those
+    of one seed in a sweep) draw alike for a user who holds as many records in both. The places are
+    None where all rows differ.
     """
     kinds = [row.kind for row in rows]
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}

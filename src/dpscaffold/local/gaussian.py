@@ -11,7 +11,7 @@ from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
-from dpscaffold.randomness import Sampling
+from dpscaffold.randomness.streams import Sampling
 
 Unit = Literal["record", "user"]
 Neighbours = Literal["replace-one", "zero-out", "add-remove"]

@@ -17,7 +17,7 @@ from dpscaffold.local.graphs import Graphs
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.scripted import scripted_steps
 from dpscaffold.local.steps import Scales, local_steps
-from dpscaffold.randomness import NoiseStreams
+from dpscaffold.randomness.streams import NoiseStreams
 from dpscaffold.tasks import Batch, Clip, Task
 
 

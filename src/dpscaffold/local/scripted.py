@@ -11,13 +11,13 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Local, Participant
 from dpscaffold.algorithms.affine import affine
-from dpscaffold.cipher import grid_step
 from dpscaffold.kernels.scripts import CpuSteps, run_on_cpu
 from dpscaffold.local.drawing import NOISE_BLOCK, Indices, Row, distinct
 from dpscaffold.local.fused import model_of
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.steps import Scales
-from dpscaffold.randomness import NoiseStreams, OneRound
+from dpscaffold.randomness.csprng import grid_step
+from dpscaffold.randomness.streams import NoiseStreams, OneRound
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.base import BOUNDS, SHORTEST
 from dpscaffold.tasks.clipping import TAME

@@ -20,8 +20,8 @@ from dpscaffold.metrics import evaluate_all
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.runner import CaseStack, case_stacks, user_steps
 from dpscaffold.plan import Plan
+from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.rounds import plain_draws, stacked_rounds
-from dpscaffold.seeds import public_seed
 from dpscaffold.setting import Setting
 
 #: (features, classes) that stand for those of data whose settings do not tell.

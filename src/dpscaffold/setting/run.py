@@ -20,8 +20,8 @@ from dpscaffold.plan import Plan
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged, describe
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.privacy.drawn import Drawn
-from dpscaffold.randomness import Randomness, Sampling
-from dpscaffold.seeds import Seed, origin_of
+from dpscaffold.randomness.seeds import Seed, origin_of
+from dpscaffold.randomness.streams import Randomness, Sampling
 from dpscaffold.setting.identity import describe_algorithm, describe_task
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task

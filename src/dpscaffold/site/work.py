@@ -22,7 +22,7 @@ from dpscaffold.local.participate import participate
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.offer import Offer, names_in, read_offer
 from dpscaffold.plan import Plan
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.site.file import OfferedQuery, Policy, SiteFile, Terms
 from dpscaffold.site.reading import SiteRecords, read_records
 from dpscaffold.tasks import Task

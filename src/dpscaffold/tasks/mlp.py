@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum, stacked_scores
 from dpscaffold.tasks.clipping import Outer, clip_outer
 from dpscaffold.tasks.linear import with_ones

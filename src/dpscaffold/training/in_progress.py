@@ -33,7 +33,7 @@ from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown
 from dpscaffold.optimum import Optimum
-from dpscaffold.randomness import Randomness
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.rounds import rounds
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping

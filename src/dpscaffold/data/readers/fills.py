@@ -24,12 +24,12 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dpscaffold.cipher import CipherStream
 from dpscaffold.data.private import released
 from dpscaffold.data.streams import stream
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.gaussian import gaussian_multiplier
-from dpscaffold.randomness import Stream
+from dpscaffold.randomness.csprng import CipherStream
+from dpscaffold.randomness.streams import Stream
 
 #: How many bins a private median looks at.
 BINS = 100

@@ -4,7 +4,7 @@ A stream needs no state: word n of a stream is computed from its address, in any
 device and for millions of addresses at once, with the same integers everywhere. The generator is
 that of Salmon, Moraes, Dror and Shaw, *Parallel random numbers: as easy as 1, 2, 3* (2011); it
 passes all of TestU01. It is **not** a cipher: noise that must hold against an adversary comes from
-:mod:`dpscaffold.cipher`.
+:mod:`dpscaffold.randomness.csprng`.
 """
 
 from __future__ import annotations

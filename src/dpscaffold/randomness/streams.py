@@ -21,7 +21,7 @@ from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
 
-from dpscaffold.cipher import CipherStream
+from dpscaffold.randomness.csprng import CipherStream
 
 #: Where draws come from: a seed, in a simulation, or a cipher under a key of the system's.
 Stream = np.random.Generator | CipherStream
