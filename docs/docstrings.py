@@ -1,6 +1,7 @@
 """An extension of mkdocstrings: docstrings as they are written here, for a site in Markdown.
 
-Examples (``>>>``) become code, and roles such as ``:class:`~dpscaffold.plan.Plan``` plain names.
+Examples (``>>>``) become code, and roles such as ``:class:`~dpscaffold.setting.plan.Plan``` plain
+names.
 """
 
 from __future__ import annotations

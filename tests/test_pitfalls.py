@@ -34,10 +34,10 @@ from torch.func import grad, vmap
 from toys import Linear, Quadratic, quadratics, vectors
 
 from dpscaffold.algorithms import ALGORITHMS, Server
-from dpscaffold.local import Gaussian
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch, ModuleTask, Task
 
 ENGINE_NAMES = ("loop", "simulator")

@@ -12,12 +12,12 @@ from small import UNEQUAL, federation, setting
 from torch import nn
 
 from dpscaffold.algorithms import ALGORITHMS, fedprox, with_momentum
-from dpscaffold.budget import Budget
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.roster import Roster
-from dpscaffold.local import Gaussian
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 
 

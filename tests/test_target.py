@@ -6,8 +6,8 @@ import pytest
 
 from dpscaffold.books.parts import Parts, spent_in_parts
 from dpscaffold.books.target import Target
-from dpscaffold.budget import Budget
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, describe
+from dpscaffold.setting.budget import Budget
 
 RUN = describe(
     rounds=2,

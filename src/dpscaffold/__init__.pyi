@@ -8,7 +8,6 @@ from .algorithms import fedsgd as fedsgd
 from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm
-from .budget import Budget as Budget
 from .data.objects import federation_of as federation_of
 from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
@@ -17,16 +16,17 @@ from .evaluation_files import evaluate_files as evaluate_files
 from .federation import Federation as Federation
 from .federation import Records as Records
 from .federation.schema import Target as Target
-from .local import Gaussian as Gaussian
 from .model import Model as Model
 from .modelfolder import load_model as load_model
-from .plan import Plan as Plan
 from .planner.facts import Facts as Facts
 from .planner.facts import Limits as Limits
 from .planner.recommend import Goal as Goal
 from .planner.recommend import recommend as recommend
 from .predicting_files import predict_files as predict_files
 from .running import run as run
+from .setting.budget import Budget as Budget
+from .setting.gaussian import Gaussian as Gaussian
+from .setting.plan import Plan as Plan
 from .stopping import Stopping as Stopping
 from .tasks import LOSSES as LOSSES
 from .tasks import Linear as Linear

@@ -22,8 +22,8 @@ from dpscaffold.data.spellings import Spellings, checked_spellings
 from dpscaffold.engines.letters import Json, Refused, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
-from dpscaffold.local import Gaussian
-from dpscaffold.plan import Plan
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
 
 

@@ -17,10 +17,10 @@ from dpscaffold.data.spellings import toml_key, toml_text
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.plan import Plan
 from dpscaffold.privacy import charged
 from dpscaffold.privacy.preparation import WITHIN, Preparation
 from dpscaffold.setting import Setting
+from dpscaffold.setting.plan import Plan
 
 PREPROCESSING, MEDIAN = "unprotected-preprocessing", "median-clip"
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from dpscaffold.budget import Budget
 from dpscaffold.config import (
     AlgorithmSettings,
     ConfigTable,
@@ -25,9 +24,10 @@ from dpscaffold.deployed.agreed import ABSENT, Scorer, evaluation_on, setting_of
 from dpscaffold.engines.enrolment import Enrolled
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.local import Gaussian
 from dpscaffold.offer import Offer, Schema, offer_of
 from dpscaffold.provision import host_and_port, read_toml
+from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.site.reading import read_records
 
 

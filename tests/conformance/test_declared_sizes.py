@@ -29,8 +29,9 @@ from small import (
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.engines.letters import unpack
 from dpscaffold.engines.lockstep import Lockstep
-from dpscaffold.local import Gaussian, participate
+from dpscaffold.local import participate
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import ClippedSum, Logistic
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

@@ -31,8 +31,8 @@ from small import (
 from dpscaffold.algorithms import fedprox
 from dpscaffold.engines import Draw, Hardware, Simulator
 from dpscaffold.errors import BadInput
-from dpscaffold.local import Gaussian
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.gaussian import Gaussian
 
 #: Sizes of the users, weighting of the mean, averaging of the output.
 SHAPES = {

@@ -27,7 +27,7 @@ from toys import Quadratic, quadratics
 
 from dpscaffold.algorithms import Upload, fedavg, fedprox, scaffold, scaffold_balanced
 from dpscaffold.engines import State
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.gaussian import Gaussian
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 each_algorithm = pytest.mark.parametrize("algorithm", EVERY)

@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 from dpscaffold import train
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import read_account
-from dpscaffold.budget import Budget
 from dpscaffold.cli import app
 from dpscaffold.deployed.agreed import ABSENT, evaluation_on
 from dpscaffold.deployed.deployment import Deployment
 from dpscaffold.engines.exchange import Crash, Fate, Stopped
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput
-from dpscaffold.local import Gaussian
 from dpscaffold.modelfolder import load_model
 from dpscaffold.offer import read_offer
 from dpscaffold.privacy import AGGREGATE
+from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.gaussian import Gaussian
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)

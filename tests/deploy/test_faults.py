@@ -13,7 +13,7 @@ from deploy.test_sites import assert_parity
 from deploy.world import World, uploads_of
 
 from dpscaffold.engines.exchange import Crash
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.site.recovery import recover
 
 FIXED = Gaussian(clip=0.7, noise=0.8)

@@ -25,8 +25,8 @@ from dpscaffold.engines.letters import (
     sign,
     unpack,
 )
-from dpscaffold.local import Gaussian
 from dpscaffold.privacy import CAP, describe
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.site.file import Policy
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)

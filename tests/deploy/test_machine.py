@@ -22,7 +22,7 @@ from small import Driven, simulator
 
 from dpscaffold.engines.exchange import Crash, Fate
 from dpscaffold.engines.sites import Stalled
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.site.recovery import recover
 
 FATES = st.sampled_from(

@@ -28,12 +28,13 @@ from typer.testing import CliRunner
 from dpscaffold.algorithms import Broadcast
 from dpscaffold.cli import app
 from dpscaffold.engines.letters import fresh_id, unpack
-from dpscaffold.local import Gaussian, devices, participate
+from dpscaffold.local import devices, participate
 from dpscaffold.local.drawing import Row
 from dpscaffold.local.participate import participate as take_part
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.offer import Schema
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.site.file import SiteFile
 from dpscaffold.site.reading import read_records
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask

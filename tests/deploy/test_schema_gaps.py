@@ -13,11 +13,11 @@ import torch
 from deploy.world import TABLE
 
 from dpscaffold import Model
-from dpscaffold.budget import Budget
 from dpscaffold.deployed.agreed import model_of, setting_of
 from dpscaffold.engines import State
 from dpscaffold.engines.enrolment import Enrolled
 from dpscaffold.offer import Offer, Schema, read_offer
+from dpscaffold.setting.budget import Budget
 from dpscaffold.site.reading import read_records
 
 MARKED = TABLE.changed(gaps={"age": ["-9", "?"], "sex": ["?"]})

@@ -12,7 +12,7 @@ from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.engines.enrolment import NotEnrolled
 from dpscaffold.engines.exchange import Fate
 from dpscaffold.engines.sites import Stalled
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.gaussian import Gaussian
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")

@@ -25,8 +25,8 @@ from dpscaffold import flower
 from dpscaffold.engines.enrolment import NotEnrolled, offer_to
 from dpscaffold.engines.letters import Letter, sign, unpack
 from dpscaffold.errors import BadInput
-from dpscaffold.local import Gaussian
 from dpscaffold.provision import FederationFile, admit, provision, read_invitation, roster
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.site.begin import make_site
 
 flower.require()

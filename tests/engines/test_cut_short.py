@@ -10,9 +10,10 @@ from small import Driven, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.experiments.stack import train_stack
-from dpscaffold.local import Gaussian, devices, participate
+from dpscaffold.local import devices, participate
 from dpscaffold.local.devices import CutShort, Layout
 from dpscaffold.setting import Setting
+from dpscaffold.setting.gaussian import Gaussian
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
 

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpscaffold.algorithms import scaffold, scaffold_balanced
 from dpscaffold.engines import Simulator, State
 from dpscaffold.federation import Federation, Records
-from dpscaffold.local import Gaussian
-from dpscaffold.plan import Plan
 from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Logistic
 
 SCRIPT = """
@@ -23,9 +23,9 @@ import resource, torch
 from dpscaffold.algorithms import scaffold
 from dpscaffold.engines import Simulator, State
 from dpscaffold.federation import Federation, Records
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.metrics import Evaluator
-from dpscaffold.plan import Plan
+from dpscaffold.setting.plan import Plan
 from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic

@@ -11,8 +11,8 @@ from dpscaffold import Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.engines import Hardware, Memories, Simulator, memories
 from dpscaffold.engines.worker import Worker
 from dpscaffold.errors import BadInput
-from dpscaffold.local import Gaussian
 from dpscaffold.randomness.streams import OneRound, Randomness
+from dpscaffold.setting.gaussian import Gaussian
 
 
 def on_workers(run, count, chunk):

@@ -7,7 +7,7 @@ import pytest
 from oracle.algorithm1 import dp_scaffold, gradient
 from small import EQUAL, UNEQUAL, federation, final, setting
 
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.gaussian import Gaussian
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])

@@ -26,11 +26,12 @@ from small import Driven, Trial, simulator
 
 from dpscaffold.algorithms import Upload, scaffold
 from dpscaffold.federation import Federation
-from dpscaffold.local import Gaussian, devices
+from dpscaffold.local import devices
 from dpscaffold.local import participate as participate_module
-from dpscaffold.plan import Plan
 from dpscaffold.privacy import CAP
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Logistic
 
 GAMES, RECORDS, CLIP, DELTA = 2000, 8, 0.1, 0.01

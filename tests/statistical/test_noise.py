@@ -18,7 +18,7 @@ from torch import nn
 from toys import Linear, vectors
 
 from dpscaffold.algorithms import ALGORITHMS
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import ModuleTask
 
 ALARM = 1e-6

@@ -15,8 +15,8 @@ from small import ENGINES, TASKS, Scripted, loop, setting
 from torch import Tensor
 
 from dpscaffold.federation import Federation
-from dpscaffold.local import Gaussian
 from dpscaffold.local.steps import Scales, noised_query
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch
 
 DIMENSION, CLASSES = 3, 3

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.local import Gaussian
 from dpscaffold.local.steps import Scales, noised_query
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch, Task
 from dpscaffold.tasks.base import clip_factors
 from dpscaffold.tasks.clipping import Outer, clip_outer, clip_unseen, row_squares

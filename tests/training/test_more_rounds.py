@@ -23,13 +23,13 @@ from dpscaffold import BadInput, Gaussian, Logistic, Plan, scaffold, synthetic, 
 from dpscaffold.books.allowance import Allowance
 from dpscaffold.books.journal import Journal
 from dpscaffold.books.runledger import read_account, read_entries
-from dpscaffold.budget import Budget
 from dpscaffold.privacy import Ledger, describe
 from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.budget import Budget
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, evaluate_every=2, checkpoint_every=2, seed=0)
 NOISY, SECRET = Gaussian(clip=1.0, noise=6.0), Gaussian(clip=1.0, noise=6.0, secret=True)

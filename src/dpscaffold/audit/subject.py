@@ -20,8 +20,6 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind
-from dpscaffold.local import Gaussian
-from dpscaffold.plan import Plan
 from dpscaffold.planner.asked import planned_setting
 from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no_guarantee
 from dpscaffold.privacy.bounds import USER_SAMPLING
@@ -29,6 +27,8 @@ from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
 
 

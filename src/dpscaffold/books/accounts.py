@@ -37,7 +37,6 @@ from dpscaffold.books.runledger import (
 )
 from dpscaffold.books.target import Target
 from dpscaffold.books.written import plain
-from dpscaffold.budget import Budget
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
@@ -54,6 +53,7 @@ from dpscaffold.privacy.preparation import said_of
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget
 
 
 class Accounts:

@@ -44,8 +44,8 @@ from dpscaffold.atomic import (
 from dpscaffold.books.datakey import KEY, read_key, write_key
 from dpscaffold.books.written import plain, versions
 from dpscaffold.errors import BadInput
-from dpscaffold.plan import Plan
 from dpscaffold.randomness.seeds import SEED, Seed
+from dpscaffold.setting.plan import Plan
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.
 CHECKPOINT_FORMAT = 2

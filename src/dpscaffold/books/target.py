@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpscaffold.books.parts import Parts, priced, spent_in_parts
-from dpscaffold.budget import Budget
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, largest_rounds
+from dpscaffold.setting.budget import Budget
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from dpscaffold.cli.folder import refuse_unwritable
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.budget import View
     from dpscaffold.config import Configuration
     from dpscaffold.planner.facts import Facts, Limits
     from dpscaffold.planner.recommend import Goal, Preset
     from dpscaffold.randomness.streams import Sampling
+    from dpscaffold.setting.budget import View
 
 
 def plan_command(
@@ -198,8 +198,8 @@ def _limits(
 def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) -> Preset:
     """What a configuration settles: the algorithm, the task, C, s, λ, whatever of the plan is not
     chosen, and the limits that σ_g is solved under."""
-    from dpscaffold.plan import Plan
     from dpscaffold.planner.recommend import Preset
+    from dpscaffold.setting.plan import Plan
 
     plan, privacy = tables.get("plan", {}), settings.privacy
     clip = tables.get("privacy", {}).get("clip")

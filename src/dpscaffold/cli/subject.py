@@ -184,7 +184,7 @@ def from_config(path: Path) -> Subject:
     """A configuration: the run it would make on its data."""
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.plan import Plan
+    from dpscaffold.setting.plan import Plan
 
     if not path.exists():
         raise PrivacyError(

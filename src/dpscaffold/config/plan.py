@@ -9,11 +9,11 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.errors import BadInput
-from dpscaffold.plan import Plan
+from dpscaffold.setting.plan import Plan
 
 
 class PlanSettings(ConfigTable):
-    """``[plan]``: the fields of :class:`~dpscaffold.plan.Plan`, which checks them."""
+    """``[plan]``: the fields of :class:`~dpscaffold.setting.plan.Plan`, which checks them."""
 
     rounds: int = Plan.rounds
     local_steps: int = Plan.local_steps

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import PrivateAttr, model_validator
 
-from dpscaffold.budget import Budget
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.data.config import PathText
 from dpscaffold.errors import BadInput
-from dpscaffold.local import Gaussian
+from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.gaussian import Gaussian
 
 
 class PrivacySettings(ConfigTable):

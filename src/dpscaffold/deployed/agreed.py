@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dpscaffold.budget import Budget
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.engines import State
 from dpscaffold.engines.enrolment import Enrolled
@@ -19,6 +18,7 @@ from dpscaffold.model import Model
 from dpscaffold.offer import Offer, Schema
 from dpscaffold.scoring import METRICS
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget
 from dpscaffold.trained import Origin
 
 #: Why a site that is drawn may not take part.

@@ -21,7 +21,6 @@ from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.journal import Anchor
 from dpscaffold.books.runfolder import Identity, RunFolder
 from dpscaffold.books.written import plain, to_toml
-from dpscaffold.budget import Budget
 from dpscaffold.deployed.agreed import Scorer, model_of, setting_of
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.enrolment import (
@@ -42,6 +41,7 @@ from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.rounds import Round, rounds
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget
 
 CPU = torch.device("cpu")
 SITES = "sites.json"

@@ -22,8 +22,8 @@ from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.data import synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.flower.local import LocalFederation
-from dpscaffold.local import Gaussian
-from dpscaffold.plan import Plan
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 
 NAMES = ("east", "north", "south")  # in the order of the roster
 POLICY = {

@@ -1,5 +1,1 @@
-"""One user's round: the Gaussian mechanism, the noised query, the K steps."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""One user's round: batches, noised gradients and K local steps."""

@@ -19,12 +19,12 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Uplo
 from dpscaffold.devicedraws import DeviceBatches, DeviceDraws, addresses, poisson_width, sizes_of
 from dpscaffold.local.drawing import Row, distinct
 from dpscaffold.local.fused import fused_steps
-from dpscaffold.local.gaussian import Unit
 from dpscaffold.local.graphs import Graphs, Tensors
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.local.steps import Scales, local_steps
 from dpscaffold.machine import sent
 from dpscaffold.randomness.streams import Randomness, Sampling
+from dpscaffold.setting.gaussian import Unit
 from dpscaffold.tasks import Batch, Clip, Task
 
 #: How many numbers of noise are held on a device at a time.

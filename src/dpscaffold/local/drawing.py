@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.local.gaussian import Gaussian
-from dpscaffold.plan import Plan
 from dpscaffold.randomness.streams import Batches, Randomness, Sampling, in_threads
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 
 #: How many numbers of noise are drawn together.
 NOISE_BLOCK = 1 << 22

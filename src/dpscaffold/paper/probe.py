@@ -15,14 +15,14 @@ from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.stack import evaluators_of
 from dpscaffold.federation import Federation
-from dpscaffold.local import Gaussian
 from dpscaffold.metrics import evaluate_all
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.runner import CaseStack, case_stacks, user_steps
-from dpscaffold.plan import Plan
 from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 
 #: (features, classes) that stand for those of data whose settings do not tell.
 USUAL = (40, 10)

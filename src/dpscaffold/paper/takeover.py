@@ -24,7 +24,7 @@ from dpscaffold.paper.definition import Experiment, Level
 from dpscaffold.paper.results import ITERATE, LATE, METRICS, averaged
 from dpscaffold.paper.solving import solved_noise
 from dpscaffold.paper.widening import at_rate
-from dpscaffold.plan import Plan
+from dpscaffold.setting.plan import Plan
 
 #: Noises that differ by less than this, relatively, are the same solution of the same ε.
 TOLERANCE = 1e-3

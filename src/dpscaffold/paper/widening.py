@@ -28,7 +28,7 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Level, rate_label
 from dpscaffold.paper.ladders import beside, between, near, rungs
 from dpscaffold.paper.results import Place, Results, Summary, average
-from dpscaffold.plan import Plan
+from dpscaffold.setting.plan import Plan
 
 #: What a search of η₀ is made with: K, C (None without privacy), and the averaged share of rounds.
 Fixed = tuple[int, float | None, float]

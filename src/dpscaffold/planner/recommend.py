@@ -17,12 +17,9 @@ import torch
 
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
-from dpscaffold.budget import Budget, View
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, silence
-from dpscaffold.local.gaussian import Gaussian, Neighbours
-from dpscaffold.plan import Plan, Weighting
 from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planner.nearest import unmet
 from dpscaffold.planner.shape import Shape
@@ -30,6 +27,9 @@ from dpscaffold.planner.trial import SEEDS, Bench, Choice, first_rates, search
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget, View
+from dpscaffold.setting.gaussian import Gaussian, Neighbours
+from dpscaffold.setting.plan import Plan, Weighting
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
 
 #: A cheaper candidate is preferred where it loses at most this: half a point.

@@ -30,9 +30,9 @@ import numpy as np
 from dpscaffold.data.partition import similarity
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, schema
-from dpscaffold.local.gaussian import Gaussian
 from dpscaffold.planner.shape import Shape
 from dpscaffold.setting import Setting
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Task
 
 #: How far apart the classes of the surrogates lie.

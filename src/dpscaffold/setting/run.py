@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known
-from dpscaffold.budget import Budget, View
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.local.gaussian import Gaussian
-from dpscaffold.plan import Plan
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged, describe
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.privacy.drawn import Drawn
 from dpscaffold.randomness.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness, Sampling
+from dpscaffold.setting.budget import Budget, View
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.identity import describe_algorithm, describe_task
+from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import check_task
 

@@ -16,13 +16,13 @@ from dpscaffold.algorithms import Algorithm, Broadcast
 from dpscaffold.engines.letters import Refused, Vectors
 from dpscaffold.engines.shapes import broadcast_lengths, slot_lengths
 from dpscaffold.errors import BadInput
-from dpscaffold.local import Gaussian
 from dpscaffold.local.drawing import Row
 from dpscaffold.local.participate import participate
 from dpscaffold.local.records import LocalRecords
 from dpscaffold.offer import Offer, names_in, read_offer
-from dpscaffold.plan import Plan
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 from dpscaffold.site.file import OfferedQuery, Policy, SiteFile, Terms
 from dpscaffold.site.reading import SiteRecords, read_records
 from dpscaffold.tasks import Task

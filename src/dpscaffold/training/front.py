@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.algorithms import Algorithm
-from dpscaffold.budget import Budget
 from dpscaffold.checks import instance
 from dpscaffold.engines import Hardware
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, Observing, Row, Several, silence
 from dpscaffold.federation import Federation
-from dpscaffold.local import Gaussian
 from dpscaffold.machine import pick_devices
 from dpscaffold.model import Model
 from dpscaffold.optimum import solve
-from dpscaffold.plan import Plan
 from dpscaffold.progress import Progress
 from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
 from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from dpscaffold.budget import View
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
 from dpscaffold.randomness.streams import Sampling
+from dpscaffold.setting.budget import View
 
 Unit = Literal["record", "user"]
 Neighbours = Literal["replace-one", "zero-out", "add-remove"]

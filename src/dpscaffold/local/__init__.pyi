@@ -1,1 +1,0 @@
-from .gaussian import Gaussian as Gaussian
