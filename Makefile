@@ -39,7 +39,7 @@ types: $(VENV)/.ready-dev  ## mypy
 	$(BIN)/mypy
 
 doctest: $(VENV)/.ready-dev  ## the examples in the docstrings
-	$(BIN)/python -m pytest --doctest-modules src/dpscaffold --ignore=src/dpscaffold/kernels/programs.py
+	$(BIN)/python -m pytest --doctest-modules src/dpscaffold --ignore=src/dpscaffold/engines/fast/kernels/programs.py
 
 docs: $(VENV)/.ready-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

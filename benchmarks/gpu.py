@@ -23,22 +23,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dpscaffold import (
-    Gaussian,
-    Logistic,
-    Mlp,
-    ModuleTask,
-    Plan,
-    fedavg,
-    kernels,
-    scaffold,
-    synthetic,
-    train,
-)
+from dpscaffold import Gaussian, Logistic, Mlp, ModuleTask, Plan, fedavg, scaffold, synthetic, train
 from dpscaffold.engines import Hardware, Simulator, State
+from dpscaffold.engines.fast import kernels
+from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Sampling
-from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 from dpscaffold.training import in_progress

@@ -26,8 +26,8 @@ import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Plan
 from dpscaffold.engines import Simulator, State
+from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
-from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dpscaffold import Gaussian, Logistic, Mlp, Plan, scaffold, synthetic
 from dpscaffold.engines import Simulator, State
-from dpscaffold.rounds import plain_draws, rounds
+from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
 

@@ -22,7 +22,7 @@ import torch
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
 from dpscaffold.engines import Simulator, State
-from dpscaffold.rounds import plain_draws, rounds
+from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 
 CPU = torch.device("cpu")

@@ -47,6 +47,6 @@ def draws_of_the_cpu(monkeypatch):
     """On a GPU the simulator computes there and is handed the CPU's draws, which are those of the
     loop, and those of batches that are drawn ahead."""
     if ON_A_GPU:
-        from dpscaffold.local import participate
+        from dpscaffold.engines.participation import participate
 
         monkeypatch.setattr(participate, "draws_on", lambda device, rows: False)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
 from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
+from dpscaffold.engines.rounds import Round, rounds, stacked_rounds
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.rounds import Round, rounds, stacked_rounds
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest, norm
 
-from dpscaffold import devicedraws
-from dpscaffold.devicedraws import DeviceDraws, poisson_width, stream_key
+from dpscaffold.engines.fast import draws as devicedraws
+from dpscaffold.engines.fast.draws import DeviceDraws, poisson_width, stream_key
 from dpscaffold.errors import BadInput
 from dpscaffold.randomness.philox import philox, standard_normals, whole_numbers
 

@@ -14,10 +14,10 @@ from dpscaffold.config.plan import PlanSettings
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware
+from dpscaffold.engines.machine import pick_devices
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, Several, silence
 from dpscaffold.federation import Federation
-from dpscaffold.machine import pick_devices
 from dpscaffold.progress import Progress
 from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.release import for_release

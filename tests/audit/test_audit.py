@@ -23,11 +23,11 @@ from dpscaffold.audit.subject import Claim, read_case
 from dpscaffold.books.allowance import Allowance
 from dpscaffold.books.runledger import read_account
 from dpscaffold.cli import app
+from dpscaffold.engines.participation import participate as participate_module
+from dpscaffold.engines.participation import steps as steps_module
+from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.local import participate as participate_module
-from dpscaffold.local import steps as steps_module
-from dpscaffold.local.records import LocalRecords
 from dpscaffold.privacy import RANDOM_PARTICIPATION, TradeOff
 from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses

@@ -27,9 +27,9 @@ from small import (
 )
 
 from dpscaffold.algorithms import ALGORITHMS
+from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.letters import unpack
-from dpscaffold.engines.lockstep import Lockstep
-from dpscaffold.local import participate
+from dpscaffold.engines.participation import participate
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import ClippedSum, Logistic

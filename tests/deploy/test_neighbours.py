@@ -27,11 +27,12 @@ from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Broadcast
 from dpscaffold.cli import app
+from dpscaffold.engines.fast import devices
 from dpscaffold.engines.letters import fresh_id, unpack
-from dpscaffold.local import devices, participate
-from dpscaffold.local.drawing import Row
-from dpscaffold.local.participate import participate as take_part
-from dpscaffold.local.records import LocalRecords
+from dpscaffold.engines.participation import participate
+from dpscaffold.engines.participation.drawing import Row
+from dpscaffold.engines.participation.participate import participate as take_part
+from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.offer import Schema
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian

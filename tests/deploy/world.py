@@ -24,12 +24,12 @@ from dpscaffold.engines.enrolment import (
 )
 from dpscaffold.engines.exchange import InMemory
 from dpscaffold.engines.letters import Letter, ask, new_key, pack, public_of
+from dpscaffold.engines.rounds import Round, rounds
 from dpscaffold.engines.sites import Patience, Sites
 from dpscaffold.federation import Federation
 from dpscaffold.offer import Schema, offer_of
 from dpscaffold.provision import FederationFile, provision, read_invitation
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.rounds import Round, rounds
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.site.answer import Site
 from dpscaffold.site.begin import make_site

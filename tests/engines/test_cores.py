@@ -15,13 +15,14 @@ from small import CPU, EVERY, PRIVACIES, TASKS, UNEQUAL, Driven, federation, set
 
 from dpscaffold import Gaussian, Linear, Logistic, ModuleTask, Plan, scaffold, synthetic, train
 from dpscaffold.algorithms import fedavg
-from dpscaffold.engines import Hardware, Simulator, cores
-from dpscaffold.engines.cores import shares_of, side_by_side
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines import Hardware, Simulator
+from dpscaffold.engines.fast import cores
+from dpscaffold.engines.fast.cores import shares_of, side_by_side
+from dpscaffold.engines.fast.kernels import scripts
+from dpscaffold.engines.fast.worker import Worker
+from dpscaffold.engines.participation import participate as participation
+from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.federation import Federation
-from dpscaffold.kernels import scripts
-from dpscaffold.local import participate as participation
-from dpscaffold.local.drawing import Row
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting import Setting
@@ -198,7 +199,7 @@ def test_a_share_that_does_not_fit_halves_the_chunk(monkeypatch):
             raise MemoryError
         return real(task, phase, rows, *more)
 
-    monkeypatch.setattr("dpscaffold.engines.worker.participate", short)
+    monkeypatch.setattr("dpscaffold.engines.fast.worker.participate", short)
     engine = Simulator([run], [run.federation], Hardware(chunk=4, threads=2))
     halved = Driven(engine).drive().reached.params
     assert engine.chunk == 2 and sorted(tried)[-2:] == [2, 2]
@@ -281,7 +282,7 @@ def test_every_direction_is_taken_as_it_is(monkeypatch, algorithm):
 def test_noise_in_blocks_of_steps_is_the_same(monkeypatch):
     run = setting("scaffold", "logistic", "fixed", user_ratio=1.0)
     whole = shared_by(run, 2)
-    monkeypatch.setattr("dpscaffold.local.scripted.NOISE_BLOCK", 40)
+    monkeypatch.setattr("dpscaffold.engines.fast.scripted.NOISE_BLOCK", 40)
     assert torch.equal(shared_by(run, 2), whole)
 
 
@@ -320,7 +321,7 @@ def test_without_scripts_the_steps_are_taken_one_by_one(monkeypatch, caplog):
 
     scripts._compiled.cache_clear()
     monkeypatch.setattr(torch.jit, "script", refuses)
-    monkeypatch.setattr("dpscaffold.kernels._refused", set())
+    monkeypatch.setattr("dpscaffold.engines.fast.kernels._refused", set())
     try:
         assert torch.equal(shared_by(run, 2), whole)
     finally:

@@ -7,10 +7,11 @@ import torch
 
 from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, synthetic, train
 from dpscaffold.engines import Hardware, Simulator, State
-from dpscaffold.local import devices, participate
-from dpscaffold.local.graphs import Graphs
-from dpscaffold.machine import Aside
-from dpscaffold.rounds import plain_draws, rounds
+from dpscaffold.engines.fast import devices
+from dpscaffold.engines.fast.graphs import Graphs
+from dpscaffold.engines.machine import Aside
+from dpscaffold.engines.participation import participate
+from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.training import in_progress
 

@@ -9,9 +9,10 @@ import torch
 from small import Driven, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
+from dpscaffold.engines.fast import devices
+from dpscaffold.engines.fast.devices import CutShort, Layout
+from dpscaffold.engines.participation import participate
 from dpscaffold.experiments.stack import train_stack
-from dpscaffold.local import devices, participate
-from dpscaffold.local.devices import CutShort, Layout
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -90,7 +91,7 @@ def test_without_anyone_to_tell_the_device_is_waited_for(monkeypatch):
     engine = simulator(run)
     real = participate.participate
     monkeypatch.setattr(
-        "dpscaffold.engines.worker.participate", lambda *given: real(*given[:8], None)
+        "dpscaffold.engines.fast.worker.participate", lambda *given: real(*given[:8], None)
     )
     found = Driven(engine).drive().reached.params
     torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-6)

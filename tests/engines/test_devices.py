@@ -6,9 +6,10 @@ import pytest
 import torch
 from small import Driven, federation, setting, simulator
 
-from dpscaffold.local import devices, participate
-from dpscaffold.local.drawing import Row
-from dpscaffold.machine import full_precision
+from dpscaffold.engines.fast import devices
+from dpscaffold.engines.machine import full_precision
+from dpscaffold.engines.participation import participate
+from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.randomness.streams import Randomness
 
 

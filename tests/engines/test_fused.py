@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small import EVERY, Driven, federation, setting
 
-from dpscaffold import kernels
 from dpscaffold.algorithms import Broadcast, Known, Participant
 from dpscaffold.algorithms.affine import affine
-from dpscaffold.devicedraws import DeviceDraws
 from dpscaffold.engines import Hardware, Simulator
-from dpscaffold.kernels.linear import Model, Steps, run_steps
-from dpscaffold.local import devices, fused, participate
+from dpscaffold.engines.fast import devices, fused, kernels
+from dpscaffold.engines.fast.draws import DeviceDraws
+from dpscaffold.engines.fast.kernels.linear import Model, Steps, run_steps
+from dpscaffold.engines.participation import participate
 from dpscaffold.tasks import Linear, Logistic
 from dpscaffold.tasks.losses import LOSSES, huber, weighted
 

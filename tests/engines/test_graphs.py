@@ -16,8 +16,9 @@ import torch
 from small import EQUAL, UNEQUAL, Driven, fedavg, federation, setting, simulator
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dpscaffold.local import devices, graphs, participate
-from dpscaffold.local.graphs import Graphs
+from dpscaffold.engines.fast import devices, graphs
+from dpscaffold.engines.fast.graphs import Graphs
+from dpscaffold.engines.participation import participate
 from dpscaffold.tasks import clipping
 
 recorded_by_tracing = pytest.mark.cpu_only(

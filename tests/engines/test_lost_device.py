@@ -7,7 +7,7 @@ import torch
 from typed import typed
 
 from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.errors import DeviceLost
 
 CONFIG = """

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpscaffold.algorithms import scaffold, scaffold_balanced
 from dpscaffold.engines import Simulator, State
+from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation, Records
-from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
@@ -26,7 +26,7 @@ from dpscaffold.federation import Federation, Records
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.metrics import Evaluator
 from dpscaffold.setting.plan import Plan
-from dpscaffold.rounds import plain_draws, rounds
+from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Logistic
 

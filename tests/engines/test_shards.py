@@ -9,7 +9,7 @@ from small import CPU, EQUAL, WHERE, Driven, federation, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.engines import Hardware, Memories, Simulator, memories
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.errors import BadInput
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting.gaussian import Gaussian

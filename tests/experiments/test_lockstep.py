@@ -11,12 +11,12 @@ from small import EQUAL, EVERY, PRIVACIES, WHERE, federation, setting
 
 from dpscaffold import BadInput, Gaussian
 from dpscaffold.algorithms import fedavg, with_momentum
-from dpscaffold.engines import lockstep
-from dpscaffold.engines.lockstep import Lockstep
+from dpscaffold.engines.fast import devices, lockstep
+from dpscaffold.engines.fast.lockstep import Lockstep
+from dpscaffold.engines.participation import participate
 from dpscaffold.experiments import stack as stacks
 from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.experiments.stack import Schedule
-from dpscaffold.local import devices, participate
 
 FULL = Schedule(every=1, full=True)
 

@@ -25,9 +25,9 @@ from scipy.stats import beta
 from small import Driven, Trial, simulator
 
 from dpscaffold.algorithms import Upload, scaffold
+from dpscaffold.engines.fast import devices
+from dpscaffold.engines.participation import participate as participate_module
 from dpscaffold.federation import Federation
-from dpscaffold.local import devices
-from dpscaffold.local import participate as participate_module
 from dpscaffold.privacy import CAP
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian

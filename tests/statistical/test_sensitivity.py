@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from small import ENGINES, TASKS, Scripted, loop, setting
 from torch import Tensor
 
+from dpscaffold.engines.participation.steps import Scales, noised_query
 from dpscaffold.federation import Federation
-from dpscaffold.local.steps import Scales, noised_query
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch
 

@@ -17,9 +17,9 @@ from hypothesis.extra.numpy import arrays
 from small import TASKS, federation, final, loop, setting
 from torch import Tensor
 
+from dpscaffold.engines.participation.steps import Scales, noised_query
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.local.steps import Scales, noised_query
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch, Task
 from dpscaffold.tasks.base import clip_factors

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpscaffold import Gaussian, Logistic, ModuleTask, Plan, fedavg, synthetic, train
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines.fast.worker import Worker
 
 DATA = synthetic(users=4, records=30)
 PLAN = Plan(rounds=2, local_steps=2, user_ratio=1.0)

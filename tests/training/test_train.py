@@ -25,8 +25,8 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.books.runledger import read_ledger
+from dpscaffold.engines.machine import pick_device
 from dpscaffold.events import RoundDone
-from dpscaffold.machine import pick_device
 from dpscaffold.privacy import RANDOM_PARTICIPATION
 from dpscaffold.setting import Setting
 from dpscaffold.training import run

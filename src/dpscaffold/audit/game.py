@@ -22,8 +22,8 @@ from dpscaffold.audit.subject import Model, Subject
 from dpscaffold.audit.tally import CHANGE, CONTROL, MOVE, RESTORED, Tally
 from dpscaffold.audit.watching import Watched
 from dpscaffold.engines import Draw, State
+from dpscaffold.engines.rounds import announced
 from dpscaffold.privacy.loss import Array
-from dpscaffold.rounds import announced
 from dpscaffold.setting import Setting
 
 #: The name of the statistic that no game may ever see.

@@ -27,16 +27,16 @@ from dpscaffold.audit.subject import Case
 from dpscaffold.books.accounts import Accounts
 from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.engines import Hardware, Simulator, State
-from dpscaffold.engines.stacking import StackedBroadcast
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines.fast.stacking import StackedBroadcast
+from dpscaffold.engines.fast.worker import Worker
+from dpscaffold.engines.participation.drawing import Row
+from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput
 from dpscaffold.events import silence
 from dpscaffold.federation import Federation, Records
-from dpscaffold.local.drawing import Row
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.rounds import rounds
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.engines import Hardware, Simulator
-from dpscaffold.engines.stacking import StackedBroadcast
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines.fast.stacking import StackedBroadcast
+from dpscaffold.engines.fast.worker import Worker
+from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.federation import Federation
-from dpscaffold.local.drawing import Row
 from dpscaffold.privacy.loss import Array
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting

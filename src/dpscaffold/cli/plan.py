@@ -58,8 +58,8 @@ def plan_command(
 
     from dpscaffold.books.written import plain
     from dpscaffold.config import parse, read_tables
+    from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.events import Stopped
-    from dpscaffold.machine import pick_device, stop_signals
     from dpscaffold.planner.recommend import recommend
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds

@@ -70,7 +70,7 @@ def reproduce_command(
     ] = False,
 ) -> None:
     """Reproduce a figure or table of the paper; finished runs are not run again."""
-    from dpscaffold.machine import pick_device
+    from dpscaffold.engines.machine import pick_device
     from dpscaffold.paper.definition import experiment, names
     from dpscaffold.paper.reproduce import Request
 
@@ -113,8 +113,8 @@ def reproduce_command(
 def _reproduce(
     chosen: Experiment, request: Request, device: torch.device, quiet: bool, silent: bool
 ) -> list[str]:
+    from dpscaffold.engines.machine import stop_signals
     from dpscaffold.events import Stopped
-    from dpscaffold.machine import stop_signals
     from dpscaffold.paper.progress import Bars
     from dpscaffold.paper.reproduce import reproduce
 

@@ -37,9 +37,9 @@ def tune_command(
     from rich.console import Console
 
     from dpscaffold.books.written import plain
+    from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
-    from dpscaffold.machine import pick_device, stop_signals
     from dpscaffold.planner.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
@@ -88,8 +88,8 @@ def _tune_privately(
 ) -> None:
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
     from dpscaffold.books.written import plain
+    from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.experiments.private_tuning import StoppedTrials, tune_privately
-    from dpscaffold.machine import pick_device, stop_signals
     from dpscaffold.planner.asked import planned_setting
     from dpscaffold.privacy.showing import digits_up, round_up
     from dpscaffold.report.private_tuning import (

@@ -1,5 +1,5 @@
-"""A deployed run at its server: the rounds of :mod:`~dpscaffold.rounds` over sites, in an ordinary
-run folder.
+"""A deployed run at its server: the rounds of :mod:`~dpscaffold.engines.rounds` over sites, in an
+ordinary run folder.
 
 The folder has one file more than a simulated run's: ``sites.json``, with the run's id, its roster
 and everybody's commitments and nonces, written before they matter. A checkpoint follows every
@@ -33,13 +33,13 @@ from dpscaffold.engines.enrolment import (
 from dpscaffold.engines.exchange import Stopped
 from dpscaffold.engines.letters import Json
 from dpscaffold.engines.memories import slot_metrics
+from dpscaffold.engines.rounds import Round, rounds
 from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.offer import Offer
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.rounds import Round, rounds
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 
@@ -69,8 +69,8 @@ class Deployment:
     """One deployed run: what is offered, to whom, and where it is kept.
 
     ``config`` is what ``config.toml`` will say; ``stop`` fills with the names of signals that told
-    this process to stop (:func:`~dpscaffold.machine.stop_signals`); ``records`` are the sizes that
-    the noise was solved for, which the sites must then have.
+    this process to stop (:func:`~dpscaffold.engines.machine.stop_signals`); ``records`` are the
+    sizes that the noise was solved for, which the sites must then have.
     """
 
     offer: Offer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dpscaffold.machine import sent
+from dpscaffold.engines.machine import sent
 
 
 @dataclass(frozen=True)

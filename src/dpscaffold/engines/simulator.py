@@ -15,11 +15,9 @@ import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.aggregate import Aggregate
-from dpscaffold.engines.ahead import Ahead
-from dpscaffold.engines.hardware import Hardware, placed
-from dpscaffold.engines.memories import Memories
-from dpscaffold.engines.shards import Shards
-from dpscaffold.engines.stacking import (
+from dpscaffold.engines.fast.ahead import Ahead
+from dpscaffold.engines.fast.shards import Shards
+from dpscaffold.engines.fast.stacking import (
     StackedBroadcast,
     by_run,
     joined,
@@ -27,11 +25,13 @@ from dpscaffold.engines.stacking import (
     part,
     refuse_unlike,
 )
+from dpscaffold.engines.fast.worker import Worker
+from dpscaffold.engines.hardware import Hardware, placed
+from dpscaffold.engines.memories import Memories
+from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.state import Draw, Gathered
 from dpscaffold.engines.store import Store
-from dpscaffold.engines.worker import Worker
 from dpscaffold.federation import Federation
-from dpscaffold.local.drawing import Row
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import apart
@@ -52,7 +52,7 @@ class Simulator:
     """Gathers the rounds of one setting, or of several that share task, algorithm and shapes.
 
     Shards of rows go to the hardware's devices, one worker each, at the same time; the cores of a
-    CPU share the rows of a worker (:mod:`~dpscaffold.engines.cores`). A GPU draws its
+    CPU share the rows of a worker (:mod:`~dpscaffold.engines.fast.cores`). A GPU draws its
     own batches and noise; with ``ahead`` (by default in a secret run on one GPU) a background
     thread of the CPU draws the next round's batches while this one computes, and the draws are the
     same.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.federation import Federation
-from dpscaffold.local.records import LocalRecords
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.clipping import all_tame, prepared
 

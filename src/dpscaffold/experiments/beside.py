@@ -9,13 +9,13 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from dpscaffold.machine import Aside
+from dpscaffold.engines.machine import Aside
 from dpscaffold.metrics import Evaluator, Metrics, evaluate_all
 
 
 class Evaluations:
     """The evaluations of a stack, in the order in which they were asked for; on a GPU they run
-    :class:`~dpscaffold.machine.Aside`. Use it as a context."""
+    :class:`~dpscaffold.engines.machine.Aside`. Use it as a context."""
 
     def __init__(
         self, evaluators: Sequence[Evaluator], full: bool, device: torch.device, ahead: bool = False

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from dpscaffold.engines import Hardware, Simulator, State
-from dpscaffold.engines.lockstep import Lockstep
+from dpscaffold.engines.fast.lockstep import Lockstep
+from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.experiments.beside import Evaluations
@@ -28,7 +29,6 @@ from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import Evaluator, evaluate_all, judging, late
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.rounds import plain_draws, stacked_rounds
 from dpscaffold.setting import Setting
 
 #: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains

@@ -71,7 +71,7 @@ def simulated(federation: Federation, tables: dict[str, dict[str, Any]]) -> dict
     """Where the simulator ends, one row at a time and with one thread."""
     from dpscaffold.algorithms import scaffold
     from dpscaffold.engines import Draw, Hardware, Simulator, State
-    from dpscaffold.rounds import rounds
+    from dpscaffold.engines.rounds import rounds
     from dpscaffold.setting import Setting
     from dpscaffold.tasks import Logistic
 

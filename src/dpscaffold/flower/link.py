@@ -21,8 +21,8 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
 from flwr.superlink.main import create_app
 
+from dpscaffold.engines.machine import give_memory_back
 from dpscaffold.errors import BadInput
-from dpscaffold.machine import give_memory_back
 from dpscaffold.provision import check_certificate, is_loopback, read_secret
 
 _Scope = MutableMapping[str, Any]

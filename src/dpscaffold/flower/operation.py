@@ -17,10 +17,10 @@ import torch
 
 from dpscaffold.atomic import write_text
 from dpscaffold.engines.letters import Letter, Refused
+from dpscaffold.engines.machine import give_memory_back, pick_device
 from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
 from dpscaffold.flower.node import Address, Fleet, certificate_trouble, clock_of, serve
-from dpscaffold.machine import give_memory_back, pick_device
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.provision import (
     check_certificate,

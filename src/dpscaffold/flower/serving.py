@@ -12,10 +12,10 @@ from dpscaffold.books.written import plain
 from dpscaffold.deployed.deployment import Deployment, Served
 from dpscaffold.engines.enrolment import Correspondence
 from dpscaffold.engines.exchange import Stopped
+from dpscaffold.engines.machine import stop_signals
 from dpscaffold.errors import BadInput
 from dpscaffold.flower import check_proxy
 from dpscaffold.flower.run import Office, Post
-from dpscaffold.machine import stop_signals
 from dpscaffold.provision import (
     Member,
     host_and_port,

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from dpscaffold.engines import Hardware, Loop, State
+from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.experiments.draws import SameForEveryUser
 from dpscaffold.experiments.stack import Outcome, Schedule, evaluators_of
 from dpscaffold.federation import Federation
 from dpscaffold.metrics import evaluate_all
-from dpscaffold.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
 
 

@@ -14,11 +14,11 @@ import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast
 from dpscaffold.engines.letters import Refused, Vectors
+from dpscaffold.engines.participation.drawing import Row
+from dpscaffold.engines.participation.participate import participate
+from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.shapes import broadcast_lengths, slot_lengths
 from dpscaffold.errors import BadInput
-from dpscaffold.local.drawing import Row
-from dpscaffold.local.participate import participate
-from dpscaffold.local.records import LocalRecords
 from dpscaffold.offer import Offer, names_in, read_offer
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian

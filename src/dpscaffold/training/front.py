@@ -9,10 +9,10 @@ from typing import Any
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.checks import instance
 from dpscaffold.engines import Hardware
+from dpscaffold.engines.machine import pick_devices
 from dpscaffold.errors import BadInput
 from dpscaffold.events import Listener, Observing, Row, Several, silence
 from dpscaffold.federation import Federation
-from dpscaffold.machine import pick_devices
 from dpscaffold.model import Model
 from dpscaffold.optimum import solve
 from dpscaffold.progress import Progress

@@ -23,18 +23,18 @@ from dpscaffold.books.runfolder import Identity, RunFolder
 from dpscaffold.books.runlog import RunLog
 from dpscaffold.books.written import plain, to_toml
 from dpscaffold.engines import ENGINES, Engine, Hardware, Memories, Simulator, State
+from dpscaffold.engines.machine import Aside, Owed, device_failed, stop_signals
 from dpscaffold.engines.memories import slot_metrics
+from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.federation import Federation
-from dpscaffold.machine import Aside, Owed, device_failed, stop_signals
 from dpscaffold.metrics import Evaluator, Measures, Metrics, judging
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown
 from dpscaffold.optimum import Optimum
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.rounds import rounds
 from dpscaffold.setting import Setting
 from dpscaffold.stopping import Stopping
 from dpscaffold.trained import Origin

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpscaffold.engines.fast.kernels import drawing as kernels
+from dpscaffold.engines.machine import sent
 from dpscaffold.errors import BadInput
-from dpscaffold.kernels import drawing as kernels
-from dpscaffold.machine import sent
 from dpscaffold.randomness.philox import Words, philox, standard_normals, whole_numbers
 from dpscaffold.randomness.streams import BATCHES, NOISE
 

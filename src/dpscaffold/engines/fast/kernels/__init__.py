@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from dpscaffold.machine import device_failed
+from dpscaffold.engines.machine import device_failed
 
 Made = TypeVar("Made")
 

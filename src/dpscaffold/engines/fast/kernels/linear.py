@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpscaffold.kernels import tried, usable
+from dpscaffold.engines.fast.kernels import tried, usable
 
 #: Most inputs (with the bias) and scores of a model whose weights one program holds.
 MOST_INPUTS, MOST_SCORES = 128, 32
@@ -83,7 +83,7 @@ def run_steps(model: Model, given: Steps) -> tuple[Tensor, Tensor] | None:
 
 
 def _run(model: Model, given: Steps) -> tuple[Tensor, Tensor]:
-    from dpscaffold.kernels.programs import linear_step
+    from dpscaffold.engines.fast.kernels.programs import linear_step
 
     steps, drawn, width = given.index.shape
     users, size = given.params.shape

@@ -24,7 +24,7 @@ from dpscaffold.engines import (
     State,
     mean_weights,
 )
-from dpscaffold.machine import sent
+from dpscaffold.engines.machine import sent
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 

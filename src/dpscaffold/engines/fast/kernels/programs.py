@@ -1,7 +1,8 @@
 """The programs themselves, in Triton's dialect of Python: each runs once for every block of a grid.
 
 Names in capitals are constants of the compilation. What each program computes is said, and called,
-in :mod:`~dpscaffold.kernels.drawing` and :mod:`~dpscaffold.kernels.linear`.
+in :mod:`~dpscaffold.engines.fast.kernels.drawing` and
+:mod:`~dpscaffold.engines.fast.kernels.linear`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpscaffold.kernels import tried
-from dpscaffold.kernels.linear import LOSSES, Model
+from dpscaffold.engines.fast.kernels import tried
+from dpscaffold.engines.fast.kernels.linear import LOSSES, Model
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def _steps(
     least: float,
     shortest: float,
 ) -> tuple[Tensor, Tensor, bool]:
-    """As :func:`~dpscaffold.local.steps.local_steps`, :class:`~dpscaffold.tasks.linear.Linear` and
+    """As :func:`~dpscaffold.engines.participation.steps.local_steps`,
+    :class:`~dpscaffold.tasks.linear.Linear` and
     :func:`~dpscaffold.tasks.clipping.clip_outer` say it, operation by operation."""
     users, width = x.shape[0], index.shape[2]
     column = torch.arange(width)

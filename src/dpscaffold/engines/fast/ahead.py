@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from dpscaffold.local.drawing import Indices, Kind, Row, distinct, indices
+from dpscaffold.engines.participation.drawing import Indices, Kind, Row, distinct, indices
 from dpscaffold.randomness.streams import in_background
 
 

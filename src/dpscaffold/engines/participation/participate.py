@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
-from dpscaffold.local.devices import CutShort, draws_on, on_device
-from dpscaffold.local.drawing import NOISE_BLOCK, Indices, Row, distinct, indices
-from dpscaffold.local.graphs import Graphs
-from dpscaffold.local.records import LocalRecords
-from dpscaffold.local.scripted import scripted_steps
-from dpscaffold.local.steps import Scales, local_steps
+from dpscaffold.engines.fast.devices import CutShort, draws_on, on_device
+from dpscaffold.engines.fast.graphs import Graphs
+from dpscaffold.engines.fast.scripted import scripted_steps
+from dpscaffold.engines.participation.drawing import NOISE_BLOCK, Indices, Row, distinct, indices
+from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.engines.participation.steps import Scales, local_steps
 from dpscaffold.randomness.streams import NoiseStreams
 from dpscaffold.tasks import Batch, Clip, Task
 

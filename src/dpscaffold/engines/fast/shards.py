@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import torch
 
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines.fast.worker import Worker
+from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.errors import BadInput
-from dpscaffold.local.drawing import Row
 
 Answer = TypeVar("Answer")
 

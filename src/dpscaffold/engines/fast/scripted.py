@@ -1,5 +1,5 @@
 """Local steps of linear models by a CPU's script, bit for bit those of
-:func:`~dpscaffold.local.steps.local_steps`."""
+:func:`~dpscaffold.engines.participation.steps.local_steps`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Local, Participant
 from dpscaffold.algorithms.affine import affine
-from dpscaffold.kernels.scripts import CpuSteps, run_on_cpu
-from dpscaffold.local.drawing import NOISE_BLOCK, Indices, Row, distinct
-from dpscaffold.local.fused import model_of
-from dpscaffold.local.records import LocalRecords
-from dpscaffold.local.steps import Scales
+from dpscaffold.engines.fast.fused import model_of
+from dpscaffold.engines.fast.kernels.scripts import CpuSteps, run_on_cpu
+from dpscaffold.engines.participation.drawing import NOISE_BLOCK, Indices, Row, distinct
+from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.engines.participation.steps import Scales
 from dpscaffold.randomness.csprng import grid_step
 from dpscaffold.randomness.streams import NoiseStreams, OneRound
 from dpscaffold.tasks import Task

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Slots, Upload
 from dpscaffold.engines.hardware import placed
+from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.errors import BadInput
-from dpscaffold.local.drawing import Row
 from dpscaffold.setting import Setting
 
 

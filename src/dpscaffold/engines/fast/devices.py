@@ -2,7 +2,7 @@
 
 What differs from round to round is put into a few tensors by name; what decides shapes and
 constants into a :class:`Layout`. The rest is a function of both that never waits for the device, so
-that a GPU can record it once and replay it (:mod:`~dpscaffold.local.graphs`).
+that a GPU can record it once and replay it (:mod:`~dpscaffold.engines.fast.graphs`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
-from dpscaffold.devicedraws import DeviceBatches, DeviceDraws, addresses, poisson_width, sizes_of
-from dpscaffold.local.drawing import Row, distinct
-from dpscaffold.local.fused import fused_steps
-from dpscaffold.local.graphs import Graphs, Tensors
-from dpscaffold.local.records import LocalRecords
-from dpscaffold.local.steps import Scales, local_steps
-from dpscaffold.machine import sent
+from dpscaffold.engines.fast.draws import (
+    DeviceBatches,
+    DeviceDraws,
+    addresses,
+    poisson_width,
+    sizes_of,
+)
+from dpscaffold.engines.fast.fused import fused_steps
+from dpscaffold.engines.fast.graphs import Graphs, Tensors
+from dpscaffold.engines.machine import sent
+from dpscaffold.engines.participation.drawing import Row, distinct
+from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.engines.participation.steps import Scales, local_steps
 from dpscaffold.randomness.streams import Randomness, Sampling
 from dpscaffold.setting.gaussian import Unit
 from dpscaffold.tasks import Batch, Clip, Task

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.engines.cores import Share, shares_of, side_by_side
+from dpscaffold.engines.fast.cores import Share, shares_of, side_by_side
+from dpscaffold.engines.fast.devices import CutShort
+from dpscaffold.engines.fast.graphs import Graphs
+from dpscaffold.engines.machine import full_precision
+from dpscaffold.engines.participation.drawing import Indices, Row, distinct, indices
+from dpscaffold.engines.participation.participate import participate
 from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
-from dpscaffold.local.devices import CutShort
-from dpscaffold.local.drawing import Indices, Row, distinct, indices
-from dpscaffold.local.graphs import Graphs
-from dpscaffold.local.participate import participate
-from dpscaffold.machine import full_precision
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.base import Task, apart
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from dpscaffold.local.drawing import Row, distinct
+from dpscaffold.engines.participation.drawing import Row, distinct
 from dpscaffold.randomness.streams import draw_alone
 
 Answer = TypeVar("Answer")

@@ -1,5 +1,5 @@
 """Local steps of linear models by a GPU's own program, where it says the same as
-:func:`~dpscaffold.local.steps.local_steps`."""
+:func:`~dpscaffold.engines.participation.steps.local_steps`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 from dpscaffold.algorithms import Algorithm, Local, Participant
 from dpscaffold.algorithms.affine import affine
-from dpscaffold.devicedraws import DeviceBatches, DeviceDraws
-from dpscaffold.kernels.linear import Model, Steps, fits, run_steps
-from dpscaffold.local.graphs import Tensors
-from dpscaffold.local.records import LocalRecords
-from dpscaffold.local.steps import Scales
+from dpscaffold.engines.fast.draws import DeviceBatches, DeviceDraws
+from dpscaffold.engines.fast.graphs import Tensors
+from dpscaffold.engines.fast.kernels.linear import Model, Steps, fits, run_steps
+from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.engines.participation.steps import Scales
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.base import BOUNDS
 from dpscaffold.tasks.linear import Linear

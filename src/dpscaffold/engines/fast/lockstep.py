@@ -23,14 +23,14 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
 from dpscaffold.algorithms.base import tell_nothing
-from dpscaffold.devicedraws import addresses, sizes_of
+from dpscaffold.engines.fast.devices import Layout, Work, draws_on, scale_numbers, under
+from dpscaffold.engines.fast.draws import addresses, sizes_of
+from dpscaffold.engines.fast.graphs import Capture, Tensors, cuda_graph
+from dpscaffold.engines.fast.stacking import refuse_unlike
+from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.hardware import placed
-from dpscaffold.engines.stacking import refuse_unlike
-from dpscaffold.engines.worker import Worker
+from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.federation import Federation
-from dpscaffold.local.devices import Layout, Work, draws_on, scale_numbers, under
-from dpscaffold.local.drawing import Row
-from dpscaffold.local.graphs import Capture, Tensors, cuda_graph
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 

@@ -1,4 +1,5 @@
-"""Batches and noise as one program each, with the very draws of :mod:`dpscaffold.devicedraws`.
+"""Batches and noise as one program each, with the very draws of
+:mod:`dpscaffold.engines.fast.draws`.
 
 ``draws`` (U, 10) int64 holds a row a participant: user, round, both purposes' keys, and its sizes.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpscaffold.kernels import tried, usable
+from dpscaffold.engines.fast.kernels import tried, usable
 
 #: Records of a participant that one program holds at a time.
 _MOST = 1 << 14
@@ -30,7 +31,7 @@ def fixed_batches(draws: Tensor, first: int, steps: int, most: int, width: int) 
         return None
 
     def run() -> Tensor:
-        from dpscaffold.kernels.programs import fixed
+        from dpscaffold.engines.fast.kernels.programs import fixed
 
         users = len(draws)
         index = torch.zeros(steps, users, width, dtype=torch.int64, device=draws.device)
@@ -51,7 +52,7 @@ def poisson_batches(
         return None
 
     def run() -> tuple[Tensor, Tensor]:
-        from dpscaffold.kernels.programs import poisson
+        from dpscaffold.engines.fast.kernels.programs import poisson
 
         users = len(draws)
         index = torch.zeros(steps, users, width, dtype=torch.int64, device=draws.device)
@@ -72,7 +73,7 @@ def standard_normals(draws: Tensor, first: int, steps: int, size: int) -> Tensor
         return None
 
     def run() -> Tensor:
-        from dpscaffold.kernels.programs import normals
+        from dpscaffold.engines.fast.kernels.programs import normals
 
         users = len(draws)
         out = torch.empty(steps, users, size, device=draws.device)

@@ -1,1 +1,0 @@
-"""One user's round: batches, noised gradients and K local steps."""
