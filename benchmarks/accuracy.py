@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from dpscaffold import Gaussian, Logistic, Plan, fedavg, scaffold, synthetic
-from dpscaffold.experiments.stack import Schedule, train_stack
-from dpscaffold.optimum import solve
 from dpscaffold.setting import Setting
+from dpscaffold.training.optimum import solve
+from dpscaffold.training.stack import Schedule, train_stack
 
 SEEDS = (0, 1, 2)
 NOISE = Gaussian(clip=1.5, noise=60.0)

@@ -21,9 +21,9 @@ from module import network
 from dpscaffold import Gaussian, Mlp, ModuleTask, Plan, scaffold, synthetic
 from dpscaffold.engines import Simulator, State
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
-from dpscaffold.metrics import Evaluator, Measures
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Task
+from dpscaffold.training.evaluator import Evaluator, Measures
 
 
 def seconds(work: Callable[[], object]) -> float:

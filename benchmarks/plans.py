@@ -38,13 +38,13 @@ from dpscaffold.atomic import write_text
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.shapes import shape_of
-from dpscaffold.events import Event, RoundDone, StackBegun
-from dpscaffold.experiments.stack import Schedule, train_stack
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
 from dpscaffold.paper.solving import sizes_of
 from dpscaffold.planner.recommend import Preset
 from dpscaffold.report.planning import write_plan
+from dpscaffold.training.events import Event, RoundDone, StackBegun
+from dpscaffold.training.stack import Schedule, train_stack
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONTIER = ROOT / "docs" / "results" / "frontier" / "results.parquet"

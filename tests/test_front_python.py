@@ -188,7 +188,7 @@ def test_a_run_is_followed_in_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra [track]")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from dpscaffold.tracking import tracker
+    from dpscaffold.training.tracking import tracker
 
     settings = load(None, [], TABLES)
     listener = tracker("tensorboard", tmp_path / "run", settings)
@@ -204,7 +204,7 @@ def test_a_run_is_followed_in_tensorboard(tmp_path: Path) -> None:
 def test_a_run_is_followed_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real package, against a store of its own: numbers, settings and how it ended."""
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (extra [track])")
-    from dpscaffold.tracking import tracker
+    from dpscaffold.training.tracking import tracker
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
@@ -224,7 +224,7 @@ def test_a_run_is_followed_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpscaffold.tracking import tracker
+    from dpscaffold.training.tracking import tracker
 
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

@@ -33,9 +33,9 @@ from dpscaffold import (
 )
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import Target
-from dpscaffold.metrics import Evaluator, Measures, baseline, constant_loss
 from dpscaffold.scoring import METRICS, constant_report
 from dpscaffold.tasks import Batch, loss_named
+from dpscaffold.training.evaluator import Evaluator, Measures, baseline, constant_loss
 
 PLAN = Plan(rounds=2, local_steps=2, data_ratio=0.5, evaluate_every=1)
 WEIGHTS = (1.0, 2.5, 0.5)

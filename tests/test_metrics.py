@@ -10,8 +10,8 @@ import pytest
 import torch
 from small import CPU, EQUAL, TASKS, UNEQUAL, federation
 
-from dpscaffold import metrics
-from dpscaffold.metrics import Evaluator
+from dpscaffold.training import evaluator as metrics
+from dpscaffold.training.evaluator import Evaluator
 
 REGULARISATION = 0.05
 

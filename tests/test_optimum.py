@@ -7,10 +7,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from small import EQUAL, UNEQUAL, federation
 
-from dpscaffold import optimum as file
 from dpscaffold.errors import BadInput
-from dpscaffold.optimum import solve
 from dpscaffold.tasks import Logistic, Mlp
+from dpscaffold.training import optimum as file
+from dpscaffold.training.optimum import solve
 
 REGULARISATION = 0.02
 

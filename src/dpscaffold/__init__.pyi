@@ -23,11 +23,9 @@ from .planner.facts import Limits as Limits
 from .planner.recommend import Goal as Goal
 from .planner.recommend import recommend as recommend
 from .predicting_files import predict_files as predict_files
-from .running import run as run
 from .setting.budget import Budget as Budget
 from .setting.gaussian import Gaussian as Gaussian
 from .setting.plan import Plan as Plan
-from .stopping import Stopping as Stopping
 from .tasks import LOSSES as LOSSES
 from .tasks import Linear as Linear
 from .tasks import Logistic as Logistic
@@ -39,3 +37,5 @@ from .tasks import huber as huber
 from .tasks import weighted as weighted
 from .training import Result as Result
 from .training import train as train
+from .training.from_config import run as run
+from .training.stopping import Stopping as Stopping

@@ -13,7 +13,7 @@ import pytest
 from typed import TABLE
 
 from dpscaffold.config import load
-from dpscaffold.running import run_settings
+from dpscaffold.training.from_config import run_settings
 
 WITH_NOISE = TABLE + "[privacy]\nnoise = 4.0\n"
 LINES = (

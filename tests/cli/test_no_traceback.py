@@ -53,7 +53,7 @@ def command(monkeypatch, capsys, tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     from dpscaffold.config import load
-    from dpscaffold.running import run_settings
+    from dpscaffold.training.from_config import run_settings
 
     folder = tmp_path_factory.mktemp("finished")
     (folder / "c.toml").write_text(SMALL)

@@ -15,10 +15,10 @@ from rich.console import Console
 from dpscaffold import synthetic
 from dpscaffold.cli.data import label_table
 from dpscaffold.data import describe
-from dpscaffold.progress import Progress
 from dpscaffold.report.fitting import Column, fitted, shortened
 from dpscaffold.report.runs import RunRecord, comparison_table
 from dpscaffold.report.tuning import tuning_table
+from dpscaffold.training.progress import Progress
 
 
 def shown(table: Any, width: int) -> list[str]:

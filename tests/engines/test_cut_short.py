@@ -12,9 +12,9 @@ from dpscaffold import Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.fast.devices import CutShort, Layout
 from dpscaffold.engines.participation import participate
-from dpscaffold.experiments.stack import train_stack
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.training.stack import train_stack
 
 POISSON = Gaussian(clip=0.7, noise=0.8, sampling="poisson")
 

@@ -24,7 +24,7 @@ from dpscaffold.algorithms import scaffold
 from dpscaffold.engines import Simulator, State
 from dpscaffold.federation import Federation, Records
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.metrics import Evaluator
+from dpscaffold.training.evaluator import Evaluator
 from dpscaffold.setting.plan import Plan
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting

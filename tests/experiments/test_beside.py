@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic
-from dpscaffold.events import Evaluated, RoundDone
-from dpscaffold.experiments import beside, stack
-from dpscaffold.experiments.beside import Evaluations
-from dpscaffold.experiments.stack import Schedule, train_stack
 from dpscaffold.setting import Setting
+from dpscaffold.training import beside, stack
+from dpscaffold.training.beside import Evaluations
+from dpscaffold.training.events import Evaluated, RoundDone
+from dpscaffold.training.stack import Schedule, train_stack
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,9 @@ from dpscaffold.algorithms import fedavg, with_momentum
 from dpscaffold.engines.fast import devices, lockstep
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.participation import participate
-from dpscaffold.experiments import stack as stacks
-from dpscaffold.experiments.draws import shared_draws
-from dpscaffold.experiments.stack import Schedule
+from dpscaffold.training import stack as stacks
+from dpscaffold.training.shared_draws import shared_draws
+from dpscaffold.training.stack import Schedule
 
 FULL = Schedule(every=1, full=True)
 

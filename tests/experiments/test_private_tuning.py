@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput
 from dpscaffold.cli import app
-from dpscaffold.events import Stopped
 from dpscaffold.experiments import private_tuning
 from dpscaffold.experiments.private_scores import Comparison, noised, record_sums, scored
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, tune_privately
@@ -31,6 +30,7 @@ from dpscaffold.privacy.selection import Stopping
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.scoring import METRICS
+from dpscaffold.training.events import Stopped
 
 CPU = torch.device("cpu")
 TOY = {
@@ -197,7 +197,7 @@ def test_right_answers_are_counted():
     settings, table = parse_tuning(TOY | {"tune": PRIVATE})
     setting = _setting(settings)
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.experiments.stack import Outcome
+    from dpscaffold.training.stack import Outcome
 
     data = load_federation(settings.data)
     outcome = Outcome(setting, model=found.winner.model)
@@ -236,7 +236,7 @@ def test_noise_of_a_score_is_in_units_of_its_bound():
         TOY | {"tune": PRIVATE | {"metric": "log_loss", "score_bound": 4.0, "score_noise": 2.0}}
     )
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.experiments.stack import Outcome
+    from dpscaffold.training.stack import Outcome
 
     data, setting = load_federation(settings.data), _setting(settings)
     outcome = Outcome(setting, model=torch.zeros(setting.task.parameters))

@@ -13,9 +13,6 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, synthetic
 from dpscaffold.cli import app
-from dpscaffold.events import RoundDone, StackBegun, Stopped, silence
-from dpscaffold.experiments.draws import shared_draws
-from dpscaffold.experiments.stack import Outcome
 from dpscaffold.paper import reproduce as reproducing
 from dpscaffold.paper import runner
 from dpscaffold.paper.archive import Archive
@@ -27,6 +24,9 @@ from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.runner import case_stacks
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
+from dpscaffold.training.events import RoundDone, StackBegun, Stopped, silence
+from dpscaffold.training.shared_draws import shared_draws
+from dpscaffold.training.stack import Outcome
 
 CPU = torch.device("cpu")
 TINY = 0.01

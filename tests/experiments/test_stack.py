@@ -7,11 +7,11 @@ import torch
 from small import federation, setting
 
 from dpscaffold import BadInput, Gaussian, train
-from dpscaffold.experiments import stack as stacks
-from dpscaffold.experiments.draws import SameForEveryUser, shared_draws
-from dpscaffold.experiments.stack import Schedule, evaluators_of, split
-from dpscaffold.metrics import Evaluator, evaluate_all, late
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.training import stack as stacks
+from dpscaffold.training.evaluator import Evaluator, evaluate_all, late
+from dpscaffold.training.shared_draws import SameForEveryUser, shared_draws
+from dpscaffold.training.stack import Schedule, evaluators_of, split
 
 CPU = torch.device("cpu")
 FULL = Schedule(every=1, full=True)

@@ -21,12 +21,12 @@ from dpscaffold import (
     recommend,
     scaffold_balanced,
 )
-from dpscaffold.events import StackBegun, silence
 from dpscaffold.planner.recommend import Recommendation
 from dpscaffold.planner.surrogate import Guess
 from dpscaffold.planner.trial import WIDENINGS, Bench, Trial, search
 from dpscaffold.report.planning import as_json, write_plan
 from dpscaffold.setting import Setting
+from dpscaffold.training.events import StackBegun, silence
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
 PUBLIC = Setting(

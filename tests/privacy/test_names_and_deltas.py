@@ -24,9 +24,9 @@ from dpscaffold.data import load_federation, prepare
 from dpscaffold.engines import Loop, Simulator
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism, PrivacyError, round_up, statement
-from dpscaffold.progress import Progress
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.training.progress import Progress
 
 POISSON = Gaussian(noise=4.0, sampling="poisson")
 PLAN = Plan(rounds=2, local_steps=2, user_ratio=1.0, data_ratio=0.5)

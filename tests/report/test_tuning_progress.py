@@ -8,9 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
-from dpscaffold.events import RoundDone, StackBegun, Stopped
 from dpscaffold.report import tuning_progress
 from dpscaffold.report.tuning_progress import Rounds
+from dpscaffold.training.events import RoundDone, StackBegun, Stopped
 
 
 @pytest.mark.parametrize("width", [40, 80])

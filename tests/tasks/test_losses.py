@@ -22,7 +22,6 @@ from dpscaffold.engines import Loop
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import unpack
-from dpscaffold.optimum import solve
 from dpscaffold.tasks import (
     LOSSES,
     Batch,
@@ -36,6 +35,7 @@ from dpscaffold.tasks import (
     loss_named,
     stacked_scores,
 )
+from dpscaffold.training.optimum import solve
 
 ALL = {**LOSSES, "narrow huber": huber(0.3)}
 CLASSES = 3  # for softmax

@@ -19,7 +19,7 @@ from dpscaffold import run as run_configuration
 from dpscaffold.books.allowance import Allowance
 from dpscaffold.cli import app
 from dpscaffold.federation import Federation
-from dpscaffold.optimum import solve
+from dpscaffold.training.optimum import solve
 
 PLAN = Plan(rounds=2, local_steps=1, user_ratio=0.5, evaluate_every=2)
 NOISE = Gaussian(noise=8.0, secret=True)

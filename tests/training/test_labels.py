@@ -30,13 +30,13 @@ from dpscaffold.exporting import export
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import MOST_LABELS, pack, unpack
 from dpscaffold.federation.schema import Target
-from dpscaffold.metrics import baseline, constant_loss
 from dpscaffold.modules import WholeModel
-from dpscaffold.optimum import solve
 from dpscaffold.planner.asked import planned_setting
 from dpscaffold.predicting import predict_file
-from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import LOSSES, ModuleTask
+from dpscaffold.training.evaluator import baseline, constant_loss
+from dpscaffold.training.optimum import solve
+from dpscaffold.training.stopping import Stopping
 
 LABELS = ("fever", "cough", "rash")
 PLAN = {"rounds": 15, "local_steps": 4, "user_ratio": 1.0, "data_ratio": 0.5, "learning_rate": 0.5}

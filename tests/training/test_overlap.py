@@ -10,8 +10,8 @@ import torch
 from dpscaffold import Gaussian, Logistic, Plan, Stopping, fedavg, scaffold, synthetic, train
 from dpscaffold.engines import Simulator
 from dpscaffold.errors import Diverged
-from dpscaffold.events import Checkpointed, Ended, Evaluated, RoundDone
-from dpscaffold.metrics import Evaluator
+from dpscaffold.training.evaluator import Evaluator
+from dpscaffold.training.events import Checkpointed, Ended, Evaluated, RoundDone
 from dpscaffold.training.in_progress import RunInProgress
 
 DATA = synthetic(users=8, records=30)

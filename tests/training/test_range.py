@@ -21,14 +21,14 @@ from dpscaffold.data.looking import look
 from dpscaffold.deployed.agreed import evaluation_on
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.private_scores import Comparison, record_sums
-from dpscaffold.experiments.stack import Outcome
 from dpscaffold.federation import Federation
 from dpscaffold.offer import Offer, Schema
-from dpscaffold.optimum import solve
 from dpscaffold.scoring import METRICS
 from dpscaffold.setting import Setting
-from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import LOSSES
+from dpscaffold.training.optimum import solve
+from dpscaffold.training.stack import Outcome
+from dpscaffold.training.stopping import Stopping
 
 LOW, HIGH = 300.0, 650.0
 

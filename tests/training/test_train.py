@@ -26,10 +26,10 @@ from dpscaffold import (
 )
 from dpscaffold.books.runledger import read_ledger
 from dpscaffold.engines.machine import pick_device
-from dpscaffold.events import RoundDone
 from dpscaffold.privacy import RANDOM_PARTICIPATION
 from dpscaffold.setting import Setting
 from dpscaffold.training import run
+from dpscaffold.training.events import RoundDone
 
 NOISY = Gaussian(clip=1.0, noise=3.0)
 

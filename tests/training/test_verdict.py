@@ -14,11 +14,11 @@ from typed import HOSPITALS, done_here
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, scaffold, synthetic, train
 from dpscaffold.data.drafted_run import run_lines
 from dpscaffold.federation.roster import FEW_USERS
-from dpscaffold.metrics import baseline
 from dpscaffold.privacy import statement
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.ending import privacy_line
 from dpscaffold.setting import Setting
+from dpscaffold.training.evaluator import baseline
 from dpscaffold.training.verdict import cause, verdict
 
 CONFIG = f"""{HOSPITALS}minimum_records = 5

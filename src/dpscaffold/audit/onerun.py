@@ -32,7 +32,6 @@ from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput
-from dpscaffold.events import silence
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
 from dpscaffold.privacy.showing import digits_up, round_up
@@ -40,6 +39,7 @@ from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares
+from dpscaffold.training.events import silence
 from dpscaffold.training.in_progress import RunInProgress
 
 #: The engine that it runs on.

@@ -47,8 +47,8 @@ def audit_command(
     from dpscaffold.audit.onerun import Asked, OneRun, play_one_run
     from dpscaffold.audit.play import SHARES, Limits, audit
     from dpscaffold.audit.subject import read_case
-    from dpscaffold.progress import duration
     from dpscaffold.report.audit_figure import audit_rows, audit_sentences, plot_audit
+    from dpscaffold.training.progress import duration
 
     limits = Limits(trials, minutes, confidence, seed)
     views = _views(view, tuple(SHARES))

@@ -33,7 +33,7 @@ def demo_command(
     from dpscaffold.cli.compare import show
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.running import run_settings
+    from dpscaffold.training.from_config import run_settings
 
     console = Console(quiet=as_json)
     console.print(

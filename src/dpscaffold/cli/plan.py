@@ -59,10 +59,10 @@ def plan_command(
     from dpscaffold.books.written import plain
     from dpscaffold.config import parse, read_tables
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.events import Stopped
     from dpscaffold.planner.recommend import recommend
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.training.events import Stopped
 
     refuse_unwritable(out)
     if config and config.exists() and config.resolve() == (out / "plan.toml").resolve():

@@ -114,9 +114,9 @@ def _reproduce(
     chosen: Experiment, request: Request, device: torch.device, quiet: bool, silent: bool
 ) -> list[str]:
     from dpscaffold.engines.machine import stop_signals
-    from dpscaffold.events import Stopped
     from dpscaffold.paper.progress import Bars
     from dpscaffold.paper.reproduce import reproduce
+    from dpscaffold.training.events import Stopped
 
     console = Console(highlight=False, soft_wrap=True, stderr=silent)
     with stop_signals() as caught:

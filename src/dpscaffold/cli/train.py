@@ -103,11 +103,11 @@ def train_command(
     from dpscaffold.books.written import plain
     from dpscaffold.cli.compare import show
     from dpscaffold.config import load, read_tables
-    from dpscaffold.events import silence
     from dpscaffold.report.ending import ending
-    from dpscaffold.running import run_seeds, run_settings
-    from dpscaffold.tracking import tracker
     from dpscaffold.training import summarise
+    from dpscaffold.training.events import silence
+    from dpscaffold.training.from_config import run_seeds, run_settings
+    from dpscaffold.training.tracking import tracker
 
     request = requested(config, out, resume)
     base = DEMO if request.config is None and not _names_a_source(set_ or []) else {}

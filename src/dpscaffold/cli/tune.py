@@ -38,11 +38,11 @@ def tune_command(
 
     from dpscaffold.books.written import plain
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.events import Stopped
     from dpscaffold.experiments.tuning import read_tuning, tune
     from dpscaffold.planner.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.training.events import Stopped
 
     settings, table = read_tuning(config, set_ or [])
     folder = out or Path("tuning") / config.stem

@@ -77,7 +77,8 @@ class FactsSettings(ConfigTable):
 
 
 class StoppingSettings(ConfigTable):
-    """``[stopping]``: end a run early by public rows (:class:`~dpscaffold.stopping.Stopping`).
+    """``[stopping]``: end a run early by public rows
+    (:class:`~dpscaffold.training.stopping.Stopping`).
 
     ``path`` is a CSV or Parquet file of raw rows that are public, ``label`` its column of what is
     true, by default that of the data. ε is that of all planned rounds, whenever the run ends.

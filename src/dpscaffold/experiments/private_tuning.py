@@ -21,7 +21,16 @@ from torch import Tensor
 from dpscaffold.config import Configuration
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.events import (
+from dpscaffold.experiments.folds import fold_federation
+from dpscaffold.experiments.private_scores import Comparison, comparison, scored
+from dpscaffold.experiments.tuning import SettingOf, TuneSettings, with_values
+from dpscaffold.federation import Federation, Records
+from dpscaffold.privacy import Cost, Mechanism, charged
+from dpscaffold.privacy.preparation import left_open
+from dpscaffold.privacy.selected import Accounted, Trials, account
+from dpscaffold.privacy.statement import winner_statement
+from dpscaffold.setting import Setting
+from dpscaffold.training.events import (
     Evaluated,
     Event,
     Listener,
@@ -30,16 +39,7 @@ from dpscaffold.events import (
     Stopped,
     silence,
 )
-from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.private_scores import Comparison, comparison, scored
-from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
-from dpscaffold.experiments.tuning import SettingOf, TuneSettings, with_values
-from dpscaffold.federation import Federation, Records
-from dpscaffold.privacy import Cost, Mechanism, charged
-from dpscaffold.privacy.preparation import left_open
-from dpscaffold.privacy.selected import Accounted, Trials, account
-from dpscaffold.privacy.statement import winner_statement
-from dpscaffold.setting import Setting
+from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 
 #: The name of what scores cost.
 SCORE = "validation score"

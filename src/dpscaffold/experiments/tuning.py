@@ -24,14 +24,14 @@ from dpscaffold.config import ConfigTable, Configuration, override, parse
 from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.events import Listener, StackBegun, silence
 from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.selection import Stopping
 from dpscaffold.scoring import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.setting import Setting
+from dpscaffold.training.events import Listener, StackBegun, silence
+from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 
 #: Ten values of η₀, evenly spaced on a logarithmic scale.
 DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.books.written import plain
-from dpscaffold.experiments.stack import Outcome
-from dpscaffold.metrics import late
 from dpscaffold.paper.cases import Case
+from dpscaffold.training.evaluator import late
+from dpscaffold.training.stack import Outcome
 
 #: The file that an experiment's finished runs are appended to.
 FILE = "runs.jsonl"

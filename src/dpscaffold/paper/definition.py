@@ -22,10 +22,10 @@ from itertools import product
 from typing import Any, Literal
 
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.experiments.stack import Schedule
 from dpscaffold.paper.cases import Case, scaled
 from dpscaffold.paper.published import published_rounds
 from dpscaffold.paper.solving import solved_rounds
+from dpscaffold.training.stack import Schedule
 
 Kind = Literal["curves", "table", "frontier", "sweep"]
 

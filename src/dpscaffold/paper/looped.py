@@ -9,12 +9,12 @@ import torch
 
 from dpscaffold.engines import Hardware, Loop, State
 from dpscaffold.engines.rounds import plain_draws, rounds
-from dpscaffold.events import Evaluated, Listener, RoundDone, silence
-from dpscaffold.experiments.draws import SameForEveryUser
-from dpscaffold.experiments.stack import Outcome, Schedule, evaluators_of
 from dpscaffold.federation import Federation
-from dpscaffold.metrics import evaluate_all
 from dpscaffold.setting import Setting
+from dpscaffold.training.evaluator import evaluate_all
+from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
+from dpscaffold.training.shared_draws import SameForEveryUser
+from dpscaffold.training.stack import Outcome, Schedule, evaluators_of
 
 
 def train_loop(
@@ -25,7 +25,7 @@ def train_loop(
     device: torch.device,
     tell: Listener = silence,
 ) -> Outcome:
-    """As :func:`~dpscaffold.experiments.stack.train_stack`, for one run on the readable engine.
+    """As :func:`~dpscaffold.training.stack.train_stack`, for one run on the readable engine.
 
     ``engine`` is ``"loop"``, or ``"loop-same-noise"``, which gives all users the batches and the
     noise of the first, as the paper's published code does.

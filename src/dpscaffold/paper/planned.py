@@ -14,7 +14,6 @@ import torch
 from dpscaffold.atomic import write_text
 from dpscaffold.data.shapes import shape_of
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Listener
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, rate_label
 from dpscaffold.paper.results import Place, Results, average
@@ -24,6 +23,7 @@ from dpscaffold.paper.widening import at_rate
 from dpscaffold.planner.facts import Facts
 from dpscaffold.planner.trial import Trial, best_trial, choose_rates
 from dpscaffold.setting import Setting
+from dpscaffold.training.events import Listener
 
 #: The file of chosen step sizes, in the folder of the experiment that chose them.
 FILE = "planned.json"

@@ -13,16 +13,16 @@ from dpscaffold.checks import floor_share
 from dpscaffold.data.shapes import Shape, shape_of
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
-from dpscaffold.experiments.draws import shared_draws
-from dpscaffold.experiments.stack import evaluators_of
 from dpscaffold.federation import Federation
-from dpscaffold.metrics import evaluate_all
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.runner import CaseStack, case_stacks, user_steps
 from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
+from dpscaffold.training.evaluator import evaluate_all
+from dpscaffold.training.shared_draws import shared_draws
+from dpscaffold.training.stack import evaluators_of
 
 #: (features, classes) that stand for those of data whose settings do not tell.
 USUAL = (40, 10)

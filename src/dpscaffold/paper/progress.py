@@ -8,8 +8,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dpscaffold.events import Event, RoundDone, StackBegun, StackDone, Stopped, Writing
-from dpscaffold.progress import duration
+from dpscaffold.training.events import Event, RoundDone, StackBegun, StackDone, Stopped, Writing
+from dpscaffold.training.progress import duration
 
 
 class Bars:

@@ -11,8 +11,6 @@ import torch
 
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Listener, Writing, silence
-from dpscaffold.optimum import solve
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
@@ -20,6 +18,8 @@ from dpscaffold.paper.planned import plan_places, planned_cases, read_planned
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
 from dpscaffold.paper.takeover import take_over
 from dpscaffold.paper.widening import widened
+from dpscaffold.training.events import Listener, Writing, silence
+from dpscaffold.training.optimum import solve
 
 
 @dataclass(frozen=True)

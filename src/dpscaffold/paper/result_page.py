@@ -17,7 +17,7 @@ from dpscaffold.paper.results import Place, Results, Summary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.progress import duration
+from dpscaffold.training.progress import duration
 
 
 def write_result(results: Results, folder: Path, made: Provenance) -> str:

@@ -13,16 +13,16 @@ import torch
 from dpscaffold.books.written import versions
 from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
-from dpscaffold.events import Listener, StackBegun, StackDone
 from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.stack import ROWS, train_stack
 from dpscaffold.federation import Federation
-from dpscaffold.optimum import solve
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.looped import train_loop
 from dpscaffold.paper.solving import solved_noise
 from dpscaffold.setting import Setting
+from dpscaffold.training.events import Listener, StackBegun, StackDone
+from dpscaffold.training.optimum import solve
+from dpscaffold.training.stack import ROWS, train_stack
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.data.pool import held_out_size
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.optimum import cache_folder
 from dpscaffold.paper.cases import Case
 from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
@@ -26,6 +25,7 @@ from dpscaffold.privacy import (
     calibrate_noise,
     largest_rounds,
 )
+from dpscaffold.training.optimum import cache_folder
 
 
 def run_of(settings: Configuration, sizes: Sequence[int] | None = None) -> Mechanism:

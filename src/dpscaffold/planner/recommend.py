@@ -19,7 +19,6 @@ from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Listener, silence
 from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
 from dpscaffold.planner.nearest import unmet
 from dpscaffold.planner.shape import Shape
@@ -31,6 +30,7 @@ from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian, Neighbours
 from dpscaffold.setting.plan import Plan, Weighting
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
+from dpscaffold.training.events import Listener, silence
 
 #: A cheaper candidate is preferred where it loses at most this: half a point.
 TOLERANCE = 0.005

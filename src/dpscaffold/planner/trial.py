@@ -10,12 +10,12 @@ from statistics import fmean
 import torch
 
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Listener, StackBegun, silence
-from dpscaffold.experiments.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.federation import Federation
 from dpscaffold.planner.shape import Shape
 from dpscaffold.planner.surrogate import Guess, Kind, Reduced, invented, kinds
 from dpscaffold.setting import Setting
+from dpscaffold.training.events import Listener, StackBegun, silence
+from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 
 #: η₀ that are tried first, a factor of about three apart; more follow where the best is at an end.
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

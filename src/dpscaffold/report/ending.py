@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpscaffold.metrics import baseline
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.progress import duration
 from dpscaffold.scoring import titled
+from dpscaffold.training.evaluator import baseline
+from dpscaffold.training.progress import duration
 
 if TYPE_CHECKING:
     from dpscaffold.training import Result

@@ -12,10 +12,10 @@ from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.config.reading import read_tables
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.progress import duration
 from dpscaffold.report.blocks import Block, Grid, Section, Text, section
 from dpscaffold.report.runs import RunRecord, read_run
 from dpscaffold.scoring import titled
+from dpscaffold.training.progress import duration
 
 #: What a model stands beside: the key in a summary, and words for a column and for a row.
 BESIDE = (

@@ -14,10 +14,10 @@ from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.books.runledger import SUMMARY, read_account
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.progress import duration
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import Column, fitted
 from dpscaffold.scoring import titled
+from dpscaffold.training.progress import duration
 
 if TYPE_CHECKING:
     pass

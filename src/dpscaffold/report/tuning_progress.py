@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dpscaffold.events import Event, RoundDone, StackBegun, Stopped
+from dpscaffold.training.events import Event, RoundDone, StackBegun, Stopped
 
 
 class Rounds:

@@ -11,20 +11,20 @@ from dpscaffold.checks import instance
 from dpscaffold.engines import Hardware
 from dpscaffold.engines.machine import pick_devices
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Listener, Observing, Row, Several, silence
 from dpscaffold.federation import Federation
 from dpscaffold.model import Model
-from dpscaffold.optimum import solve
-from dpscaffold.progress import Progress
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
-from dpscaffold.stopping import Stopping
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
+from dpscaffold.training.events import Listener, Observing, Row, Several, silence
 from dpscaffold.training.in_progress import OwnMetric, RunInProgress
+from dpscaffold.training.optimum import solve
+from dpscaffold.training.progress import Progress
 from dpscaffold.training.result import Result
+from dpscaffold.training.stopping import Stopping
 
 Observer = Callable[[int, Row], None]
 
@@ -58,21 +58,19 @@ def train(
 
     Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after
     every round with its metrics (few between evaluations), and ``listener`` with every event
-    (:mod:`~dpscaffold.events`), whose rounds carry the parameters. With ``out`` everything is
-    written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
-    number, as without the interruption.
-    ``metrics`` are names (:data:`~dpscaffold.scoring.METRICS`) or functions of your own, called
-    with the model and the federation; ``dissimilarity=False`` leaves the users' gradients out of
-    the evaluation, which are most of its time for a network.
+    (:mod:`~dpscaffold.training.events`), whose rounds carry the parameters. With ``out`` everything
+    is written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
+    number, as without the interruption. ``metrics`` are names (:data:`~dpscaffold.scoring.METRICS`)
+    or functions of your own, called with the model and the federation; ``dissimilarity=False``
+    leaves the users' gradients out of the evaluation, which are most of its time for a network.
     ``stopping`` ends the run early by a public validation set; ε is that of all planned rounds.
     ``release=True`` is the recipe for a model that is handed out (:mod:`~dpscaffold.release`):
     secret noise, a draw that nobody chose, and a refusal of what the promise would not cover unless
-    ``allow`` names it.
-    ``data_key`` is a file with a key, made where there is none: runs with the same one can be
-    compared as being over the same records, others count as such.
-    ``progress=True`` shows a live line, in notebooks too.
-    ``optimum=True`` solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the
-    round, save a checkpoint and return with ``ended="interrupted"``.
+    ``allow`` names it. ``data_key`` is a file with a key, made where there is none: runs with the
+    same one can be compared as being over the same records, others count as such. ``progress=True``
+    shows a live line, in notebooks too. ``optimum=True`` solves for x* first and reports the gap to
+    it. SIGINT and SIGTERM finish the round, save a checkpoint and return with
+    ``ended="interrupted"``.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
     >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)

@@ -27,18 +27,18 @@ from dpscaffold.engines.machine import Aside, Owed, device_failed, stop_signals
 from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
-from dpscaffold.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.federation import Federation
-from dpscaffold.metrics import Evaluator, Measures, Metrics, judging
 from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown
-from dpscaffold.optimum import Optimum
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
-from dpscaffold.stopping import Stopping
 from dpscaffold.trained import Origin
+from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, judging
+from dpscaffold.training.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
+from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.result import Result, summarise
+from dpscaffold.training.stopping import Stopping
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dpscaffold.events import Event, RoundDone
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.training.events import Event, RoundDone
 
 
 class Progress:

@@ -86,8 +86,8 @@ def judging(task: Task, device: torch.device) -> Task:
 class Evaluator:
     """Evaluates models on one federation, a block of users at a time.
 
-    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.optimum.solve`; without it ``log10_gap`` is
-    None. Records that fit memory are prepared once, when first needed.
+    ``optimum_loss`` is F(x*), from :func:`~dpscaffold.training.optimum.solve`; without it
+    ``log10_gap`` is None. Records that fit memory are prepared once, when first needed.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from dpscaffold.atomic import binary_file
 from dpscaffold.books.datakey import KEY, identity, open_key
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.metrics import Evaluator
 from dpscaffold.tasks import Batch, Task
+from dpscaffold.training.evaluator import Evaluator
 
 
 @dataclass(frozen=True)

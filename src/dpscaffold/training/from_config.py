@@ -16,16 +16,16 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware
 from dpscaffold.engines.machine import pick_devices
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Listener, Several, silence
 from dpscaffold.federation import Federation
-from dpscaffold.progress import Progress
 from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.release import for_release
 from dpscaffold.setting import Setting
-from dpscaffold.stopping import Stopping
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
+from dpscaffold.training.events import Listener, Several, silence
 from dpscaffold.training.front import require_folder
+from dpscaffold.training.progress import Progress
+from dpscaffold.training.stopping import Stopping
 
 #: Told what was read and what will be run, one sentence at a time.
 Say = Callable[[str], None]

@@ -23,13 +23,13 @@ from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.lockstep import Lockstep
 from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Evaluated, Listener, RoundDone, silence
-from dpscaffold.experiments.beside import Evaluations
-from dpscaffold.experiments.draws import shared_draws
 from dpscaffold.federation import Federation
-from dpscaffold.metrics import Evaluator, evaluate_all, judging, late
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
+from dpscaffold.training.beside import Evaluations
+from dpscaffold.training.evaluator import Evaluator, evaluate_all, judging, late
+from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
+from dpscaffold.training.shared_draws import shared_draws
 
 #: Rows (participants of all runs) that one stack holds, by kind of device. Beyond it a CPU gains
 #: nothing.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dpscaffold.checks import choice
 from dpscaffold.config import Configuration
 from dpscaffold.errors import BadInput
-from dpscaffold.events import Ended, Event, Listener, RoundDone, silence
+from dpscaffold.training.events import Ended, Event, Listener, RoundDone, silence
 
 #: What a run can be followed in.
 TRACKERS = ("tensorboard", "mlflow")

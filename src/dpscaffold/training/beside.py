@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.engines.machine import Aside
-from dpscaffold.metrics import Evaluator, Metrics, evaluate_all
+from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all
 
 
 class Evaluations:
