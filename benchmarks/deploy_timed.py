@@ -97,12 +97,12 @@ def time_site(folder: Path) -> None:
 
 def time_server(folder: Path) -> None:
     """A server: letters and waiting (Flower), signatures, aggregation, ledger, checkpoint."""
-    from dpscaffold.books.accounts import Accounts
     from dpscaffold.deployed.deployment import Deployment
     from dpscaffold.engines import sites
     from dpscaffold.engines.enrolment import Correspondence
     from dpscaffold.engines.letters import Letter
     from dpscaffold.flower.run import Grid, Post, flower_bytes
+    from dpscaffold.runs.account import Accounts
 
     clock, offices = Clock(), []
     clock.wrap(Post, "ask", "Flower")

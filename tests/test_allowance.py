@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.books.allowance import NAME, Allowance, Grant, Participation
 from dpscaffold.errors import BadInput
+from dpscaffold.runs.budget_file import NAME, Allowance, Grant, Participation
 
 GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one")
 

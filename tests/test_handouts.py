@@ -28,7 +28,6 @@ from small import federation
 from typer.testing import CliRunner
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, train
-from dpscaffold.books.journal import START
 from dpscaffold.cli import app
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
@@ -37,6 +36,7 @@ from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import OneRound, Randomness
 from dpscaffold.report import outcome, story
 from dpscaffold.report.blocks import Section, Text
+from dpscaffold.runs.journal import START
 from dpscaffold.training import in_progress
 
 #: A release as the recipe describes it. A round is one step with all records: what one of them

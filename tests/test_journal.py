@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.books.journal import START, Anchor, Journal
 from dpscaffold.errors import BadInput
+from dpscaffold.runs.journal import START, Anchor, Journal
 
 WORDS = st.dictionaries(
     st.text(min_size=1, max_size=5).filter(lambda key: key not in ("process", "chain")),
@@ -196,5 +196,5 @@ def test_reserved_words_are_refused(tmp_path):
 
 def test_it_needs_no_torch():
     """A site's ledger and the privacy command open it; both must start at once."""
-    code = "import dpscaffold.books.runledger, sys; sys.exit('torch' in sys.modules)"
+    code = "import dpscaffold.runs.ledger, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

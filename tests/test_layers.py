@@ -25,7 +25,7 @@ LAYERS = (
     "data labelscoring tasks",
     "modules scoring setting trained",
     "config engines",
-    "books offer provision release",
+    "offer provision release runs",
     "modelwriter site",
     "model",
     "deployed evaluation exporting modelfolder predicting",

@@ -21,11 +21,11 @@ from scipy.stats import binom
 from statistical import test_secret_noise
 from training import test_crashes, test_release, test_resuming
 
-from dpscaffold.books import runledger
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import Mechanism, composition
 from dpscaffold.randomness.streams import NoiseStreams
+from dpscaffold.runs import ledger as runledger
 
 ROOT = Path(__file__).parents[1]
 STATEMENT = importlib.import_module("dpscaffold.privacy.statement")
@@ -46,7 +46,7 @@ def declines_are_unknown(monkeypatch):
 
 def no_lock(monkeypatch):
     """Whoever comes may write."""
-    from dpscaffold.books import runfolder
+    from dpscaffold.runs import folder as runfolder
 
     monkeypatch.setattr(runfolder, "hold", lambda descriptor: None)
 
@@ -54,8 +54,8 @@ def no_lock(monkeypatch):
 def a_seed_is_a_secret(monkeypatch):
     """A statement that takes seeded noise for noise."""
     real = STATEMENT.statement
-    from dpscaffold.books import accounts
     from dpscaffold.privacy import adding
+    from dpscaffold.runs import account as accounts
 
     def bold(*given, **named):
         return real(*given, **{**named, "seed_public": False})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpscaffold.books.parts import Parts, spent_in_parts
-from dpscaffold.books.target import Target
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, describe
+from dpscaffold.runs.parts import Parts, spent_in_parts
+from dpscaffold.runs.target import Target
 from dpscaffold.setting.budget import Budget
 
 RUN = describe(

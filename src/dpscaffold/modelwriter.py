@@ -25,11 +25,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from dpscaffold.atomic import draft_of, put_in_place
-from dpscaffold.books.written import plain, versions
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import unnamed
+from dpscaffold.runs.written import plain, versions
 from dpscaffold.tasks.stored import constants_of, task_entry
 from dpscaffold.trained import Trained
 

@@ -20,8 +20,6 @@ from dpscaffold.audit.escape import Escaping
 from dpscaffold.audit.onerun import Asked, play_one_run
 from dpscaffold.audit.play import Limits, audit
 from dpscaffold.audit.subject import Claim, read_case
-from dpscaffold.books.allowance import Allowance
-from dpscaffold.books.runledger import read_account
 from dpscaffold.cli import app
 from dpscaffold.engines.participation import participate as participate_module
 from dpscaffold.engines.participation import steps as steps_module
@@ -33,6 +31,8 @@ from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import NOISE, NoiseStreams, OneRound, Randomness
+from dpscaffold.runs.budget_file import Allowance
+from dpscaffold.runs.ledger import read_account
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks import base as base_module
 from dpscaffold.tasks import clipping as clipping_module

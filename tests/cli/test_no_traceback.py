@@ -169,7 +169,7 @@ def test_values_of_another_size_or_kind(command, tmp_path, change, sentence):
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(command, tmp_path, monkeypatch):
     """Writing fails in mid-run as on a full disk; what was released is still counted."""
-    from dpscaffold.books.runfolder import RunFolder
+    from dpscaffold.runs.folder import RunFolder
 
     written = RunFolder.append_metrics
 

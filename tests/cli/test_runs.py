@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from typed import done_here
 
-from dpscaffold.books.runfolder import RunFolder
-from dpscaffold.books.runledger import read_ledger
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.ledger import read_ledger
 
 SMALL = """
 [data]

@@ -12,8 +12,6 @@ from deploy.world import World
 from typer.testing import CliRunner
 
 from dpscaffold import train
-from dpscaffold.books.runfolder import RunFolder
-from dpscaffold.books.runledger import read_account
 from dpscaffold.cli import app
 from dpscaffold.deployed.agreed import ABSENT, evaluation_on
 from dpscaffold.deployed.deployment import Deployment
@@ -23,6 +21,8 @@ from dpscaffold.errors import BadInput
 from dpscaffold.modelfolder import load_model
 from dpscaffold.offer import read_offer
 from dpscaffold.privacy import AGGREGATE
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 

@@ -131,7 +131,7 @@ def vector(*values):
 
 
 def pending(upload, round=1, value=1.0, anchor=None):
-    from dpscaffold.books.journal import Anchor
+    from dpscaffold.runs.journal import Anchor
 
     return Pending(
         upload,

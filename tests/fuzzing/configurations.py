@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.written import to_toml
 from dpscaffold.config import load, override, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.reference.keys import keys
+from dpscaffold.runs.written import to_toml
 
 #: Values of every kind and size, to be put anywhere.
 WILD: tuple[Any, ...] = (

@@ -28,11 +28,11 @@ from hypothesis.stateful import (
 from lifecycle.oracle import Oracle, Release
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.books.allowance import Allowance
-from dpscaffold.books.runledger import read_account
 from dpscaffold.cli.together import compose
 from dpscaffold.engines import Simulator
 from dpscaffold.privacy import PrivacyError
+from dpscaffold.runs.budget_file import Allowance
+from dpscaffold.runs.ledger import read_account
 
 DATA = synthetic(users=4, records=13, dimension=2, classes=2)
 PLAN = Plan(

@@ -9,12 +9,12 @@ import pytest
 from privacy.settings import SMALL, run_of
 from typer.testing import CliRunner
 
-from dpscaffold.books.journal import Journal
-from dpscaffold.books.runledger import Opening, Summary
 from dpscaffold.cli import app
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
 from dpscaffold.randomness.seeds import Seed
+from dpscaffold.runs.journal import Journal
+from dpscaffold.runs.ledger import Opening, Summary
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "

@@ -241,7 +241,7 @@ class TestDeltas:
 
 
 #: What is left of a budget, which is rounded down or shown in full.
-LEFT = [("allowance.py", "{epsilon:.6g}"), ("budget.py", "{int(epsilon * 1000) / 1000:.3f}")]
+LEFT = [("budget_file.py", "{epsilon:.6g}"), ("budget.py", "{int(epsilon * 1000) / 1000:.3f}")]
 
 
 class TestShown:

@@ -98,7 +98,7 @@ def stop_at(round: int) -> Callable[[], None]:
     """SIGTERM once a round from this one on is evaluated: the run ends in order after it."""
 
     def before() -> None:
-        from dpscaffold.books.runfolder import RunFolder
+        from dpscaffold.runs.folder import RunFolder
 
         real = RunFolder.append_metrics
 

@@ -107,15 +107,15 @@ def test_every_command_that_writes_is_killed(monkeypatch):
 
 BROKEN = {
     "a journal that forgets a round": """
-import dpscaffold.books.journal as journal
-import dpscaffold.books.accounts as accounts
+import dpscaffold.runs.journal as journal
+import dpscaffold.runs.account as accounts
 def forgetful(self, line, real=journal.Journal.append):
     if line.get('round') != 3:
         real(self, line)
 journal.Journal.append = forgetful
 """,
     "a configuration that is written first": """
-import dpscaffold.books.runfolder as runfolder
+import dpscaffold.runs.folder as runfolder
 def early(self, config, identity, setting, real=runfolder.RunFolder.begin):
     self.path.mkdir(parents=True, exist_ok=True)
     real(self, config, identity, setting)

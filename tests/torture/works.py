@@ -16,7 +16,7 @@ from pathlib import Path
 
 from forked import Lost, expect, run, said
 
-from dpscaffold.books.runledger import read_account
+from dpscaffold.runs.ledger import read_account
 
 CONFIG = """
 [data]

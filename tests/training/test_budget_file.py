@@ -17,10 +17,10 @@ from training.test_crashes import DATA, SECRET, SEEDED, Crash, die_after, journa
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.books.allowance import Allowance, Participation
 from dpscaffold.cli import app
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.budget_file import Allowance, Participation
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
 COUNT = count()

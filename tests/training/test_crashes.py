@@ -278,7 +278,7 @@ def test_a_second_run_in_one_folder_is_refused_for_the_life_of_the_first(
 
 def test_two_processes_that_begin_at_once(federation, tmp_path):
     """Of two that find an empty folder, one runs; the other writes nothing into it."""
-    from dpscaffold.books.runfolder import Identity, RunFolder
+    from dpscaffold.runs.folder import Identity, RunFolder
 
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     first.lock()
@@ -332,7 +332,7 @@ def test_a_lock_that_outlives_its_process_for_a_moment(federation, tmp_path):
     """What another library starts may hold it until its program has begun."""
     import threading
 
-    from dpscaffold.books.runfolder import RunFolder
+    from dpscaffold.runs.folder import RunFolder
 
     crash(federation, tmp_path / "run", 5)
     other = RunFolder(tmp_path / "run")

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synthetic, train
 from dpscaffold import run as run_configuration
-from dpscaffold.books.allowance import Allowance
 from dpscaffold.cli import app
 from dpscaffold.federation import Federation
+from dpscaffold.runs.budget_file import Allowance
 from dpscaffold.training.optimum import solve
 
 PLAN = Plan(rounds=2, local_steps=1, user_ratio=0.5, evaluate_every=2)
@@ -150,7 +150,7 @@ def test_budget_files_tell_nothing_of_the_records(federation, tmp_path):
 
 def test_budget_files_of_earlier_versions_are_read(tmp_path):
     """They hold a digest, which is not shown."""
-    from dpscaffold.books.journal import Journal
+    from dpscaffold.runs.journal import Journal
 
     journal = Journal(tmp_path / "budget.jsonl")
     allows = {"epsilon": 1.0, "delta": 1e-5}

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from typed import typed
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, scaffold, synthetic, train
-from dpscaffold.books.allowance import Allowance
-from dpscaffold.books.journal import Journal
-from dpscaffold.books.runledger import read_account, read_entries
 from dpscaffold.privacy import Ledger, describe
 from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.budget_file import Allowance
+from dpscaffold.runs.journal import Journal
+from dpscaffold.runs.ledger import read_account, read_entries
 from dpscaffold.setting.budget import Budget
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.5, evaluate_every=2, checkpoint_every=2, seed=0)
@@ -160,7 +160,7 @@ def test_a_crash_among_the_further_rounds_is_counted(tmp_path: Path, advance: bo
 
 
 def test_a_crash_between_journal_and_plan_loses_nothing(tmp_path: Path, monkeypatch) -> None:
-    from dpscaffold.books.runfolder import RunFolder
+    from dpscaffold.runs.folder import RunFolder
 
     go(PLAN, tmp_path / "run", False)
     replan = RunFolder.replan

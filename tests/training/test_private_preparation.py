@@ -12,11 +12,11 @@ from small import federation
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
-from dpscaffold.books.accounts import read_ledger
 from dpscaffold.cli import app
 from dpscaffold.data import load_federation, preprocess
 from dpscaffold.data.stored import earlier_steps
 from dpscaffold.privacy import PrivacyError
+from dpscaffold.runs.account import read_ledger
 from dpscaffold.setting import Setting
 
 DELTA, ROUNDS, NOISE, MEAN = 1e-3, 6, 4.0, 2.5

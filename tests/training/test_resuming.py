@@ -30,15 +30,15 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.books.journal import START, digest
-from dpscaffold.books.runfolder import CHECKPOINT_FORMAT
-from dpscaffold.books.runledger import Summary, read_account
 from dpscaffold.cli import app
 from dpscaffold.data.storage import load as load_saved
 from dpscaffold.data.storage import save
 from dpscaffold.federation import tables as federation_module
 from dpscaffold.privacy import Ledger, PrivacyError
 from dpscaffold.report.runs import read_run
+from dpscaffold.runs.folder import CHECKPOINT_FORMAT
+from dpscaffold.runs.journal import START, digest
+from dpscaffold.runs.ledger import Summary, read_account
 from dpscaffold.setting.identity import describe_algorithm
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)

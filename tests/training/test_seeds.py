@@ -15,11 +15,11 @@ from privacy.test_commands import answer, call, refused
 from training.test_crashes import Crash, die_after
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, train
-from dpscaffold.books.journal import Journal
-from dpscaffold.books.runledger import read_account
 from dpscaffold.engines import State
 from dpscaffold.privacy import Ledger, describe
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.runs.journal import Journal
+from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Mlp
 

@@ -11,8 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from dpscaffold import BadInput, Gaussian, Logistic, Plan, Stopping, run, scaffold, synthetic, train
-from dpscaffold.books.runledger import read_account
 from dpscaffold.cli import app
+from dpscaffold.runs.ledger import read_account
 
 PLAN = Plan(rounds=40, local_steps=3, user_ratio=0.5, evaluate_every=1)
 NOISY = Gaussian(clip=1.0, noise=8.0)

@@ -24,9 +24,9 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.books.runledger import read_ledger
 from dpscaffold.engines.machine import pick_device
 from dpscaffold.privacy import RANDOM_PARTICIPATION
+from dpscaffold.runs.ledger import read_ledger
 from dpscaffold.setting import Setting
 from dpscaffold.training import run
 from dpscaffold.training.events import RoundDone

@@ -24,8 +24,6 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.limits import one_run_epsilon
 from dpscaffold.audit.subject import Case
-from dpscaffold.books.accounts import Accounts
-from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.stacking import StackedBroadcast
 from dpscaffold.engines.fast.worker import Worker
@@ -36,6 +34,8 @@ from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.account import Accounts
+from dpscaffold.runs.folder import RunFolder
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks.clipping import row_squares

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm
 from dpscaffold.audit.canary import Pair, clipped_at, federation_of, make_pair, small
-from dpscaffold.books.runledger import read_account
 from dpscaffold.config import load
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
@@ -26,6 +25,7 @@ from dpscaffold.privacy.bounds import USER_SAMPLING
 from dpscaffold.privacy.human import losses
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dpscaffold.books.allowance import Allowance, Book
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
+from dpscaffold.runs.budget_file import Allowance, Book
 
 
 def budget_command(

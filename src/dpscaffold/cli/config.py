@@ -45,7 +45,7 @@ def show_command(
 ) -> None:
     """Show a configuration, or a file of a deployment, with every default spelled out; no data
     are read."""
-    from dpscaffold.books.written import to_toml
+    from dpscaffold.runs.written import to_toml
 
     tables = spelled_out(inside(config), set_ or [], unset or [])
     typer.echo(json.dumps(tables, indent=2) if as_json else to_toml(tables).rstrip("\n"))

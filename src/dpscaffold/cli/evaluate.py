@@ -40,7 +40,7 @@ def evaluate_command(
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
     """Metrics of the task, per site too, confusion and calibration; outside every guarantee."""
-    from dpscaffold.books.written import plain
+    from dpscaffold.runs.written import plain
 
     if not data:
         why = "a column of a data file, and no file is named; name one, or leave the option out"

@@ -56,12 +56,12 @@ def plan_command(
     """Recommend algorithm, T, K, l, s, C, η₀ and σ_g on public surrogates; no record is read."""
     from rich.console import Console
 
-    from dpscaffold.books.written import plain
     from dpscaffold.config import parse, read_tables
     from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.planner.recommend import recommend
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.runs.written import plain
     from dpscaffold.training.events import Stopped
 
     refuse_unwritable(out)

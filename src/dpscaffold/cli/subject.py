@@ -8,7 +8,6 @@ from typing import Any
 
 from dpscaffold.algorithms import DEFAULT
 from dpscaffold.algorithms.naming import build, factory_of
-from dpscaffold.books.runledger import Account, read_account
 from dpscaffold.checks import floor_share, shares
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
@@ -16,6 +15,7 @@ from dpscaffold.privacy.describe import choose_relation, describe
 from dpscaffold.privacy.drawn import FROM_SYSTEM, Drawn
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
+from dpscaffold.runs.ledger import Account, read_account
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscaffold.books.datakey import KEY, read_key
-from dpscaffold.books.journal import Journal
-from dpscaffold.books.runledger import JOURNAL
 from dpscaffold.cli.subject import Numbers, Subject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
@@ -20,6 +17,9 @@ from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.human_tables import groups_table
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
+from dpscaffold.runs.data_key import KEY, read_key
+from dpscaffold.runs.journal import Journal
+from dpscaffold.runs.ledger import JOURNAL
 
 SIMULATED = (
     "simulated: the noise of a run with a seed can be removed by whoever holds the seed; with "

@@ -100,10 +100,10 @@ def train_command(
     ] = False,
 ) -> None:
     """Train a model and write a run folder."""
-    from dpscaffold.books.written import plain
     from dpscaffold.cli.compare import show
     from dpscaffold.config import load, read_tables
     from dpscaffold.report.ending import ending
+    from dpscaffold.runs.written import plain
     from dpscaffold.training import summarise
     from dpscaffold.training.events import silence
     from dpscaffold.training.from_config import run_seeds, run_settings
@@ -183,7 +183,7 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> Request:
 
 def engine_of(request: Request) -> str:
     """The engine that a resumed run began with; the simulator for a new one."""
-    from dpscaffold.books.runfolder import RunFolder
+    from dpscaffold.runs.folder import RunFolder
 
     saved = RunFolder(request.folder).read_json("run.json") if request.resume else None
     return str((saved or {}).get("engine", "simulator"))

@@ -36,12 +36,12 @@ def tune_command(
     (tune.private = true); write the best configuration."""
     from rich.console import Console
 
-    from dpscaffold.books.written import plain
     from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.experiments.tuning import read_tuning, tune
     from dpscaffold.planner.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.runs.written import plain
     from dpscaffold.training.events import Stopped
 
     settings, table = read_tuning(config, set_ or [])
@@ -87,7 +87,6 @@ def _tune_privately(
     quiet: bool,
 ) -> None:
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
-    from dpscaffold.books.written import plain
     from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.experiments.private_tuning import StoppedTrials, tune_privately
     from dpscaffold.planner.asked import planned_setting
@@ -98,6 +97,7 @@ def _tune_privately(
         write_private_tuning,
     )
     from dpscaffold.report.tuning_progress import Rounds
+    from dpscaffold.runs.written import plain
 
     refuse_earlier(folder)
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:

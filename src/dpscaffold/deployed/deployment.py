@@ -17,10 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpscaffold.books.accounts import Accounts
-from dpscaffold.books.journal import Anchor
-from dpscaffold.books.runfolder import Identity, RunFolder
-from dpscaffold.books.written import plain, to_toml
 from dpscaffold.deployed.agreed import Scorer, model_of, setting_of
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.enrolment import (
@@ -40,6 +36,10 @@ from dpscaffold.modelwriter import WITHIN
 from dpscaffold.offer import Offer
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.account import Accounts
+from dpscaffold.runs.folder import Identity, RunFolder
+from dpscaffold.runs.journal import Anchor
+from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 

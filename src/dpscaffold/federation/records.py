@@ -165,7 +165,7 @@ class Records:
 
     def digest(self) -> str:
         """A short hash of the contents, which is never written as it is: see
-        :func:`~dpscaffold.books.datakey.identity`."""
+        :func:`~dpscaffold.runs.data_key.identity`."""
         state = hashlib.blake2b(digest_size=16)
         state.update(np.ascontiguousarray(self.offsets.numpy()).tobytes())
         step = max(1, BLOCK // max(1, self.dimension))

@@ -31,7 +31,7 @@ WHOLE, SAMPLED_ROWS = 1 << 32, 1 << 14
 @dataclass(frozen=True)
 class Digest:
     """A hash by which a federation is known again, and a sentence on what it covers. The hash is
-    never written as it is: see :func:`~dpscaffold.books.datakey.identity`."""
+    never written as it is: see :func:`~dpscaffold.runs.data_key.identity`."""
 
     value: str
     covers: str

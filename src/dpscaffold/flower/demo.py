@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from dpscaffold.algorithms import DEFAULT
-from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.data import synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.flower.local import LocalFederation
+from dpscaffold.runs.folder import RunFolder
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 

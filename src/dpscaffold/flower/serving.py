@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import RunFolder
-from dpscaffold.books.written import plain
 from dpscaffold.deployed.deployment import Deployment, Served
 from dpscaffold.engines.enrolment import Correspondence
 from dpscaffold.engines.exchange import Stopped
@@ -25,6 +23,8 @@ from dpscaffold.provision import (
     roster,
     write_whole,
 )
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.written import plain
 from dpscaffold.serving import load_served
 
 TOTALS = "totals.json"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.written import plain
 from dpscaffold.paper.cases import Case
+from dpscaffold.runs.written import plain
 from dpscaffold.training.evaluator import late
 from dpscaffold.training.stack import Outcome
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dpscaffold.books.written import versions
 from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
 from dpscaffold.experiments.folds import fold_federation
@@ -19,6 +18,7 @@ from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.looped import train_loop
 from dpscaffold.paper.solving import solved_noise
+from dpscaffold.runs.written import versions
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, StackDone
 from dpscaffold.training.optimum import solve

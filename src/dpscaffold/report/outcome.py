@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.runfolder import RunFolder
 from dpscaffold.config.reading import read_tables
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.report.blocks import Block, Grid, Section, Text, section
 from dpscaffold.report.runs import RunRecord, read_run
+from dpscaffold.runs.folder import RunFolder
 from dpscaffold.scoring import titled
 from dpscaffold.training.progress import duration
 

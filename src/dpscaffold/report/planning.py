@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import write_text
-from dpscaffold.books.written import plain, to_toml
 from dpscaffold.planner.recommend import Recommendation, as_tables
 from dpscaffold.planner.surrogate import SEPARATIONS
 from dpscaffold.planner.trial import Choice
@@ -17,6 +16,7 @@ from dpscaffold.privacy.released import Released
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement import large_delta
 from dpscaffold.report.drawing import new_figure, save_figure
+from dpscaffold.runs.written import plain, to_toml
 
 
 def score_name(found: Recommendation) -> str:

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 from dpscaffold.atomic import whole_file, write_text
-from dpscaffold.books.written import plain, to_toml
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
 from dpscaffold.model import Model
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.scoring import titled
 from dpscaffold.trained import Origin
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from dpscaffold.books.runfolder import RunFolder
-from dpscaffold.books.runledger import SUMMARY, read_account
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import Column, fitted
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.ledger import SUMMARY, read_account
 from dpscaffold.scoring import titled
 from dpscaffold.training.progress import duration
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.written import to_toml
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.blocks import (
@@ -25,6 +24,7 @@ from dpscaffold.report.blocks import (
 )
 from dpscaffold.report.outcome import PUBLIC, Told, marked, numbered, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
+from dpscaffold.runs.written import to_toml
 from dpscaffold.scoring import titled
 
 #: The curves that are drawn where a run has them, and what they are called.

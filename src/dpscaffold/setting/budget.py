@@ -29,7 +29,7 @@ class Budget:
     - ``target_epsilon``: training halts before ε towards ``view`` would exceed it; ``colluders`` is
       how many participants pool what they know in the view ``participant``.
     - ``file``: a budget file that several runs over the same records share
-      (:mod:`~dpscaffold.books.allowance`). The run's whole plan is granted before it begins, or
+      (:mod:`~dpscaffold.runs.budget_file`). The run's whole plan is granted before it begins, or
       refused.
     - ``absent``: why users may stay away though they were drawn (a party on a machine of its own
       always may); bounds that count everybody's noise then refuse.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpscaffold.books.journal import Anchor
 from dpscaffold.engines.letters import (
     Header,
     Json,
@@ -18,6 +17,7 @@ from dpscaffold.engines.letters import (
     texts_of,
     whole_of,
 )
+from dpscaffold.runs.journal import Anchor
 from dpscaffold.site.asked import Work
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import Enrolment, Pending, RunMemory, StateFolder

@@ -27,9 +27,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.journal import Anchor, Journal
 from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
+from dpscaffold.runs.journal import Anchor, Journal
 from dpscaffold.site.file import Grant, Left, Policy
 
 

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.atomic import hold, sync_folder
-from dpscaffold.books.journal import Anchor
 from dpscaffold.engines.letters import Header, Json, Letter, Refused, Vectors, packed, unpack
 from dpscaffold.errors import BadInput
 from dpscaffold.provision import write_whole
+from dpscaffold.runs.journal import Anchor
 
 #: Of a state folder.
 FORMAT = 1

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from dpscaffold.books.journal import Anchor
 from dpscaffold.engines.letters import Refused
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.provision import write_whole
+from dpscaffold.runs.journal import Anchor
 from dpscaffold.site.file import Policy
 from dpscaffold.site.ledger import Lost, SiteLedger
 from dpscaffold.site.memory import RunMemory, StateFolder

@@ -16,12 +16,6 @@ from typing import Any
 
 import torch
 
-from dpscaffold.books.accounts import Accounts
-from dpscaffold.books.datakey import fresh_key, identity, open_key
-from dpscaffold.books.journal import Anchor
-from dpscaffold.books.runfolder import Identity, RunFolder
-from dpscaffold.books.runlog import RunLog
-from dpscaffold.books.written import plain, to_toml
 from dpscaffold.engines import ENGINES, Engine, Hardware, Memories, Simulator, State
 from dpscaffold.engines.machine import Aside, Owed, device_failed, stop_signals
 from dpscaffold.engines.memories import slot_metrics
@@ -32,6 +26,12 @@ from dpscaffold.model import Model
 from dpscaffold.modelwriter import WITHIN
 from dpscaffold.notebook import Shown
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.account import Accounts
+from dpscaffold.runs.data_key import fresh_key, identity, open_key
+from dpscaffold.runs.folder import Identity, RunFolder
+from dpscaffold.runs.journal import Anchor
+from dpscaffold.runs.log import RunLog
+from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.setting import Setting
 from dpscaffold.trained import Origin
 from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, judging

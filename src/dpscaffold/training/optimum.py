@@ -13,9 +13,9 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from dpscaffold.atomic import binary_file
-from dpscaffold.books.datakey import KEY, identity, open_key
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.runs.data_key import KEY, identity, open_key
 from dpscaffold.tasks import Batch, Task
 from dpscaffold.training.evaluator import Evaluator
 

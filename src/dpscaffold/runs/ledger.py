@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.journal import Anchor, Journal, digest
-from dpscaffold.books.parts import Entry, Parts
+from dpscaffold.runs.journal import Anchor, Journal, digest
+from dpscaffold.runs.parts import Entry, Parts
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
 from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.drawn import UNKNOWN, Drawn, Origin

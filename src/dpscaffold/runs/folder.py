@@ -5,7 +5,7 @@ file                 holds
 ===================  ==========================================================================
 versions.json        the software and device that made it
 run.json             the identity of its data and its engine: what a configuration does not tell
-data.key             the key of that identity (:mod:`~dpscaffold.books.datakey`)
+data.key             the key of that identity (:mod:`~dpscaffold.runs.data_key`)
 seed.json            the seed of a private run, for its owner alone
 (:mod:`~dpscaffold.randomness.seeds`) config.toml          the configuration as resolved; a folder
 that has it holds a run ledger.jsonl         who took part; a line is written before a round's
@@ -15,7 +15,7 @@ left unprotected metrics.jsonl        one object per evaluated round checkpoint.
 after some round; replaced whole, never edited model/               the model, once the run has
 ended (:mod:`~dpscaffold.modelfolder`) summary.json         final metrics, timing and how the run
 ended privacy.json / .md   the privacy statement run.log              warnings, where there were any
-(:mod:`~dpscaffold.books.runlog`) .lock                held by the process at work; says which
+(:mod:`~dpscaffold.runs.log`) .lock                held by the process at work; says which
 ===================  ==========================================================================
 """
 
@@ -41,8 +41,8 @@ from dpscaffold.atomic import (
     write_text,
     write_texts,
 )
-from dpscaffold.books.datakey import KEY, read_key, write_key
-from dpscaffold.books.written import plain, versions
+from dpscaffold.runs.data_key import KEY, read_key, write_key
+from dpscaffold.runs.written import plain, versions
 from dpscaffold.errors import BadInput
 from dpscaffold.randomness.seeds import SEED, Seed
 from dpscaffold.setting.plan import Plan

@@ -1,7 +1,7 @@
 """A privacy budget that several runs over the same records share, in a file.
 
 The file is a ledger in the format of a site's (:mod:`~dpscaffold.site.ledger`), a chained
-:class:`~dpscaffold.books.journal.Journal`, and can be read as one. Its lines are these events:
+:class:`~dpscaffold.runs.journal.Journal`, and can be read as one. Its lines are these events:
 
 =============== ==================================================================================
 event           what it says
@@ -32,7 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.books.journal import Anchor, Journal
+from dpscaffold.runs.journal import Anchor, Journal
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 

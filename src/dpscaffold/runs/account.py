@@ -4,7 +4,7 @@ said.
 The journal ``ledger.jsonl`` gets one line per round *before* the round's uploads are used, so a
 crash can only make the ledger say too much, never too little. Every ε, live, halting or stated,
 counts the journalled rounds, those that a crash has lost included. The files are
-:mod:`~dpscaffold.books.runledger`'s.
+:mod:`~dpscaffold.runs.ledger`'s.
 """
 
 from __future__ import annotations
@@ -17,26 +17,13 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.atomic import write_text
-from dpscaffold.books.booking import Booking
-from dpscaffold.books.journal import Anchor, Journal
-from dpscaffold.books.parts import Parts, allowed_in_parts, priced, spent_in_parts
-from dpscaffold.books.runfolder import RunFolder
-from dpscaffold.books.runledger import (
-    EXTENDS,
-    JOURNAL,
-    PREPARATION,
-    SUMMARY,
-    Opening,
-    Summary,
-    check_anchor,
-    read_account,
-    read_entries,
-    read_ledger,
-    read_opening,
-    read_parts,
-)
-from dpscaffold.books.target import Target
-from dpscaffold.books.written import plain
+from dpscaffold.runs.booking import Booking
+from dpscaffold.runs.journal import Anchor, Journal
+from dpscaffold.runs.parts import Parts, allowed_in_parts, priced, spent_in_parts
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.ledger import EXTENDS, JOURNAL, PREPARATION, SUMMARY, Opening, Summary, check_anchor, read_account, read_entries, read_ledger, read_opening, read_parts
+from dpscaffold.runs.target import Target
+from dpscaffold.runs.written import plain
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpscaffold.books.parts import Parts, priced, spent_in_parts
+from dpscaffold.runs.parts import Parts, priced, spent_in_parts
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, largest_rounds
 from dpscaffold.setting.budget import Budget
 

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from dpscaffold.books.allowance import Allowance, Book, Grant, Participation
-from dpscaffold.books.journal import Anchor, digest
-from dpscaffold.books.parts import Parts
-from dpscaffold.books.runfolder import RunFolder
+from dpscaffold.runs.budget_file import Allowance, Book, Grant, Participation
+from dpscaffold.runs.journal import Anchor, digest
+from dpscaffold.runs.parts import Parts
+from dpscaffold.runs.folder import RunFolder
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, bound_for
 from dpscaffold.privacy.bound import largest_epsilon
