@@ -18,8 +18,8 @@ from dpscaffold.data import from_users
 from dpscaffold.data.loading import load_federation
 from dpscaffold.data.table_coding import days
 from dpscaffold.errors import BadInput
-from dpscaffold.exporting import export
 from dpscaffold.federation import Federation
+from dpscaffold.models.export import export
 from dpscaffold.tasks import LOSSES
 
 ROWS = 60

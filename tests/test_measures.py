@@ -33,8 +33,8 @@ from dpscaffold import (
 )
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import Target
-from dpscaffold.scoring import METRICS, constant_report
 from dpscaffold.tasks import Batch, loss_named
+from dpscaffold.tasks.metrics import METRICS, constant_report
 from dpscaffold.training.evaluator import Evaluator, Measures, baseline, constant_loss
 
 PLAN = Plan(rounds=2, local_steps=2, data_ratio=0.5, evaluate_every=1)

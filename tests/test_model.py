@@ -14,7 +14,7 @@ from dpscaffold.data import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
 
 ROWS = 240
 

@@ -18,8 +18,8 @@ from test_model import clinic
 from dpscaffold import Logistic, Model, load_model
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.evaluation import evaluate_file
-from dpscaffold.predicting import predict_file
+from dpscaffold.models.evaluate import evaluate_file
+from dpscaffold.models.predict import predict_file
 
 
 @pytest.fixture(scope="module")

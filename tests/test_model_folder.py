@@ -34,7 +34,7 @@ from dpscaffold.data import load_federation
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import schema_of
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
 from dpscaffold.training.evaluator import Evaluator
 
 PLAN = Plan(rounds=20, local_steps=5, user_ratio=1.0, data_ratio=0.5, learning_rate=1.0)

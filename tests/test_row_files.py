@@ -25,8 +25,8 @@ from dpscaffold import Logistic, Model, evaluate_files, predict_files
 from dpscaffold.data import from_users, load_federation
 from dpscaffold.data.readers.rowfiles import row_files
 from dpscaffold.errors import BadInput
-from dpscaffold.evaluation import evaluate_file
-from dpscaffold.predicting import predict_file
+from dpscaffold.models.evaluate import evaluate_file
+from dpscaffold.models.predict import predict_file
 
 WARDS = ("Kinder", "Männer")
 COLUMNS = ("patient", "age", "stay", "ward", "ill")

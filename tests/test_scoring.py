@@ -17,7 +17,7 @@ from sklearn import metrics as sk
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
-from dpscaffold.scoring import METRICS, constant_scores, metrics_for, report, shown_metric
+from dpscaffold.tasks.metrics import METRICS, constant_scores, metrics_for, report, shown_metric
 
 Oracle = Callable[[np.ndarray, np.ndarray], float]
 

@@ -23,8 +23,8 @@ from dpscaffold.config import load
 from dpscaffold.config.task import own_module
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.exporting import export
-from dpscaffold.predicting import Predicted, predict_file
+from dpscaffold.models.export import export
+from dpscaffold.models.predict import Predicted, predict_file
 
 
 def command(*arguments: Any, check: bool = True) -> Done:

@@ -28,7 +28,7 @@ from dpscaffold.data.readers.tables import read_table
 from dpscaffold.data.stored import entries, steps
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
 from dpscaffold.tasks import Logistic
 
 MARKERS = ("?", "-", ".", "k. A.", "unknown", "-9", "9999")

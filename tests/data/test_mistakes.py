@@ -21,9 +21,9 @@ from dpscaffold.data.looking import look
 from dpscaffold.data.readers.alike import same_values, typing_errors
 from dpscaffold.data.table_coding import Coding, days
 from dpscaffold.errors import BadInput
-from dpscaffold.evaluation import evaluate_file
+from dpscaffold.models.evaluate import evaluate_file
+from dpscaffold.models.predict import predict_file
 from dpscaffold.offer import Schema
-from dpscaffold.predicting import predict_file
 from dpscaffold.site.reading import read_records
 
 SPELLINGS = {"ready": {"yes": ["Yes", "ys", "ja"], "no": ["nein"]}, "ward": {"A": ["a", "Aa"]}}
@@ -103,7 +103,7 @@ def test_new_rows_are_read_with_the_spellings_of_the_training(tmp_path: Path) ->
 def test_exported_models_know_the_spellings(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="needs onnxscript, which is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime, not installed")
-    from dpscaffold.exporting import export
+    from dpscaffold.models.export import export
 
     path = table(tmp_path / "spelled.csv", True)
     data = load_federation({**KEYS, "path": str(path), "values": SPELLINGS})

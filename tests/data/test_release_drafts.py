@@ -17,7 +17,7 @@ from dpscaffold.cli import app
 from dpscaffold.data import load, load_federation, prepare
 from dpscaffold.data.prepared import Ranges
 from dpscaffold.errors import BadInput
-from dpscaffold.predicting import predict_file
+from dpscaffold.models.predict import predict_file
 
 SHORT = ["--set", "plan.rounds=2", "--set", "plan.learning_rate=0.1", "-q"]
 

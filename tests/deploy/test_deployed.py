@@ -18,7 +18,7 @@ from dpscaffold.deployed.deployment import Deployment
 from dpscaffold.engines.exchange import Crash, Fate, Stopped
 from dpscaffold.engines.sites import Patience
 from dpscaffold.errors import BadInput
-from dpscaffold.modelfolder import load_model
+from dpscaffold.models.loading import load_model
 from dpscaffold.offer import read_offer
 from dpscaffold.privacy import AGGREGATE
 from dpscaffold.runs.folder import RunFolder

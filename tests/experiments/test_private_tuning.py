@@ -19,8 +19,8 @@ from dpscaffold.experiments import private_tuning
 from dpscaffold.experiments.private_scores import Comparison, noised, record_sums, scored
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, tune_privately
 from dpscaffold.experiments.tuning import parse_tuning
-from dpscaffold.exporting import export
-from dpscaffold.modelfolder import load_model
+from dpscaffold.models.export import export
+from dpscaffold.models.loading import load_model
 from dpscaffold.privacy import Cost, describe
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.composition import Part, together
@@ -29,7 +29,7 @@ from dpscaffold.privacy.selected import Trials, account
 from dpscaffold.privacy.selection import Stopping
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.csprng import CipherStream
-from dpscaffold.scoring import METRICS
+from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.events import Stopped
 
 CPU = torch.device("cpu")

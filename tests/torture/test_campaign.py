@@ -81,7 +81,7 @@ def test_every_command_that_writes_is_killed(monkeypatch):
     monkeypatch.syspath_prepend(CAMPAIGN.parent)
     from commands import EXCUSED, all_works
 
-    from dpscaffold.exporting import FORMATS
+    from dpscaffold.models.export import FORMATS
 
     given = [work.arguments for work, _ in all_works()]
     commands = leaves(typer.main.get_command(app))

@@ -160,7 +160,7 @@ def journalled(run_folder: Path) -> Counter[int]:
 
 def model_kept(place: Path) -> None:
     """A finished run has its model, whole."""
-    from dpscaffold.modelfolder import load_model
+    from dpscaffold.models.loading import load_model
 
     load_model(place)
     if json.loads((place / "summary.json").read_text())["model"] != "model":

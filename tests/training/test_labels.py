@@ -25,14 +25,14 @@ from dpscaffold.data import from_users
 from dpscaffold.data.heterogeneity import describe
 from dpscaffold.data.loading import load_federation, prepare
 from dpscaffold.errors import BadInput
-from dpscaffold.evaluation import evaluate_file
-from dpscaffold.exporting import export
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import MOST_LABELS, pack, unpack
 from dpscaffold.federation.schema import Target
-from dpscaffold.modules import WholeModel
+from dpscaffold.models.evaluate import evaluate_file
+from dpscaffold.models.export import export
+from dpscaffold.models.module import WholeModel
+from dpscaffold.models.predict import predict_file
 from dpscaffold.planner.asked import planned_setting
-from dpscaffold.predicting import predict_file
 from dpscaffold.tasks import LOSSES, ModuleTask
 from dpscaffold.training.evaluator import baseline, constant_loss
 from dpscaffold.training.optimum import solve

@@ -23,9 +23,9 @@ from dpscaffold.errors import BadInput
 from dpscaffold.experiments.private_scores import Comparison, record_sums
 from dpscaffold.federation import Federation
 from dpscaffold.offer import Offer, Schema
-from dpscaffold.scoring import METRICS
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
+from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import Outcome
 from dpscaffold.training.stopping import Stopping

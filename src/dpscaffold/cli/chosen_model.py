@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dpscaffold.model import Model
+    from dpscaffold.models.model import Model
 
 ModuleOption = Annotated[
     str | None,
@@ -28,7 +28,7 @@ def chosen_model(run: Path, module: str | None) -> Model:
     """
     from dpscaffold.config.reading import beside
     from dpscaffold.config.task import own_module
-    from dpscaffold.modelfolder import load_model
+    from dpscaffold.models.loading import load_model
 
     if module is None:
         return load_model(run)

@@ -13,9 +13,9 @@ from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.evaluation import Evaluation
-    from dpscaffold.evaluation_files import FilesEvaluation
-    from dpscaffold.model import Model
+    from dpscaffold.models.evaluate import Evaluation
+    from dpscaffold.models.evaluate_files import FilesEvaluation
+    from dpscaffold.models.model import Model
 
 
 def evaluate_command(
@@ -73,7 +73,7 @@ def _of_files(
 ) -> FilesEvaluation | None:
     """The rows of many files; None where a single one is meant."""
     from dpscaffold.data.readers.files import is_many
-    from dpscaffold.evaluation_files import evaluate_files
+    from dpscaffold.models.evaluate_files import evaluate_files
 
     return evaluate_files(model, data, label, site) if len(data) > 1 or is_many(data[0]) else None
 
@@ -82,7 +82,7 @@ def _of_one(
     run: Path, model: Model, data: list[Path] | None, label: str | None, site: str | None
 ) -> Evaluation:
     """The rows of a file, or those that were held out."""
-    from dpscaffold.evaluation import evaluate_file
+    from dpscaffold.models.evaluate import evaluate_file
 
     return evaluate_file(model, data[0], label, site) if data else _held_out(run, model)
 
@@ -91,7 +91,7 @@ def _held_out(run: Path, model: Model) -> Evaluation:
     """The records that the run's own data hold out."""
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
-    from dpscaffold.evaluation import evaluate, score_held_out
+    from dpscaffold.models.evaluate import evaluate, score_held_out
 
     path = run / "config.toml"
     if not path.exists():

@@ -28,7 +28,7 @@ def export_command(
 ) -> None:
     """Write a trained model, preparation included, for other software."""
     from dpscaffold.checks import choice
-    from dpscaffold.exporting import FORMATS, export
+    from dpscaffold.models.export import FORMATS, export
 
     choice("--to", to, tuple(FORMATS))
     model = chosen_model(run, module)

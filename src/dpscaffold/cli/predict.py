@@ -13,8 +13,8 @@ from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.predicting import Predicted
-    from dpscaffold.predicting_files import FilesPredicted
+    from dpscaffold.models.predict import Predicted
+    from dpscaffold.models.predict_files import FilesPredicted
 
 
 def predict_command(
@@ -48,8 +48,8 @@ def predict_command(
 ) -> None:
     """Predict for every row of files, in order; columns are found by name."""
     from dpscaffold.data.readers.files import is_many
-    from dpscaffold.predicting import Answer, predict_file
-    from dpscaffold.predicting_files import predict_files
+    from dpscaffold.models.predict import Answer, predict_file
+    from dpscaffold.models.predict_files import predict_files
 
     if as_json and out is None:
         raise BadInput("--json is given without --out, and CSV is printed then; name a file")
@@ -79,7 +79,7 @@ def _tell(done: Predicted, out: Path | None, columns: list[str], as_json: bool) 
 def _tell_files(done: FilesPredicted, out: Path | None, columns: list[str], as_json: bool) -> None:
     """What became of many files."""
     from dpscaffold.data.readers.rowfiles import named
-    from dpscaffold.predicting_files import FILE, is_folder
+    from dpscaffold.models.predict_files import FILE, is_folder
 
     if as_json and out is not None:
         entries = [

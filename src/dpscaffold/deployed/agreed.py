@@ -14,12 +14,12 @@ from dpscaffold.engines import State
 from dpscaffold.engines.enrolment import Enrolled
 from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Schema as RowSchema
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
+from dpscaffold.models.trained import Origin
 from dpscaffold.offer import Offer, Schema
-from dpscaffold.scoring import METRICS
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
-from dpscaffold.trained import Origin
+from dpscaffold.tasks.metrics import METRICS
 
 #: Why a site that is drawn may not take part.
 ABSENT = "a site may decline or stay away"

@@ -32,7 +32,7 @@ from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import Round, rounds
 from dpscaffold.engines.sites import Patience, Sites, Stalled
 from dpscaffold.errors import BadInput, Diverged
-from dpscaffold.modelwriter import WITHIN
+from dpscaffold.models.storage import WITHIN
 from dpscaffold.offer import Offer
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness

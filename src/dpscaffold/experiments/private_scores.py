@@ -23,7 +23,7 @@ from dpscaffold.federation import Records
 from dpscaffold.federation.schema import Target
 from dpscaffold.privacy import Mechanism
 from dpscaffold.randomness.csprng import CipherStream
-from dpscaffold.scoring import METRICS, Metric, metrics_for
+from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for
 from dpscaffold.training.stack import Outcome
 
 #: Metrics that are means of a score of each record, and how a score is made of such a mean.

@@ -28,8 +28,8 @@ from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.selection import Stopping
-from dpscaffold.scoring import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.setting import Setting
+from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 
@@ -48,8 +48,8 @@ class TuneSettings(ConfigTable):
     validated: the ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of
     iterates; by default the one that the plan gives out. ``public`` is a ``[data]`` table of public
     records to tune on; without it tuning reads the private records. ``metric`` is what is compared,
-    an entry of :data:`~dpscaffold.scoring.METRICS`; by default accuracy, or RMSE where a number is
-    predicted.
+    an entry of :data:`~dpscaffold.tasks.metrics.METRICS`; by default accuracy, or RMSE where a
+    number is predicted.
 
     ``private`` asks for an honest ε (:mod:`dpscaffold.experiments.private_tuning`): about
     ``trials`` candidates are drawn at random, their number by the law ``stopping`` (of ``shape``

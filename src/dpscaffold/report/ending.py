@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.scoring import titled
+from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.evaluator import baseline
 from dpscaffold.training.progress import duration
 

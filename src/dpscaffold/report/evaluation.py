@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from dpscaffold.errors import BadInput
-from dpscaffold.evaluation import Evaluation
+from dpscaffold.models.evaluate import Evaluation
 from dpscaffold.report.drawing import new_figure, save_figure
-from dpscaffold.scoring import titled
+from dpscaffold.tasks.metrics import titled
 
 #: How many sites and classes a terminal is shown.
 SHOWN = 20

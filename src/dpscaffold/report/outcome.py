@@ -14,7 +14,7 @@ from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.report.blocks import Block, Grid, Section, Text, section
 from dpscaffold.report.runs import RunRecord, read_run
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.scoring import titled
+from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
 
 #: What a model stands beside: the key in a summary, and words for a column and for a row.

@@ -9,11 +9,11 @@ from pathlib import Path
 from dpscaffold.atomic import whole_file, write_text
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
+from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.runs.written import plain, to_toml
-from dpscaffold.scoring import titled
-from dpscaffold.trained import Origin
+from dpscaffold.tasks.metrics import titled
 
 
 def shown_winner(tuned: PrivatelyTuned) -> str:

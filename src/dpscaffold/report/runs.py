@@ -16,7 +16,7 @@ from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import Column, fitted
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import SUMMARY, read_account
-from dpscaffold.scoring import titled
+from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dpscaffold.report.blocks import (
 from dpscaffold.report.outcome import PUBLIC, Told, marked, numbered, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.runs.written import to_toml
-from dpscaffold.scoring import titled
+from dpscaffold.tasks.metrics import titled
 
 #: The curves that are drawn where a run has them, and what they are called.
 COURSES = (

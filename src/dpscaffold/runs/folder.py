@@ -13,7 +13,7 @@ uploads are used grant.json           the run's name in its budget file, if it h
 what the ledger is about, and a summary of it preprocessing.json   what preparing the data spent or
 left unprotected metrics.jsonl        one object per evaluated round checkpoint.pt        the state
 after some round; replaced whole, never edited model/               the model, once the run has
-ended (:mod:`~dpscaffold.modelfolder`) summary.json         final metrics, timing and how the run
+ended (:mod:`~dpscaffold.models.loading`) summary.json         final metrics, timing and how the run
 ended privacy.json / .md   the privacy statement run.log              warnings, where there were any
 (:mod:`~dpscaffold.runs.log`) .lock                held by the process at work; says which
 ===================  ==========================================================================

@@ -14,12 +14,12 @@ from dpscaffold.engines.letters import Refused
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.scoring import METRICS
 from dpscaffold.site.file import OfferedQuery, Terms, read_site_file
 from dpscaffold.site.ledger import Booking, SiteLedger
 from dpscaffold.site.memory import StateFolder
 from dpscaffold.site.recovery import recover
 from dpscaffold.site.work import opener
+from dpscaffold.tasks.metrics import METRICS
 
 THEOREM = "adaptive composition of n·K steps, whatever selection and stopping look at (bound cap)"
 

@@ -20,7 +20,10 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Target
-from dpscaffold.scoring import (
+from dpscaffold.tasks import Batch, Loss, Task
+from dpscaffold.tasks.base import apart
+from dpscaffold.tasks.clipping import prepared
+from dpscaffold.tasks.metrics import (
     METRICS,
     Metric,
     constant_report,
@@ -29,9 +32,6 @@ from dpscaffold.scoring import (
     report,
     shown_metric,
 )
-from dpscaffold.tasks import Batch, Loss, Task
-from dpscaffold.tasks.base import apart
-from dpscaffold.tasks.clipping import prepared
 
 #: Records evaluated together; bounds the memory of an evaluation.
 _BLOCK = 1 << 17

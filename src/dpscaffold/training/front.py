@@ -12,7 +12,7 @@ from dpscaffold.engines import Hardware
 from dpscaffold.engines.machine import pick_devices
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
@@ -60,17 +60,17 @@ def train(
     every round with its metrics (few between evaluations), and ``listener`` with every event
     (:mod:`~dpscaffold.training.events`), whose rounds carry the parameters. With ``out`` everything
     is written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
-    number, as without the interruption. ``metrics`` are names (:data:`~dpscaffold.scoring.METRICS`)
-    or functions of your own, called with the model and the federation; ``dissimilarity=False``
-    leaves the users' gradients out of the evaluation, which are most of its time for a network.
-    ``stopping`` ends the run early by a public validation set; ε is that of all planned rounds.
-    ``release=True`` is the recipe for a model that is handed out (:mod:`~dpscaffold.release`):
-    secret noise, a draw that nobody chose, and a refusal of what the promise would not cover unless
-    ``allow`` names it. ``data_key`` is a file with a key, made where there is none: runs with the
-    same one can be compared as being over the same records, others count as such. ``progress=True``
-    shows a live line, in notebooks too. ``optimum=True`` solves for x* first and reports the gap to
-    it. SIGINT and SIGTERM finish the round, save a checkpoint and return with
-    ``ended="interrupted"``.
+    number, as without the interruption. ``metrics`` are names
+    (:data:`~dpscaffold.tasks.metrics.METRICS`) or functions of your own, called with the model and
+    the federation; ``dissimilarity=False`` leaves the users' gradients out of the evaluation, which
+    are most of its time for a network. ``stopping`` ends the run early by a public validation set;
+    ε is that of all planned rounds. ``release=True`` is the recipe for a model that is handed out
+    (:mod:`~dpscaffold.release`): secret noise, a draw that nobody chose, and a refusal of what the
+    promise would not cover unless ``allow`` names it. ``data_key`` is a file with a key, made where
+    there is none: runs with the same one can be compared as being over the same records, others
+    count as such. ``progress=True`` shows a live line, in notebooks too. ``optimum=True`` solves
+    for x* first and reports the gap to it. SIGINT and SIGTERM finish the round, save a checkpoint
+    and return with ``ended="interrupted"``.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
     >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)

@@ -22,8 +22,9 @@ from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.federation import Federation
-from dpscaffold.model import Model
-from dpscaffold.modelwriter import WITHIN
+from dpscaffold.models.model import Model
+from dpscaffold.models.storage import WITHIN
+from dpscaffold.models.trained import Origin
 from dpscaffold.notebook import Shown
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import Accounts
@@ -33,7 +34,6 @@ from dpscaffold.runs.journal import Anchor
 from dpscaffold.runs.log import RunLog
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.setting import Setting
-from dpscaffold.trained import Origin
 from dpscaffold.training.evaluator import Evaluator, Measures, Metrics, judging
 from dpscaffold.training.events import Checkpointed, Ended, Evaluated, Listener, RoundDone
 from dpscaffold.training.optimum import Optimum

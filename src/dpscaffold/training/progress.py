@@ -60,7 +60,7 @@ class Progress:
 
     def line(self, round: int, now: float, width: int | None = None) -> str:
         """One line of text, of at most ``width``: what is left goes first, ε stays to the last."""
-        from dpscaffold.scoring import titled  # with torch, which a run has loaded by then
+        from dpscaffold.tasks.metrics import titled  # with torch, which a run has loaded by then
 
         place = f"round {round}/{self.rounds}"
         parts = [f"{self.label}: {place}"]

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from dpscaffold.federation import Federation
-from dpscaffold.model import Model, Raw
+from dpscaffold.models.model import Model, Raw
+from dpscaffold.models.trained import Origin
 from dpscaffold.notebook import html_table, small_curve
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.scoring import shown_metric
 from dpscaffold.setting import Setting
-from dpscaffold.trained import Origin
+from dpscaffold.tasks.metrics import shown_metric
 from dpscaffold.training.evaluator import baseline, constant_loss, late
 from dpscaffold.training.optimum import Optimum
 from dpscaffold.training.verdict import Verdict, cause, verdict

@@ -15,10 +15,10 @@ import torch
 
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.evaluation import score_file
 from dpscaffold.federation.labels import pack
-from dpscaffold.model import Model, Raw
-from dpscaffold.scoring import metrics_for
+from dpscaffold.models.evaluate import score_file
+from dpscaffold.models.model import Model, Raw
+from dpscaffold.tasks.metrics import metrics_for
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack, unpack
 from dpscaffold.federation.schema import Target
-from dpscaffold.model import Model
-from dpscaffold.scoring import METRICS, Metric, constant_report, metrics_for, report
+from dpscaffold.models.model import Model
+from dpscaffold.tasks.metrics import METRICS, Metric, constant_report, metrics_for, report
 
 if TYPE_CHECKING:
     from dpscaffold.data.readers.files import TableFile

@@ -17,7 +17,7 @@ from dpscaffold.atomic import whole_file
 from dpscaffold.checks import choice
 from dpscaffold.data.table_coding import Coding
 from dpscaffold.errors import BadInput
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
 
 #: What a model can be exported to, and how its file or folder is called by default.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model"}
@@ -32,7 +32,7 @@ def export(model: Model, to: str, out: Path, only_protected: bool = False) -> Pa
       every categorical column is an input of texts (N, 1) under its own name. Needs the extra
       ``onnx``.
     - ``torch``: a ``.pt2`` program (``torch.export.load(path).module()``) of
-      :class:`~dpscaffold.modules.WholeModel`; it needs none of this package.
+      :class:`~dpscaffold.models.module.WholeModel`; it needs none of this package.
     - ``safetensors``: the folder that :func:`~dpscaffold.load_model` reads.
 
     With ``only_protected`` a model is refused that carries statistics fitted without protection,

@@ -19,7 +19,7 @@ from dpscaffold.atomic import whole_file
 from dpscaffold.data.readers.files import Format
 from dpscaffold.data.readers.raw import KINDS, Part, file_kind
 from dpscaffold.errors import BadInput
-from dpscaffold.model import Model
+from dpscaffold.models.model import Model
 
 PREDICTION, PROBABILITY = "prediction", "probability"
 

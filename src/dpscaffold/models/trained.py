@@ -27,7 +27,8 @@ class Origin:
 @dataclass(frozen=True)
 class Trained:
     """Parameters (P,) of a task with the preparation, target and schema that they were trained
-    with. :class:`~dpscaffold.model.Model` uses it; :mod:`dpscaffold.modelwriter` stores it."""
+    with. :class:`~dpscaffold.models.model.Model` uses it; :mod:`dpscaffold.models.storage` stores
+    it."""
 
     task: Task
     params: Tensor

@@ -27,11 +27,11 @@ from torch import Tensor
 from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
+from dpscaffold.models.trained import Trained
 from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import unnamed
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.tasks.stored import constants_of, task_entry
-from dpscaffold.trained import Trained
 
 #: The layout of model.json; raise it when an older version could misread what is written. A model
 #: of a number with a range has the second one: without the range its scores have another scale.

@@ -5,7 +5,7 @@ as in the paper's appendix "Metrics". Measures that are not means over records (
 accuracy, RMSE, R²) are given both over all records pooled and averaged over users. A value that is
 not defined (the AUC of a user who has one class, say) is NaN, and the average is over the users
 that have one. Of two classes the second, number 1, is the positive one. Of several labels the
-measures are in :mod:`dpscaffold.labelscoring`.
+measures are in :mod:`dpscaffold.tasks.label_metrics`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, softplus
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Kind, Target
-from dpscaffold.labelscoring import (
+from dpscaffold.tasks.label_metrics import (
     label_accuracy,
     label_log_loss,
     macro_f1,

@@ -25,8 +25,8 @@ from dpscaffold.data.readers.rowfiles import (
     tables_among,
 )
 from dpscaffold.errors import BadInput
-from dpscaffold.model import Model
-from dpscaffold.predicting import Answer, Predicted, batch_writer, one_thread, open_writer
+from dpscaffold.models.model import Model
+from dpscaffold.models.predict import Answer, Predicted, batch_writer, one_thread, open_writer
 
 #: The column that says from which file a row comes.
 FILE = "file"
@@ -82,7 +82,7 @@ def predict_files(
     ``data`` are files, folders and patterns (``sites/*.csv``). Where ``out`` is a ``.csv`` or
     ``.parquet`` file or a stream, all rows go there, and the first column, ``file``, says from
     which file each comes. Any other ``out`` is a folder, which then holds for every file one of the
-    same name with what :func:`~dpscaffold.predicting.predict_file` writes for it alone. Either
+    same name with what :func:`~dpscaffold.models.predict.predict_file` writes for it alone. Either
     appears whole or, where one file fails, not at all. Memory is bounded by a batch of rows.
     """
     answer = Answer(model, tuple(keep), probabilities)

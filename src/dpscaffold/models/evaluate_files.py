@@ -21,8 +21,8 @@ from dpscaffold.data.readers.rowfiles import (
     tables_among,
 )
 from dpscaffold.errors import BadInput
-from dpscaffold.evaluation import Evaluation, Scored, evaluate, label_columns, score_rows
-from dpscaffold.model import Model
+from dpscaffold.models.evaluate import Evaluation, Scored, evaluate, label_columns, score_rows
+from dpscaffold.models.model import Model
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Read a model from its folder, as :mod:`dpscaffold.modelwriter` writes it."""
+"""Read a model from its folder, as :mod:`dpscaffold.models.storage` writes it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dpscaffold.data.stored import steps
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target, schema_of
-from dpscaffold.model import Model
-from dpscaffold.modelwriter import (
+from dpscaffold.models.model import Model
+from dpscaffold.models.storage import (
     FORMAT,
     INDEX,
     PRIVACY,
@@ -25,10 +25,10 @@ from dpscaffold.modelwriter import (
     as_json,
     digest_of,
 )
+from dpscaffold.models.trained import Origin
 from dpscaffold.notebook import Shown
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
-from dpscaffold.trained import Origin
 
 
 def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Model:

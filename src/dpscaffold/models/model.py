@@ -16,9 +16,9 @@ from dpscaffold.checks import instance
 from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.models.trained import Origin, Trained
 from dpscaffold.notebook import html_table
 from dpscaffold.tasks import Task
-from dpscaffold.trained import Origin, Trained
 
 if TYPE_CHECKING:
     from dpscaffold.data.readers.files import TableFile
@@ -160,15 +160,15 @@ class Model(Trained):
 
     def to_module(self) -> nn.Module:
         """A plain ``torch.nn.Module``, the preparation included: raw rows (N, columns) → scores
-        (N, outputs). See :class:`dpscaffold.modules.WholeModel` for categorical columns."""
-        from dpscaffold.modules import whole_model
+        (N, outputs). See :class:`dpscaffold.models.module.WholeModel` for categorical columns."""
+        from dpscaffold.models.module import whole_model
 
         return whole_model(self.task, self.params, self.preparation, self.columns, self.target)
 
     def save(self, folder: Path | str) -> Path:
         """Write the model to a folder, from which :func:`~dpscaffold.load_model` reads it: weights
         as safetensors, all else as JSON, and the privacy statement."""
-        from dpscaffold.modelwriter import save_model
+        from dpscaffold.models.storage import save_model
 
         return save_model(self, Path(folder))
 
