@@ -13,7 +13,7 @@ demo: $(VENV)/.ready  ## train DP-SCAFFOLD beside its rivals and draw the compar
 	$(BIN)/dpscaffold demo
 
 deploy-demo: $(VENV)/.ready-flower  ## train across three sites as processes, beside the simulator
-	$(BIN)/python -m dpscaffold.flower.demo
+	$(BIN)/python -m dpscaffold.deployment.transports.flower.demo
 
 test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -29,12 +29,13 @@ from pathlib import Path
 import numpy as np
 from deploy_timed import OTHERS, PROGRAM, read_timed
 
-from dpscaffold import flower
+from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.flower.local import LocalFederation  # noqa: E402
-from dpscaffold.flower.node import (  # noqa: E402
+from dpscaffold.deployment.provision import read_node_key  # noqa: E402
+from dpscaffold.deployment.transports.flower.local import LocalFederation  # noqa: E402
+from dpscaffold.deployment.transports.flower.node import (  # noqa: E402
     HEARTBEAT,
     SLOW,
     Address,
@@ -42,7 +43,6 @@ from dpscaffold.flower.node import (  # noqa: E402
     FleetHttpClient,
     serve,
 )
-from dpscaffold.provision import read_node_key  # noqa: E402
 
 POLICY = {
     "epsilon": "100000.0",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpscaffold import flower
+from dpscaffold.deployment.transports import flower
 
 flower.require()
 
@@ -68,11 +68,11 @@ def note(path: Path, line: dict[str, Any]) -> None:
 
 def time_site(folder: Path) -> None:
     """A site: verifying, ledger, memory, local steps, signing."""
-    from dpscaffold.engines.letters import Letter
-    from dpscaffold.site import answer
-    from dpscaffold.site.ledger import SiteLedger
-    from dpscaffold.site.memory import RunMemory
-    from dpscaffold.site.work import OfferedWork
+    from dpscaffold.deployment.protocol.messages import Letter
+    from dpscaffold.deployment.site import answer
+    from dpscaffold.deployment.site.ledger import SiteLedger
+    from dpscaffold.deployment.site.memory import RunMemory
+    from dpscaffold.deployment.site.work import OfferedWork
 
     clock = Clock()
     clock.wrap(Letter, "signed_by", "signatures")
@@ -97,11 +97,11 @@ def time_site(folder: Path) -> None:
 
 def time_server(folder: Path) -> None:
     """A server: letters and waiting (Flower), signatures, aggregation, ledger, checkpoint."""
-    from dpscaffold.deployed.deployment import Deployment
-    from dpscaffold.engines import sites
-    from dpscaffold.engines.enrolment import Correspondence
-    from dpscaffold.engines.letters import Letter
-    from dpscaffold.flower.run import Grid, Post, flower_bytes
+    from dpscaffold.deployment.protocol.enrolment import Correspondence
+    from dpscaffold.deployment.protocol.messages import Letter
+    from dpscaffold.deployment.server import sites
+    from dpscaffold.deployment.server.run import Deployment
+    from dpscaffold.deployment.transports.flower.run import Grid, Post, flower_bytes
     from dpscaffold.runs.account import Accounts
 
     clock, offices = Clock(), []

@@ -54,7 +54,7 @@ def test_a_run_is_granted_once_and_further_needs_add(allowance):
 
 def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
     """The same format: the reader of a deployed site finds every grant and every round."""
-    from dpscaffold.site.ledger import SiteLedger
+    from dpscaffold.deployment.site.ledger import SiteLedger
 
     allowance.book(GRANT)
     allowance.book(replace(GRANT, run="b", epsilon=0.25, rounds=7))

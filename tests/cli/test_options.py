@@ -202,9 +202,7 @@ def tell_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that serve until they are stopped, or download, say what they were asked for
     instead."""
     import dpscaffold.data
-    import dpscaffold.flower.link
-    import dpscaffold.flower.operation
-    import dpscaffold.flower.serving
+    from dpscaffold.deployment.transports.flower import link, operation, serving
 
     def told(*arguments: object, **named: object) -> None:
         print(*arguments, *(f"{key}={value}" for key, value in named.items()), sep=", ")
@@ -215,6 +213,6 @@ def tell_instead(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dpscaffold.data, "download", downloaded)
 
-    monkeypatch.setattr(dpscaffold.flower.link, "serve_link", lambda where, ready: told(where))
-    monkeypatch.setattr(dpscaffold.flower.serving, "run_deployed", lambda *words: told(*words[:-1]))
-    monkeypatch.setattr(dpscaffold.flower.operation, "start_site", lambda *words: told(*words[:-1]))
+    monkeypatch.setattr(link, "serve_link", lambda where, ready: told(where))
+    monkeypatch.setattr(serving, "run_deployed", lambda *words: told(*words[:-1]))
+    monkeypatch.setattr(operation, "start_site", lambda *words: told(*words[:-1]))

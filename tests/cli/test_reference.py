@@ -17,15 +17,15 @@ from typer.main import get_command
 from dpscaffold.algorithms import SERVERS
 from dpscaffold.cli import app
 from dpscaffold.config import parse
+from dpscaffold.deployment.provision import provision, read_federation, read_invitation
+from dpscaffold.deployment.server.config import ServedSettings, load_served
+from dpscaffold.deployment.site.begin import make_site
+from dpscaffold.deployment.site.file import Policy, SiteFile, read_site_file
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.tuning import parse_tuning
-from dpscaffold.provision import provision, read_federation, read_invitation
 from dpscaffold.reference.keys import keys, words
 from dpscaffold.reference.page import annotated, annotated_server, page, stored
 from dpscaffold.reference.values import NEEDED
-from dpscaffold.serving import ServedSettings, load_served
-from dpscaffold.site.begin import make_site
-from dpscaffold.site.file import Policy, SiteFile, read_site_file
 
 HERE = Path(__file__).parents[2]
 FOUND = keys()

@@ -190,7 +190,7 @@ def test_every_example_configuration_is_valid(example):
     """Every table of every example parses; [tune] belongs to the command of that name, and a plan
     with [deploy] to a server."""
     from dpscaffold.config import parse
-    from dpscaffold.serving import load_served
+    from dpscaffold.deployment.server.config import load_served
 
     tables = tomllib.loads(example.read_text(encoding="utf-8"))
     if "deploy" in tables:

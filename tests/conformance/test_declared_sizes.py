@@ -27,8 +27,8 @@ from small import (
 )
 
 from dpscaffold.algorithms import ALGORITHMS
+from dpscaffold.deployment.protocol.messages import unpack
 from dpscaffold.engines.fast.lockstep import Lockstep
-from dpscaffold.engines.letters import unpack
 from dpscaffold.engines.participation import participate
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian

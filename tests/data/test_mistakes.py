@@ -20,11 +20,11 @@ from dpscaffold.data import federation_of, load, load_federation, prepare
 from dpscaffold.data.looking import look
 from dpscaffold.data.readers.alike import same_values, typing_errors
 from dpscaffold.data.table_coding import Coding, days
+from dpscaffold.deployment.protocol.agreement import Schema
+from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.errors import BadInput
 from dpscaffold.models.evaluate import evaluate_file
 from dpscaffold.models.predict import predict_file
-from dpscaffold.offer import Schema
-from dpscaffold.site.reading import read_records
 
 SPELLINGS = {"ready": {"yes": ["Yes", "ys", "ja"], "no": ["nein"]}, "ward": {"A": ["a", "Aa"]}}
 KEYS: dict[str, Any] = {

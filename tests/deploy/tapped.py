@@ -13,12 +13,12 @@ import signal
 import sys
 from pathlib import Path
 
-from dpscaffold import flower
+from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.flower import node  # noqa: E402
-from dpscaffold.flower.node import Fleet  # noqa: E402
+from dpscaffold.deployment.transports.flower import node  # noqa: E402
+from dpscaffold.deployment.transports.flower.node import Fleet  # noqa: E402
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
 

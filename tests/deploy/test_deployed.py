@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from dpscaffold import train
 from dpscaffold.cli import app
-from dpscaffold.deployed.agreed import ABSENT, evaluation_on
-from dpscaffold.deployed.deployment import Deployment
-from dpscaffold.engines.exchange import Crash, Fate, Stopped
-from dpscaffold.engines.sites import Patience
+from dpscaffold.deployment.protocol.agreement import read_offer
+from dpscaffold.deployment.protocol.exchange import Crash, Fate, Stopped
+from dpscaffold.deployment.server.agreed import ABSENT, evaluation_on
+from dpscaffold.deployment.server.run import Deployment
+from dpscaffold.deployment.server.sites import Patience
 from dpscaffold.errors import BadInput
 from dpscaffold.models.loading import load_model
-from dpscaffold.offer import read_offer
 from dpscaffold.privacy import AGGREGATE
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import read_account
@@ -259,7 +259,7 @@ def test_a_server_told_to_stop_ends_with_its_checkpoint_and_goes_on(tmp_path):
 
 def test_a_deployed_run_that_diverged_counts_its_planned_rounds(tmp_path, monkeypatch):
     """Its outputs stopped it; and an answer that was given twice in the last round is counted."""
-    from dpscaffold.engines.sites import Sites
+    from dpscaffold.deployment.server.sites import Sites
     from dpscaffold.errors import Diverged
 
     world = World(tmp_path / "sites", "scaffold", privacy=SECRET, rounds=4, user_ratio=1.0)

@@ -12,9 +12,9 @@ import torch
 from deploy.test_sites import assert_parity
 from deploy.world import World, uploads_of
 
-from dpscaffold.engines.exchange import Crash
+from dpscaffold.deployment.protocol.exchange import Crash
+from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.site.recovery import recover
 
 FIXED = Gaussian(clip=0.7, noise=0.8)
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)

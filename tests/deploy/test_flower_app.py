@@ -13,13 +13,13 @@ import pytest
 import tomli_w
 import torch
 
-from dpscaffold import flower
+from dpscaffold.deployment.transports import flower
 from dpscaffold.errors import BadInput
 
 flower.require()
 
-from dpscaffold.flower.app import site_path  # noqa: E402
-from dpscaffold.flower.demo import (  # noqa: E402
+from dpscaffold.deployment.transports.flower.app import site_path  # noqa: E402
+from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
     POLICY,
     demo_data,
     demo_tables,
@@ -27,7 +27,7 @@ from dpscaffold.flower.demo import (  # noqa: E402
     simulated,
     site_data,
 )
-from dpscaffold.flower.local import LocalFederation, free_port  # noqa: E402
+from dpscaffold.deployment.transports.flower.local import LocalFederation, free_port  # noqa: E402
 
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
 

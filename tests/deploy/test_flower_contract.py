@@ -1,4 +1,5 @@
-"""The contract with Flower: the names and fields that ``dpscaffold.flower`` uses, in seconds."""
+"""The contract with Flower: the names and fields that ``dpscaffold.deployment.transports.flower``
+uses, in seconds."""
 
 from __future__ import annotations
 
@@ -11,15 +12,23 @@ import sys
 import numpy as np
 import pytest
 
-from dpscaffold import flower
 from dpscaffold.algorithms import ALGORITHMS
-from dpscaffold.engines.letters import Letter, ask, new_key, pack, public_of, reply, sign
-from dpscaffold.engines.shapes import broadcast_lengths, upload_lengths
+from dpscaffold.deployment.protocol.messages import (
+    Letter,
+    ask,
+    new_key,
+    pack,
+    public_of,
+    reply,
+    sign,
+)
+from dpscaffold.deployment.protocol.shapes import broadcast_lengths, upload_lengths
+from dpscaffold.deployment.transports import flower
 from dpscaffold.errors import BadInput
 
 flower.require()
 
-from dpscaffold.flower import link, node, run, wire  # noqa: E402
+from dpscaffold.deployment.transports.flower import link, node, run, wire  # noqa: E402
 
 KEY = new_key()
 
@@ -41,7 +50,8 @@ def test_flower_is_quiet():
 
 def test_importing_dpscaffold_imports_no_flwr():
     code = (
-        "import sys, dpscaffold, dpscaffold.cli, dpscaffold.engines.letters, dpscaffold.provision;"
+        "import sys, dpscaffold, dpscaffold.cli, dpscaffold.deployment.protocol.messages;"
+        "import dpscaffold.deployment.provision;"
         "sys.exit(any(name.split('.')[0] == 'flwr' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -145,7 +155,7 @@ def test_whatever_else_arrives_is_an_empty_letter():
 def test_the_superlinks_configuration_is_all_there(tmp_path):
     from flwr.superlink.config_loader import SuperLinkLifespanConfig
 
-    from dpscaffold.provision import FederationFile, provision
+    from dpscaffold.deployment.provision import FederationFile, provision
 
     provision(FederationFile("127.0.0.1:8443", ("north",)), tmp_path)
     listeners = link.Listeners(("127.0.0.1", 8443), ("127.0.0.1", 8444), tmp_path / "server")

@@ -10,8 +10,8 @@ from deploy.world import World, same_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.engines.enrolment import Enrolled, NotEnrolled, begin_with, offer_to
-from dpscaffold.engines.letters import (
+from dpscaffold.deployment.protocol.enrolment import Enrolled, NotEnrolled, begin_with, offer_to
+from dpscaffold.deployment.protocol.messages import (
     REASONS,
     SERVER,
     VERSION,
@@ -25,9 +25,9 @@ from dpscaffold.engines.letters import (
     sign,
     unpack,
 )
+from dpscaffold.deployment.site.file import Policy
 from dpscaffold.privacy import CAP, describe
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.site.file import Policy
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 STRICT = {
@@ -438,7 +438,7 @@ def test_it_cannot_reach_files_by_a_runs_name(world):
 
 
 def test_seen_beyond_the_ledger_stops_the_site_until_its_operator_acts(world):
-    from dpscaffold.site.recovery import recover
+    from dpscaffold.deployment.site.recovery import recover
 
     world.send("north", world.task("north"))
     assert world.reason("north", world.task("north", 1, seen=2)) == "ledger-behind"

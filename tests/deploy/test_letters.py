@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.engines.letters import (
+from dpscaffold.deployment.protocol.messages import (
     Letter,
     Refused,
     ask,

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 )
 from small import Driven, simulator
 
-from dpscaffold.engines.exchange import Crash, Fate
-from dpscaffold.engines.sites import Stalled
+from dpscaffold.deployment.protocol.exchange import Crash, Fate
+from dpscaffold.deployment.server.sites import Stalled
+from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.site.recovery import recover
 
 FATES = st.sampled_from(
     [

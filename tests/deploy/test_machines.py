@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from dpscaffold import flower
+from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.flower.local import PATIENCE, free_port  # noqa: E402
+from dpscaffold.deployment.transports.flower.local import PATIENCE, free_port  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 SITES = ("north", "east", "south")

@@ -27,17 +27,17 @@ from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Broadcast
 from dpscaffold.cli import app
+from dpscaffold.deployment.protocol.agreement import Schema
+from dpscaffold.deployment.protocol.messages import fresh_id, unpack
+from dpscaffold.deployment.site.file import SiteFile
+from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.engines.fast import devices
-from dpscaffold.engines.letters import fresh_id, unpack
 from dpscaffold.engines.participation import participate
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.participation.participate import participate as take_part
 from dpscaffold.engines.participation.records import LocalRecords
-from dpscaffold.offer import Schema
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.site.file import SiteFile
-from dpscaffold.site.reading import read_records
 from dpscaffold.tasks import Logistic, Mlp, ModuleTask
 from dpscaffold.tasks.clipping import prepared
 

@@ -9,17 +9,17 @@ import pytest
 from deploy.world import OFFERED, TABLE, new_site
 from typer.testing import CliRunner
 
-from dpscaffold import flower
 from dpscaffold.cli import app
-from dpscaffold.engines.letters import Refused
+from dpscaffold.deployment.protocol.agreement import Schema
+from dpscaffold.deployment.protocol.messages import Refused
+from dpscaffold.deployment.server.config import load_served
+from dpscaffold.deployment.site.file import Grant, OfferedQuery, Terms
+from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.operation import ledger_of
+from dpscaffold.deployment.site.reading import check_data_table, read_records
+from dpscaffold.deployment.transports import flower
 from dpscaffold.errors import BadInput
-from dpscaffold.offer import Schema
 from dpscaffold.privacy import CAP, describe
-from dpscaffold.serving import load_served
-from dpscaffold.site.file import Grant, OfferedQuery, Terms
-from dpscaffold.site.ledger import SiteLedger
-from dpscaffold.site.operation import ledger_of
-from dpscaffold.site.reading import check_data_table, read_records
 
 flower.require()
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dpscaffold import flower
+from dpscaffold.deployment.transports import flower
 
 flower.require()
 
@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_utils import (  # noqa: E402
     ObjectUnavailableError,
 )
 
-from dpscaffold.flower import node, run  # noqa: E402
+from dpscaffold.deployment.transports.flower import node, run  # noqa: E402
 
 
 def test_objects_that_never_come_are_waited_for_briefly_and_longer_each_time(tmp_path, monkeypatch):

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 from deploy.world import new_site
 
-from dpscaffold.engines.letters import Refused
-from dpscaffold.errors import BadInput
-from dpscaffold.privacy import CAP, describe
-from dpscaffold.site.file import (
+from dpscaffold.deployment.protocol.messages import Refused
+from dpscaffold.deployment.site.file import (
     Grant,
     Left,
     OfferedQuery,
@@ -21,7 +19,9 @@ from dpscaffold.site.file import (
     grant,
     read_site_file,
 )
-from dpscaffold.site.ledger import SiteLedger
+from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import CAP, describe
 
 POLICY = Policy(
     epsilon=2.0,

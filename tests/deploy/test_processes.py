@@ -14,21 +14,23 @@ import pytest
 import torch
 from deploy import tapped
 
-from dpscaffold import flower
+from dpscaffold.deployment.transports import flower
 
 flower.require()
 
-from dpscaffold.flower.demo import POLICY, demo_data, demo_tables, deployed, simulated, site_data  # noqa: E402
-from dpscaffold.flower.local import PATIENCE, LocalFederation, free_port  # noqa: E402
-from dpscaffold.flower.node import Address, Fleet, Refusal  # noqa: E402
-from dpscaffold.flower.run import Office, flower_bytes  # noqa: E402
-from dpscaffold.provision import (  # noqa: E402
-    FederationFile,
-    make_node_key,
-    provision,
-    read_node_key,
+from dpscaffold.deployment.provision import FederationFile, make_node_key, provision, read_node_key  # noqa: E402
+from dpscaffold.deployment.site.ledger import SiteLedger  # noqa: E402
+from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
+    POLICY,
+    demo_data,
+    demo_tables,
+    deployed,
+    simulated,
+    site_data,
 )
-from dpscaffold.site.ledger import SiteLedger  # noqa: E402
+from dpscaffold.deployment.transports.flower.local import PATIENCE, LocalFederation, free_port  # noqa: E402
+from dpscaffold.deployment.transports.flower.node import Address, Fleet, Refusal  # noqa: E402
+from dpscaffold.deployment.transports.flower.run import Office, flower_bytes  # noqa: E402
 
 pytestmark = pytest.mark.processes
 
@@ -194,7 +196,7 @@ def foreign_application(local, ca, tmp_path):
     from flwr.supercore.constant import NOOP_FEDERATION_ID
     from flwr.supercore.fab import Fab
 
-    from dpscaffold.flower.run import _BUNDLE, Office, control_client
+    from dpscaffold.deployment.transports.flower.run import _BUNDLE, Office, control_client
 
     local.start_site("north")
     wait_for(lambda: "online" in local.log("north"))
@@ -372,7 +374,7 @@ def test_eight_sites_and_a_million_parameters(tmp_path):
 
 @pytest.mark.slow
 def test_the_demonstration_ends_with_equality(tmp_path, capsys):
-    from dpscaffold.flower.demo import main
+    from dpscaffold.deployment.transports.flower.demo import main
 
     assert main(tmp_path / "federation") == 0
     assert "equals the simulator's" in capsys.readouterr().out.splitlines()[-1]

@@ -11,8 +11,7 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
-from dpscaffold.errors import BadInput
-from dpscaffold.provision import (
+from dpscaffold.deployment.provision import (
     FederationFile,
     admit,
     check_certificate,
@@ -26,7 +25,8 @@ from dpscaffold.provision import (
     remove,
     roster,
 )
-from dpscaffold.site.begin import make_site
+from dpscaffold.deployment.site.begin import make_site
+from dpscaffold.errors import BadInput
 
 FEDERATION = FederationFile("federation.example:8443", ("north", "east"), ("10.0.0.7",))
 
@@ -66,7 +66,7 @@ def test_an_expired_certificate_is_refused(made, monkeypatch):
         def now(cls, tz=None):
             return later
 
-    monkeypatch.setattr("dpscaffold.provision.certificates.datetime.datetime", Later)
+    monkeypatch.setattr("dpscaffold.deployment.provision.certificates.datetime.datetime", Later)
     with pytest.raises(BadInput, match="expired on"):
         check_certificate(made / "server" / "server.crt")
 

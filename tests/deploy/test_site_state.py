@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpscaffold.engines.letters import Refused
+from dpscaffold.deployment.protocol.messages import Refused
+from dpscaffold.deployment.site.file import Grant, Policy
+from dpscaffold.deployment.site.ledger import Lost, SiteLedger
+from dpscaffold.deployment.site.memory import Enrolment, Pending, RunMemory, StateFolder
 from dpscaffold.errors import BadInput
-from dpscaffold.site.file import Grant, Policy
-from dpscaffold.site.ledger import Lost, SiteLedger
-from dpscaffold.site.memory import Enrolment, Pending, RunMemory, StateFolder
 
 POLICY = Policy(epsilon=1.0, delta=1e-6, max_runs=3)
 

@@ -9,9 +9,9 @@ from deploy.world import World, uploads_of
 from small import Driven, simulator
 
 from dpscaffold.algorithms import ALGORITHMS
-from dpscaffold.engines.enrolment import NotEnrolled
-from dpscaffold.engines.exchange import Fate
-from dpscaffold.engines.sites import Stalled
+from dpscaffold.deployment.protocol.enrolment import NotEnrolled
+from dpscaffold.deployment.protocol.exchange import Fate
+from dpscaffold.deployment.server.sites import Stalled
 from dpscaffold.setting.gaussian import Gaussian
 
 FIXED = Gaussian(clip=0.7, noise=0.8)

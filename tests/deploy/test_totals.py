@@ -8,7 +8,7 @@ from dpscaffold.errors import BadInput
 
 pytest.importorskip("flwr")
 
-from dpscaffold.flower.serving import keep_totals, read_totals
+from dpscaffold.deployment.transports.flower.serving import keep_totals, read_totals
 
 
 def test_counts_only_ever_grow_over_all_runs(tmp_path):

@@ -21,18 +21,24 @@ import httpx
 import pytest
 from deploy.world import World
 
-from dpscaffold import flower
-from dpscaffold.engines.enrolment import NotEnrolled, offer_to
-from dpscaffold.engines.letters import Letter, sign, unpack
+from dpscaffold.deployment.protocol.enrolment import NotEnrolled, offer_to
+from dpscaffold.deployment.protocol.messages import Letter, sign, unpack
+from dpscaffold.deployment.provision import (
+    FederationFile,
+    admit,
+    provision,
+    read_invitation,
+    roster,
+)
+from dpscaffold.deployment.site.begin import make_site
+from dpscaffold.deployment.transports import flower
 from dpscaffold.errors import BadInput
-from dpscaffold.provision import FederationFile, admit, provision, read_invitation, roster
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.site.begin import make_site
 
 flower.require()
 
-from dpscaffold.flower.node import Address, Fleet  # noqa: E402
-from dpscaffold.flower.operation import check_site  # noqa: E402
+from dpscaffold.deployment.transports.flower.node import Address, Fleet  # noqa: E402
+from dpscaffold.deployment.transports.flower.operation import check_site  # noqa: E402
 
 SECRET = Gaussian(clip=0.7, noise=20.0, secret=True)
 

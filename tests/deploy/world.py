@@ -14,29 +14,29 @@ from small import CPU, PLAN, Trial, federation
 
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import AlgorithmSettings, TaskSettings
-from dpscaffold.engines import Draw, State
-from dpscaffold.engines.enrolment import (
+from dpscaffold.deployment.protocol.agreement import Schema, offer_of
+from dpscaffold.deployment.protocol.enrolment import (
     Correspondence,
     Enrolled,
     begin_with,
     offer_to,
     tell_draw,
 )
-from dpscaffold.engines.exchange import InMemory
-from dpscaffold.engines.letters import Letter, ask, new_key, pack, public_of
+from dpscaffold.deployment.protocol.exchange import InMemory
+from dpscaffold.deployment.protocol.messages import Letter, ask, new_key, pack, public_of
+from dpscaffold.deployment.provision import FederationFile, provision, read_invitation
+from dpscaffold.deployment.server.sites import Patience, Sites
+from dpscaffold.deployment.site.answer import Site
+from dpscaffold.deployment.site.begin import make_site
+from dpscaffold.deployment.site.file import Policy, SiteFile
+from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.memory import RunMemory, StateFolder
+from dpscaffold.deployment.site.work import opener
+from dpscaffold.engines import Draw, State
 from dpscaffold.engines.rounds import Round, rounds
-from dpscaffold.engines.sites import Patience, Sites
 from dpscaffold.federation import Federation
-from dpscaffold.offer import Schema, offer_of
-from dpscaffold.provision import FederationFile, provision, read_invitation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian
-from dpscaffold.site.answer import Site
-from dpscaffold.site.begin import make_site
-from dpscaffold.site.file import Policy, SiteFile
-from dpscaffold.site.ledger import SiteLedger
-from dpscaffold.site.memory import RunMemory, StateFolder
-from dpscaffold.site.work import opener
 
 NAMES = ("east", "north", "south", "west", "inland", "coast")
 
@@ -313,7 +313,7 @@ class World:
 
 def uploads_of(answers: list[tuple[str, bytes]]) -> set[tuple[str, str]]:
     """The distinct uploads (site, id) that left."""
-    from dpscaffold.engines.letters import unpack
+    from dpscaffold.deployment.protocol.messages import unpack
 
     found = set()
     for name, raw in answers:

@@ -18,7 +18,7 @@ from scipy.stats import binom, chi2, kstest, norm
 from small import EQUAL, federation, setting, uploads
 
 from dpscaffold import Federation, Gaussian, Logistic, Plan, fedavg, train
-from dpscaffold.engines.letters import unpack
+from dpscaffold.deployment.protocol.messages import unpack
 from dpscaffold.randomness.csprng import CipherStream, on_grid
 from dpscaffold.randomness.streams import NoiseStreams, Randomness
 

@@ -36,7 +36,7 @@ LATE = (
     "dpscaffold.models.export",
     "dpscaffold.paper.reproduce",
     "dpscaffold.models.predict",
-    "dpscaffold.provision.invitations",
+    "dpscaffold.deployment.provision.invitations",
     "dpscaffold.report.story",
     "dpscaffold.training.front",
     "dpscaffold.cli.audit",

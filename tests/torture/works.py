@@ -310,10 +310,10 @@ def a_federation(folder: Path) -> None:
 
 def a_site_behind(folder: Path) -> None:
     """A site whose server has seen more than its ledger holds."""
-    from dpscaffold.site.file import Grant, read_site_file
-    from dpscaffold.site.ledger import SiteLedger
-    from dpscaffold.site.memory import StateFolder
-    from dpscaffold.site.recovery import note_behind
+    from dpscaffold.deployment.site.file import Grant, read_site_file
+    from dpscaffold.deployment.site.ledger import SiteLedger
+    from dpscaffold.deployment.site.memory import StateFolder
+    from dpscaffold.deployment.site.recovery import note_behind
 
     a_federation(folder)
     file = read_site_file(folder / "one" / "site.toml")
@@ -328,8 +328,8 @@ def a_site_behind(folder: Path) -> None:
 
 def recovered(folder: Path) -> object:
     """That the whole grant is booked as spent, and the site is not behind any more."""
-    from dpscaffold.site.file import read_site_file
-    from dpscaffold.site.ledger import SiteLedger
+    from dpscaffold.deployment.site.file import read_site_file
+    from dpscaffold.deployment.site.ledger import SiteLedger
 
     file = read_site_file(folder / "one" / "site.toml")
     booking = SiteLedger(file.state / "ledger.jsonl", file.name).runs[RUN]
@@ -389,9 +389,9 @@ def budget_opened(folder: Path) -> object:
 
 def site_made(folder: Path) -> object:
     """A site whose keys belong to what it asks to be admitted with."""
-    from dpscaffold.engines.letters import public_of
-    from dpscaffold.provision import read_member, read_node_key, read_signing_key
-    from dpscaffold.site.file import read_site_file
+    from dpscaffold.deployment.protocol.messages import public_of
+    from dpscaffold.deployment.provision import read_member, read_node_key, read_signing_key
+    from dpscaffold.deployment.site.file import read_site_file
 
     file = read_site_file(folder / "one" / "site.toml")
     member = read_member(folder / "one" / "one.site")
@@ -401,6 +401,6 @@ def site_made(folder: Path) -> object:
 
 def roster(folder: Path) -> object:
     """Who is on the server's roster."""
-    from dpscaffold.provision import roster as members
+    from dpscaffold.deployment.provision import roster as members
 
     return [member.name for member in members(folder / "keys" / "server")]

@@ -18,11 +18,11 @@ from dpscaffold.cli import app
 from dpscaffold.data import FederationWriter, from_users, load, load_federation, prepare
 from dpscaffold.data.label_guesses import rounded_range
 from dpscaffold.data.looking import look
-from dpscaffold.deployed.agreed import evaluation_on
+from dpscaffold.deployment.protocol.agreement import Offer, Schema
+from dpscaffold.deployment.server.agreed import evaluation_on
 from dpscaffold.errors import BadInput
 from dpscaffold.experiments.private_scores import Comparison, record_sums
 from dpscaffold.federation import Federation
-from dpscaffold.offer import Offer, Schema
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 from dpscaffold.tasks.metrics import METRICS

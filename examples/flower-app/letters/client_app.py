@@ -1,13 +1,13 @@
 """A site inside a ClientApp: one message in, the site's answer out."""
 
-from dpscaffold.flower import require
+from dpscaffold.deployment.transports.flower import require
 
 require()
 
 from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
-from dpscaffold.flower.app import answer_message, site_path  # noqa: E402
+from dpscaffold.deployment.transports.flower.app import answer_message, site_path  # noqa: E402
 
 app = ClientApp()
 

@@ -1,13 +1,13 @@
 """The server inside a ServerApp: a deployed run over Flower's grid."""
 
-from dpscaffold.flower import require
+from dpscaffold.deployment.transports.flower import require
 
 require()
 
 from flwr.app import Context  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from dpscaffold.flower.app import serve_app  # noqa: E402
+from dpscaffold.deployment.transports.flower.app import serve_app  # noqa: E402
 
 app = ServerApp()
 

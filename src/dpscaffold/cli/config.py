@@ -69,7 +69,7 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
     if unset:
         raise BadInput(f"--unset is {unset[0]}, which is for configurations without [tune]")
     if "schema" in held or "deploy" in held:
-        from dpscaffold.serving import load_served
+        from dpscaffold.deployment.server.config import load_served
 
         return load_served(path, set_).resolved()
     if "tune" in held:
@@ -88,12 +88,12 @@ def _of_a_party(path: Path, held: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict
 
     if "policy" in held:
-        from dpscaffold.site.file import read_site_file
+        from dpscaffold.deployment.site.file import read_site_file
 
         site = read_site_file(path)
         kept = {name: held[name] for name in ("ca", "node_key", "signing_key", "state")}
         return {**site.model_dump(mode="json", exclude_none=True), **kept}
-    from dpscaffold.provision import read_federation
+    from dpscaffold.deployment.provision import read_federation
 
     return asdict(read_federation(path))
 

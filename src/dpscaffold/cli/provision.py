@@ -19,14 +19,14 @@ def provision_command(
     as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
 ) -> None:
     """Make the keys and certificates of a federation, and one invitation per site."""
-    from dpscaffold.flower import require
+    from dpscaffold.deployment.transports.flower import require
 
     require()
-    from dpscaffold.provision import admit, provision, read_federation, read_invitation
+    from dpscaffold.deployment.provision import admit, provision, read_federation, read_invitation
 
     invitations = provision(read_federation(federation), out)
     if with_keys:
-        from dpscaffold.site.begin import make_site
+        from dpscaffold.deployment.site.begin import make_site
 
         for path in invitations:
             member = make_site(read_invitation(path), out / path.stem)

@@ -33,12 +33,12 @@ def start(
     ] = False,
 ) -> None:
     """Start Flower's SuperLink behind a gate that shows sites' paths alone."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
+    from dpscaffold.deployment.provision import host_and_port
+    from dpscaffold.deployment.transports.flower.link import Listeners, serve_link
     from dpscaffold.errors import BadInput
-    from dpscaffold.flower.link import Listeners, serve_link
-    from dpscaffold.provision import host_and_port
 
     listeners = Listeners(
         host_and_port("--public", public), host_and_port("--inner", inner), folder, insecure
@@ -65,8 +65,8 @@ def _ready(listeners: Any, folder: Path, insecure: bool) -> None:
     """Say where it listens, and let the roster's sites connect before any run begins."""
     import threading
 
-    from dpscaffold.flower.run import TROUBLE, Office, register
-    from dpscaffold.provision import read_secret, roster
+    from dpscaffold.deployment.provision import read_secret, roster
+    from dpscaffold.deployment.transports.flower.run import TROUBLE, Office, register
 
     office = Office(
         f"{listeners.inner[0]}:{listeners.inner[1]}",
@@ -104,10 +104,10 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
 ) -> None:
     """Offer a plan to the sites, train with those who accept, write a run folder."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.flower.serving import run_deployed
+    from dpscaffold.deployment.transports.flower.serving import run_deployed
 
     def echo(sentence: str, aside: bool) -> None:
         typer.echo(sentence, err=aside)
@@ -126,10 +126,10 @@ def admit(
     folder: Folder = Path("federation/server"),
 ) -> None:
     """Admit sites to the roster."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.provision import admit as admit_one
+    from dpscaffold.deployment.provision import admit as admit_one
 
     for path in files:
         typer.echo(f"{admit_one(folder, path).name} is admitted")
@@ -141,10 +141,10 @@ def remove(
     folder: Folder = Path("federation/server"),
 ) -> None:
     """Take a site off the roster; restart the SuperLink to shut its connection too."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.provision import remove as remove_one
+    from dpscaffold.deployment.provision import remove as remove_one
 
     remove_one(folder, name)
     typer.echo(f"{name} is removed; new runs are without it")

@@ -27,11 +27,11 @@ def init(
     out: Annotated[Path | None, typer.Option(help="a new folder; default: the site's name")] = None,
 ) -> None:
     """Make this site's keys and its site.toml, and print what to send back."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.provision import read_invitation
-    from dpscaffold.site.begin import make_site
+    from dpscaffold.deployment.provision import read_invitation
+    from dpscaffold.deployment.site.begin import make_site
 
     invited = read_invitation(invitation)
     folder = out or Path(invited.name)
@@ -49,10 +49,10 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
 ) -> None:
     """Check file, keys, data, certificate, connection and clock, and what a plan would get."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.flower.operation import check_site
+    from dpscaffold.deployment.transports.flower.operation import check_site
 
     found = []
     for sentence, good in check_site(file, offer, not offline):
@@ -71,10 +71,10 @@ def start(
     insecure: Annotated[bool, typer.Option("--insecure", help="plain text, on loopback")] = False,
 ) -> None:
     """Connect to the server and answer its letters until SIGTERM."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.flower.operation import start_site
+    from dpscaffold.deployment.transports.flower.operation import start_site
 
     start_site(file, insecure, typer.echo)
 
@@ -85,10 +85,10 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
 ) -> None:
     """What was granted and spent, per run and in total, by the bound cap."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.site.operation import ledger_lines, ledger_of
+    from dpscaffold.deployment.site.operation import ledger_lines, ledger_of
 
     said = ledger_of(file)
     typer.echo(json.dumps(said, indent=2) if as_json else "\n".join(ledger_lines(said)))
@@ -100,10 +100,10 @@ def recover(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
     """After ledger-behind: book what cannot be accounted for as spent, and go on."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.site.operation import recover_site
+    from dpscaffold.deployment.site.operation import recover_site
 
     if not yes:
         _ask("the rest of the grant will be booked as spent, for good; go on?")
@@ -127,10 +127,10 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
 ) -> None:
     """Whether the site's process runs, and what it last did."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.site.operation import status_of
+    from dpscaffold.deployment.site.operation import status_of
 
     said = status_of(file)
     if as_json:
@@ -147,9 +147,9 @@ def evaluate(
     run: Annotated[str | None, typer.Option(help="the run's id; default: the latest")] = None,
 ) -> None:
     """The final model's accuracy and loss on this site's own records; it stays here."""
-    from dpscaffold import flower
+    from dpscaffold.deployment.transports import flower
 
     flower.require()
-    from dpscaffold.site.operation import evaluate_site
+    from dpscaffold.deployment.site.operation import evaluate_site
 
     typer.echo(json.dumps(evaluate_site(file, run), indent=2))

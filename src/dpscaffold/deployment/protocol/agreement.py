@@ -1,0 +1,264 @@
+"""An offer: all that the parties of a deployed run agree on, and nothing of anybody's records.
+
+It is the public part of a configuration (schema, task, algorithm, plan, mechanism), every key
+spelled out. Its digest is the plan's identity: at the sites, in the run folder, and on resume.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
+from dpscaffold.data.markers import OTHERS, Markers, checked_markers, refuse_declared
+from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
+from dpscaffold.data.spellings import Spellings, checked_spellings
+from dpscaffold.deployment.protocol.messages import Json, Refused, canonical
+from dpscaffold.errors import BadInput
+from dpscaffold.federation.schema import Prepared, Target
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
+from dpscaffold.tasks import Task
+
+
+class PublicStep(ConfigTable):
+    """One step of a preparation that needs no fit, or carries public constants."""
+
+    step: Literal["unit-norm", "clip-norm", "scale", "shift"]
+    norm: float | None = Field(default=None, gt=0)
+    mean: tuple[float, ...] | None = None
+    factor: tuple[float, ...] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> PublicStep:
+        wanted = {"unit-norm": (), "clip-norm": ("norm",), "scale": ("factor",), "shift": ("mean",)}
+        for name in wanted[self.step]:
+            if getattr(self, name) is None:
+                raise BadInput(f"schema.prepare: the step {self.step!r} needs {name}")
+        return self
+
+    def build(self) -> Prepared:
+        """The step as a value that maps rows to rows."""
+        said = "Rows were prepared by public constants of the plan."
+        factor = None if self.factor is None else np.asarray(self.factor, np.float32)
+        if self.step == "unit-norm":
+            return UnitNorm()
+        if self.step == "clip-norm":
+            return ClipNorm(float(self.norm or 1.0))
+        if self.step == "scale":
+            return Scale(np.asarray(self.factor, np.float32), said)
+        return Shift(np.asarray(self.mean, np.float32), factor, "public", said)
+
+
+class Schema(ConfigTable):
+    """``[schema]``: what a row looks like, for parties who cannot look at one another's.
+
+    ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
+    number, with a public range from ``low`` to ``high``). A table (CSV, Parquet) is read by
+    ``columns``, ``categories`` (with their values), ``label`` and ``class_names``; ``missing``
+    stands for a number that is missing, or that ``gaps`` names as one that means missing. An unseen
+    category is zero everywhere. A record that cannot be read (a label of no class, a text in place
+    of a number) counts and contributes nothing: what a record holds never decides whether the table
+    is accepted. ``values`` are other spellings of labels and categories, and a site may lack the
+    columns ``absent``: their values are missing there.
+    """
+
+    features: int = Field(ge=1)
+    classes: int = Field(ge=0)
+    columns: tuple[str, ...] = ()
+    categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    label: str = "label"
+    class_names: tuple[str, ...] = ()
+    low: float | None = Field(default=None, allow_inf_nan=False)
+    high: float | None = Field(default=None, allow_inf_nan=False)
+    missing: float = Field(default=0.0, allow_inf_nan=False)
+    gaps: Annotated[
+        tuple[str, ...] | dict[str, tuple[str, ...]] | None,
+        BeforeValidator(partial(checked_markers, key="schema.gaps")),
+    ] = None
+    values: Annotated[
+        dict[str, dict[str, tuple[str, ...]]] | None,
+        BeforeValidator(partial(checked_spellings, key="schema.values")),
+    ] = None
+    absent: tuple[str, ...] = ()
+    prepare: tuple[PublicStep, ...] = ()
+
+    @property
+    def dimension(self) -> int:
+        """d, by the name that a task asks for."""
+        return self.features
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        if self.classes == 0:
+            return Target("number", (), self.low, self.high)
+        return Target("class", self.class_names or Target.numbered(self.classes).classes)
+
+    @property
+    def markers(self) -> Markers:
+        """What stands for a missing value, by column."""
+        return Markers.given(self.gaps)
+
+    @property
+    def spellings(self) -> Spellings:
+        """The other spellings of labels and categories, by column."""
+        return Spellings.given(self.values)
+
+    @property
+    def width(self) -> int:
+        """The number of features before the preparation (which keeps it)."""
+        coded = sum(len(values) for values in self.categories.values())
+        return len(self.columns) - len(self.categories) + coded
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Schema:
+        if self.columns and self.width != self.features:
+            raise BadInput(
+                f"schema.features is {self.features}, and the columns make {self.width}; they must "
+                f"agree"
+            )
+        refuse_declared(self.markers, self.categories, {self.label: self.class_names})
+        self.spellings.require(
+            (*([self.label] if self.classes else ()), *self.categories), "schema.values"
+        )
+        given = {**self.categories, self.label: self.class_names}
+        self.spellings.require_known(given, self.markers, "schema.values")
+        known = {*self.columns, self.label, OTHERS}
+        stray = sorted({name for name, _ in self.markers.columns} - known)
+        if stray:
+            raise BadInput(f"schema.gaps names {stray[0]!r}, which is not among the columns")
+        stray = sorted(set(self.absent) - set(self.columns))
+        if stray:
+            raise BadInput(f"schema.absent names {stray[0]!r}, which is not among the columns")
+        stray = sorted(set(self.categories) - set(self.columns))
+        if stray:
+            raise BadInput(f"schema.categories names {stray[0]!r}, which is not among the columns")
+        if self.classes == 1:
+            raise BadInput("schema.classes is 1; give 2 or more, or 0 where the label is a number")
+        ranged = self.low is not None and self.high is not None and self.low < self.high
+        if self.classes == 0 and not ranged:
+            raise BadInput(
+                f"schema.classes is 0, so the label is a number, and its range is low = {self.low} "
+                f"to high = {self.high}; give the range that it can have, low below high (-1 and 1 "
+                f"for numbers that are scaled already)"
+            )
+        if self.classes and (self.low, self.high) != (None, None):
+            raise BadInput(
+                f"schema.low and schema.high are the range of a number, and schema.classes is "
+                f"{self.classes}; leave them out, or set classes = 0"
+            )
+        if self.class_names and len(set(self.class_names)) != self.classes:
+            raise BadInput(
+                f"schema.class_names has {len(set(self.class_names))} different names for "
+                f"{self.classes} classes"
+            )
+        if len(set(self.columns)) != len(self.columns) or self.label in self.columns:
+            raise BadInput("schema.columns names a column twice, or the label among the features")
+        return self
+
+
+class MechanismSettings(ConfigTable):
+    """The noised query; ``secret`` is false in a rehearsal alone."""
+
+    clip: float | Literal["median"]
+    noise: float
+    sampling: Literal["fixed", "poisson"]
+    unit: Literal["record", "user"]
+    secret: bool
+    neighbours: Literal["replace-one", "zero-out", "add-remove"] | None = None
+
+    @classmethod
+    def of(cls, mechanism: Gaussian) -> MechanismSettings:
+        """What sites are told of a mechanism, whose noise must be known."""
+        if mechanism.epsilon is not None:
+            raise BadInput("an offer names the noise; epsilon is solved for sizes, so give noise")
+        return cls(**{name: getattr(mechanism, name) for name in cls.model_fields})
+
+    def build(self) -> Gaussian:
+        """The mechanism."""
+        return Gaussian(**self.model_dump())
+
+
+class Offer(ConfigTable):
+    """What is offered. ``format`` is of this very table."""
+
+    format: Literal[1] = 1
+    rows: Schema
+    task: TaskSettings
+    algorithm: AlgorithmSettings
+    plan: PlanSettings
+    privacy: MechanismSettings | None = None
+
+    def build_task(self) -> Task:
+        """The task, in the schema's shape."""
+        return self.task.build(self.rows)
+
+    def to_dict(self) -> dict[str, Json]:
+        """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
+        tables = self.model_dump(mode="json")
+        for key in ("gaps", "low", "high", "values", "absent"):
+            if tables["rows"][key] in (None, []):  # the digest is that of before there was the key
+                del tables["rows"][key]
+        tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
+        return dict(json.loads(canonical(tables)))
+
+
+@dataclass(frozen=True)
+class Names:
+    """The code that an offer would run at a site, by name, before anything of it is imported."""
+
+    algorithm: str
+    task: str
+
+
+def names_in(offer: Mapping[str, Any]) -> Names:
+    """Which algorithm and task an offer names; refuses what is not an offer."""
+    try:
+        task, algorithm = dict(offer["task"]), dict(offer["algorithm"])
+        kind = task.get("kind", "logistic")
+        named = task.get("module") if kind == "module" else kind
+        if not isinstance(named, str) or not isinstance(algorithm["name"], str):
+            raise TypeError("names must be texts")
+        return Names(algorithm["name"], named)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused("bad-offer", f"it is not a plan: {error!r:.100}") from error
+
+
+def read_offer(raw: Mapping[str, Any]) -> Offer:
+    """An offer from a letter, every type as it should be; else a refusal. It imports the named
+    algorithm, so ask :func:`names_in` and the policy first."""
+    steps = raw.get("rows", {}).get("prepare", ()) if isinstance(raw.get("rows"), dict) else ()
+    known = {"unit-norm", "clip-norm", "scale", "shift"}
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, dict) and step.get("step") not in known:
+            raise Refused("preparation", f"{step.get('step')!r:.80} is not known here")
+    try:
+        offer = Offer.model_validate_json(canonical(dict(raw)), strict=True)
+        if offer.privacy is not None:
+            offer.privacy.build()
+        return offer
+    except (ValidationError, BadInput, ValueError, TypeError) as error:
+        raise Refused("bad-offer", f"{error!s:.300}") from error
+
+
+def offer_of(
+    rows: Schema,
+    task: TaskSettings,
+    algorithm: AlgorithmSettings,
+    plan: Plan,
+    privacy: Gaussian | None,
+) -> Offer:
+    """The offer of a run, with the plan's warm rounds resolved."""
+    warm = 0
+    if algorithm.build().warm_up is not None:
+        warm = round(4 / plan.user_ratio) if plan.warm_rounds is None else plan.warm_rounds
+    mechanism = MechanismSettings.of(privacy) if privacy is not None else None
+    settled = PlanSettings(**plan.to_dict() | {"warm_rounds": warm, "seed": plan.public_seed})
+    return Offer(rows=rows, task=task, algorithm=algorithm, plan=settled, privacy=mechanism)

@@ -1,0 +1,233 @@
+"""The beginning of a deployed run: offers, commitments, and a draw that is nobody's choice.
+
+The server and every site commit to a nonce, then all are shown, and the seed of the draw is
+SHA-256(run, all nonces). Whoever wants another draw must begin another run, which costs a grant at
+every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from dpscaffold.deployment.protocol.exchange import Exchange
+from dpscaffold.deployment.protocol.messages import (
+    REASONS,
+    SERVER,
+    Header,
+    Json,
+    Letter,
+    Vectors,
+    ask,
+    commitment,
+    digest,
+    fresh_id,
+    joint_seed,
+)
+from dpscaffold.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A run as its server knows it, from the first offer on; a plain value, for a file.
+
+    ``names`` is the roster in order, ``sizes`` and ``caps`` what the sites answered; ``declared``
+    says that every size is a constant that its site declared. With a user as unit there are no
+    sizes: the guarantee hides them.
+    """
+
+    run: str
+    offer: Mapping[str, Any]
+    names: tuple[str, ...]
+    nonce: str
+    sizes: tuple[int, ...] = ()
+    caps: tuple[int, ...] = ()
+    declared: bool = False
+    commitments: Mapping[str, str] = field(default_factory=dict)
+    nonces: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def fresh(cls, offer: Mapping[str, Any], names: tuple[str, ...]) -> Enrolled:
+        """A run that nobody has heard of yet."""
+        return cls(fresh_id(), offer, names, fresh_id())
+
+    @property
+    def plan(self) -> str:
+        """The plan's identity: the offer's digest."""
+        return digest(self.offer)
+
+    @property
+    def hides_sizes(self) -> bool:
+        """Whether the offer protects a user's whole data, its size included."""
+        privacy = self.offer.get("privacy") or {}
+        return privacy.get("unit") == "user"
+
+    @property
+    def begun(self) -> bool:
+        """Whether everybody's nonce is known."""
+        return bool(self.nonces)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the draw."""
+        return joint_seed(self.run, self.nonces)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Enrolled:
+        """From a file."""
+        values = dict(saved)
+        for name in ("names", "sizes", "caps"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+class NotEnrolled(BadInput):
+    """Some sites refuse the offer, or did not answer; the run does not start."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        said = "; ".join(
+            f"{name}: {reason} ({REASONS.get(reason, 'it did not answer')})"
+            for name, reason in sorted(reasons.items())
+        )
+        super().__init__(
+            f"the run does not start: {said}; change the plan, or leave sites out with --without"
+        )
+        self.reasons = dict(reasons)
+
+
+@dataclass
+class Correspondence:
+    """Asks sites and believes only what they signed.
+
+    ``publics`` are the sites' public keys by name; ``seen`` and ``totals`` the largest counts of
+    participations that each has told, in this run and in all.
+    """
+
+    exchange: Exchange
+    key: Ed25519PrivateKey
+    publics: Mapping[str, str]
+    seen: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+
+    def letter(
+        self,
+        kind: str,
+        run: str,
+        name: str,
+        fields: Header,
+        vectors: Vectors | None = None,
+        digests: Mapping[str, bytes] | None = None,
+    ) -> Letter:
+        """A letter to one site, with what is known of its counts."""
+        known: dict[str, Json] = {
+            "seen": self.seen.get(name, 0),
+            "seen_total": self.totals.get(name, 0),
+        }
+        return ask(kind, run, name, {**fields, **known}, vectors or {}, self.key, digests)
+
+    def ask(self, letters: Mapping[str, Letter]) -> tuple[dict[str, Letter], dict[str, str]]:
+        """The answers that say yes, and everybody else's reason; counts are noted."""
+
+        def accept(name: str, answer: Letter) -> bool:
+            return answer.answers(letters[name], self.publics[name])
+
+        yes: dict[str, Letter] = {}
+        no: dict[str, str] = dict.fromkeys(letters, "no-answer")
+        for name, answer in self.exchange.ask(letters, accept).items():
+            header = answer.header
+            if header.get("status") == "yes":
+                yes[name] = answer
+                del no[name]
+            else:
+                reason = header.get("reason")
+                no[name] = str(reason) if reason in REASONS else "site-error"
+            for known, key in ((self.seen, "participations"), (self.totals, "total")):
+                count = header.get(key)
+                if type(count) is int:
+                    known[name] = max(count, known.get(name, 0))
+        for reason in no.values():
+            self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        return yes, no
+
+
+def offer_to(post: Correspondence, enrolled: Enrolled) -> Enrolled:
+    """Offer the plan to all; who they are and what they committed to, or a refusal."""
+    promise = commitment(enrolled.run, SERVER, enrolled.nonce)
+    fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
+    letters = {n: post.letter("offer", enrolled.run, n, fields) for n in enrolled.names}
+    yes, no = post.ask(letters)
+    hidden = enrolled.hides_sizes
+    found = {name: _promise(answer, hidden) for name, answer in yes.items()}
+    no |= {name: "bad-answer" for name, said in found.items() if said is None}
+    if no:
+        raise NotEnrolled(no)
+    said = {name: promised for name, promised in found.items() if promised is not None}
+    return replace(
+        enrolled,
+        sizes=() if hidden else tuple(said[name][0] for name in enrolled.names),
+        caps=tuple(said[name][1] for name in enrolled.names),
+        declared=not hidden and all(yes[n].header.get("declared") is True for n in enrolled.names),
+        commitments={SERVER: promise} | {name: said[name][2] for name in enrolled.names},
+    )
+
+
+def _promise(answer: Letter, hidden: bool) -> tuple[int, int, str] | None:
+    """Size (0 where it is hidden, whatever was answered), cap and commitment of a site."""
+    size = 0 if hidden else answer.header.get("records")
+    cap, promise = answer.header.get("cap"), answer.header.get("commitment")
+    if type(size) is not int or type(cap) is not int or not isinstance(promise, str):
+        return None
+    return (size, cap, promise) if hidden or size > 0 else None
+
+
+def begin_with(post: Correspondence, enrolled: Enrolled) -> Enrolled:
+    """Fix the roster and all commitments, and collect the nonces."""
+    letters = {name: begin_letter(post, enrolled, name) for name in enrolled.names}
+    yes, no = post.ask(letters)
+    nonces = {SERVER: enrolled.nonce}
+    for name, answer in yes.items():
+        nonce = str(answer.header.get("nonce_shown"))
+        if commitment(enrolled.run, name, nonce) == enrolled.commitments[name]:
+            nonces[name] = nonce
+        else:
+            no[name] = "bad-draw"
+    if no:
+        raise NotEnrolled(no)
+    return replace(enrolled, nonces=nonces)
+
+
+def begin_letter(post: Correspondence, enrolled: Enrolled, name: str) -> Letter:
+    """The letter that fixes the roster."""
+    fields: dict[str, Json] = {
+        "roster": list(enrolled.names),
+        "commitments": dict(enrolled.commitments),
+    }
+    if enrolled.sizes:
+        fields["sizes"] = list(enrolled.sizes)
+    return post.letter("begin", enrolled.run, name, fields)
+
+
+def tell_draw(post: Correspondence, enrolled: Enrolled, names: tuple[str, ...]) -> dict[str, str]:
+    """Show all nonces to these sites; gives the reasons of those who did not take them. One that
+    misses them now will say so when it is asked, and gets them again."""
+    fields: dict[str, Json] = {"nonces": dict(enrolled.nonces)}
+    return post.ask({n: post.letter("draw", enrolled.run, n, fields) for n in names})[1]
+
+
+def enrol_again(post: Correspondence, enrolled: Enrolled, names: tuple[str, ...]) -> None:
+    """Everything from the offer to the draw, for sites that lost their folder of the run or missed
+    a letter; what was fixed stays fixed."""
+    promise = enrolled.commitments[SERVER]
+    fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
+    yes, _ = post.ask({n: post.letter("offer", enrolled.run, n, fields) for n in names})
+    yes, _ = post.ask({name: begin_letter(post, enrolled, name) for name in yes})
+    if yes:
+        tell_draw(post, enrolled, tuple(yes))

@@ -1,0 +1,142 @@
+"""Who carries letters: the :class:`Exchange` that an engine asks through, and one for tests.
+
+An exchange promises little: it sends letters, sends an unanswered one again *as it is*, and hands
+back the answers that the asker accepts. It may lose, repeat, delay and reorder; the protocol bears
+all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dpscaffold.deployment.protocol.messages import Letter, pack, unpack
+
+#: Whether a reply that arrived from the named site counts as its answer.
+Accept = Callable[[str, Letter], bool]
+
+
+class Exchange(Protocol):
+    """Carries letters to sites by name and brings back their answers."""
+
+    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+        """Send one letter to each named site and wait, until the deadline, for answers that
+        ``accept`` takes. Sites that did not answer are missing from the result."""
+        ...
+
+
+class Stopped(Exception):
+    """The asker was told to stop while it waited. Nothing is lost: who has answered repeats its
+    stored answer when the run goes on."""
+
+
+class Crash(BaseException):
+    """A process that dies on the spot. Not an :class:`Exception`, so nothing on the way can
+    swallow it."""
+
+
+@dataclass
+class Fate:
+    """What happens to one attempt to deliver a letter, in :class:`InMemory`.
+
+    ``lose_ask`` and ``lose_answer`` drop it on the way there or back, ``repeat`` delivers it twice,
+    ``delay`` keeps the question until the next exchange, ``late`` keeps the answer until then.
+    """
+
+    lose_ask: bool = False
+    lose_answer: bool = False
+    repeat: bool = False
+    delay: bool = False
+    late: bool = False
+
+
+@dataclass
+class InMemory:
+    """An exchange inside one process, with every fault of a network at will.
+
+    ``sites`` maps names to what answers there; ``fate(site, letter, attempt)`` decides what becomes
+    of each attempt; ``order(names)`` in which order an attempt's letters are delivered. A site that
+    raises :class:`Crash` is restarted by ``restart(name)``, which returns what answers from then
+    on. All letters cross as bytes.
+    """
+
+    sites: dict[str, Callable[[Letter], Letter]]
+    attempts: int = 1
+    fate: Callable[[str, Letter, int], Fate] = lambda site, letter, attempt: Fate()
+    order: Callable[[list[str]], list[str]] = lambda names: names
+    restart: Callable[[str], Callable[[Letter], Letter]] | None = None
+    on_attempt: Callable[[], None] = lambda: None
+    sent: list[tuple[str, bytes]] = field(default_factory=list)
+    answered: list[tuple[str, bytes]] = field(default_factory=list)
+    _waiting_asks: list[tuple[str, bytes]] = field(default_factory=list)
+    _waiting_answers: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+        """As :class:`Exchange`; what earlier exchanges delayed arrives first."""
+        found: dict[str, Letter] = {}
+        stray = self._waiting_answers
+        self._waiting_answers = []
+        late_asks, self._waiting_asks = self._waiting_asks, []
+        for name, raw in late_asks:
+            stray += [(name, answer) for answer in self._deliver(name, raw)]
+        for name, raw in stray:
+            self._take(name, raw, letters, accept, found)
+        for attempt in range(self.attempts):
+            self.on_attempt()
+            for name in self.order([name for name in letters if name not in found]):
+                self._attempt(name, letters, attempt, accept, found)
+            if len(found) == len(letters):
+                break
+        return found
+
+    def _attempt(
+        self,
+        name: str,
+        letters: Mapping[str, Letter],
+        attempt: int,
+        accept: Accept,
+        found: dict[str, Letter],
+    ) -> None:
+        fate = self.fate(name, letters[name], attempt)
+        raw = pack(letters[name])
+        self.sent.append((name, raw))
+        if fate.lose_ask:
+            return
+        if fate.delay:
+            self._waiting_asks.append((name, raw))
+            return
+        answers = self._deliver(name, raw)
+        if fate.repeat:
+            answers += self._deliver(name, raw)
+        if fate.late:
+            self._waiting_answers += [(name, answer) for answer in answers]
+        elif not fate.lose_answer:
+            for answer in answers:
+                self._take(name, answer, letters, accept, found)
+
+    def _deliver(self, name: str, raw: bytes) -> list[bytes]:
+        letter = unpack(raw)
+        if letter is None or name not in self.sites:
+            return []
+        try:
+            answer = pack(self.sites[name](letter))
+        except Crash:
+            if self.restart is None:
+                raise
+            self.sites[name] = self.restart(name)
+            return []
+        self.answered.append((name, answer))
+        return [answer]
+
+    @staticmethod
+    def _take(
+        name: str,
+        raw: bytes,
+        letters: Mapping[str, Letter],
+        accept: Accept,
+        found: dict[str, Letter],
+    ) -> None:
+        answer = unpack(raw)
+        if answer is not None and name in letters and name not in found and accept(name, answer):
+            found[name] = answer

@@ -1,0 +1,94 @@
+"""What a server makes of an offer once its sites have answered: the roster, the setting, the model
+and its score on public data. None of it needs a record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dpscaffold.data.table_coding import Coding
+from dpscaffold.deployment.protocol.agreement import Offer, Schema
+from dpscaffold.deployment.protocol.enrolment import Enrolled
+from dpscaffold.engines import State
+from dpscaffold.federation.roster import Roster
+from dpscaffold.federation.schema import Schema as RowSchema
+from dpscaffold.models.model import Model
+from dpscaffold.models.trained import Origin
+from dpscaffold.setting import Setting
+from dpscaffold.setting.budget import Budget
+from dpscaffold.tasks.metrics import METRICS
+
+#: Why a site that is drawn may not take part.
+ABSENT = "a site may decline or stay away"
+
+#: What a model scores on public test data.
+Scorer = Callable[[Tensor], dict[str, float]]
+
+
+def roster_of(rows: Schema, enrolled: Enrolled, ratio: float) -> Roster:
+    """What a server knows of its sites: names, sizes and the schema, and no record.
+
+    Where sizes are hidden, everybody has the size of which a share of ``ratio`` is one record:
+    with a user as unit no number of the run depends on it.
+    """
+    sizes = enrolled.sizes or (math.ceil(1 / ratio),) * len(enrolled.names)
+    steps = tuple(step.build() for step in rows.prepare)
+    columns = rows.columns or tuple(str(j) for j in range(rows.features))
+    coded = tuple(rows.categories.items())
+    described = RowSchema(columns, coded, rows.target, steps, rows.features)
+    title = f"{len(enrolled.names)} sites"
+    return Roster(sizes, enrolled.names, described, title, enrolled.declared)
+
+
+def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, Any]) -> Model:
+    """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
+    the public steps that were offered."""
+    schema = setting.roster.schema
+    coded = tuple((n, rows.categories[n]) for n in rows.columns if n in rows.categories)
+    marked = rows.markers.among((*schema.columns, rows.label))
+    coding = Coding(
+        schema.columns,
+        coded,
+        rows.missing,
+        unseen="zero",
+        gaps=marked,
+        values=rows.spellings.columns,
+        absent=rows.absent,
+    )
+    origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
+    steps = (coding, *schema.preparation)
+    params = state.output.cpu()
+    return Model(setting.task, params, steps, schema.target, schema, dict(said), origin)
+
+
+def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
+    """The run on the roster that the sites' answers made."""
+    return Setting(
+        roster_of(offer.rows, enrolled, offer.plan.data_ratio),
+        offer.build_task(),
+        offer.algorithm.build(),
+        offer.plan.build(),
+        offer.privacy.build() if offer.privacy else None,
+        budget,
+    )
+
+
+def evaluation_on(offer: Offer, features: Tensor, labels: Tensor) -> Scorer:
+    """Accuracy (of a number RMSE, in its own units) and loss of a model on public test data."""
+    task = offer.build_task()
+    prepared = task.prepare(features)
+
+    def score(params: Tensor) -> dict[str, float]:
+        scores = task.scores(params, prepared)
+        found = {"test_loss": float(task.losses(params, prepared, labels).mean())}
+        if offer.rows.classes and scores.shape[1] > 1:
+            found["test_accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
+        if not offer.rows.classes:
+            target = offer.rows.target
+            found["test_rmse"] = METRICS["rmse"].of(target.answers(scores), target.restored(labels))
+        return found
+
+    return score

@@ -1,0 +1,186 @@
+"""The server's configuration: the training one, with ``[schema]`` and ``[deploy]`` in place of
+``[data]``, and an optional ``[evaluate]`` with public test data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from dpscaffold.config import (
+    AlgorithmSettings,
+    ConfigTable,
+    PlanSettings,
+    PrivacySettings,
+    TaskSettings,
+    override,
+)
+from dpscaffold.deployment.protocol.agreement import Offer, Schema, offer_of
+from dpscaffold.deployment.protocol.enrolment import Enrolled
+from dpscaffold.deployment.provision import host_and_port, read_toml
+from dpscaffold.deployment.server.agreed import ABSENT, Scorer, evaluation_on, setting_of
+from dpscaffold.deployment.server.sites import Patience
+from dpscaffold.deployment.site.reading import read_records
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.setting.budget import Budget
+from dpscaffold.setting.gaussian import Gaussian
+
+
+class DeploySettings(ConfigTable):
+    """``[deploy]``: where the SuperLink's loopback side is, and how long to wait for whom.
+
+    An unanswered letter goes out again every ``resend`` seconds until ``deadline``. Fewer answers
+    than ``quorum`` make a round void; it is asked again, ``patience`` times, after ``pause`` s.
+    A ``rehearsal`` draws participants, batches and noise from the plan's seed: for comparison with
+    the simulator on public data, and without privacy. ``records`` are the sites' public sizes, for
+    ``privacy.epsilon``: the offer names the noise, so it is solved before anybody has answered.
+    """
+
+    address: str = "127.0.0.1:8444"
+    deadline: float = Field(default=60.0, gt=0)
+    resend: float = Field(default=6.0, gt=0)
+    quorum: int = Field(default=1, ge=1)
+    patience: int = Field(default=3, ge=0)
+    pause: float = Field(default=5.0, ge=0)
+    rehearsal: bool = False
+    records: dict[str, Annotated[int, Field(ge=1)]] | None = None
+
+
+class ServedSettings(ConfigTable):
+    """A whole configuration of a deployed run."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True
+    )
+
+    rows: Schema = Field(alias="schema")
+    task: TaskSettings = TaskSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    plan: PlanSettings = PlanSettings()
+    privacy: PrivacySettings | None = None
+    deploy: DeploySettings = DeploySettings()
+    evaluate: dict[str, Any] | None = None
+
+    @property
+    def patience(self) -> Patience:
+        """When a round is void, and when to give up."""
+        return Patience(self.deploy.quorum, self.deploy.patience, self.deploy.pause)
+
+    def offer(self) -> Offer:
+        """What is offered to the sites; noise is secret unless this is a rehearsal."""
+        mechanism = self._mechanism
+        offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism)
+        # Sizes are not known yet; everything else can be refused here, before anybody is asked.
+        users = max(1, math.ceil(1 / self.plan.user_ratio))
+        poisson = mechanism is not None and mechanism.sampling == "poisson"
+        trial = Enrolled("", {}, ("any",) * users, "", (1_000_000,) * users, declared=poisson)
+        setting_of(offer, trial, self.budget())
+        return offer
+
+    @cached_property
+    def _mechanism(self) -> Gaussian | None:
+        """The noised query; where ε is given, with the noise that keeps it on the sites' public
+        sizes, anybody being free to stay away."""
+        if self.privacy is None:
+            return None
+        given = replace(self.privacy.mechanism, secret=not self.deploy.rehearsal)
+        if self.privacy.epsilon is None:
+            return given
+        if not self.deploy.records:
+            raise BadInput(
+                "privacy.epsilon is given, and noise is solved for sizes, which a server does not "
+                "know before its sites answer; give deploy.records (every site's public size, e.g. "
+                "{ north = 400, east = 250 }) or privacy.noise"
+            )
+        names, sizes = tuple(self.deploy.records), tuple(self.deploy.records.values())
+        if given.unit == "user":
+            if set(sizes) != {1}:
+                raise BadInput(
+                    f"deploy.records is {self.deploy.records}, and privacy.unit = 'user' hides how "
+                    f"many records a site has; name the sites and write 1 for each"
+                )
+            sizes = ()
+        offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), given)
+        roster = Enrolled("", {}, names, "", sizes, declared=given.sampling == "poisson")
+        solved = setting_of(offer, roster, self.budget()).calibrated(self.privacy.epsilon)
+        return solved.privacy
+
+    def budget(self) -> Budget:
+        """The server's own limits; in a deployed run anybody may stay away."""
+        if self.privacy is None:
+            return Budget()
+        given = self.privacy.budget
+        return replace(given, absent=ABSENT)
+
+    def scorer(self, folder: Path) -> Scorer | None:
+        """What scores a model on the public test data, if there are any."""
+        if self.evaluate is None:
+            return None
+        from dpscaffold.deployment.protocol.messages import Refused
+
+        try:
+            records = read_records(self.evaluate, folder, self.rows)
+        except Refused as no:
+            raise BadInput(f"[evaluate] does not fit the schema: {no.detail}") from no
+        wrong = [sentence for sentence, fine in records.notes if not fine]
+        if wrong or not len(records):
+            said = wrong[0] if wrong else f"{self.evaluate.get('path')} has no records"
+            raise BadInput(f"[evaluate]: {said}; fix the file")
+        return evaluation_on(self.offer(), records.features, records.labels)
+
+    def resolved(self) -> dict[str, Any]:
+        """As written to ``config.toml``."""
+        tables = self.model_dump(mode="json", exclude_none=True)
+        tables["schema"] = tables.pop("rows")
+        if self._mechanism is not None:
+            tables["privacy"] |= {
+                "secret": self._mechanism.secret,
+                "noise": self._mechanism.noise,
+            }
+            tables["privacy"].pop("epsilon", None)  # solved, as in a training run's file
+        return tables
+
+
+def load_served(path: Path, overrides: Sequence[str] = ()) -> ServedSettings:
+    """Read a server's configuration; the first thing wrong is said in one sentence."""
+    tables: Mapping[str, Any] = read_toml(path, "the configuration")
+    for item in overrides:
+        tables = override(tables, item)
+    if "data" in tables:
+        raise BadInput(
+            f"{path} has [data], but a server reaches no record; write [schema] (what a row looks "
+            f"like) and [deploy] instead"
+        )
+    if "schema" not in tables:
+        raise BadInput(f"{path} has no [schema]; it says what a row looks like at every site")
+    try:
+        settings = ServedSettings.model_validate(dict(tables))
+    except ValidationError as error:
+        raise BadInput(f"{path}: {_sentence(error)}") from None
+    host_and_port("deploy.address", settings.deploy.address)
+    return settings
+
+
+def _sentence(error: ValidationError) -> str:
+    # A key that is unknown is said before one that is missing: it is often the same, misspelt.
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, BadInput):
+        return str(cause)
+    place = [str(part) for part in first["loc"]]
+    where = ".".join(place)
+    if isinstance(cause, ValueError):
+        return f"{where}: {cause}"
+    if first["type"] == "extra_forbidden":
+        models: dict[str, type[ConfigTable]] = {"deploy": DeploySettings, "schema": Schema}
+        models["plan"] = PlanSettings
+        known = list(models.get(place[0], ServedSettings).model_fields)
+        return f"unknown key {where}{nearest(place[-1], known)}; known here: {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

@@ -1,0 +1,261 @@
+"""Sites: the engine whose users are parties on machines of their own, asked through an exchange.
+
+It gathers like any other engine: the same two laws of aggregation in the same order of additions,
+so that a rehearsal ends bit for bit where the simulator does. What is its own is bookkeeping: an
+upload is acknowledged only once the checkpoint that contains it is on disk, and what each site
+remembers is mirrored as the sum of the totals that were applied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
+from dpscaffold.deployment.protocol.enrolment import Correspondence, Enrolled, enrol_again
+from dpscaffold.deployment.protocol.messages import Header, Json, Letter, vector_digests
+from dpscaffold.deployment.protocol.shapes import upload_lengths
+from dpscaffold.engines.aggregate import aggregate
+from dpscaffold.engines.memories import Memories
+from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.setting import Setting
+
+
+class Stalled(RuntimeError):
+    """Too few sites answered, too often; the last checkpoint is kept and can be resumed (exit
+    status 4)."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How few answers make a round void, how often that may happen in a row, and how many seconds
+    lie between."""
+
+    quorum: int = 1
+    voids: int = 3
+    pause: float = 5.0
+
+
+@dataclass
+class Tally:
+    """What became of a round's questions, for status and ledgers: the sites that counted a
+    participation anew, and everybody's reason for saying no."""
+
+    fresh: tuple[str, ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+    voids: int = 0
+    seconds: float = 0.0
+
+
+class Sites:
+    """Gathers from sites. Call :meth:`saved` when the checkpoint that holds :meth:`to_dict` is on
+    disk; only then are the last round's uploads acknowledged."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        enrolled: Enrolled,
+        post: Correspondence,
+        patience: Patience | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.setting, self.enrolled, self.post = setting, enrolled, post
+        self.patience, self._sleep = patience or Patience(), sleep
+        self.memories = Memories(
+            setting.algorithm.remembers, setting.task.parameters, torch.device("cpu")
+        )
+        self.acknowledged: dict[str, str] = {}
+        self.last = Tally()
+        self._applied: dict[str, str] = {}
+        self._restore: set[str] = set()
+
+    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
+        """One round at those who take part; void, and asked again, where too few answer."""
+        if self._applied:
+            raise RuntimeError("the last round is not saved, so it cannot be acknowledged")
+        began = time.perf_counter()
+        names = {self.enrolled.names[user]: user for user in draw.active.tolist()}
+        vectors = {"params": _array(broadcast.params)}
+        vectors |= {f"shared.{name}": _array(value) for name, value in broadcast.shared.items()}
+        tally = Tally()
+        while True:
+            uploads = self._ask(broadcast.round, names, vectors, tally)
+            if len(uploads) >= min(self.patience.quorum, len(names)):
+                break
+            tally.voids += 1
+            if tally.voids > self.patience.voids:
+                raise Stalled(
+                    f"round {broadcast.round} was void {tally.voids} times: {len(uploads)} of "
+                    f"{len(names)} sites answered and the quorum is {self.patience.quorum} "
+                    f"({_in_words(tally.reasons)})"
+                )
+            self._sleep(self.patience.pause)
+        gathered = self._apply(broadcast, draw, names, uploads)
+        tally.seconds = time.perf_counter() - began
+        self.last = tally
+        return gathered
+
+    def _ask(
+        self,
+        round: int,
+        names: Mapping[str, int],
+        vectors: Mapping[str, np.ndarray],
+        tally: Tally,
+    ) -> dict[str, Letter]:
+        """The uploads of one attempt. A site that lost its memory or missed the draw is helped and
+        asked once more."""
+        uploads, no = self._ask_once(round, tuple(names), vectors)
+        lost = tuple(name for name, reason in no.items() if reason == "unknown-run")
+        missed = tuple(name for name, reason in no.items() if reason == "bad-draw")
+        mismatched = {name for name, reason in no.items() if reason == "state-mismatch"}
+        self._restore |= mismatched | set(lost)
+        if lost or missed:
+            enrol_again(self.post, self.enrolled, lost + missed)
+        again = tuple(n for n in names if n in mismatched or n in lost or n in missed)
+        if again:
+            more, refused = self._ask_once(round, again, vectors)
+            uploads |= more
+            no = {name: reason for name, reason in no.items() if name not in again} | refused
+        tally.reasons = no
+        counted = {n for n, letter in uploads.items() if letter.header.get("fresh") is True}
+        tally.fresh = tuple(sorted({*tally.fresh, *counted}))
+        return uploads
+
+    def _ask_once(
+        self, round: int, names: tuple[str, ...], vectors: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, Letter], dict[str, str]]:
+        digests = vector_digests(vectors)
+        letters = {name: self._task(round, name, vectors, digests) for name in names}
+        yes, no = self.post.ask(letters)
+        for name, answer in list(yes.items()):
+            if not self._fits(round, answer):
+                no[name] = "bad-upload"
+                del yes[name]
+            else:
+                self._restore.discard(name)
+        return yes, no
+
+    def _task(
+        self,
+        round: int,
+        name: str,
+        vectors: Mapping[str, np.ndarray],
+        digests: Mapping[str, bytes],
+    ) -> Letter:
+        fields: dict[str, Json] = {
+            "plan": self.enrolled.plan,
+            "round": round,
+            "acknowledged": self.acknowledged.get(name, ""),
+        }
+        sent = dict(vectors)
+        if name in self._restore:
+            sent |= self._mirrored(name)
+        return self.post.letter("task", self.enrolled.run, name, fields, sent, digests)
+
+    def _mirrored(self, name: str) -> dict[str, np.ndarray]:
+        slots = self.memories.recall([self.enrolled.names.index(name)])
+        return {f"restore.{key}": _array(value[0]) for key, value in slots.items()}
+
+    def _fits(self, round: int, answer: Letter) -> bool:
+        """Whether an answer is an upload of this round that can be added without harm."""
+        phase = self.setting.algorithm.phase(round, self.setting.warm_rounds)
+        wanted = upload_lengths(phase, self.setting.task.parameters)
+        found = {name: len(vector) for name, vector in answer.vectors.items()}
+        return (
+            answer.header.get("round") == round
+            and isinstance(answer.header.get("upload"), str)
+            and found == wanted
+            and all(bool(np.isfinite(vector).all()) for vector in answer.vectors.values())
+        )
+
+    def _apply(
+        self,
+        broadcast: Broadcast,
+        draw: Draw,
+        names: Mapping[str, int],
+        uploads: Mapping[str, Letter],
+    ) -> Gathered:
+        """The two laws, in the order of users, and the mirror of what each has added."""
+        parts: list[tuple[list[int], Upload]] = []
+        for name, user in names.items():
+            if name in uploads:
+                before = self.memories.recall([user])
+                upload, after = _read(uploads[name], before)
+                parts.append(([user], upload))
+                self.memories.keep([user], after)
+                self._applied[name] = str(uploads[name].header["upload"])
+        return aggregate(self.setting, draw, broadcast, parts)
+
+    def saved(self) -> None:
+        """The checkpoint is on disk: what it contains may be acknowledged."""
+        self.acknowledged |= self._applied
+        self._applied = {}
+
+    def settle(
+        self, over: bool, statement: Header, model: Tensor | None
+    ) -> tuple[dict[str, Letter], dict[str, str]]:
+        """The last acknowledgement to all; at the end of the run, the model with its statement."""
+        letters = {}
+        for name in self.enrolled.names:
+            fields: dict[str, Json] = {
+                "acknowledged": self.acknowledged.get(name, ""),
+                "over": over,
+                "statement": dict(statement),
+            }
+            vectors = {} if model is None else {"model.params": _array(model)}
+            if name in self._restore:
+                vectors |= self._mirrored(name)
+            letters[name] = self.post.letter("settle", self.enrolled.run, name, fields, vectors)
+        return self.post.ask(letters)
+
+    def to_dict(self) -> dict[str, Any]:
+        """This engine's part of a checkpoint: acknowledgements, counts and mirror."""
+        return {
+            "acknowledged": {**self.acknowledged, **self._applied},
+            "seen": dict(self.post.seen),
+            "totals": dict(self.post.totals),
+            "restore": sorted(self._restore),
+            "mirror": self.memories.to_dict(),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        self.acknowledged = dict(saved["acknowledged"])
+        self._applied = {}
+        self._restore = set(saved["restore"])
+        for known, key in ((self.post.seen, "seen"), (self.post.totals, "totals")):
+            for name, count in saved[key].items():
+                known[name] = max(count, known.get(name, 0))
+        if saved["mirror"]["users"]:
+            self.memories.restore(saved["mirror"])
+
+
+def _read(letter: Letter, before: Slots) -> tuple[Upload, Slots]:
+    """A letter's upload as a stack of one, and the site's slots once it is applied: what it kept
+    where it says so, else what was known and the total."""
+    stacked = {name: torch.from_numpy(v.copy())[None] for name, v in letter.vectors.items()}
+    totals: dict[str, Tensor] = {}
+    after = dict(before)
+    for label, value in stacked.items():
+        kind, _, name = label.partition(".")
+        if kind == "kept":
+            totals[name], after[name] = value - before[name], value
+        elif kind == "totals":
+            totals[name] = value
+            if name in before:
+                after[name] = before[name] + value
+    return Upload(stacked["params"], totals), after
+
+
+def _array(value: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(value.detach().cpu().numpy(), "<f4")
+
+
+def _in_words(reasons: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))

@@ -1,0 +1,356 @@
+"""``Site.answer``: the whole protocol on the site's side, whoever carries the letters.
+
+Whatever arrives, an answer leaves: what was asked for, or a reason code. Free text and tracebacks
+stay in the site's log. On a task the order of steps is the guarantee: the participation is in the
+ledger, fsynced, before anything is computed, and the upload is on disk before it leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from dpscaffold.deployment.protocol.messages import (
+    ASK,
+    SERVER,
+    VERSION,
+    Header,
+    Json,
+    Letter,
+    Refused,
+    Vectors,
+    check_values,
+    commitment,
+    digest,
+    fresh_id,
+    reply,
+    text_of,
+    texts_of,
+    whole_of,
+)
+from dpscaffold.deployment.site.asked import Work
+from dpscaffold.deployment.site.checking import (
+    booking_of,
+    check_anchors,
+    check_round,
+    check_seen,
+    check_shapes,
+    check_vectors,
+    counts,
+    enrolment_of,
+    held,
+    named,
+    question_of,
+    roster_of,
+)
+from dpscaffold.deployment.site.file import Grant, Policy, check_terms, grant, most_within
+from dpscaffold.deployment.site.ledger import Booking, SiteLedger
+from dpscaffold.deployment.site.memory import Enrolment, Pending, RunMemory, StateFolder
+
+Said = tuple[dict[str, Json], Vectors]
+
+
+@dataclass
+class Site:
+    """One site: its identity, its state on disk, and its policy as it is now.
+
+    ``open_work(offer, policy)`` reads the data by the offer's schema; ``policy()`` reads the file,
+    so that a stricter policy counts from the next message; ``step`` is told of each step of a task,
+    for tests that crash there.
+    """
+
+    name: str
+    coordinator: str
+    key: Ed25519PrivateKey
+    state: StateFolder
+    policy: Callable[[], Policy]
+    open_work: Callable[[Mapping[str, Any], Policy], Work]
+    share_slots: bool = False
+    log: Callable[[str], None] = lambda sentence: None
+    step: Callable[[str], None] = lambda name: None
+    refusals: dict[str, int] = field(default_factory=dict)
+    _works: dict[str, Work] = field(default_factory=dict)
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, letter: Letter) -> Letter:
+        """The answer to any letter at all."""
+        if not self._busy.acquire(blocking=False):
+            return self._sealed(letter, self._refusal("busy"), {})
+        try:
+            fields, vectors = self._handle(letter)
+        except Refused as no:
+            self.log(f"refused: {no}")
+            fields, vectors = self._refusal(no.reason), {}
+        except Exception:  # whatever it is, only a code leaves
+            self.log(f"error: {traceback.format_exc()}")
+            fields, vectors = self._refusal("site-error"), {}
+        finally:
+            self._busy.release()
+        return self._sealed(letter, fields, vectors)
+
+    def _sealed(self, letter: Letter, fields: Header, vectors: Vectors) -> Letter:
+        return reply(letter, self.name, fields, vectors, self.key)
+
+    def _refusal(self, reason: str) -> dict[str, Json]:
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        return {"status": "no", "reason": reason}
+
+    def _handle(self, letter: Letter) -> Said:
+        header = letter.header
+        if not letter.signed_by(self.coordinator) or header.get("direction") != ASK:
+            raise Refused("bad-signature")
+        if header.get("version") != VERSION:
+            raise Refused("version", f"{header.get('version')!r:.40}")
+        if header.get("site") != self.name:
+            raise Refused("not-for-me", f"{header.get('site')!r:.80}")
+        if (self.state.path / "paused").exists():
+            raise Refused("paused")
+        kinds = {
+            "offer": self._offer,
+            "begin": self._begin,
+            "draw": self._draw,
+            "task": self._task,
+            "settle": self._settle,
+        }
+        kind = kinds.get(text_of(header, "kind", "bad-offer"))
+        if kind is None:
+            raise Refused("version", f"{header.get('kind')!r:.40}")
+        run = text_of(header, "run", "unknown-run")
+        ledger = SiteLedger(self.state.ledger, self.name)
+        return kind(letter, run, self.state.run(run), ledger)
+
+    # --- enrolment
+
+    def _offer(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Judge the offer, book the grant, commit to a nonce."""
+        offer = letter.header.get("offer")
+        if not isinstance(offer, dict):
+            raise Refused("bad-offer", "it is not a table")
+        promised = text_of(letter.header, "commitment", "bad-offer")
+        check_seen(self.state, letter.header, run, ledger)
+        plan, policy = digest(offer), self.policy()
+        known = memory.enrolment()
+        if known is None:
+            work = self.open_work(offer, policy)
+            check_terms(policy, work.terms)
+            self._book(run, plan, policy, work, ledger)
+            known = Enrolment(
+                run=run,
+                plan=plan,
+                offer=offer,
+                records=work.told,
+                declared=work.declared,
+                nonce=fresh_id(),
+                server_commitment=promised,
+                anchor=vars(ledger.anchor),
+            )
+            self.step("booked")
+            memory.write_enrolment(known)
+            self._works[run] = work
+        elif known.plan != plan or known.server_commitment != promised:
+            raise Refused("plan-changed", f"enrolled in {known.plan}")
+        booking = booking_of(run, ledger)
+        sizes: dict[str, Json] = {"records": known.records, "declared": known.declared}
+        return {
+            "status": "yes",
+            **(sizes if known.records is not None else {}),
+            "cap": booking.grant.participations,
+            "uploads": held(memory),
+            "commitment": commitment(run, self.name, known.nonce),
+            **counts(booking, ledger),
+        }, {}
+
+    def _book(self, run: str, plan: str, policy: Policy, work: Work, ledger: SiteLedger) -> None:
+        """A grant for a new run. One that the ledger holds already (the run's folder was lost)
+        stays as it is."""
+        if run in ledger.runs:
+            booking = booking_of(run, ledger)
+            if booking.plan != plan:
+                raise Refused("plan-changed", f"the ledger has {booking.plan}")
+            return
+        granted = self._granted(run, policy, work, ledger)
+        mechanism = work.terms.mechanism
+        account = {
+            "records": work.records,
+            "batch": work.batch,
+            "declared": work.declared,
+            "terms": {key: value for key, value in vars(work.terms).items() if key != "mechanism"},
+            "mechanism": vars(mechanism) if mechanism else None,
+        }
+        ledger.book(run, plan, granted, account)
+
+    def _granted(self, run: str, policy: Policy, work: Work, ledger: SiteLedger) -> Grant:
+        def asked() -> Grant:
+            left = ledger.left(policy)
+            return grant(policy, work.terms, work.records, work.batch, left, work.declared)
+
+        try:
+            return asked()
+        except Refused:
+            if not ledger.release_unbegun(besides=run):
+                raise
+        return asked()
+
+    def _begin(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Fix roster and commitments, then show the nonce: from here on the grant is booked."""
+        known = enrolment_of(memory)
+        names, sizes, commitments = roster_of(letter.header)
+        if known.roster and (known.roster, known.sizes) != (names, sizes):
+            raise Refused("roster-changed")
+        if known.roster and dict(known.commitments) != commitments:
+            raise Refused("roster-changed", "other commitments")
+        booking = booking_of(run, ledger)
+        policy = self.policy()
+        if not self._cap(booking, policy, self._work(known, policy), ledger):
+            raise Refused("policy-epsilon", "the policy has become stricter since the offer")
+        if self.name not in names:
+            raise Refused("roster-changed", "this site is not in it")
+        told = sizes[names.index(self.name)] if sizes else None
+        if told != known.records:
+            raise Refused("roster-changed", f"this site has the size {told} in it")
+        if set(commitments) != {*names, SERVER}:
+            raise Refused("bad-draw", "not everybody has committed")
+        mine = commitment(run, self.name, known.nonce)
+        lost = booking.began and commitments[self.name] != mine  # the run's folder was lost
+        if not lost and commitments[self.name] != mine:
+            raise Refused("bad-draw", "this site committed to something else")
+        if commitments[SERVER] != known.server_commitment:
+            raise Refused("bad-draw", "the server committed to something else")
+        ledger.begin(run, digest(list(names), list(sizes), commitments))
+        if not known.roster:
+            memory.amend(known, roster=names, sizes=sizes, commitments=commitments)
+        return {"status": "yes", "nonce_shown": "" if lost else known.nonce}, {}
+
+    def _draw(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Check the nonces against their commitments and keep them."""
+        known = enrolment_of(memory)
+        nonces = texts_of(letter.header, "nonces", "bad-draw")
+        if not known.roster or set(nonces) != set(known.commitments):
+            raise Refused("bad-draw", "the run has not begun here, or names are missing")
+        for name, nonce in nonces.items():
+            if commitment(run, name, nonce) != known.commitments[name]:
+                raise Refused("bad-draw", f"the nonce of {name!r} is not the committed one")
+        if not known.nonces:
+            memory.amend(known, nonces=nonces)
+        return {"status": "yes"}, {}
+
+    # --- rounds
+
+    def _task(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """One participation, or the same answer again."""
+        header = letter.header
+        check_seen(self.state, header, run, ledger)
+        known = enrolment_of(memory)
+        booking = booking_of(run, ledger)
+        pending = memory.pending()
+        check_anchors(known, pending, ledger)
+        if header.get("plan") != known.plan:
+            raise Refused("plan-changed")
+        policy = self.policy()
+        work = self._work(known, policy)
+        round = whole_of(header, "round", "bad-round", least=1)
+        check_round(self.name, round, known, booking, work)
+        restore = check_vectors(letter.vectors, work, round, policy.largest_value)
+        self.step("checked")
+        acknowledged = text_of(header, "acknowledged", "state-mismatch")
+        slots = memory.settle(acknowledged, restore, pending).slots
+        self.step("settled")
+        question = question_of(run, round, acknowledged, letter.digests)
+        if pending is not None and memory.has_pending and pending.question == question:
+            return self._upload(pending, booking, ledger, fresh=False)
+        if booking.participations >= self._cap(booking, policy, work, ledger):
+            raise Refused("budget-spent")
+        ledger.participate(run, round)
+        self.step("counted")
+        pending = self._compute(work, known, round, letter.vectors, slots, question, ledger)
+        self.step("computed")
+        memory.write_pending(pending)
+        self.step("stored")
+        return self._upload(pending, booking_of(run, ledger), ledger, fresh=True)
+
+    def _compute(
+        self,
+        work: Work,
+        known: Enrolment,
+        round: int,
+        vectors: Vectors,
+        slots: Vectors,
+        question: str,
+        ledger: SiteLedger,
+    ) -> Pending:
+        told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
+        zero = {name: np.zeros(size, "<f4") for name, size in work.remembers().items()}
+        user = known.roster.index(self.name)
+        uploaded, kept = work.participate(round, user, told, {**zero, **slots})
+        count = ledger.runs[known.run].participations
+        return Pending(fresh_id(), question, round, count, ledger.anchor, uploaded, kept)
+
+    def _upload(self, pending: Pending, booking: Booking, ledger: SiteLedger, fresh: bool) -> Said:
+        fields: dict[str, Json] = {
+            "status": "yes",
+            "upload": pending.upload,
+            "round": pending.round,
+            "fresh": fresh,
+            **counts(booking, ledger),
+        }
+        return fields, pending.vectors
+
+    def _settle(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+        """Take the last acknowledgement; at the end of the run, the model too."""
+        check_seen(self.state, letter.header, run, ledger)
+        known = enrolment_of(memory)
+        policy = self.policy()
+        work = self._work(known, policy)
+        restore = named(letter.vectors, "restore.") or None
+        if restore is not None:
+            check_shapes(restore, work.remembers())
+        check_values(letter.vectors, policy.largest_value)
+        acknowledged = text_of(letter.header, "acknowledged", "state-mismatch")
+        slots = memory.settle(acknowledged, restore, memory.pending()).slots
+        if letter.header.get("over") is True:
+            memory.write_model(dict(letter.header), named(letter.vectors, "model."))
+            memory.amend(known, over=True)
+        fields: dict[str, Json] = {"status": "yes"}
+        fields |= counts(booking_of(run, ledger), ledger)
+        shared = {f"slot.{name}": value for name, value in slots.items()}
+        return fields, shared if self.share_slots else {}
+
+    # --- checks
+
+    def _work(self, known: Enrolment, policy: Policy) -> Work:
+        """The run's work under the policy of today. Records may have changed since the site
+        enrolled, their public number may not: rates, divisors and weights are made of it."""
+        if known.run not in self._works:
+            self._works[known.run] = self.open_work(known.offer, policy)
+        work = self._works[known.run]
+        check_terms(policy, work.terms)
+        if work.told != known.records:
+            raise Refused("data-changed", f"{work.told} records instead of {known.records}")
+        return work
+
+    def _cap(self, booking: Booking, policy: Policy, work: Work, ledger: SiteLedger) -> int:
+        """How often the site takes part in a run: the grant, or less where the policy has become
+        stricter since. The shares ε/``max_runs`` and δ/``max_runs`` are for new grants; every
+        number of the file counts at once."""
+        granted, cap = booking.grant, min(booking.grant.participations, policy.max_participations)
+        if ledger.place(booking.run) >= policy.max_runs:
+            return 0
+        if granted.epsilon is None:
+            return cap
+        left = ledger.left(policy, without=booking.run)
+        slack = 1 + 1e-9  # sums over runs are rounded
+        if granted.delta > left.delta * slack:
+            return 0
+        own = math.inf if policy.run_epsilon is None else policy.run_epsilon
+        epsilon = min(left.epsilon, own)
+        if granted.epsilon <= epsilon * slack:
+            return cap
+        run = work.terms.run(work.records, work.batch, granted.delta, work.declared)
+        return most_within(run, epsilon, cap)

@@ -1,0 +1,57 @@
+"""What an offer asks for, as the protocol needs to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from dpscaffold.deployment.protocol.messages import Vectors
+from dpscaffold.deployment.site.file import Terms
+
+
+class Work(Protocol):
+    """What an offer asks for, on this site's data: its public numbers and its computation."""
+
+    @property
+    def terms(self) -> Terms:
+        """The offer's numbers that a policy looks at."""
+        ...
+
+    @property
+    def records(self) -> int:
+        """R_i, of which rates, divisors and the account are made."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """b_i, public."""
+        ...
+
+    @property
+    def declared(self) -> bool:
+        """Whether R_i is a constant that the site declared."""
+        ...
+
+    @property
+    def told(self) -> int | None:
+        """R_i as the server may know it; None where a user's whole data are protected."""
+        ...
+
+    def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
+        """Who of ``users`` is drawn for a round, from the joint seed or, where that is None, from
+        the plan's."""
+        ...
+
+    def expects(self, round: int) -> Mapping[str, int]:
+        """Names and lengths of the vectors of a round's task, without ``restore.*``."""
+        ...
+
+    def remembers(self) -> Mapping[str, int]:
+        """Names and lengths of the site's slots."""
+        ...
+
+    def participate(
+        self, round: int, user: int, told: Vectors, slots: Vectors
+    ) -> tuple[Vectors, Vectors]:
+        """One participation with noise of its own: the upload's vectors, and the new slots."""
+        ...

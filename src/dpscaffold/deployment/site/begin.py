@@ -1,0 +1,101 @@
+"""``dpscaffold site init``: keys made where they are used, and a ``site.toml`` to be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dpscaffold.algorithms.registry import AGREED
+from dpscaffold.atomic import write_text
+from dpscaffold.deployment.provision import (
+    Invitation,
+    Member,
+    make_node_key,
+    make_signing_key,
+    write_whole,
+)
+from dpscaffold.errors import BadInput
+
+#: Stands in a site's folder from its first key until its ``site.toml`` is there.
+BEGUN = ".begun"
+KEYS = ("site.key", "node.key")
+
+_TEMPLATE = """# This site's file. No message changes it: read the policy, and set it.
+name = "{name}"
+server = "{server}"
+ca = "ca.crt"
+coordinator = "{coordinator}"   # whose letters are obeyed
+node_key = "node.key"           # 0600, made here
+signing_key = "site.key"        # 0600, made here
+state = "state"                 # ledger and memory: never restore it from a backup, never copy it
+device = "auto"
+share_slots = false             # true: the server may check M·c = Σc_i at the end of a run
+
+[data]                          # one source of a training configuration; this site is one user
+{data}
+
+[policy]
+{policy}
+"""
+
+_DATA = '''source = "csv"
+path = "records.csv"'''
+
+#: The policy of a new site, key by key, with what each means.
+_POLICY = {
+    "epsilon": ("2.0", "towards the server, all runs over these records together"),
+    "delta": ("1e-6", "likewise"),
+    "max_runs": ("10", "each is granted at most epsilon/max_runs"),
+    "max_participations": ("500", "of one run"),
+    "min_noise": ("5.0", "σ_g"),
+    "max_clip": ("1.5", "C"),
+    "max_local_steps": ("100", "K"),
+    "max_data_ratio": ("0.5", "s"),
+    "units": ('["record"]', "what is hidden: a record, or a user's whole data"),
+    "samplings": ('["fixed", "poisson"]', "of batches"),
+    "algorithms": (json.dumps(AGREED), "by name, from installed code"),
+    "tasks": ('["logistic", "mlp"]', "a module of one's own only by its full name"),
+    "max_parameters": ("2_000_000", "of the model"),
+    "largest_value": ("1e4", "of any number that the server sends"),
+    "unprotected": ("false", "true: runs without privacy are accepted"),
+    "rehearsal": ("false", "true: noise from the plan's seed, for public data only"),
+}
+
+
+def make_site(
+    invitation: Invitation, folder: Path, data: str = _DATA, policy: dict[str, str] | None = None
+) -> Member:
+    """Make a site's keys and files in ``folder``; returns what the server may know of it.
+
+    ``data`` is the text of the ``[data]`` table, ``policy`` replaces single values.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, begun = folder / "site.toml", folder / BEGUN
+    if path.exists():
+        raise BadInput(f"{path} exists; a site is made once, so name another folder")
+    if begun.exists():  # keys that nobody was told of: making this site was cut short
+        for name in KEYS:
+            (folder / name).unlink(missing_ok=True)
+    for name in KEYS:
+        if (folder / name).exists():
+            raise BadInput(f"{folder / name} exists, and keys are never overwritten")
+    begun.touch()
+    member = Member(
+        invitation.name,
+        make_signing_key(folder / "site.key"),
+        make_node_key(folder / "node.key"),
+    )
+    write_text(folder / "ca.crt", invitation.ca)
+    values = {key: value for key, (value, _) in _POLICY.items()} | (policy or {})
+    lines = [f"{key} = {value:<40} # {_POLICY[key][1]}" for key, value in values.items()]
+    text = _TEMPLATE.format(
+        name=invitation.name,
+        server=invitation.server,
+        coordinator=invitation.coordinator,
+        data=data,
+        policy="\n".join(lines),
+    )
+    write_text(folder / f"{member.name}.site", member.to_toml())
+    write_whole(path, text.encode())
+    begun.unlink()
+    return member

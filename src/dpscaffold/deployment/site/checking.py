@@ -1,0 +1,142 @@
+"""What a letter must look like before a site acts on it, and what its answer counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dpscaffold.deployment.protocol.messages import (
+    Header,
+    Json,
+    Refused,
+    Vectors,
+    check_values,
+    digest,
+    joint_seed,
+    texts_of,
+    whole_of,
+)
+from dpscaffold.deployment.site.asked import Work
+from dpscaffold.deployment.site.ledger import Booking, SiteLedger
+from dpscaffold.deployment.site.memory import Enrolment, Pending, RunMemory, StateFolder
+from dpscaffold.deployment.site.recovery import note_behind, read_behind
+from dpscaffold.runs.journal import Anchor
+
+
+def question_of(run: str, round: int, acknowledged: str, digests: Mapping[str, bytes]) -> str:
+    """What makes two tasks the same question: run, round, x and what is shared (by their vectors'
+    digests), and the memory that the answer starts from."""
+    asked: dict[str, Json] = {
+        k: v.hex() for k, v in digests.items() if not k.startswith("restore.")
+    }
+    return digest("question", run, round, acknowledged, asked)
+
+
+def counts(booking: Booking, ledger: SiteLedger) -> dict[str, Json]:
+    """What every answer says of the ledger: participations in this run, and in all."""
+    return {"participations": booking.participations, "total": ledger.total}
+
+
+def held(memory: RunMemory) -> list[Json]:
+    """The upload ids that this site knows of."""
+    pending = memory.pending()
+    return [memory.acknowledged().upload, *([pending.upload] if pending else [])]
+
+
+def named(vectors: Vectors, prefix: str) -> dict[str, np.ndarray]:
+    """The vectors whose names begin with ``prefix``, under the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in vectors.items() if k.startswith(prefix)}
+
+
+def check_vectors(
+    vectors: Vectors, work: Work, round: int, largest: float
+) -> dict[str, np.ndarray] | None:
+    """Names, lengths and values of a task's vectors; gives those to restore memory from."""
+    restore = named(vectors, "restore.")
+    told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
+    check_shapes(told, work.expects(round))
+    if restore:
+        check_shapes(restore, work.remembers())
+    check_values(vectors, largest)
+    return restore or None
+
+
+def check_shapes(vectors: Vectors, wanted: Mapping[str, int]) -> None:
+    """Refuse vectors of other names or lengths than are wanted."""
+    found = {name: len(vector) for name, vector in vectors.items()}
+    if found != dict(wanted):
+        raise Refused("bad-shape", f"{found} instead of {dict(wanted)}")
+
+
+def roster_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]:
+    """Names, sizes and commitments of everybody in a run, as its server tells them. There are no
+    sizes where the unit is a user."""
+    names, sizes = header.get("roster"), header.get("sizes", [])
+    if (
+        not isinstance(names, list)
+        or not isinstance(sizes, list)
+        or not all(isinstance(name, str) and name for name in names)
+        or not all(type(size) is int and size > 0 for size in sizes)
+        or len(set(map(str, names))) != len(names)
+        or (sizes and len(sizes) != len(names))
+    ):
+        raise Refused("roster-changed", "the roster is not a list of names with their sizes")
+    return (
+        tuple(str(name) for name in names),
+        tuple(int(str(size)) for size in sizes),
+        texts_of(header, "commitments", "bad-draw"),
+    )
+
+
+def enrolment_of(memory: RunMemory) -> Enrolment:
+    """What the site agreed to in this run."""
+    known = memory.enrolment()
+    if known is None:
+        raise Refused("unknown-run")
+    return known
+
+
+def booking_of(run: str, ledger: SiteLedger) -> Booking:
+    """The run's grant in the site's ledger."""
+    booking = ledger.runs.get(run)
+    if booking is None:
+        raise Refused("ledger-behind", f"the run {run} is not in the ledger")
+    if booking.released:
+        raise Refused("unknown-run", "its grant was taken back before it began")
+    return booking
+
+
+def check_anchors(known: Enrolment, pending: Pending | None, ledger: SiteLedger) -> None:
+    """The ledger must still begin with what it held when these files were written."""
+    anchors = [Anchor.read(known.anchor, "enrolment.json")]
+    if pending is not None:
+        anchors.append(pending.anchor)
+    if not all(ledger.follows(anchor) for anchor in anchors):
+        raise Refused("ledger-behind", "the ledger was emptied, shortened or replaced")
+
+
+def check_seen(state: StateFolder, header: Header, run: str, ledger: SiteLedger) -> None:
+    """The server may not have seen more participations than the ledger holds."""
+    seen = whole_of(header, "seen", "bad-offer")
+    total = whole_of(header, "seen_total", "bad-offer")
+    booking = ledger.runs.get(run)
+    if seen > (booking.participations if booking else 0) or total > ledger.total:
+        note_behind(state, run, seen, total)
+    behind = read_behind(state)
+    if behind:
+        raise Refused("ledger-behind", f"the server has seen more: {behind}")
+
+
+def check_round(name: str, round: int, known: Enrolment, booking: Booking, work: Work) -> None:
+    """Refuse a round that is not in the plan, for which the site is not drawn, or that is past."""
+    if round > work.terms.rounds:
+        raise Refused("bad-round", f"{round} of {work.terms.rounds}")
+    if not known.nonces:
+        raise Refused("bad-draw", "the nonces were never shown here")
+    seed = joint_seed(known.run, known.nonces) if work.terms.protected else None
+    drawn = work.cohort(round, len(known.roster), seed)
+    if known.roster.index(name) not in drawn:
+        raise Refused("not-drawn", f"round {round}")
+    if round < booking.last_round:
+        raise Refused("stale-round", f"{round}, after {booking.last_round}")

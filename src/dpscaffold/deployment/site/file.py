@@ -1,0 +1,281 @@
+"""``site.toml``: who this site is, which data it has, and what it is willing to do with them.
+
+:func:`check_terms` compares an offer's public numbers with the policy; :func:`grant` says how often
+the site will take part in a run, and what that costs at most.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpscaffold.algorithms.registry import AGREED
+from dpscaffold.deployment.protocol.messages import Refused, checked_public
+from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
+from dpscaffold.errors import BadInput, nearest
+from dpscaffold.privacy import Mechanism, PrivacyError, describe, no_guarantee
+from dpscaffold.privacy.ledger import spent
+
+#: Below this δ of one run the accountant's arithmetic has nothing to say.
+SMALLEST_DELTA = 1e-12
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Policy(_Table):
+    """``[policy]``: the most that any server gets of this site's records, whatever it sends.
+
+    ε and δ are towards the server, over all runs together. ``run_epsilon`` is the most for one run,
+    by default ε/``max_runs``. ``largest_value`` bounds every number that the server sends.
+    """
+
+    epsilon: float = Field(gt=0, le=1e6)
+    delta: float = Field(gt=0, lt=1)
+    max_runs: int = Field(default=10, ge=1)
+    run_epsilon: float | None = Field(default=None, gt=0)
+    max_participations: int = Field(default=500, ge=1)
+    min_noise: float = Field(default=1.0, ge=0)
+    max_clip: float = Field(default=1.5, gt=0)
+    max_local_steps: int = Field(default=100, ge=1)
+    max_data_ratio: float = Field(default=0.5, gt=0, le=1)
+    units: tuple[Literal["record", "user"], ...] = ("record",)
+    samplings: tuple[Literal["fixed", "poisson"], ...] = ("fixed", "poisson")
+    algorithms: tuple[str, ...] = AGREED
+    tasks: tuple[str, ...] = ("logistic", "mlp")
+    max_parameters: int = Field(default=2_000_000, ge=1)
+    largest_value: float = Field(default=1e4, gt=0, le=1e6)
+    unprotected: bool = False
+    rehearsal: bool = False
+
+    @property
+    def most_of_one_run(self) -> float:
+        """The largest ε that one run may be granted."""
+        return self.epsilon / self.max_runs if self.run_epsilon is None else self.run_epsilon
+
+    @property
+    def run_delta(self) -> float:
+        """δ of every run: δ/``max_runs``, so that all runs together keep δ."""
+        return self.delta / self.max_runs
+
+
+class SiteFile(_Table):
+    """``site.toml``. Paths are relative to the file."""
+
+    name: str
+    server: str
+    ca: Path
+    coordinator: str
+    node_key: Path
+    signing_key: Path
+    state: Path
+    device: str = "auto"
+    share_slots: bool = False
+    records: int | None = Field(default=None, ge=1)
+    data: dict[str, Any]
+    policy: Policy
+
+
+def read_site_file(path: Path) -> SiteFile:
+    """Read and check ``site.toml``; the first thing wrong is said in one sentence."""
+    tables = read_toml(path, "the site's file")
+    try:
+        site = SiteFile.model_validate(tables)
+    except ValidationError as error:
+        raise BadInput(f"{path}: {_sentence(error)}") from None
+    site_name(site.name)
+    host_and_port("server", site.server)
+    checked_public("coordinator", site.coordinator)
+    if site.policy.run_delta < SMALLEST_DELTA:
+        raise BadInput(
+            f"{path}: policy.delta/policy.max_runs is {site.policy.run_delta:g}, too small for the "
+            f"accountant; it must be at least {SMALLEST_DELTA:g}"
+        )
+    folder = path.resolve().parent
+    placed = {
+        key: folder / getattr(site, key) for key in ("ca", "node_key", "signing_key", "state")
+    }
+    return site.model_copy(update=placed)
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    where = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        known = list((Policy if place[0] == "policy" else SiteFile).model_fields)
+        return f"unknown key {where}{nearest(place[-1], known)}; known here: {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+@dataclass(frozen=True)
+class OfferedQuery:
+    """The noised query of an offer: C, σ_g, how batches are drawn, what is protected, and whether
+    noise is secret or, in a rehearsal, drawn from the plan's seed."""
+
+    clip: float | Literal["median"]
+    noise: float
+    sampling: Literal["fixed", "poisson"]
+    unit: Literal["record", "user"]
+    secret: bool
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The public numbers of an offer that a policy looks at; without a mechanism, no privacy."""
+
+    rounds: int
+    local_steps: int
+    user_ratio: float
+    data_ratio: float
+    weighting: Literal["uniform", "records"]
+    algorithm: str
+    task: str
+    parameters: int
+    mechanism: OfferedQuery | None
+
+    @property
+    def protected(self) -> bool:
+        """Whether the site's records are hidden by noise that nobody else knows."""
+        return self.mechanism is not None and self.mechanism.secret
+
+    def run(self, records: int, batch: int, delta: float, declared: bool = False) -> Mechanism:
+        """What the site does in such a run, for the accountant: this user alone, every round.
+        ``declared`` says that R_i is a constant that the site declared."""
+        if self.mechanism is None:
+            raise PrivacyError("a run without privacy has no account")
+        return describe(
+            rounds=self.rounds,
+            local_steps=self.local_steps,
+            users=1,
+            cohort_size=1,
+            records=records,
+            batch_sizes=batch,
+            noise=self.mechanism.noise,
+            clip=self.mechanism.clip,
+            sampling=self.mechanism.sampling,
+            unit=self.mechanism.unit,
+            weighting=self.weighting,
+            delta=delta,
+            declared_sizes=declared and self.mechanism.sampling == "poisson",
+        )
+
+
+def check_terms(policy: Policy, terms: Terms) -> None:
+    """Refuse, with its reason code, what the policy does not allow.
+
+    >>> policy = Policy(epsilon=1.0, delta=1e-6, min_noise=5.0)
+    >>> weak = OfferedQuery(1.0, 2.0, "fixed", "record", secret=True)
+    >>> try:
+    ...     terms = Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, weak)
+    ...     check_terms(policy, terms)
+    ... except Refused as no:
+    ...     no.reason
+    'policy-noise'
+    """
+    mechanism = terms.mechanism
+    if mechanism is None:
+        if not policy.unprotected:
+            raise Refused("policy-unprotected")
+    else:
+        _check_query(policy, terms, mechanism)
+    _within("policy-steps", "local_steps", terms.local_steps, policy.max_local_steps)
+    _within("policy-steps", "data_ratio", terms.data_ratio, policy.max_data_ratio)
+    _among("policy-algorithm", "algorithm", terms.algorithm, policy.algorithms)
+    _among("policy-model", "task", terms.task, policy.tasks)
+    _within("policy-model", "parameters", terms.parameters, policy.max_parameters)
+
+
+def _check_query(policy: Policy, terms: Terms, mechanism: OfferedQuery) -> None:
+    if not mechanism.secret and not policy.rehearsal:
+        raise Refused("policy-rehearsal")
+    if not mechanism.noise >= policy.min_noise or mechanism.noise <= 0:
+        raise Refused("policy-noise", f"noise {mechanism.noise}, at least {policy.min_noise}")
+    if isinstance(mechanism.clip, str) or not 0 < mechanism.clip <= policy.max_clip:
+        raise Refused("policy-clip", f"clip {mechanism.clip}, at most {policy.max_clip}")
+    _among("policy-unit", "unit", mechanism.unit, policy.units)
+    _among("policy-sampling", "sampling", mechanism.sampling, policy.samplings)
+    reason = no_guarantee(terms.run(1, 1, policy.run_delta))
+    if reason:
+        raise Refused("policy-unit", reason)
+
+
+def _within(reason: str, name: str, value: float, most: float) -> None:
+    if not value <= most:
+        raise Refused(reason, f"{name} {value}, at most {most}")
+
+
+def _among(reason: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise Refused(reason, f"{name} {value!r:.80}, allowed: {', '.join(allowed)}")
+
+
+@dataclass(frozen=True)
+class Left:
+    """What all runs together may still spend, and how many more runs there may be."""
+
+    epsilon: float
+    delta: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Grant:
+    """How often the site takes part in a run at most, and the ε and δ booked for that; ε None
+    means that nothing is promised (no privacy, or a rehearsal)."""
+
+    participations: int
+    epsilon: float | None
+    delta: float
+
+
+def grant(
+    policy: Policy, terms: Terms, records: int, batch: int, left: Left, declared: bool = False
+) -> Grant:
+    """The largest grant that fits, or a refusal.
+
+    n ≤ min(``max_participations``, T + max(2, ⌈T/20⌉)), the few beyond T being for participations
+    that are interrupted; ε(n) of n·K steps (the bound ``cap``) at δ/``max_runs`` must fit into what
+    is left and into one run's share. Below ⌈lT⌉ + 2 the site would drop out of the run early, so it
+    refuses at once.
+    """
+    if left.runs < 1:
+        raise Refused("policy-runs")
+    rounds = terms.rounds
+    most = min(policy.max_participations, rounds + max(2, math.ceil(rounds / 20)))
+    least = math.ceil(terms.user_ratio * rounds - 1e-9) + 2
+    if not terms.protected:
+        if most < least:
+            raise Refused("policy-epsilon", f"max_participations allows {most} of {least}")
+        return Grant(most, None, 0.0)
+    budget = min(left.epsilon, policy.most_of_one_run)
+    if policy.run_delta > left.delta * (1 + 1e-9):
+        raise Refused("policy-epsilon", f"a delta of {left.delta:g} is left")
+    run = terms.run(records, batch, policy.run_delta, declared)
+    count = most_within(run, budget, most)
+    if count < least:
+        raise Refused(
+            "policy-epsilon", f"{budget:.4g} allows {count} participations, and {least} are wanted"
+        )
+    return Grant(count, spent(run, count, run.groups[0]), policy.run_delta)
+
+
+def most_within(run: Mechanism, budget: float, most: int) -> int:
+    """The largest n ≤ ``most`` whose ε, given n participations, is at most ``budget``."""
+    group = run.groups[0]
+    if budget <= 0:
+        return 0
+    if spent(run, most, group) <= budget:
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spent(run, middle, group) <= budget else (low, middle)
+    return low

@@ -1,0 +1,199 @@
+"""The site's ledger: what it granted to which run, and every participation, on disk before it
+happens.
+
+A chained journal (``ledger.jsonl``) of these lines:
+
+==============  ================================================================================
+``site``        whose ledger this is; the first line
+``grant``       a run was accepted: at most n participations, the ε and δ booked for them
+``begin``       the site showed its nonce for a roster and its commitments: the grant stays booked
+``release``     a grant of a run that never began was taken back
+``participate`` one more participation in a run; written before anything is computed
+``recover``     the operator booked what cannot be accounted for as spent
+==============  ================================================================================
+
+Within a run the mechanism is fixed and n caps it, so selection and stopping may look at anything
+(the bound ``cap``). Across runs ε and δ add: a plan may have been chosen after seeing the last
+run's uploads, and addition is valid for mechanisms chosen adaptively (Rogers, Roth, Ullman, Vadhan
+2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.deployment.protocol.messages import Refused
+from dpscaffold.deployment.site.file import Grant, Left, Policy
+from dpscaffold.errors import BadInput
+from dpscaffold.runs.journal import Anchor, Journal
+
+
+@dataclass(frozen=True)
+class Booking:
+    """One run in the ledger: its grant, whether it began, and what was used of it."""
+
+    run: str
+    plan: str
+    grant: Grant
+    account: dict[str, Any]
+    began: bool = False
+    released: bool = False
+    fixed: str = ""
+    participations: int = 0
+    last_round: int = 0
+    first_time: str = ""
+    last_time: str = ""
+
+    @property
+    def remaining(self) -> int:
+        """Participations that are left of the grant."""
+        return max(0, self.grant.participations - self.participations)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A recovery's booking: so many participations, ε and δ, that no run of the ledger explains."""
+
+    participations: int
+    epsilon: float
+    delta: float
+    time: str
+
+
+class SiteLedger:
+    """Reads, verifies and extends ``ledger.jsonl``. Damage raises ``Refused("ledger-damaged")``."""
+
+    def __init__(self, path: Path, site: str) -> None:
+        self.path = path
+        self.runs: dict[str, Booking] = {}
+        self.lost: list[Lost] = []
+        try:
+            self._journal = Journal(path)
+            for line in self._journal.lines():
+                self._apply(line)
+        except (BadInput, KeyError, TypeError, ValueError, OSError) as error:
+            raise Refused("ledger-damaged", str(error)) from error
+        if len(self._journal) and self._site != site:
+            raise BadInput(
+                f"{path} is the ledger of the site {self._site!r}, not of {site!r}; every site "
+                f"needs a state folder of its own"
+            )
+        self._site = site
+
+    @property
+    def anchor(self) -> Anchor:
+        """The ledger as it stands, to be kept beside whatever was made at this moment."""
+        return self._journal.anchor
+
+    def follows(self, anchor: Anchor) -> bool:
+        """Whether the ledger still begins with what it held when the anchor was taken."""
+        return self._journal.follows(anchor)
+
+    @property
+    def total(self) -> int:
+        """Participations of all runs together, recoveries included; it never falls."""
+        used = sum(booking.participations for booking in self.runs.values())
+        return used + sum(lost.participations for lost in self.lost)
+
+    def place(self, run: str) -> int:
+        """How many runs were booked before this one and are still booked."""
+        booked = [name for name, booking in self.runs.items() if not booking.released]
+        return booked.index(run)
+
+    def left(self, policy: Policy, without: str = "") -> Left:
+        """What the policy still allows, all runs but ``without`` being booked."""
+        booked = [b for b in self.runs.values() if not b.released and b.run != without]
+        epsilon = policy.epsilon - sum(b.grant.epsilon or 0.0 for b in booked)
+        delta = policy.delta - sum(b.grant.delta for b in booked)
+        epsilon -= sum(lost.epsilon for lost in self.lost)
+        delta -= sum(lost.delta for lost in self.lost)
+        return Left(max(0.0, epsilon), max(0.0, delta), policy.max_runs - len(booked))
+
+    def book(self, run: str, plan: str, granted: Grant, account: dict[str, Any]) -> None:
+        """Book a grant, before the site says yes."""
+        if not math.isfinite(granted.epsilon or 0.0):
+            raise Refused("policy-epsilon", "the grant's epsilon is infinite")
+        line = {"event": "grant", "run": run, "plan": plan, "account": account}
+        self._append(line | {"grant": vars(granted)})
+
+    def begin(self, run: str, fixed: str) -> None:
+        """The nonce is about to be shown; ``fixed`` is the digest of what the run began with, so
+        that nobody can begin it again with another roster or draw."""
+        if not self.runs[run].began:
+            self._append({"event": "begin", "run": run, "fixed": fixed})
+        elif self.runs[run].fixed != fixed:
+            raise Refused("roster-changed", f"the run {run} began with another roster")
+
+    def release_unbegun(self, besides: str) -> bool:
+        """Take back grants of runs that never began; says whether there were any."""
+        idle = [
+            b.run for b in self.runs.values() if not b.began and not b.released and b.run != besides
+        ]
+        for run in idle:
+            self._append({"event": "release", "run": run})
+        return bool(idle)
+
+    def participate(self, run: str, round: int) -> int:
+        """Count one more participation; it is on disk when this returns. Gives the run's count."""
+        self._append({"event": "participate", "run": run, "round": round})
+        return self.runs[run].participations
+
+    def recover(self, runs: Iterable[str], lost: Lost) -> None:
+        """Book the whole rest of these runs' grants as spent, and ``lost`` besides."""
+        rest = {run: self.runs[run].remaining for run in runs if self.runs[run].remaining}
+        spent = {"participations": lost.participations, "epsilon": lost.epsilon}
+        self._append({"event": "recover", "rest": rest, "lost": spent | {"delta": lost.delta}})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if not len(self._journal):
+            first = {"event": "site", "site": self._site, "time": _now()}
+            self._journal.append(first)
+            self._apply(first)
+        line = line | {"time": _now()}
+        self._journal.append(line)
+        self._apply(line)
+
+    _site = ""
+
+    def _apply(self, line: dict[str, Any]) -> None:
+        """One line's meaning; a line that cannot be is damage."""
+        event = line["event"]
+        if event == "site":
+            self._site = str(line["site"])
+        elif event == "grant":
+            booked = Booking(line["run"], line["plan"], Grant(**line["grant"]), line["account"])
+            self.runs[line["run"]] = booked
+        elif event == "begin":
+            self._change(line["run"], began=True, fixed=line["fixed"])
+        elif event == "release":
+            self._change(line["run"], released=True)
+        elif event == "participate":
+            self._count(line)
+        elif event == "recover":
+            for run, rest in line["rest"].items():
+                self._change(run, participations=self.runs[run].participations + int(rest))
+            self.lost.append(Lost(**line["lost"], time=line["time"]))
+        else:
+            raise ValueError(f"unknown event {event!r}")
+
+    def _count(self, line: dict[str, Any]) -> None:
+        before = self.runs[line["run"]]
+        self._change(
+            before.run,
+            participations=before.participations + 1,
+            last_round=max(before.last_round, int(line["round"])),
+            first_time=before.first_time or line["time"],
+            last_time=line["time"],
+        )
+
+    def _change(self, run: str, **changes: Any) -> None:
+        self.runs[run] = replace(self.runs[run], **changes)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

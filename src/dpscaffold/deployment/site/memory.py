@@ -1,0 +1,315 @@
+"""A site's memory of one run, on disk: its slots, and the upload that is not acknowledged yet.
+
+The new slots of a participation become the site's memory only when the server says that it has the
+upload: until then they are *pending*, beside the upload itself, so that a question that is asked
+again gets the same answer and costs nothing. Every file is replaced whole and fsynced, folder too.
+
+==================  ============================================================================
+``enrolment.json``  the offer, the grant, the site's nonce, and the roster and nonces once known
+``memory.box``      the acknowledged slots, and the id of the upload they came from
+``pending.box``     the last upload, the question it answers, and the slots it would bring
+``model.box``       the final model with its statement, once the run is over
+==================  ============================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpscaffold.atomic import hold, sync_folder
+from dpscaffold.deployment.protocol.messages import (
+    Header,
+    Json,
+    Letter,
+    Refused,
+    Vectors,
+    packed,
+    unpack,
+)
+from dpscaffold.deployment.provision import write_whole
+from dpscaffold.errors import BadInput
+from dpscaffold.runs.journal import Anchor
+
+#: Of a state folder.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a site agreed to in one run, and what it learnt of the draw since. ``records`` is the
+    number that the server was told, None where it may not know it."""
+
+    run: str
+    plan: str
+    offer: dict[str, Any]
+    records: int | None
+    declared: bool
+    nonce: str
+    server_commitment: str
+    anchor: dict[str, Any]
+    roster: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    commitments: Mapping[str, str] = field(default_factory=dict)
+    nonces: Mapping[str, str] = field(default_factory=dict)
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The last upload: the question it answers, its vectors, and the slots it would bring.
+
+    ``count`` and ``anchor`` say where the ledger stood when it was made.
+    """
+
+    upload: str
+    question: str
+    round: int
+    count: int
+    anchor: Anchor
+    vectors: Vectors
+    slots: Vectors
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """The slots that the server knows of, and the id of the upload that brought them; the empty id
+    is the start, where all slots are zero."""
+
+    upload: str
+    slots: Vectors
+
+
+class RunMemory:
+    """One run's folder at a site."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # --- enrolment
+
+    def enrolment(self) -> Enrolment | None:
+        """What was agreed, or None where the site is not enrolled."""
+        path = self.folder / "enrolment.json"
+        if not path.exists():
+            return None
+        try:
+            saved = json.loads(path.read_bytes())
+            body = saved["enrolment"]
+            if saved["check"] != _check(body):
+                raise ValueError("its check does not match")
+            for name in ("roster", "sizes"):
+                body[name] = tuple(body[name])
+            return Enrolment(**body)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise Refused("state-damaged", f"{path}: {error}") from error
+
+    def write_enrolment(self, enrolment: Enrolment) -> None:
+        """Store what was agreed."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sync_folder(self.folder.parent)
+        body = asdict(enrolment)
+        text = json.dumps({"enrolment": body, "check": _check(json.loads(json.dumps(body)))})
+        write_whole(self.folder / "enrolment.json", text.encode())
+
+    def amend(self, enrolment: Enrolment, **changes: Any) -> Enrolment:
+        """Store an enrolment with some fields set."""
+        amended = replace(enrolment, **changes)
+        self.write_enrolment(amended)
+        return amended
+
+    # --- slots and the pending upload
+
+    def acknowledged(self) -> Acknowledged:
+        """The site's slots; at the start there are none, which stands for zero."""
+        box = self._read("memory.box")
+        if box is None:
+            return Acknowledged("", {})
+        return Acknowledged(str(box.header["upload"]), box.vectors)
+
+    def pending(self) -> Pending | None:
+        """The upload that waits for its acknowledgement."""
+        box = self._read("pending.box")
+        if box is None:
+            return None
+        head: Any = box.header
+        try:
+            slots = _under(box.vectors, "slot.")
+            vectors = _under(box.vectors, "upload.")
+            anchor = Anchor(int(head["lines"]), str(head["head"]))
+            return Pending(
+                str(head["upload"]),
+                str(head["question"]),
+                int(head["round"]),
+                int(head["count"]),
+                anchor,
+                vectors,
+                slots,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused("state-damaged", f"{self.folder / 'pending.box'}: {error}") from error
+
+    def write_pending(self, pending: Pending) -> None:
+        """Store an upload with what it would bring, before it leaves."""
+        head: dict[str, Json] = {
+            "upload": pending.upload,
+            "question": pending.question,
+            "round": pending.round,
+            "count": pending.count,
+            "lines": pending.anchor.lines,
+            "head": pending.anchor.head,
+        }
+        vectors = {f"upload.{name}": value for name, value in pending.vectors.items()}
+        vectors |= {f"slot.{name}": value for name, value in pending.slots.items()}
+        self._write("pending.box", head, vectors)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether an upload waits for its acknowledgement."""
+        return self._pending.exists()
+
+    @property
+    def _pending(self) -> Path:
+        return self.folder / "pending.box"
+
+    def settle(
+        self, acknowledged: str, restore: Vectors | None, pending: Pending | None
+    ) -> Acknowledged:
+        """Bring memory to where the server says it is; ``pending`` is what :meth:`pending` gave.
+
+        An acknowledged pending upload becomes the memory; the acknowledgement already in memory
+        leaves it; anything else is ``state-mismatch``, unless the server sends the slots along.
+        """
+        memory = self.acknowledged()
+        if pending is not None and pending.upload == acknowledged:
+            memory = Acknowledged(acknowledged, pending.slots)
+            self._write("memory.box", {"upload": acknowledged}, memory.slots)
+            # Not synced: if it comes back after a crash, it is settled again to the same slots.
+            self._pending.unlink()
+        elif memory.upload != acknowledged:
+            if restore is None:
+                raise Refused("state-mismatch", f"{acknowledged!r:.50} is not known here")
+            memory = Acknowledged(acknowledged, dict(restore))
+            self._write("memory.box", {"upload": acknowledged}, memory.slots)
+            self.drop_pending()
+        return memory
+
+    def drop_pending(self) -> None:
+        """Forget the pending upload: it is in memory now, or nobody will have it."""
+        self._pending.unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def forget(self) -> None:
+        """Give the run up: its ledger is gone, so nothing more is answered in it."""
+        for path in self.folder.iterdir():
+            path.unlink()
+        sync_folder(self.folder)
+
+    def write_model(self, statement: Header, vectors: Vectors) -> None:
+        """Store the final model with its statement."""
+        self._write("model.box", statement, vectors)
+
+    def model(self) -> Letter | None:
+        """The final model, if the run is over."""
+        return self._read("model.box")
+
+    def _write(self, name: str, header: Header, vectors: Vectors) -> None:
+        plain = {key: np.ascontiguousarray(value, "<f4") for key, value in vectors.items()}
+        parts, check = packed(Letter(header, plain)), hashlib.sha256()
+        for part in parts:
+            check.update(part)
+        write_whole(self.folder / name, b"".join([*parts, check.digest()]))
+
+    def _read(self, name: str) -> Letter | None:
+        path = self.folder / name
+        try:
+            raw = memoryview(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Refused("state-damaged", f"{path}: {error}") from error
+        box = unpack(raw[:-32]) if hashlib.sha256(raw[:-32]).digest() == raw[-32:] else None
+        if box is None:
+            raise Refused("state-damaged", f"{path} is not what was written")
+        return box
+
+
+class StateFolder:
+    """A site's state: its ledger, its runs, its node id; one process at a time.
+
+    >>> import tempfile
+    >>> state = StateFolder(Path(tempfile.mkdtemp()) / "state", "north")
+    >>> state.run("00ff").enrolment() is None
+    True
+    >>> state.close()
+    """
+
+    def __init__(self, path: Path, site: str) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            hold(self._lock)
+        except OSError:
+            os.close(self._lock)
+            raise BadInput(
+                f"the state folder {path} is in use by another process; one at a time"
+            ) from None
+        try:
+            self._check_owner(site)
+        except BadInput:
+            self.close()
+            raise
+
+    def _check_owner(self, site: str) -> None:
+        mark = self.path / "site.json"
+        if not mark.exists():
+            write_whole(mark, json.dumps({"format": FORMAT, "site": site}).encode())
+        try:
+            said = json.loads(mark.read_bytes())
+            owner, number = said["site"], said["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{mark} is damaged; the state folder cannot be used") from error
+        if number != FORMAT:
+            raise BadInput(
+                f"the state folder {self.path} has format {number}, and this version reads {FORMAT}"
+            )
+        if owner != site:
+            raise BadInput(
+                f"the state folder {self.path} belongs to the site {owner!r}, not to {site!r}"
+            )
+
+    @property
+    def ledger(self) -> Path:
+        """Where the ledger is."""
+        return self.path / "ledger.jsonl"
+
+    def run(self, run: str) -> RunMemory:
+        """One run's memory. Ids are hexadecimal; whatever else is asked for has no folder."""
+        if not run or len(run) > 64 or any(c not in "0123456789abcdef" for c in run):
+            raise Refused("unknown-run", f"{run!r:.80} is not a run's id")
+        return RunMemory(self.path / "runs" / run)
+
+    def runs(self) -> list[RunMemory]:
+        """All runs that have a folder."""
+        folder = self.path / "runs"
+        return [RunMemory(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._lock)
+
+
+def _under(vectors: Vectors, prefix: str) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in vectors.items() if k.startswith(prefix)}
+
+
+def _check(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

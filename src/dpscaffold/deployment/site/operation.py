@@ -1,0 +1,174 @@
+"""What a site's people ask of its files: ledger, recovery, status, evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpscaffold.deployment.protocol.messages import Refused
+from dpscaffold.deployment.site.file import OfferedQuery, Terms, read_site_file
+from dpscaffold.deployment.site.ledger import Booking, SiteLedger
+from dpscaffold.deployment.site.memory import StateFolder
+from dpscaffold.deployment.site.recovery import recover
+from dpscaffold.deployment.site.work import opener
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy.showing import round_up
+from dpscaffold.tasks.metrics import METRICS
+
+THEOREM = "adaptive composition of n·K steps, whatever selection and stopping look at (bound cap)"
+
+
+def ledger_of(path: Path) -> dict[str, Any]:
+    """Per run and in total: granted, spent, left."""
+    file = read_site_file(path)
+    try:
+        ledger = SiteLedger(file.state / "ledger.jsonl", file.name)
+    except Refused as no:
+        raise BadInput(f"the ledger cannot be read: {no.detail}") from no
+    left = ledger.left(file.policy)
+    runs = [_run_line(booking) for booking in ledger.runs.values() if not booking.released]
+    protected = [run["epsilon_granted"] for run in runs]
+    return {
+        "site": file.name,
+        "runs": runs,
+        "recovered": [vars(lost) for lost in ledger.lost],
+        "participations": ledger.total,
+        "epsilon_booked": file.policy.epsilon - left.epsilon,
+        "delta_booked": file.policy.delta - left.delta,
+        "epsilon_left": left.epsilon,
+        "delta_left": left.delta,
+        "runs_left": max(0, left.runs),
+        "promise": "no privacy: at least one run had none"
+        if None in protected
+        else "epsilon and delta add over runs (Rogers, Roth, Ullman, Vadhan 2016)",
+        "theorem": THEOREM,
+    }
+
+
+def _run_line(booking: Booking) -> dict[str, Any]:
+    account = booking.account
+    line: dict[str, Any] = {
+        "run": booking.run,
+        "began": booking.began,
+        "granted": booking.grant.participations,
+        "participations": booking.participations,
+        "left": booking.remaining,
+        "epsilon_granted": booking.grant.epsilon,
+        "epsilon_spent": None,
+        "delta": booking.grant.delta,
+        "neighbours": "no privacy",
+        "first": booking.first_time,
+        "last": booking.last_time,
+    }
+    if booking.grant.epsilon is not None:
+        terms = Terms(**account["terms"], mechanism=OfferedQuery(**account["mechanism"]))
+        run = terms.run(
+            account["records"], account["batch"], booking.grant.delta, account["declared"]
+        )
+        line["epsilon_spent"] = spent(run, booking.participations, run.groups[0])
+        line["neighbours"] = run.neighbours
+    return line
+
+
+def ledger_lines(said: dict[str, Any]) -> list[str]:
+    """The ledger for people."""
+    lines = [f"ledger of {said['site']}, towards the server; {said['theorem']}"]
+    for run in said["runs"]:
+        cost = "no privacy"
+        if run["epsilon_granted"] is not None:
+            spent, granted = round_up(run["epsilon_spent"]), round_up(run["epsilon_granted"])
+            cost = f"ε spent {spent} of {granted} at δ = {run['delta']:.3g} ({run['neighbours']})"
+        lines.append(
+            f"run {run['run'][:8]}…: {run['participations']} of {run['granted']} participations, "
+            f"{cost}" + ("" if run["began"] else "; never began")
+        )
+    for lost in said["recovered"]:
+        lines.append(
+            f"recovered {lost['time']}: {lost['participations']} participations, ε "
+            f"{round_up(lost['epsilon'])} booked as spent"
+        )
+    left = math.floor(said["epsilon_left"] * 1000) / 1000  # never more than there is
+    lines.append(
+        f"in total: ε {round_up(said['epsilon_booked'])} booked, {left} left; "
+        f"{said['runs_left']} more runs; {said['promise']}"
+    )
+    return lines
+
+
+def recover_site(path: Path) -> list[str]:
+    """Book what cannot be accounted for; the site's process must not run."""
+    file = read_site_file(path)
+    state = StateFolder(file.state, file.name)
+    try:
+        return recover(state, file.name, file.policy)
+    except Refused as no:
+        raise BadInput(f"the state cannot be recovered: {no}") from no
+    finally:
+        state.close()
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    """What the site's process last wrote, and whether it runs."""
+    file = read_site_file(path)
+    said: dict[str, Any] = {"site": file.name}
+    written = file.state / "status.json"
+    if written.exists():
+        try:
+            said |= json.loads(written.read_text())
+        except ValueError:
+            said["last_letter"] = "unknown"
+    try:
+        StateFolder(file.state, file.name).close()
+        said["online"] = False
+    except BadInput:
+        said["online"] = True
+    return said
+
+
+def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
+    """The final model on this site's own records: for its own eyes."""
+    file = read_site_file(path)
+    finished = [
+        folder
+        for folder in sorted((file.state / "runs").glob("*/model.box"), key=os.path.getmtime)
+        if run is None or folder.parent.name == run
+    ]
+    if not finished and run is not None:
+        raise BadInput(
+            f"--run is {run!r}, and no run of that id is over here; leave it out for the latest"
+        )
+    if not finished:
+        raise BadInput("no run that is over is known here; a model arrives at the end of a run")
+    from dpscaffold.deployment.site.memory import RunMemory
+
+    memory = RunMemory(finished[-1].parent)
+    try:
+        known, model = memory.enrolment(), memory.model()
+        if known is None or model is None:
+            raise BadInput("the run's files are not whole")
+        open_work = opener(file, path.resolve().parent, torch.device("cpu"), lambda said: None)
+        work = open_work(known.offer, file.policy)
+    except Refused as no:
+        raise BadInput(f"the run cannot be evaluated: {no}") from no
+    params = torch.from_numpy(model.vectors["params"].copy())
+    features = work.task.prepare(work.held.features[work.held.used])
+    scores, labels = work.task.scores(params, features), work.held.labels[work.held.used]
+    if not len(labels):
+        raise BadInput("no record can be read, so there is nothing to evaluate; see site check")
+    said = {
+        "run": known.run,
+        "records": len(labels),
+        "loss": float(work.task.losses(params, features, labels).mean()),
+    }
+    if work.offer.rows.classes and scores.shape[1] > 1:
+        said["accuracy"] = float((scores.argmax(dim=1) == labels).float().mean())
+    if not work.offer.rows.classes:
+        target = work.offer.rows.target
+        said["rmse"] = METRICS["rmse"].of(target.answers(scores), target.restored(labels))
+    return said

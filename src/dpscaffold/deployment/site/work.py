@@ -1,0 +1,253 @@
+"""What an offer asks for, on this site's records: the simulator's own functions, for one user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpscaffold.algorithms import Algorithm, Broadcast
+from dpscaffold.deployment.protocol.agreement import Offer, names_in, read_offer
+from dpscaffold.deployment.protocol.messages import Refused, Vectors
+from dpscaffold.deployment.protocol.shapes import broadcast_lengths, slot_lengths
+from dpscaffold.deployment.site.file import OfferedQuery, Policy, SiteFile, Terms
+from dpscaffold.deployment.site.reading import SiteRecords, read_records
+from dpscaffold.engines.participation.drawing import Row
+from dpscaffold.engines.participation.participate import participate
+from dpscaffold.engines.participation.records import LocalRecords
+from dpscaffold.errors import BadInput
+from dpscaffold.randomness.streams import Randomness
+from dpscaffold.setting.gaussian import Gaussian
+from dpscaffold.setting.plan import Plan
+from dpscaffold.tasks import Task
+from dpscaffold.tasks.clipping import prepared
+
+
+@dataclass(frozen=True)
+class OfferedWork:
+    """An accepted offer's computation. All vectors are float32 arrays (P,) or (1,)."""
+
+    offer: Offer
+    task: Task
+    algorithm: Algorithm
+    held: SiteRecords
+    records: int
+    declared: bool
+    device: torch.device
+
+    @property
+    def told(self) -> int | None:
+        """R_i as the server may know it: not at all where a user's whole data are protected."""
+        return None if hides_sizes(self.offer) else self.records
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The agreed plan."""
+        return self.offer.plan.build()
+
+    @cached_property
+    def mechanism(self) -> Gaussian | None:
+        """The noised query."""
+        return self.offer.privacy.build() if self.offer.privacy else None
+
+    @cached_property
+    def batch(self) -> int:
+        """b_i = ⌊sR_i⌋."""
+        return int(self.plan.batch_sizes(torch.tensor([self.records]))[0])
+
+    @cached_property
+    def terms(self) -> Terms:
+        """The public numbers."""
+        return terms_of(self.offer, self.task)
+
+    @property
+    def warm_rounds(self) -> int:
+        """Rounds that only set control variates."""
+        return self.plan.warm_rounds or 0 if self.algorithm.warm_up is not None else 0
+
+    def cohort(self, round: int, users: int, seed: int | None) -> tuple[int, ...]:
+        """Who is drawn, exactly as the server draws."""
+        streams = Randomness(self.plan.public_seed if seed is None else seed)
+        return tuple(streams.cohort(round, users, self.plan.cohort_size(users)).tolist())
+
+    def expects(self, round: int) -> Mapping[str, int]:
+        """The vectors of a round's task."""
+        return broadcast_lengths(self._phase(round), self.task.parameters)
+
+    def remembers(self) -> Mapping[str, int]:
+        """The site's slots."""
+        return slot_lengths(self.algorithm.remembers, self.task.parameters)
+
+    def _phase(self, round: int) -> Algorithm:
+        return self.algorithm.phase(round, self.warm_rounds)
+
+    @cached_property
+    def _records(self) -> LocalRecords:
+        features, squares = prepared(self.task, self.held.features, self.device)
+        used = self.held.used
+        weight = None if bool(used.all()) else used.to(self.device, torch.float32)
+        labels = self.held.labels.to(self.device)
+        return LocalRecords(features, squares, labels, [0], weight=weight)
+
+    def participate(
+        self, round: int, user: int, told: Vectors, slots: Vectors
+    ) -> tuple[Vectors, Vectors]:
+        """K local steps; in a secret run every call takes new keys from the operating system."""
+        secret = self.mechanism is not None and self.mechanism.secret
+        streams = Randomness(self.plan.public_seed, secret)
+        public = self.records if self.declared else None
+        row = Row(
+            user,
+            len(self.held),
+            self.batch,
+            self.plan,
+            self.mechanism,
+            streams,
+            declared=public,
+            round=round,
+        )
+        shared = {k.removeprefix("shared."): v for k, v in told.items() if k != "params"}
+        broadcast = Broadcast(round, self._stack(told["params"]), self._stacks(shared))
+        phase = self._phase(round)
+        upload, kept = participate(
+            self.task, phase, [row], self._records, broadcast, self._stacks(slots)
+        )
+        uploaded = {"params": _row(upload.params)}
+        for name, value in upload.totals.items():
+            # Where the server mirrors memories it needs them to the last bit, and c_i + Δc_i is
+            # not c_i⁺ in floats; so the new slot goes up, and the server takes the difference.
+            if phase.mirrored and name in kept:
+                uploaded[f"kept.{name}"] = _row(kept[name])
+            else:
+                uploaded[f"totals.{name}"] = _row(value)
+        return uploaded, {name: _row(value) for name, value in kept.items()}
+
+    def _stack(self, vector: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(vector, np.float32))[None].to(self.device)
+
+    def _stacks(self, vectors: Vectors) -> dict[str, torch.Tensor]:
+        return {name: self._stack(vector) for name, vector in vectors.items()}
+
+
+def _row(stack: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(stack[0].cpu().numpy(), "<f4")
+
+
+def terms_of(offer: Offer, task: Task) -> Terms:
+    """An offer's numbers, as a policy looks at them."""
+    plan, privacy = offer.plan, offer.privacy
+    mechanism = None
+    if privacy is not None:
+        mechanism = OfferedQuery(
+            privacy.clip, privacy.noise, privacy.sampling, privacy.unit, privacy.secret
+        )
+    return Terms(
+        rounds=plan.rounds,
+        local_steps=plan.local_steps,
+        user_ratio=plan.user_ratio,
+        data_ratio=plan.data_ratio,
+        weighting=plan.weighting,
+        algorithm=offer.algorithm.name,
+        task=offer.task.module or offer.task.kind,
+        parameters=task.parameters,
+        mechanism=mechanism,
+    )
+
+
+def opener(
+    file: SiteFile, folder: Path, device: torch.device, log: Callable[[str], None]
+) -> Callable[[Mapping[str, Any], Policy], OfferedWork]:
+    """What turns an offer into work on the data of ``site.toml``."""
+
+    def open_work(raw: Mapping[str, Any], policy: Policy) -> OfferedWork:
+        offer = accepted_names(raw, policy)
+        task = build_task(offer, policy)
+        held = noted_size(read_records(file.data, folder, offer.rows), declared_size(file, offer))
+        for sentence, _ in held.notes:
+            log(sentence)
+        held = held.padded(least_records(offer, file))
+        size, declared = public_size(file, offer, held)
+        work = OfferedWork(offer, task, offer.algorithm.build(), held, size, declared, device)
+        try:
+            _ = work.batch, work.plan.cohort_size(1_000_000)
+        except BadInput as error:
+            raise Refused("data-unfit", str(error)) from error
+        return work
+
+    return open_work
+
+
+def accepted_names(raw: Mapping[str, Any], policy: Policy) -> Offer:
+    """The offer, once the policy allows the code that it names; only then is any imported."""
+    names = names_in(raw)
+    if names.algorithm not in policy.algorithms:
+        raise Refused("policy-algorithm", f"{names.algorithm!r:.80}")
+    if names.task not in policy.tasks:
+        raise Refused("policy-model", f"{names.task!r:.80}")
+    return read_offer(raw)
+
+
+def build_task(offer: Offer, policy: Policy) -> Task:
+    """The task in the schema's shape, not larger than the policy allows."""
+    widest = max(offer.rows.features, offer.rows.classes, offer.task.hidden)
+    if offer.task.kind != "module" and widest > policy.max_parameters:
+        raise Refused("policy-model", f"{widest} is more than {policy.max_parameters} parameters")
+    try:
+        return offer.build_task()
+    except BadInput as error:
+        raise Refused("bad-offer", str(error)) from error
+
+
+def hides_sizes(offer: Offer) -> bool:
+    """Whether nobody may learn R_i, as a user's whole data are protected."""
+    return offer.privacy is not None and offer.privacy.unit == "user"
+
+
+def least_records(offer: Offer, file: SiteFile) -> int:
+    """How many records there are at least, those that contribute nothing included.
+
+    Where the number of records is hidden, even an empty table must answer like any other: with a
+    user as unit, batches have at least one record; with a declared size, any number may be there.
+    """
+    if hides_sizes(offer):
+        return math.ceil(1 / offer.plan.data_ratio)
+    return 1 if declared_size(file, offer) is not None else 0
+
+
+def declared_size(file: SiteFile, offer: Offer) -> int | None:
+    """The size that ``site.toml`` declares, where the offer's neighbours make use of it."""
+    privacy = offer.privacy
+    if privacy is None or privacy.unit == "user" or privacy.sampling == "fixed":
+        return None
+    return None if privacy.neighbours == "zero-out" else file.records
+
+
+def noted_size(held: SiteRecords, declared: int | None) -> SiteRecords:
+    """The records, with a note where there are more of them than were declared. All are used: if
+    only some were, one record more or less would replace another, which declared sizes do not
+    hide."""
+    if declared is None or len(held) <= declared:
+        return held
+    note = (
+        f"there are {len(held)} records, and site.toml declares records = {declared}; all of them "
+        f"are used, and batches are larger than planned: declare at least as many"
+    )
+    return replace(held, notes=(*held.notes, (note, False)))
+
+
+def public_size(file: SiteFile, offer: Offer, held: SiteRecords) -> tuple[int, bool]:
+    """R_i, and whether it is declared. Neighbours that replace or empty a record share the number
+    of records; those that add or remove one need a number that ``site.toml`` declares. However many
+    records there are then, each is drawn with chance ⌊sR_i⌋/R_i."""
+    declared = declared_size(file, offer)
+    if declared is not None:
+        return declared, True
+    if offer.privacy is not None and offer.privacy.neighbours == "add-remove":
+        raise Refused("policy-sampling", "declare 'records' in site.toml for add-remove")
+    return len(held), False

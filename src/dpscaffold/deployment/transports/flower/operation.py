@@ -1,0 +1,201 @@
+"""What the commands of a site do over Flower: start, and check."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from dpscaffold.atomic import write_text
+from dpscaffold.deployment.protocol.messages import Letter, Refused
+from dpscaffold.deployment.provision import (
+    check_certificate,
+    host_and_port,
+    is_loopback,
+    read_node_key,
+    read_signing_key,
+)
+from dpscaffold.deployment.server.config import load_served
+from dpscaffold.deployment.site.answer import Site
+from dpscaffold.deployment.site.file import Policy, SiteFile, check_terms, grant, read_site_file
+from dpscaffold.deployment.site.ledger import SiteLedger
+from dpscaffold.deployment.site.memory import StateFolder
+from dpscaffold.deployment.site.reading import broken_lines, check_data_table
+from dpscaffold.deployment.site.work import opener
+from dpscaffold.deployment.transports.flower import check_proxy
+from dpscaffold.deployment.transports.flower.node import (
+    Address,
+    Fleet,
+    certificate_trouble,
+    clock_of,
+    serve,
+)
+from dpscaffold.engines.machine import give_memory_back, pick_device
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy.showing import round_up
+
+
+def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
+    """Answer letters until SIGTERM or SIGINT; the participation in progress is finished and
+    stored."""
+    file = read_site_file(path)
+    check_proxy(file.server)
+    if insecure and not is_loopback(host_and_port("server", file.server)[0]):
+        raise BadInput("--insecure is for loopback alone; leave it out")
+    if not insecure:
+        check_certificate(file.ca)
+    key, node_key = read_signing_key(file.signing_key), read_node_key(file.node_key)
+    check_data_table(file.data, path.resolve().parent)
+    os.umask(0o077)
+    give_memory_back()
+    state = StateFolder(file.state, file.name)
+    say = logger_of(file, echo)
+    SiteLedger(state.ledger, file.name)  # a damaged ledger is said now, not at the first letter
+    device = pick_device(file.device)
+    site = Site(
+        file.name,
+        file.coordinator,
+        key,
+        state,
+        _live_policy(path, file.policy, say),
+        opener(file, path.resolve().parent, device, say),
+        share_slots=file.share_slots,
+        log=say,
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    address = Address(file.server, None if insecure else file.ca.read_bytes())
+    fleet = Fleet(address, node_key, file.state / "node_id")
+    echo(f"the site {file.name} starts; its policy is in {path}")
+    try:
+        serve(fleet, _watched(site, state), stop, say)
+    finally:
+        state.close()
+
+
+def _live_policy(path: Path, first: Policy, say: Callable[[str], None]) -> Callable[[], Policy]:
+    """The policy as the file says it now; a file that cannot be read stops the site's answers."""
+    seen: dict[str, Any] = {"stamp": None, "policy": first}
+
+    def policy() -> Policy:
+        stamp = path.stat().st_mtime_ns
+        if stamp != seen["stamp"]:
+            seen["policy"], seen["stamp"] = read_site_file(path).policy, stamp
+        current: Policy = seen["policy"]
+        return current
+
+    return policy
+
+
+def _watched(site: Site, state: StateFolder) -> Callable[[Letter], Letter]:
+    """Answers, with ``status.json`` kept beside."""
+    counts = {"answered": 0}
+
+    def answer(letter: Letter) -> Letter:
+        began = time.perf_counter()
+        answer = site.answer(letter)
+        counts["answered"] += 1
+        said = {
+            "site": site.name,
+            "process": os.getpid(),
+            "last_letter": datetime.now(UTC).isoformat(timespec="seconds"),
+            "last_kind": str(answer.header.get("kind", "")),
+            "last_seconds": round(time.perf_counter() - began, 3),
+            "answered": counts["answered"],
+            "refusals": site.refusals,
+        }
+        write_text(state.path / "status.json", json.dumps(said) + "\n")
+        return answer
+
+    return answer
+
+
+def logger_of(file: SiteFile, echo: Callable[[str], None]) -> Callable[[str], None]:
+    """Sentences with their time, to the site's own log and to the terminal."""
+
+    def say(sentence: str) -> None:
+        line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {sentence}"
+        with (file.state / "site.log").open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+        echo(sentence.splitlines()[-1] if sentence else "")
+
+    return say
+
+
+def check_site(path: Path, offer: Path | None, connect: bool) -> Iterator[tuple[str, bool]]:
+    """One sentence for each thing that is looked at, and whether it is fine."""
+    file = read_site_file(path)
+    yield f"{path} says who this site is ({file.name}) and what it accepts", True
+    for what, look in (
+        ("the node key", lambda: read_node_key(file.node_key)),
+        ("the signing key", lambda: read_signing_key(file.signing_key)),
+        ("the federation's certificate", lambda: check_certificate(file.ca)),
+        ("the data file", lambda: check_data_table(file.data, path.resolve().parent)),
+    ):
+        try:
+            look()
+            yield f"{what} is there and readable by its owner", True
+        except BadInput as error:
+            yield str(error), False
+    if offer is None:
+        yield from _lines_checked(path, file)
+    if connect:
+        yield _connection(file)
+    if offer is not None:
+        yield from _judged(path, file, offer)
+
+
+def _connection(file: SiteFile) -> tuple[str, bool]:
+    try:
+        ahead = clock_of(Address(file.server, file.ca.read_bytes()))
+    except (httpx.HTTPError, OSError, KeyError) as error:
+        wrong = certificate_trouble(error)
+        if wrong is not None:
+            return wrong, False
+        return f"{file.server} cannot be reached ({type(error).__name__}: {error})", False
+    fine = -300 < ahead < 4
+    return f"{file.server} answers; this clock is {ahead:+.0f} s from its own", fine
+
+
+def _lines_checked(path: Path, file: SiteFile) -> Iterator[tuple[str, bool]]:
+    """The lines that cannot be read, whatever a plan asks for: they stay records, and say nothing.
+    A server never learns of them, so this is where they are found."""
+    try:
+        yield from broken_lines(file.data, path.resolve().parent)
+    except BadInput:
+        return  # said already
+
+
+def _judged(path: Path, file: SiteFile, offer: Path) -> Iterator[tuple[str, bool]]:
+    """What this site would answer to a plan, and which records would say nothing; the ledger is
+    read and not written."""
+    raw = load_served(offer).offer().to_dict()
+    open_work = opener(file, path.resolve().parent, torch.device("cpu"), lambda sentence: None)
+    try:
+        work = open_work(raw, file.policy)
+        yield from work.held.notes
+        check_terms(file.policy, work.terms)
+        ledger = SiteLedger(file.state / "ledger.jsonl", file.name)
+        left = ledger.left(file.policy)
+        granted = grant(
+            file.policy, work.terms, work.records, work.batch, left, declared=work.declared
+        )
+    except Refused as no:
+        yield f"{offer} would be refused: {no}", False
+        return
+    cost = "no privacy" if granted.epsilon is None else f"epsilon {round_up(granted.epsilon)}"
+    yield (
+        f"{offer} would be accepted: at most {granted.participations} participations, {cost} at "
+        f"delta {granted.delta:.3g}, towards the server",
+        True,
+    )

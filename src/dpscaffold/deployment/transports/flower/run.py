@@ -1,0 +1,426 @@
+"""The server's side: an :class:`~dpscaffold.deployment.protocol.exchange.Exchange` over Flower's
+Grid.
+
+A process of our own opens a Flower run, claims its task with the secret that it shares with the
+SuperLink, and sends and fetches messages in a loop of its own: Flower's loop sleeps 3 s and does
+not say who is missing. Flower hands a message out once, so what a node had claimed when it died
+never comes back; an unanswered letter is therefore sent again, as it is. If the SuperLink goes away
+a new Flower run is opened and the question asked again: Flower's run is transport, nothing more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import cast
+
+import httpx
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from dpscaffold.deployment.protocol.exchange import Accept, Stopped
+from dpscaffold.deployment.protocol.messages import Letter, canonical
+from dpscaffold.deployment.provision import Member
+from dpscaffold.deployment.transports.flower.wire import from_records, to_records
+from dpscaffold.errors import BadInput
+
+TROUBLE = (httpx.HTTPError, RuntimeError, OSError, ValueError, ObjectPullError)
+_LAST_PAUSE = 3.0
+_TASK_BEAT = 8.0
+#: Seconds that sites still have for their answers once the server was told to stop.
+_GRACE = 5.0
+#: Answers that are fetched at the same time, at most.
+_FETCHES = 64
+#: Seconds within which an answer is usually whole once it was announced.
+_AT_ONCE = 1.0
+
+#: A Flower run needs a bundle. This one holds nothing; no site of ours would fetch it anyway.
+_BUNDLE = {
+    "pyproject.toml": b"""[project]
+name = "dpscaffold-letters"
+version = "1.0.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "dpscaffold"
+[tool.flwr.app.components]
+serverapp = "nothing:app"
+clientapp = "nothing:app"
+""",
+    "nothing.py": b"app = None\n",
+}
+
+
+@dataclass(frozen=True)
+class Office:
+    """The SuperLink's loopback side, and what it takes to speak there; ``ca`` None: plain text."""
+
+    address: str
+    ca: bytes | None
+    secret: bytes
+
+
+@dataclass
+class Traffic:
+    """What an exchange did, for status and benchmarks: seconds, letters sent again, reconnections,
+    and the bytes of the vectors and headers that crossed."""
+
+    seconds: float = 0.0
+    again: int = 0
+    opened: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+class Grid:
+    """One open Flower run: registers the roster's keys, claims the run's task, keeps it alive."""
+
+    def __init__(self, office: Office, members: Iterable[Member]) -> None:
+        self._office = office
+        register(office, members)
+        token = self._claim(self._start())
+        self.grid = HttpGrid(
+            runtime_api_address=office.address,
+            insecure=office.ca is None,
+            root_certificates=office.ca,
+            token=token,
+        )
+        # Flower's own retries block for ever and answer a 401 with SIGINT to this very process.
+        self.grid._retry_invoker = None
+        given = self.grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        self.grid.set_run(run_from_proto(given.run))
+        self._run = given.run.run_id
+        self._stopped = threading.Event()
+        self._threads = ThreadPoolExecutor(_FETCHES, thread_name_prefix="reply")
+        self._coming: dict[str, Future[Message]] = {}
+        threading.Thread(target=self._beat, daemon=True, name="task-heartbeat").start()
+
+    def _start(self) -> int:
+        control = control_client(self._office)
+        content, _ = build_fab_from_files(_BUNDLE)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        started = control.StartRun(
+            StartRunRequest(
+                fab=fab_to_proto(fab),
+                override_config=user_config_to_proto({}),
+                federation=NOOP_FEDERATION_ID,
+            )
+        )
+        control.close()
+        return int(started.run_id)
+
+    def _claim(self, run: int) -> str:
+        """The token of our run's task; a run of somebody else is claimed and left unserved."""
+        client = RuntimeHttpClient.from_server_address(
+            server_address=self._office.address,
+            insecure=self._office.ca is None,
+            root_certificates=self._office.ca,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                SuperExecAuthHttpInterceptor(
+                    master_secret=self._office.secret,
+                    protected_methods={"/flwr.proto.Runtime/AcquireTask"},
+                ),
+            ],
+        )
+        for _ in range(50):
+            got = client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+            if got.HasField("task") and got.task.run_id == run:
+                client.close()
+                return str(got.token)
+            time.sleep(0 if got.HasField("task") else 0.2)
+        raise RuntimeError("the SuperLink does not hand out the task of our run")
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(_TASK_BEAT):
+            with suppress(*TROUBLE):  # the next message will notice
+                self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def nodes(self) -> dict[str, int]:
+        """The online nodes by public key (PEM, stripped)."""
+        return {
+            node.public_key.decode().strip()
+            if isinstance(node.public_key, bytes)
+            else str(node.public_key).strip(): node.node_id
+            for node in self.grid.get_nodes()
+        }
+
+    def replies(self, asked: Iterable[str]) -> list[tuple[str, Message | None]]:
+        """The answers to these messages that are whole by now, or None for one that never will be.
+
+        Flower announces an answer before its objects are there, and waits three minutes for those
+        of a node that died meanwhile. Each is therefore fetched beside the others, and nobody's
+        round, deadline or end waits for it.
+        """
+        wanted = [identity for identity in asked if identity not in self._coming]
+        fresh = self._announced(wanted) if wanted else {}
+        wait(fresh.values(), _AT_ONCE)
+        self._coming |= fresh
+        done = [identity for identity, fetched in self._coming.items() if fetched.done()]
+        return [(identity, _whole(self._coming.pop(identity))) for identity in done]
+
+    def _announced(self, asked: list[str]) -> dict[str, Future[Message]]:
+        """The answers to these messages that have begun to come, each on its way."""
+        found = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+        heads = zip(found.messages_list, found.message_object_trees, strict=True)
+        return {
+            head.metadata.reply_to_message_id: self._threads.submit(
+                self._fetch, head.metadata.message_id, tree
+            )
+            for head, tree in heads
+        }
+
+    def _fetch(self, identity: str, tree: ObjectTree) -> Message:
+        """One answer, with all its objects."""
+        client, node = self.grid._runtime_client, self.grid.node
+        pull = make_pull_object_fn_protobuf(client.PullObject, node, self._run)
+
+        def unless_stopped(part: str) -> bytes:
+            if self._stopped.is_set():
+                raise ObjectPullError(part, "the connection was given up")
+            return bytes(pull(part))
+
+        parts = [part.object_id for part in iterate_object_tree(tree)]
+        contents = pull_objects(parts, unless_stopped, initial_backoff=0.05, backoff_cap=1.0)
+        confirm = make_confirm_message_received_fn_protobuf(
+            client.ConfirmMessageReceived, node, self._run
+        )
+        confirm(identity)
+        message = cast("Message", inflate_object_from_contents(identity, contents))
+        message.metadata.__dict__["_message_id"] = identity
+        return message
+
+    def give_up(self) -> None:
+        """Neither beat nor fetch any more, over a connection that was lost."""
+        self._stopped.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def close(self, completed: bool) -> None:
+        """Report the end to the SuperLink, if it is there."""
+        self.give_up()
+        status = "completed" if completed else "failed"
+        with suppress(*TROUBLE):
+            self.grid._runtime_client.PushTaskOutput(
+                PushTaskOutputRequest(sub_status=status, details="")
+            )
+        self.grid.close()
+
+
+def _whole(fetched: Future[Message]) -> Message | None:
+    """What was fetched; None where some of it never came."""
+    try:
+        return fetched.result()
+    except ObjectPullError:
+        return None
+
+
+def control_client(office: Office) -> ControlHttpClient:
+    """A client of the SuperLink's control paths."""
+    return ControlHttpClient.from_server_address(
+        office.address,
+        office.ca is None,
+        office.ca,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+
+
+def register(office: Office, members: Iterable[Member]) -> None:
+    """Make the members' node keys known to the SuperLink; known ones stay."""
+    control = control_client(office)
+    for member in members:
+        try:
+            control.RegisterNode(RegisterNodeRequest(public_key=member.node_key.encode()))
+        except httpx.HTTPStatusError as error:
+            if "in use" not in error.response.text and error.response.status_code != 409:
+                raise
+    control.close()
+
+
+def flower_bytes(office: Office) -> int:
+    """All bytes that Flower has counted between its nodes and the SuperLink, both ways, since the
+    SuperLink was started: requests and answers that carry messages, and their objects."""
+    control = control_client(office)
+    runs = control.ListRuns(ListRunsRequest()).run_dict.values()
+    control.close()
+    return sum(run.bytes_sent + run.bytes_recv for run in runs)
+
+
+@dataclass
+class Post:
+    """Letters over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
+    the last time the SuperLink was reached anew, so its own absence costs no site its round.
+    ``stop`` says whether this process was told to: then sites that are asked have a few seconds
+    left, and a SuperLink that is away is waited for no longer."""
+
+    office: Office
+    members: tuple[Member, ...]
+    deadline: float = 60.0
+    resend: float = 6.0
+    poll: float = 0.1
+    say: Callable[[str], None] = lambda sentence: None
+    stop: Callable[[], bool] = lambda: False
+    traffic: Traffic = field(default_factory=Traffic)
+    _grid: Grid | None = None
+
+    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+        """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`."""
+        begun, found, pause, told = time.monotonic(), dict[str, Letter](), 0.2, False
+        while True:
+            try:
+                if self._grid is None:
+                    self._grid = Grid(self.office, self.members)
+                    self.traffic.opened += 1
+                self._ask_over(self._grid, letters, accept, found)
+                self.traffic.seconds += time.monotonic() - begun
+                return found
+            except TROUBLE as error:
+                if not self.traffic.opened:
+                    _refuse_for_good(error)
+                if not told:
+                    self.say(f"the SuperLink is away ({type(error).__name__}); trying again")
+                if self._grid is not None:
+                    self._grid.give_up()
+                told, self._grid = True, None
+                self._pause(pause)
+                pause = min(2 * pause, _LAST_PAUSE)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the SuperLink is tried again."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self.stop():
+                raise Stopped("told to stop while the SuperLink was away")
+            time.sleep(self.poll)
+
+    def _ask_over(
+        self,
+        grid: Grid,
+        letters: Mapping[str, Letter],
+        accept: Accept,
+        found: dict[str, Letter],
+    ) -> None:
+        until = time.monotonic() + self.deadline
+        waiting: dict[str, str] = {}
+        due = dict.fromkeys((name for name in letters if name not in found), 0.0)
+        contents = {name: to_records(letters[name]) for name in due}
+        first, told_at = True, None
+        while due and time.monotonic() < until:
+            now = time.monotonic()
+            if self.stop():
+                told_at = told_at or now
+                if now - told_at > _GRACE:
+                    raise Stopped(f"told to stop while {', '.join(due)} had not answered")
+            sending = [name for name, when in due.items() if when <= now]
+            if sending:
+                self.traffic.again += 0 if first else len(sending)
+                first = False
+                reached = self._push(grid, sending, letters, contents, until - now, waiting)
+                for name in sending:
+                    due[name] = now + (self.resend if name in reached else 1.0)
+            for name, letter in self._pull(grid, waiting):
+                if name in due and accept(name, letter):
+                    found[name] = letter
+                    del due[name]
+            if due:
+                time.sleep(self.poll)
+
+    def _push(
+        self,
+        grid: Grid,
+        names: list[str],
+        letters: Mapping[str, Letter],
+        contents: Mapping[str, object],
+        seconds: float,
+        waiting: dict[str, str],
+    ) -> set[str]:
+        """Send; note under which id each answer will come. Returns who could be reached."""
+        online = grid.nodes()
+        keys = {member.name: member.node_key.strip() for member in self.members}
+        names = [name for name in names if keys.get(name) in online]
+        messages = [
+            Message(
+                content=contents[name],
+                dst_node_id=online[keys[name]],
+                message_type="query",
+                ttl=max(10.0, seconds + 10.0),
+            )
+            for name in names
+        ]
+        ids = list(grid.grid.push_messages(messages)) if messages else []
+        reached = set()
+        for name, identity in zip(names, ids, strict=True):
+            if identity:
+                waiting[identity] = name
+                reached.add(name)
+                self.traffic.bytes_out += _size(letters[name])
+        return reached
+
+    def _pull(self, grid: Grid, waiting: dict[str, str]) -> list[tuple[str, Letter]]:
+        if not waiting:
+            return []
+        arrived = []
+        for identity, reply in grid.replies(list(waiting)):
+            name = waiting.pop(identity, None)
+            if name is None or reply is None or reply.has_error():
+                continue
+            letter = from_records(reply.content)
+            self.traffic.bytes_in += _size(letter)
+            arrived.append((name, letter))
+        return arrived
+
+    def close(self, completed: bool = True) -> None:
+        """End the Flower run."""
+        if self._grid is not None:
+            self._grid.close(completed)
+            self._grid = None
+
+
+def _refuse_for_good(error: BaseException) -> None:
+    """What no waiting mends: a wrong secret, or a certificate of another authority."""
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401:
+        raise BadInput(
+            "the SuperLink refuses this server (401): superexec.secret is not the one that it was "
+            "started with"
+        ) from error
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        raise BadInput(
+            f"the SuperLink's certificate is not of this federation, or not for this host ({error})"
+        ) from error
+
+
+def _size(letter: Letter) -> int:
+    vectors = sum(vector.nbytes for vector in letter.vectors.values())
+    return vectors + len(canonical(letter.header)) + len(letter.signature)

@@ -1,0 +1,155 @@
+"""A deployed run over Flower, from its configuration to its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpscaffold.deployment.protocol.enrolment import Correspondence
+from dpscaffold.deployment.protocol.exchange import Stopped
+from dpscaffold.deployment.provision import (
+    Member,
+    host_and_port,
+    is_loopback,
+    read_secret,
+    read_signing_key,
+    roster,
+    write_whole,
+)
+from dpscaffold.deployment.server.config import load_served
+from dpscaffold.deployment.server.run import Deployment, Served
+from dpscaffold.deployment.transports.flower import check_proxy
+from dpscaffold.deployment.transports.flower.run import Office, Post
+from dpscaffold.engines.machine import stop_signals
+from dpscaffold.errors import BadInput
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.written import plain
+
+TOTALS = "totals.json"
+
+
+def run_deployed(
+    config: Path,
+    out: Path,
+    server: Path,
+    resume: bool,
+    without: list[str],
+    overrides: list[str],
+    insecure: bool,
+    as_json: bool,
+    echo: Callable[[str, bool], None],
+    carrier: Callable[[tuple[Member, ...], float, float], Post] | None = None,
+) -> str:
+    """One deployed run; returns how it ended. ``echo`` is told sentences, and whether they are
+    asides (for standard error). ``carrier`` makes the exchange of the members, the deadline and the
+    seconds between resends; by default it opens Flower runs of its own."""
+    settings = load_served(config, overrides)
+    if carrier is None:
+        check_proxy(settings.deploy.address)
+    if insecure and not is_loopback(host_and_port("deploy.address", settings.deploy.address)[0]):
+        raise BadInput("--insecure is for loopback alone; leave it out")
+    members = _members(server, without)
+    _check_named(settings.deploy.records, members)
+    office = Office(
+        settings.deploy.address,
+        None if insecure else (server / "ca.crt").read_bytes(),
+        read_secret(server / "superexec.secret"),
+    )
+
+    def say(sentence: str) -> None:
+        echo(sentence, as_json)
+
+    waits = (settings.deploy.deadline, settings.deploy.resend)
+    exchange = carrier(members, *waits) if carrier else Post(office, members, *waits, say=say)
+    post = Correspondence(
+        exchange,
+        read_signing_key(server / "coordinator.key"),
+        {member.name: member.signing_key for member in members},
+        totals=read_totals(server / TOTALS),
+    )
+
+    def after(round: int, row: Mapping[str, Any]) -> None:
+        keep_totals(server / TOTALS, post.totals)
+        say(f"round {round}: {row['arrived']} answered in {row['round_seconds']:.2f} s")
+
+    deployment = Deployment(
+        settings.offer(),
+        post,
+        RunFolder(out),
+        settings.resolved(),
+        settings.budget(),
+        settings.patience,
+        scorer=settings.scorer(config.resolve().parent),
+        say=say,
+        observer=after,
+        bytes_crossed=lambda: (exchange.traffic.bytes_out, exchange.traffic.bytes_in),
+        records=settings.deploy.records,
+    )
+    exchange.stop = lambda: bool(deployment.stop)
+    completed = False
+    with stop_signals() as deployment.stop:
+        try:
+            served = deployment.run(tuple(member.name for member in members), resume)
+            completed = served.ended == "completed"
+        except Stopped as where:
+            echo(f"stopped by {deployment.stop[0]} before the first round ({where})", as_json)
+            return "interrupted"
+        finally:
+            keep_totals(server / TOTALS, post.totals)
+            exchange.close(completed)
+    _report(served, out, as_json, echo)
+    return served.ended
+
+
+def _members(server: Path, without: Sequence[str]) -> tuple[Member, ...]:
+    """The sites on the roster, those left out apart."""
+    everybody = {member.name: member for member in roster(server)}
+    for name in without:
+        if name not in everybody:
+            raise BadInput(f"--without is {name!r}, which is not on the roster")
+    members = tuple(member for name, member in everybody.items() if name not in without)
+    if not members:
+        raise BadInput("no site is left on the roster; dpscaffold server admit adds them")
+    return members
+
+
+def _check_named(records: Mapping[str, int] | None, members: tuple[Member, ...]) -> None:
+    names = {member.name for member in members}
+    if records is not None and set(records) != names:
+        raise BadInput(
+            f"deploy.records names {', '.join(sorted(records))}, and those who take part are "
+            f"{', '.join(sorted(names))}; give everybody's size, and nobody else's"
+        )
+
+
+def _report(served: Served, out: Path, as_json: bool, echo: Callable[[str, bool], None]) -> None:
+    if as_json:
+        summary = json.loads((out / "summary.json").read_text())
+        echo(json.dumps(plain(summary), indent=2), False)
+        return
+    echo(f"{served.ended} after round {served.state.round}; {out} holds the run", False)
+    if served.message:
+        echo(served.message, False)
+    if served.gap is not None:
+        echo(f"largest |M·c − Σc_i|: {served.gap:.3g}", False)
+
+
+def read_totals(path: Path) -> dict[str, int]:
+    """The largest counts that sites have told this server, over all runs."""
+    if not path.exists():
+        return {}
+    try:
+        return {str(name): int(count) for name, count in json.loads(path.read_bytes()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} is damaged ({error}); restore it") from error
+
+
+def keep_totals(path: Path, told: Mapping[str, int]) -> None:
+    """Note counts that are larger than those that were told before. They only ever grow, over all
+    runs: a site that restores an old state is found out."""
+    known = read_totals(path)
+    merged = {name: max(known.get(name, 0), told.get(name, 0)) for name in {*known, *told}}
+    if merged != known:
+        write_whole(path, json.dumps(merged).encode())
