@@ -41,7 +41,7 @@ from dpscaffold.data.shapes import shape_of
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
 from dpscaffold.paper.solving import sizes_of
-from dpscaffold.planner.recommend import Preset
+from dpscaffold.planning.recommend import Preset
 from dpscaffold.report.planning import write_plan
 from dpscaffold.training.events import Event, RoundDone, StackBegun
 from dpscaffold.training.stack import Schedule, train_stack

@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Sequence
 
 from dpscaffold import Facts, Goal, Limits
-from dpscaffold.planner import shape
-from dpscaffold.planner.recommend import Preset, _candidates
-from dpscaffold.planner.trial import choose_rates
+from dpscaffold.planning import shape
+from dpscaffold.planning.recommend import Preset, _candidates
+from dpscaffold.planning.trial import choose_rates
 
 
 def compare(

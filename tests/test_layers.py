@@ -28,7 +28,7 @@ LAYERS = (
     "release runs",
     "models",
     "deployment training",
-    "experiments planner",
+    "experiments planning",
     "audit reference training.from_config",
     "report",
     "paper",

@@ -19,10 +19,10 @@ from .models.evaluate_files import evaluate_files as evaluate_files
 from .models.loading import load_model as load_model
 from .models.model import Model as Model
 from .models.predict_files import predict_files as predict_files
-from .planner.facts import Facts as Facts
-from .planner.facts import Limits as Limits
-from .planner.recommend import Goal as Goal
-from .planner.recommend import recommend as recommend
+from .planning.facts import Facts as Facts
+from .planning.facts import Limits as Limits
+from .planning.recommend import Goal as Goal
+from .planning.recommend import recommend as recommend
 from .setting.budget import Budget as Budget
 from .setting.gaussian import Gaussian as Gaussian
 from .setting.plan import Plan as Plan

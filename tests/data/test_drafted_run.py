@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.data.drafted_run import dealt, loud_site, row_norm, run_lines, standardised
-from dpscaffold.planner.facts import Facts
+from dpscaffold.planning.facts import Facts
 from dpscaffold.privacy import statement
 
 HOSPITALS = {"charite": 720, "oslo": 500, "lyon": 400, "lille": 10}

@@ -22,7 +22,7 @@ from dpscaffold.data.readers.columns import column_names, read_batches
 from dpscaffold.data.readers.files import Dialect, TableFile, table_files
 from dpscaffold.data.readers.raw import raw_parts
 from dpscaffold.errors import BadInput
-from dpscaffold.planner.asked import planned_setting
+from dpscaffold.planning.asked import planned_setting
 
 HEADER = "site;age;weight;ill"
 SITES, ANSWERS = ("Bonn", "Köln"), ("nein", "ja", "ja")

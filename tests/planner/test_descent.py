@@ -21,8 +21,8 @@ from dpscaffold import (
     scaffold,
 )
 from dpscaffold.algorithms import with_momentum
-from dpscaffold.planner.asked import planned_rate
-from dpscaffold.planner.descent import CURVATURE, MOST_NOISE, descent_rate
+from dpscaffold.planning.asked import planned_rate
+from dpscaffold.planning.descent import CURVATURE, MOST_NOISE, descent_rate
 from dpscaffold.setting import Setting
 from dpscaffold.setting.noise import dominating_site, round_noise
 from dpscaffold.tasks import Mlp

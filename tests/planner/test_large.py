@@ -29,12 +29,12 @@ from dpscaffold import (
     scaffold_warm,
 )
 from dpscaffold.cli import app
-from dpscaffold.planner import shape as shapes
-from dpscaffold.planner.asked import planned_rate
-from dpscaffold.planner.recommend import Preset, _candidates, _tried
-from dpscaffold.planner.shape import CLASSES, FEATURES, ROUNDS, WEIGHTS, Shape
-from dpscaffold.planner.surrogate import Guess, Reduced, invented
-from dpscaffold.planner.trial import RATES, Bench, Trial, choose_rates, first_rates
+from dpscaffold.planning import shape as shapes
+from dpscaffold.planning.asked import planned_rate
+from dpscaffold.planning.recommend import Preset, _candidates, _tried
+from dpscaffold.planning.shape import CLASSES, FEATURES, ROUNDS, WEIGHTS, Shape
+from dpscaffold.planning.surrogate import Guess, Reduced, invented
+from dpscaffold.planning.trial import RATES, Bench, Trial, choose_rates, first_rates
 from dpscaffold.setting import Setting
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)

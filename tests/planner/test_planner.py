@@ -33,11 +33,11 @@ from dpscaffold import (
 from dpscaffold.cli import app
 from dpscaffold.config import load
 from dpscaffold.experiments.tuning import Score, Tuned, parse_tuning
-from dpscaffold.planner.asked import planned_rate
-from dpscaffold.planner.recommend import Recommendation, default_task, numbers_sent
-from dpscaffold.planner.shape import Shape
-from dpscaffold.planner.surrogate import Guess, kinds, on_surrogate, surrogate
-from dpscaffold.planner.trial import CLOSE, Bench, Choice, Trial, choose_rates
+from dpscaffold.planning.asked import planned_rate
+from dpscaffold.planning.recommend import Recommendation, default_task, numbers_sent
+from dpscaffold.planning.shape import Shape
+from dpscaffold.planning.surrogate import Guess, kinds, on_surrogate, surrogate
+from dpscaffold.planning.trial import CLOSE, Bench, Choice, Trial, choose_rates
 from dpscaffold.setting import Setting
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)

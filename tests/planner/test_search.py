@@ -21,9 +21,9 @@ from dpscaffold import (
     recommend,
     scaffold_balanced,
 )
-from dpscaffold.planner.recommend import Recommendation
-from dpscaffold.planner.surrogate import Guess
-from dpscaffold.planner.trial import WIDENINGS, Bench, Trial, search
+from dpscaffold.planning.recommend import Recommendation
+from dpscaffold.planning.surrogate import Guess
+from dpscaffold.planning.trial import WIDENINGS, Bench, Trial, search
 from dpscaffold.report.planning import as_json, write_plan
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import StackBegun, silence

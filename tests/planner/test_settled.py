@@ -17,10 +17,10 @@ from dpscaffold.cli import app
 from dpscaffold.config import load, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.planner.facts import Facts, Limits
-from dpscaffold.planner.recommend import Goal, recommend
-from dpscaffold.planner.surrogate import on_surrogate, surrogate
-from dpscaffold.planner.trial import Bench, Trial
+from dpscaffold.planning.facts import Facts, Limits
+from dpscaffold.planning.recommend import Goal, recommend
+from dpscaffold.planning.surrogate import on_surrogate, surrogate
+from dpscaffold.planning.trial import Bench, Trial
 from dpscaffold.privacy import bound_for, statement
 from dpscaffold.report.planning import plan_lines
 from dpscaffold.setting import Setting

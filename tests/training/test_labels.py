@@ -32,7 +32,7 @@ from dpscaffold.models.evaluate import evaluate_file
 from dpscaffold.models.export import export
 from dpscaffold.models.module import WholeModel
 from dpscaffold.models.predict import predict_file
-from dpscaffold.planner.asked import planned_setting
+from dpscaffold.planning.asked import planned_setting
 from dpscaffold.tasks import LOSSES, ModuleTask
 from dpscaffold.training.evaluator import baseline, constant_loss
 from dpscaffold.training.optimum import solve

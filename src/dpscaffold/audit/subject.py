@@ -19,7 +19,7 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Kind
-from dpscaffold.planner.asked import planned_setting
+from dpscaffold.planning.asked import planned_setting
 from dpscaffold.privacy import LEDGER, VIEWS, Mechanism, TradeOff, bound_for, no_guarantee
 from dpscaffold.privacy.bounds import USER_SAMPLING
 from dpscaffold.privacy.human import losses

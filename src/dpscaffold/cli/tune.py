@@ -38,7 +38,7 @@ def tune_command(
 
     from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.experiments.tuning import read_tuning, tune
-    from dpscaffold.planner.asked import planned_setting
+    from dpscaffold.planning.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
@@ -89,7 +89,7 @@ def _tune_privately(
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
     from dpscaffold.engines.machine import pick_device, stop_signals
     from dpscaffold.experiments.private_tuning import StoppedTrials, tune_privately
-    from dpscaffold.planner.asked import planned_setting
+    from dpscaffold.planning.asked import planned_setting
     from dpscaffold.privacy.showing import digits_up, round_up
     from dpscaffold.report.private_tuning import (
         refuse_earlier,

@@ -40,7 +40,7 @@ class Configuration(ConfigTable):
     def setting(self, data: Federation | Roster, planned: float | None = None) -> Setting:
         """The run this configuration describes on those data, of which the roster is all that
         matters; solves for the noise where ε is given. ``planned`` is η₀ where
-        ``learning_rate = "plan"`` (:func:`~dpscaffold.planner.asked.planned_setting`)."""
+        ``learning_rate = "plan"`` (:func:`~dpscaffold.planning.asked.planned_setting`)."""
         roster, given = data if isinstance(data, Roster) else data.roster, self.privacy
         plan, algorithm = self.plan.build(planned), self.algorithm.build()
         if given is None:

@@ -20,8 +20,8 @@ from dpscaffold.paper.results import Place, Results, average
 from dpscaffold.paper.solving import sizes_of, solved_noise
 from dpscaffold.paper.text import markdown
 from dpscaffold.paper.widening import at_rate
-from dpscaffold.planner.facts import Facts
-from dpscaffold.planner.trial import Trial, best_trial, choose_rates
+from dpscaffold.planning.facts import Facts
+from dpscaffold.planning.trial import Trial, best_trial, choose_rates
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import write_text
-from dpscaffold.planner.recommend import Recommendation, as_tables
-from dpscaffold.planner.surrogate import SEPARATIONS
-from dpscaffold.planner.trial import Choice
+from dpscaffold.planning.recommend import Recommendation, as_tables
+from dpscaffold.planning.surrogate import SEPARATIONS
+from dpscaffold.planning.trial import Choice
 from dpscaffold.privacy import bound_for
 from dpscaffold.privacy.released import Released
 from dpscaffold.privacy.showing import digits_up, round_up

@@ -154,7 +154,7 @@ def run_settings(
     if settings.privacy is not None and settings.privacy.release:
         settings = for_release(settings, federation)
     if settings.plan.learning_rate == "plan":
-        from dpscaffold.planner.asked import planned_setting  # it trains, and most runs need none
+        from dpscaffold.planning.asked import planned_setting  # it trains, and most runs need none
 
         setting = planned_setting(settings, federation)
     else:

@@ -15,7 +15,7 @@ It may be smaller than what it stands for: fewer users (the same share of them t
 records in a batch, and local steps, with noise of such a spread that the mean of a round's moves
 has the noise that it would have in the real run. The distance that K steps cover, Kη_l = η₀/s,
 stays. What of rounds, features and classes is beyond the most that is tried, and how that is made
-up for, :mod:`dpscaffold.planner.shape` says.
+up for, :mod:`dpscaffold.planning.shape` says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from dpscaffold.data.partition import similarity
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, schema
-from dpscaffold.planner.shape import Shape
+from dpscaffold.planning.shape import Shape
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Task

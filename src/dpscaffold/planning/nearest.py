@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from dpscaffold.errors import BadInput
-from dpscaffold.planner.facts import rounds_tried
+from dpscaffold.planning.facts import rounds_tried
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.calibrate import LEAST_SOLVED
 from dpscaffold.privacy.mechanism import MOST_NOISE

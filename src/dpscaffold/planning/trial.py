@@ -11,8 +11,8 @@ import torch
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
-from dpscaffold.planner.shape import Shape
-from dpscaffold.planner.surrogate import Guess, Kind, Reduced, invented, kinds
+from dpscaffold.planning.shape import Shape
+from dpscaffold.planning.surrogate import Guess, Kind, Reduced, invented, kinds
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack

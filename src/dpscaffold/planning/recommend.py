@@ -19,10 +19,10 @@ from dpscaffold.algorithms import ALGORITHMS, Algorithm, Cohort, Known, Server
 from dpscaffold.algorithms.registry import RIVALS
 from dpscaffold.checks import choice, least_ratio
 from dpscaffold.errors import BadInput
-from dpscaffold.planner.facts import Facts, Limits, least_batch_ratio, rounds_tried
-from dpscaffold.planner.nearest import unmet
-from dpscaffold.planner.shape import Shape
-from dpscaffold.planner.trial import SEEDS, Bench, Choice, first_rates, search
+from dpscaffold.planning.facts import Facts, Limits, least_batch_ratio, rounds_tried
+from dpscaffold.planning.nearest import unmet
+from dpscaffold.planning.shape import Shape
+from dpscaffold.planning.trial import SEEDS, Bench, Choice, first_rates, search
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
 from dpscaffold.setting import Setting

@@ -9,7 +9,7 @@ from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS, Roster
 from dpscaffold.federation.schema import MOST_CLASSES, Target, schema_of
-from dpscaffold.planner.surrogate import Guess
+from dpscaffold.planning.surrogate import Guess
 from dpscaffold.privacy.showing import digits_up
 
 #: The most users, records of one, weights of a linear model, and rounds that a plan is made for:

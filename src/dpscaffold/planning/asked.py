@@ -8,10 +8,10 @@ from dpscaffold.config import Configuration, FactsSettings
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
-from dpscaffold.planner.descent import descent_rate
-from dpscaffold.planner.facts import Facts
-from dpscaffold.planner.surrogate import Guess
-from dpscaffold.planner.trial import choose_rate
+from dpscaffold.planning.descent import descent_rate
+from dpscaffold.planning.facts import Facts
+from dpscaffold.planning.surrogate import Guess
+from dpscaffold.planning.trial import choose_rate
 from dpscaffold.setting import Setting
 from dpscaffold.setting.plan import Plan
 
