@@ -28,7 +28,7 @@ LAYERS = (
     "release runs",
     "models",
     "deployment training",
-    "experiments planning",
+    "planning tuning",
     "audit reference training.from_config",
     "report",
     "paper",

@@ -22,10 +22,10 @@ from dpscaffold.deployment.server.config import ServedSettings, load_served
 from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.site.file import Policy, SiteFile, read_site_file
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.tuning import parse_tuning
 from dpscaffold.reference.keys import keys, words
 from dpscaffold.reference.page import annotated, annotated_server, page, stored
 from dpscaffold.reference.values import NEEDED
+from dpscaffold.tuning.tuning import parse_tuning
 
 HERE = Path(__file__).parents[2]
 FOUND = keys()

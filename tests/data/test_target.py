@@ -32,10 +32,10 @@ from dpscaffold.data import (
     similarity,
 )
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
 from dpscaffold.report.data_figures import save_description
+from dpscaffold.tuning.folds import fold_federation
 
 
 def houses(path: Path, kind: str = "csv", **columns: Any) -> dict[str, Any]:

@@ -15,10 +15,6 @@ from typer.testing import CliRunner
 
 from dpscaffold import BadInput
 from dpscaffold.cli import app
-from dpscaffold.experiments import private_tuning
-from dpscaffold.experiments.private_scores import Comparison, noised, record_sums, scored
-from dpscaffold.experiments.private_tuning import PrivatelyTuned, tune_privately
-from dpscaffold.experiments.tuning import parse_tuning
 from dpscaffold.models.export import export
 from dpscaffold.models.loading import load_model
 from dpscaffold.privacy import Cost, describe
@@ -31,6 +27,10 @@ from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.events import Stopped
+from dpscaffold.tuning import private_tuning
+from dpscaffold.tuning.private_scores import Comparison, noised, record_sums, scored
+from dpscaffold.tuning.private_tuning import PrivatelyTuned, tune_privately
+from dpscaffold.tuning.tuning import parse_tuning
 
 CPU = torch.device("cpu")
 TOY = {

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from dpscaffold import BadInput
 from dpscaffold.cli import app
 from dpscaffold.config import load
-from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.tuning import DEFAULT_RATES, parse_tuning, read_tuning, tune
+from dpscaffold.tuning.folds import fold_federation
+from dpscaffold.tuning.tuning import DEFAULT_RATES, parse_tuning, read_tuning, tune
 
 CPU = torch.device("cpu")
 TOY = {

@@ -32,13 +32,13 @@ from dpscaffold import (
 )
 from dpscaffold.cli import app
 from dpscaffold.config import load
-from dpscaffold.experiments.tuning import Score, Tuned, parse_tuning
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.recommend import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.surrogate import Guess, kinds, on_surrogate, surrogate
 from dpscaffold.planning.trial import CLOSE, Bench, Choice, Trial, choose_rates
 from dpscaffold.setting import Setting
+from dpscaffold.tuning.tuning import Score, Tuned, parse_tuning
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
 SMALL = ["--users", "12", "--records", "60", "--features", "6", "--classes", "3"]
@@ -195,7 +195,7 @@ def test_plan_reads_no_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise AssertionError("a plan must not load data")
 
     with monkeypatch.context() as barred:
-        for place in ("data.loading", "experiments.tuning", "paper.solving", "paper.runner"):
+        for place in ("data.loading", "tuning.tuning", "paper.solving", "paper.runner"):
             barred.setattr(f"dpscaffold.{place}.load_federation", refused)
         asked = ["plan", "--config", str(config), "--out", str(tmp_path / "plan"), "-q"]
         result = CliRunner().invoke(app, asked)

@@ -19,10 +19,10 @@ from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.data import from_users, load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.tuning import TuneSettings, tune
 from dpscaffold.tasks import LOSSES
 from dpscaffold.training.evaluator import Evaluator, baseline
 from dpscaffold.training.optimum import solve
+from dpscaffold.tuning.tuning import TuneSettings, tune
 
 COLUMNS = 5
 RANGE = {"kind": "number", "low": -9, "high": 15}

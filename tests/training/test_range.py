@@ -21,7 +21,6 @@ from dpscaffold.data.looking import look
 from dpscaffold.deployment.protocol.agreement import Offer, Schema
 from dpscaffold.deployment.server.agreed import evaluation_on
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.private_scores import Comparison, record_sums
 from dpscaffold.federation import Federation
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
@@ -29,6 +28,7 @@ from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import Outcome
 from dpscaffold.training.stopping import Stopping
+from dpscaffold.tuning.private_scores import Comparison, record_sums
 
 LOW, HIGH = 300.0, 650.0
 

@@ -73,7 +73,7 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
 
         return load_served(path, set_).resolved()
     if "tune" in held:
-        from dpscaffold.experiments.tuning import read_tuning
+        from dpscaffold.tuning.tuning import read_tuning
 
         settings, tune = read_tuning(path, set_)
         tables = {**settings.model_dump(mode="json"), "tune": tune.model_dump(mode="json")}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpscaffold.config import Configuration
-    from dpscaffold.experiments.tuning import TuneSettings
+    from dpscaffold.tuning.tuning import TuneSettings
 
 
 def tune_command(
@@ -37,12 +37,12 @@ def tune_command(
     from rich.console import Console
 
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.experiments.tuning import read_tuning, tune
     from dpscaffold.planning.asked import planned_setting
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
     from dpscaffold.training.events import Stopped
+    from dpscaffold.tuning.tuning import read_tuning, tune
 
     settings, table = read_tuning(config, set_ or [])
     folder = out or Path("tuning") / config.stem
@@ -88,7 +88,6 @@ def _tune_privately(
 ) -> None:
     """Trials at random, the winner in a folder of its own, and what each adversary learns."""
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.experiments.private_tuning import StoppedTrials, tune_privately
     from dpscaffold.planning.asked import planned_setting
     from dpscaffold.privacy.showing import digits_up, round_up
     from dpscaffold.report.private_tuning import (
@@ -98,6 +97,7 @@ def _tune_privately(
     )
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
+    from dpscaffold.tuning.private_tuning import StoppedTrials, tune_privately
 
     refuse_earlier(folder)
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:

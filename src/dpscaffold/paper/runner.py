@@ -12,7 +12,6 @@ import torch
 
 from dpscaffold.checks import floor_share
 from dpscaffold.data.loading import load_federation
-from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.federation import Federation
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
@@ -23,6 +22,7 @@ from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, StackDone
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import ROWS, train_stack
+from dpscaffold.tuning.folds import fold_federation
 
 
 @dataclass(frozen=True)

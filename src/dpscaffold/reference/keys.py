@@ -20,10 +20,10 @@ from dpscaffold.config import (
 )
 from dpscaffold.data.config import SOURCES
 from dpscaffold.data.preprocessing import STEPS
-from dpscaffold.experiments.tuning import TuneSettings
 from dpscaffold.reference.deployment import deployment_keys
 from dpscaffold.reference.fields import Key, Words, entry_of, model_keys
 from dpscaffold.reference.values import NEEDED
+from dpscaffold.tuning.tuning import TuneSettings
 
 
 def words() -> Words:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from dpscaffold.atomic import whole_file, write_text
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.private_tuning import PrivatelyTuned, as_lines
 from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.tasks.metrics import titled
+from dpscaffold.tuning.private_tuning import PrivatelyTuned, as_lines
 
 
 def shown_winner(tuned: PrivatelyTuned) -> str:
@@ -72,7 +72,7 @@ def _outside(tuned: PrivatelyTuned) -> str:
 
 
 def _model(tuned: PrivatelyTuned) -> Model:
-    from dpscaffold.experiments.tuning import with_values
+    from dpscaffold.tuning.tuning import with_values
 
     assert tuned.winner.model is not None
     settings = with_values(tuned.settings, tuned.winner.values)

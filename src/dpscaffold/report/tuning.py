@@ -10,10 +10,10 @@ from typing import Any
 from rich.table import Table
 
 from dpscaffold.atomic import whole_file, write_text
-from dpscaffold.experiments.tuning import Score, Tuned
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import Column, fitted
 from dpscaffold.runs.written import to_toml
+from dpscaffold.tuning.tuning import Score, Tuned
 
 
 def tuning_table(tuned: Tuned, width: int = 80) -> Table:

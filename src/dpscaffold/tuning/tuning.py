@@ -24,7 +24,6 @@ from dpscaffold.config import ConfigTable, Configuration, override, parse
 from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.experiments.folds import fold_federation
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.selection import Stopping
@@ -32,6 +31,7 @@ from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
+from dpscaffold.tuning.folds import fold_federation
 
 #: Ten values of η₀, evenly spaced on a logarithmic scale.
 DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -51,7 +51,7 @@ class TuneSettings(ConfigTable):
     an entry of :data:`~dpscaffold.tasks.metrics.METRICS`; by default accuracy, or RMSE where a
     number is predicted.
 
-    ``private`` asks for an honest ε (:mod:`dpscaffold.experiments.private_tuning`): about
+    ``private`` asks for an honest ε (:mod:`dpscaffold.tuning.private_tuning`): about
     ``trials`` candidates are drawn at random, their number by the law ``stopping`` (of ``shape``
     η, given that it is at most ``most``), and scored on ``public`` records, or on private ones with
     noise of deviation ``score_noise``, in units of ``score_bound`` where a record's loss or error

@@ -21,9 +21,6 @@ from torch import Tensor
 from dpscaffold.config import Configuration
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.folds import fold_federation
-from dpscaffold.experiments.private_scores import Comparison, comparison, scored
-from dpscaffold.experiments.tuning import SettingOf, TuneSettings, with_values
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Cost, Mechanism, charged
 from dpscaffold.privacy.preparation import left_open
@@ -40,6 +37,9 @@ from dpscaffold.training.events import (
     silence,
 )
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
+from dpscaffold.tuning.folds import fold_federation
+from dpscaffold.tuning.private_scores import Comparison, comparison, scored
+from dpscaffold.tuning.tuning import SettingOf, TuneSettings, with_values
 
 #: The name of what scores cost.
 SCORE = "validation score"

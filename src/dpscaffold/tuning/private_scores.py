@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from dpscaffold.errors import BadInput
-from dpscaffold.experiments.tuning import TuneSettings
 from dpscaffold.federation import Records
 from dpscaffold.federation.schema import Target
 from dpscaffold.privacy import Mechanism
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for
 from dpscaffold.training.stack import Outcome
+from dpscaffold.tuning.tuning import TuneSettings
 
 #: Metrics that are means of a score of each record, and how a score is made of such a mean.
 BOUNDED = ("accuracy", "log_loss", "rmse", "mae", "label_accuracy", "subset_accuracy")
