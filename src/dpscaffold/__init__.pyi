@@ -8,7 +8,7 @@ from .algorithms import fedsgd as fedsgd
 from .algorithms import scaffold as scaffold
 from .algorithms import scaffold_balanced as scaffold_balanced
 from .algorithms import scaffold_warm as scaffold_warm
-from .data.objects import federation_of as federation_of
+from .data.sources.objects import federation_of as federation_of
 from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
 from .errors import Diverged as Diverged

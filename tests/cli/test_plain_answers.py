@@ -19,9 +19,9 @@ import pytest
 from typed import SMALL, typed
 
 from dpscaffold.checks import number
-from dpscaffold.data.readers import catalogue
-from dpscaffold.data.readers.idx import write_idx
-from dpscaffold.data.readers.images import fashion_mnist
+from dpscaffold.data.sources import catalogue
+from dpscaffold.data.sources.idx import write_idx
+from dpscaffold.data.sources.images import fashion_mnist
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import calibrate_noise, describe
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscaffold.data.readers.idx import write_idx
+from dpscaffold.data.sources.idx import write_idx
 
 _ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from dpscaffold.data import (
     read_npz,
 )
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.readers.leaf import write_leaf
+from dpscaffold.data.sources.leaf import write_leaf
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from dpscaffold import cli
 from dpscaffold.data import load
-from dpscaffold.data.readers import catalogue
-from dpscaffold.data.readers.catalogue import Dataset, Published
+from dpscaffold.data.sources import catalogue
+from dpscaffold.data.sources.catalogue import Dataset, Published
 
 runner = CliRunner()
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 import pytest
 
 from dpscaffold.data import download
-from dpscaffold.data.readers import catalogue
-from dpscaffold.data.readers.catalogue import Dataset, Published
-from dpscaffold.data.readers.download import fetch
+from dpscaffold.data.sources import catalogue
+from dpscaffold.data.sources.catalogue import Dataset, Published
+from dpscaffold.data.sources.download import fetch
 from dpscaffold.errors import BadInput
 
 CONTENT = bytes(range(256)) * 4000  # about 1 MB

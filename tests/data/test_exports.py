@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation
 from dpscaffold.data.config import parse_data
-from dpscaffold.data.draft import draft, draft_arrays
 from dpscaffold.data.loading import read_pool
-from dpscaffold.data.looking import look
-from dpscaffold.data.readers.columns import column_names, read_batches
-from dpscaffold.data.readers.files import Dialect, TableFile, table_files
-from dpscaffold.data.readers.raw import raw_parts
+from dpscaffold.data.tables.columns import column_names, read_batches
+from dpscaffold.data.tables.draft import draft, draft_arrays
+from dpscaffold.data.tables.files import Dialect, TableFile, table_files
+from dpscaffold.data.tables.looking import look
+from dpscaffold.data.tables.raw import raw_parts
 from dpscaffold.errors import BadInput
 from dpscaffold.planning.asked import planned_setting
 

@@ -15,8 +15,8 @@ from typed import typed
 
 from dpscaffold.data import load_federation
 from dpscaffold.data.private import released
-from dpscaffold.data.readers import fills
-from dpscaffold.data.readers.fills import BINS, PrivateFill
+from dpscaffold.data.tables import fills
+from dpscaffold.data.tables.fills import BINS, PrivateFill
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.costs import Cost
 

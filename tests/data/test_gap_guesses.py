@@ -15,9 +15,9 @@ from typed import typed
 
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation
-from dpscaffold.data.draft import draft
-from dpscaffold.data.gap_guesses import markers_in, pointed_out
-from dpscaffold.data.looking import look
+from dpscaffold.data.tables.draft import draft
+from dpscaffold.data.tables.gap_guesses import markers_in, pointed_out
+from dpscaffold.data.tables.looking import look
 
 NOTHING = ("?", "-", ".", "--", "k. A.", "n.a.", "Unknown", "unbekannt", "N/D", "not done")
 

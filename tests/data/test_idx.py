@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpscaffold.data.readers.idx import read_idx, write_idx
+from dpscaffold.data.sources.idx import read_idx, write_idx
 from dpscaffold.errors import BadInput
 
 KINDS = ["u1", "i1", "i2", "i4", "f4", "f8"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpscaffold.data import load_federation
-from dpscaffold.data.readers import catalogue, images
-from dpscaffold.data.readers.idx import read_idx, write_idx
+from dpscaffold.data.sources import catalogue, images
+from dpscaffold.data.sources.idx import read_idx, write_idx
 from dpscaffold.errors import BadInput
 
 Maker = Callable[..., Path]

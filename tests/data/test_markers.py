@@ -23,10 +23,10 @@ from typed import TABLE, typed
 from dpscaffold.data import federation_of, load_federation
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import prepare, table_of
-from dpscaffold.data.readers.raw import raw_parts
-from dpscaffold.data.readers.tables import read_table
 from dpscaffold.data.stored import entries, steps
-from dpscaffold.data.table_coding import Coding
+from dpscaffold.data.tables.raw import raw_parts
+from dpscaffold.data.tables.table_coding import Coding
+from dpscaffold.data.tables.tables import read_table
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.tasks import Logistic

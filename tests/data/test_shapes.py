@@ -9,8 +9,8 @@ import pytest
 
 from dpscaffold.data import load_federation, parse_data
 from dpscaffold.data.config import SOURCES
-from dpscaffold.data.readers.catalogue import CATALOGUE
 from dpscaffold.data.shapes import READ, shape_of
+from dpscaffold.data.sources.catalogue import CATALOGUE
 
 
 @pytest.mark.parametrize(

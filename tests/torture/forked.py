@@ -32,7 +32,7 @@ LATE = (
     "matplotlib.pyplot",
     "PIL.PngImagePlugin",
     "dpscaffold.data.loading",
-    "dpscaffold.data.looking",
+    "dpscaffold.data.tables.looking",
     "dpscaffold.models.export",
     "dpscaffold.paper.reproduce",
     "dpscaffold.models.predict",

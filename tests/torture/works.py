@@ -245,7 +245,7 @@ def done(folder: Path, *commands: list[str]) -> None:
 
 def published(folder: Path) -> None:
     """Something to download, and the catalogue's entry for it, which children inherit."""
-    from dpscaffold.data.readers.catalogue import CATALOGUE, Dataset, Published
+    from dpscaffold.data.sources.catalogue import CATALOGUE, Dataset, Published
 
     place = Path(MIRROR.removeprefix("file://"))
     place.mkdir(exist_ok=True)

@@ -182,7 +182,7 @@ def list_command(data_dir: Folder = None, as_json: Json = False) -> None:
     """The datasets with published files, whether they are here, and the other sources of [data]."""
     from dpscaffold.data import data_folder
     from dpscaffold.data.config import SOURCES
-    from dpscaffold.data.readers.catalogue import CATALOGUE
+    from dpscaffold.data.sources.catalogue import CATALOGUE
 
     folder = data_folder(data_dir)
     rows: list[dict[str, Any]] = [

@@ -121,7 +121,7 @@ def complete_source(incomplete: str) -> list[str]:
 
 def complete_dataset(incomplete: str) -> list[str]:
     """The datasets that can be downloaded."""
-    from dpscaffold.data.readers.catalogue import CATALOGUE
+    from dpscaffold.data.sources.catalogue import CATALOGUE
 
     return [name for name in CATALOGUE if name.startswith(incomplete)]
 

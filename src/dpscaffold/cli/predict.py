@@ -47,7 +47,7 @@ def predict_command(
     ] = False,
 ) -> None:
     """Predict for every row of files, in order; columns are found by name."""
-    from dpscaffold.data.readers.files import is_many
+    from dpscaffold.data.tables.files import is_many
     from dpscaffold.models.predict import Answer, predict_file
     from dpscaffold.models.predict_files import predict_files
 
@@ -78,7 +78,7 @@ def _tell(done: Predicted, out: Path | None, columns: list[str], as_json: bool) 
 
 def _tell_files(done: FilesPredicted, out: Path | None, columns: list[str], as_json: bool) -> None:
     """What became of many files."""
-    from dpscaffold.data.readers.rowfiles import named
+    from dpscaffold.data.tables.rowfiles import named
     from dpscaffold.models.predict_files import FILE, is_folder
 
     if as_json and out is not None:

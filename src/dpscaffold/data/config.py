@@ -21,12 +21,12 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.data.markers import Markers, checked_markers, refuse_declared
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
-from dpscaffold.data.readers.files import AUTO, is_many
-from dpscaffold.data.readers.fills import PrivateFill
-from dpscaffold.data.spellings import Spellings, checked_spellings
-from dpscaffold.data.table_coding import Forms, days, refuse_two_readings
+from dpscaffold.data.tables.files import AUTO, is_many
+from dpscaffold.data.tables.fills import PrivateFill
+from dpscaffold.data.tables.markers import Markers, checked_markers, refuse_declared
+from dpscaffold.data.tables.spellings import Spellings, checked_spellings
+from dpscaffold.data.tables.table_coding import Forms, days, refuse_two_readings
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Kind, Target
 

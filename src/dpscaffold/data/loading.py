@@ -34,20 +34,20 @@ from dpscaffold.data.config import (
     range_of,
 )
 from dpscaffold.data.dealing import DEALT_BY_NUMBER, deal, drafted, left_out, named, too_small
-from dpscaffold.data.markers import Markers
 from dpscaffold.data.pool import Pool, dealt, numbered, offsets, split_rows, steps_of
 from dpscaffold.data.preparation import fit, preprocess, refuse_redraws
 from dpscaffold.data.prepared import after, transformed
-from dpscaffold.data.readers import cifar, images
-from dpscaffold.data.readers.arrays import read_npz
-from dpscaffold.data.readers.coding import TableSource
-from dpscaffold.data.readers.files import Dialect
-from dpscaffold.data.readers.fills import PrivateFill
-from dpscaffold.data.readers.leaf import read_leaf
-from dpscaffold.data.readers.tables import feature_blocks, identifiers_in, read_table, scan_table
-from dpscaffold.data.spellings import Spellings
+from dpscaffold.data.sources import cifar, images
+from dpscaffold.data.sources.arrays import read_npz
+from dpscaffold.data.sources.leaf import read_leaf
 from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
+from dpscaffold.data.tables.coding import TableSource
+from dpscaffold.data.tables.files import Dialect
+from dpscaffold.data.tables.fills import PrivateFill
+from dpscaffold.data.tables.markers import Markers
+from dpscaffold.data.tables.spellings import Spellings
+from dpscaffold.data.tables.tables import feature_blocks, identifiers_in, read_table, scan_table
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records

@@ -38,6 +38,6 @@ def shape_of(data: BaseModel) -> Shape | None:
 
 
 def _emnist(data: Emnist) -> Shape:
-    from dpscaffold.data.readers.images import EMNIST_SPLITS
+    from dpscaffold.data.sources.images import EMNIST_SPLITS
 
     return 28 * 28, len(EMNIST_SPLITS[data.split][0])

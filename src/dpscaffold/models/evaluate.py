@@ -17,7 +17,7 @@ import pyarrow.compute
 import torch
 from torch import Tensor
 
-from dpscaffold.data.table_coding import held_labels
+from dpscaffold.data.tables.table_coding import held_labels
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.federation.labels import pack, unpack
@@ -26,7 +26,7 @@ from dpscaffold.models.model import Model
 from dpscaffold.tasks.metrics import METRICS, Metric, constant_report, metrics_for, report
 
 if TYPE_CHECKING:
-    from dpscaffold.data.readers.files import TableFile
+    from dpscaffold.data.tables.files import TableFile
 
 #: What every evaluation says.
 NOT_COVERED = (
@@ -111,7 +111,7 @@ def score_rows(
 ) -> Scored:
     """Scores and truths of the rows of a file that have a prediction. Where the file has no column
     of sites, all are ``whose``."""
-    from dpscaffold.data.readers.raw import coding_of, file_columns, unmarked
+    from dpscaffold.data.tables.raw import coding_of, file_columns, unmarked
 
     wanted = label_columns(model, data, label)
     coding = coding_of(model.preparation, model.columns)
@@ -162,7 +162,7 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
             f"which column of {path} holds what is true is not known; give --label, or "
             f"stopping.label for the rows of --stop-on"
         )
-    from dpscaffold.data.readers.raw import file_columns
+    from dpscaffold.data.tables.raw import file_columns
 
     names = file_columns(data)
     if wanted not in names:
@@ -192,7 +192,7 @@ def _truths(columns: Mapping[str, pa.Array], target: Target, decimal: str) -> Te
         return torch.from_numpy(pack(np.stack(held, axis=1)))
     ((name, column),) = columns.items()
     if target.kind == "number":
-        from dpscaffold.data.readers.marked import pointed, trimmed
+        from dpscaffold.data.tables.marked import pointed, trimmed
 
         try:
             read = pointed(trimmed(column), decimal).cast(pa.float32())

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from dpscaffold.data.readers.files import TableFile
-from dpscaffold.data.readers.raw import coding_of, require_columns
-from dpscaffold.data.readers.rowfiles import (
+from dpscaffold.data.tables.files import TableFile
+from dpscaffold.data.tables.raw import coding_of, require_columns
+from dpscaffold.data.tables.rowfiles import (
     RowFiles,
     differing_columns,
     left_aside_note,

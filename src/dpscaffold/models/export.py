@@ -15,7 +15,7 @@ from torch import nn
 
 from dpscaffold.atomic import whole_file
 from dpscaffold.checks import choice
-from dpscaffold.data.table_coding import Coding
+from dpscaffold.data.tables.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 

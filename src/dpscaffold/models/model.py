@@ -21,8 +21,8 @@ from dpscaffold.notebook import html_table
 from dpscaffold.tasks import Task
 
 if TYPE_CHECKING:
-    from dpscaffold.data.readers.files import TableFile
-    from dpscaffold.data.readers.raw import Part
+    from dpscaffold.data.tables.files import TableFile
+    from dpscaffold.data.tables.raw import Part
 
 #: Raw rows: a table (N, columns), columns by name (a data frame too), one mapping a row, or the
 #: path of a CSV or Parquet file.
@@ -96,8 +96,8 @@ class Model(Trained):
         return torch.cat(parts)
 
     def parts(self, path: Path | TableFile, others: Sequence[str] = ()) -> Iterator[Part]:
-        """The prepared rows of a file, batch by batch; see :mod:`dpscaffold.data.readers.raw`."""
-        from dpscaffold.data.readers.raw import raw_parts
+        """The prepared rows of a file, batch by batch; see :mod:`dpscaffold.data.tables.raw`."""
+        from dpscaffold.data.tables.raw import raw_parts
 
         return raw_parts(path, self.preparation, self.columns, others)
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpscaffold.data.markers import numbers_among
 from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
-from dpscaffold.data.table_coding import Coding
+from dpscaffold.data.tables.markers import numbers_among
+from dpscaffold.data.tables.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.privacy.preparation import Remark

@@ -16,8 +16,8 @@ import pyarrow.parquet
 import torch
 
 from dpscaffold.atomic import whole_file
-from dpscaffold.data.readers.files import Format
-from dpscaffold.data.readers.raw import KINDS, Part, file_kind
+from dpscaffold.data.tables.files import Format
+from dpscaffold.data.tables.raw import KINDS, Part, file_kind
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 

@@ -14,9 +14,9 @@ from typing import IO, Any
 import pyarrow as pa
 
 from dpscaffold.atomic import draft_of, put_in_place
-from dpscaffold.data.readers.files import TableFile, is_many
-from dpscaffold.data.readers.raw import KINDS, coding_of, file_columns, file_kind, require_columns
-from dpscaffold.data.readers.rowfiles import (
+from dpscaffold.data.tables.files import TableFile, is_many
+from dpscaffold.data.tables.raw import KINDS, coding_of, file_columns, file_kind, require_columns
+from dpscaffold.data.tables.rowfiles import (
     RowFiles,
     differing_columns,
     left_aside_note,

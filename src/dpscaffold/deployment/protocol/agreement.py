@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
-from dpscaffold.data.markers import OTHERS, Markers, checked_markers, refuse_declared
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
-from dpscaffold.data.spellings import Spellings, checked_spellings
+from dpscaffold.data.tables.markers import OTHERS, Markers, checked_markers, refuse_declared
+from dpscaffold.data.tables.spellings import Spellings, checked_spellings
 from dpscaffold.deployment.protocol.messages import Json, Refused, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dpscaffold.data.table_coding import Coding
+from dpscaffold.data.tables.table_coding import Coding
 from dpscaffold.deployment.protocol.agreement import Offer, Schema
 from dpscaffold.deployment.protocol.enrolment import Enrolled
 from dpscaffold.engines import State

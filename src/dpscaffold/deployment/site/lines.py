@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from dpscaffold.data.markers import BLANKS
+from dpscaffold.data.tables.markers import BLANKS
 from dpscaffold.errors import BadInput
 
 #: A longer line (in bytes) is not read.

@@ -21,15 +21,15 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from dpscaffold.data.markers import BLANKS
 from dpscaffold.data.prepared import prepare
-from dpscaffold.data.readers.marked import (
+from dpscaffold.data.tables.marked import (
     NUMBER,
     numbers_without_markers,
     respelled,
     tidy,
     without_markers,
 )
+from dpscaffold.data.tables.markers import BLANKS
 from dpscaffold.deployment.protocol.agreement import Schema
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.lines import Columns, Faults, check_delimiter, read_csv

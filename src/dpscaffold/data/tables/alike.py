@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from dpscaffold.data.spellings import written
+from dpscaffold.data.tables.spellings import written
 
 _ONE = {"true": "1", "false": "0"}
 

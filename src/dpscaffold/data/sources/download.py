@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpscaffold.atomic import sync_file, sync_folder, write_text
-from dpscaffold.data.readers.catalogue import Dataset, Published, data_folder, dataset, md5_of
+from dpscaffold.data.sources.catalogue import Dataset, Published, data_folder, dataset, md5_of
 from dpscaffold.errors import BadInput
 
 #: Called with (file name, bytes so far, bytes in all or None).

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpscaffold.data.markers import BLANKS, Markers
+from dpscaffold.data.tables.markers import BLANKS, Markers
 from dpscaffold.errors import BadInput, nearest
 
 #: A column, and each of its values with the other spellings of it.

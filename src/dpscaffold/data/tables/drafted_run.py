@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dpscaffold.data.looking import LEAST_RECORDS
+from dpscaffold.data.tables.looking import LEAST_RECORDS
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.federation.schema import Kind
 from dpscaffold.privacy.gaussian import gaussian_epsilon, gaussian_multiplier

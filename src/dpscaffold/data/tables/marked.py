@@ -1,6 +1,7 @@
 """Columns of a file without the texts that stand for a missing value, and which of these were seen.
 
-The rules are those of :mod:`dpscaffold.data.markers`; here they hold for whole columns of Arrow.
+The rules are those of :mod:`dpscaffold.data.tables.markers`; here they hold for whole columns of
+Arrow.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from dpscaffold.data.markers import BLANKS, OTHERS, Markers, number_of, numbers_among, spellings
+from dpscaffold.data.tables.markers import (
+    BLANKS,
+    OTHERS,
+    Markers,
+    number_of,
+    numbers_among,
+    spellings,
+)
 
 #: A number as files write it.
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"

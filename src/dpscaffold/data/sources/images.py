@@ -17,8 +17,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder, md5_of
-from dpscaffold.data.readers.idx import read_idx, shape_text
+from dpscaffold.data.sources.catalogue import CATALOGUE, data_folder, md5_of
+from dpscaffold.data.sources.idx import read_idx, shape_text
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Target
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.readers.catalogue import CATALOGUE, data_folder, md5_of
-from dpscaffold.data.readers.images import Part
+from dpscaffold.data.sources.catalogue import CATALOGUE, data_folder, md5_of
+from dpscaffold.data.sources.images import Part
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dpscaffold.data.readers.files import TableFile
-from dpscaffold.data.readers.marked import (
+from dpscaffold.data.tables.files import TableFile
+from dpscaffold.data.tables.marked import (
     NoNumber,
     Sightings,
     numbers_of,
@@ -23,7 +23,7 @@ from dpscaffold.data.readers.marked import (
     tidy,
     without_markers,
 )
-from dpscaffold.data.readers.opening import csv_batches, csv_names, is_utf8
+from dpscaffold.data.tables.opening import csv_batches, csv_names, is_utf8
 from dpscaffold.errors import BadInput, nearest
 
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from dpscaffold.data.markers import NO_MARKERS, Markers
+from dpscaffold.data.tables.markers import NO_MARKERS, Markers
 from dpscaffold.errors import BadInput
 
 Format = Literal["csv", "parquet"]

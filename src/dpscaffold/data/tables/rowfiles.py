@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscaffold.data.readers.files import (
+from dpscaffold.data.tables.files import (
     UNKNOWN,
     TableFile,
     fixed_part,
@@ -21,7 +21,7 @@ from dpscaffold.data.readers.files import (
     is_many,
     opened,
 )
-from dpscaffold.data.readers.raw import KINDS, file_columns, file_kind, read_kind
+from dpscaffold.data.tables.raw import KINDS, file_columns, file_kind, read_kind
 from dpscaffold.errors import BadInput
 
 #: How many files one sentence names.

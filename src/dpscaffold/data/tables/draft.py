@@ -8,18 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.data.config import BLANK
-from dpscaffold.data.drafted_run import (
-    MOST_NORM,
-    dealt,
-    row_norm,
-    run_lines,
-    standardised,
-)
-from dpscaffold.data.label_guesses import is_measured, rounded_range
-from dpscaffold.data.looking import LEAST_RECORDS, Column, Look
-from dpscaffold.data.readers.arrays import npz_arrays, read_npz
-from dpscaffold.data.readers.files import AUTO
-from dpscaffold.data.spellings import toml_key, toml_text, written
+from dpscaffold.data.sources.arrays import npz_arrays, read_npz
+from dpscaffold.data.tables.drafted_run import MOST_NORM, dealt, row_norm, run_lines, standardised
+from dpscaffold.data.tables.files import AUTO
+from dpscaffold.data.tables.label_guesses import is_measured, rounded_range
+from dpscaffold.data.tables.looking import LEAST_RECORDS, Column, Look
+from dpscaffold.data.tables.spellings import toml_key, toml_text, written
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Kind, Target, kind_of
 

@@ -10,13 +10,19 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from dpscaffold.data.markers import NO_MARKERS, Markers
 from dpscaffold.data.prepared import Ranges
-from dpscaffold.data.readers.alike import alike_values
-from dpscaffold.data.readers.files import Dialect
-from dpscaffold.data.readers.fills import PrivateFill
-from dpscaffold.data.spellings import NO_SPELLINGS, Spellings, toml_key
-from dpscaffold.data.table_coding import LABELS_READ_OFF, Coding, Forms, by_value, held_labels
+from dpscaffold.data.tables.alike import alike_values
+from dpscaffold.data.tables.files import Dialect
+from dpscaffold.data.tables.fills import PrivateFill
+from dpscaffold.data.tables.markers import NO_MARKERS, Markers
+from dpscaffold.data.tables.spellings import NO_SPELLINGS, Spellings, toml_key
+from dpscaffold.data.tables.table_coding import (
+    LABELS_READ_OFF,
+    Coding,
+    Forms,
+    by_value,
+    held_labels,
+)
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
@@ -37,13 +43,13 @@ class TableSource:
     each hold (1) or do not (0). ``exclude`` are columns to leave out, and ``dates`` those that hold
     dates, with their form; they become days since 1970. ``unseen`` says what a category is that is
     not among those given: refused, or zero everywhere; the same holds for raw rows of a model.
-    ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.readers.gaps`). ``path``
+    ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.tables.gaps`). ``path``
     may be a folder or a pattern of files with the same columns; without ``user`` each is a user
     then. ``gaps`` are the texts that stand for a missing value beside an empty cell
-    (:mod:`dpscaffold.data.markers`), and ``values`` the other spellings of labels and categories
-    (:mod:`dpscaffold.data.spellings`). ``absent`` are columns that some files may lack: their
-    values are missing there. ``ranges`` are public ranges of columns of numbers, which are mapped
-    to −1 to 1.
+    (:mod:`dpscaffold.data.tables.markers`), and ``values`` the other spellings of labels and
+    categories (:mod:`dpscaffold.data.tables.spellings`). ``absent`` are columns that some files may
+    lack: their values are missing there. ``ranges`` are public ranges of columns of numbers, which
+    are mapped to −1 to 1.
     """
 
     path: Path

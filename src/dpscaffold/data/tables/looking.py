@@ -18,19 +18,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from dpscaffold.data.cell_kinds import but_for, forms_of, in_thousands, is_compact, numbers_in
-from dpscaffold.data.gap_guesses import markers_in, pointed_out
-from dpscaffold.data.label_guesses import described_label, target_in
-from dpscaffold.data.markers import BLANKS
-from dpscaffold.data.readers.alike import same_values, typing_errors
-from dpscaffold.data.readers.columns import (
+from dpscaffold.data.tables.alike import same_values, typing_errors
+from dpscaffold.data.tables.cell_kinds import (
+    but_for,
+    forms_of,
+    in_thousands,
+    is_compact,
+    numbers_in,
+)
+from dpscaffold.data.tables.columns import (
     column_names,
     common_columns,
     read_batches,
     require_column,
     split_tables,
 )
-from dpscaffold.data.readers.files import (
+from dpscaffold.data.tables.files import (
     AUTO,
     OTHERS,
     UNKNOWN,
@@ -42,8 +45,11 @@ from dpscaffold.data.readers.files import (
     no_tables,
     table_files,
 )
-from dpscaffold.data.readers.marked import GROUPED, tidy
-from dpscaffold.data.table_coding import held_labels
+from dpscaffold.data.tables.gap_guesses import markers_in, pointed_out
+from dpscaffold.data.tables.label_guesses import described_label, target_in
+from dpscaffold.data.tables.marked import GROUPED, tidy
+from dpscaffold.data.tables.markers import BLANKS
+from dpscaffold.data.tables.table_coding import held_labels
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 
 from dpscaffold.data.config import TabularFile
 from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of, target_of
-from dpscaffold.data.markers import NO_MARKERS, Markers
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.preprocessing import sentence
-from dpscaffold.data.readers.arrays import from_huggingface, from_pooled
-from dpscaffold.data.readers.tables import read_table
+from dpscaffold.data.sources.arrays import from_huggingface, from_pooled
+from dpscaffold.data.tables.markers import NO_MARKERS, Markers
+from dpscaffold.data.tables.tables import read_table
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 

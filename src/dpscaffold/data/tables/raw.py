@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from dpscaffold.data.markers import BLANKS, Markers
-from dpscaffold.data.readers.columns import (
+from dpscaffold.data.tables.columns import (
     NotNumbers,
     NotText,
     column_names,
     read_batches,
     require_column,
 )
-from dpscaffold.data.readers.files import UNKNOWN, Format, TableFile, opened
-from dpscaffold.data.readers.marked import NUMBER, pointed, respelled, tidy, without_markers
-from dpscaffold.data.table_coding import Coding, Forms, days, forms_in
+from dpscaffold.data.tables.files import UNKNOWN, Format, TableFile, opened
+from dpscaffold.data.tables.marked import NUMBER, pointed, respelled, tidy, without_markers
+from dpscaffold.data.tables.markers import BLANKS, Markers
+from dpscaffold.data.tables.table_coding import Coding, Forms, days, forms_in
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Prepared
 

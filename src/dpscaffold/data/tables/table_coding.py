@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from dpscaffold.data.markers import BLANKS, Markers, is_gap, number_gaps
-from dpscaffold.data.spellings import Columns, Spellings
+from dpscaffold.data.tables.markers import BLANKS, Markers, is_gap, number_gaps
+from dpscaffold.data.tables.spellings import Columns, Spellings
 from dpscaffold.errors import BadInput, nearest
 
 if TYPE_CHECKING:

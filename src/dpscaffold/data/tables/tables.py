@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.readers.alike import alike_users
-from dpscaffold.data.readers.coding import (
+from dpscaffold.data.tables.alike import alike_users
+from dpscaffold.data.tables.coding import (
     Codes,
     TableSource,
     category_values,
@@ -30,14 +30,14 @@ from dpscaffold.data.readers.coding import (
     preparation_of,
     ranges_of,
 )
-from dpscaffold.data.readers.columns import (
+from dpscaffold.data.tables.columns import (
     common_columns,
     read_batches,
     require_column,
     split_tables,
 )
-from dpscaffold.data.readers.files import TableFile, is_many, left_aside, no_tables, table_files
-from dpscaffold.data.readers.gaps import (
+from dpscaffold.data.tables.files import TableFile, is_many, left_aside, no_tables, table_files
+from dpscaffold.data.tables.gaps import (
     check_markers,
     check_rules,
     fill_of,
@@ -45,10 +45,10 @@ from dpscaffold.data.readers.gaps import (
     is_fitted,
     rule_of,
 )
-from dpscaffold.data.readers.identifiers import Identifiers
-from dpscaffold.data.readers.marked import Sightings, respelled, tidy
-from dpscaffold.data.spellings import Spellings
-from dpscaffold.data.table_coding import Coding, days
+from dpscaffold.data.tables.identifiers import Identifiers
+from dpscaffold.data.tables.marked import Sightings, respelled, tidy
+from dpscaffold.data.tables.spellings import Spellings
+from dpscaffold.data.tables.table_coding import Coding, days
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscaffold.data.cell_kinds import numbers_in
-from dpscaffold.data.readers.alike import same_values
-from dpscaffold.data.table_coding import by_value
+from dpscaffold.data.tables.alike import same_values
+from dpscaffold.data.tables.cell_kinds import numbers_in
+from dpscaffold.data.tables.table_coding import by_value
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 

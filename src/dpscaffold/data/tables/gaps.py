@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from dpscaffold.data.markers import OTHERS
-from dpscaffold.data.readers.coding import TableSource
-from dpscaffold.data.readers.fills import PrivateFill
+from dpscaffold.data.tables.coding import TableSource
+from dpscaffold.data.tables.fills import PrivateFill
+from dpscaffold.data.tables.markers import OTHERS
 from dpscaffold.errors import BadInput, nearest
 
 Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill

@@ -17,7 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.csv
 
-from dpscaffold.data.readers.files import TableFile
+from dpscaffold.data.tables.files import TableFile
 
 _BATCH_BYTES = 1 << 21
 _BREAK = re.compile(r"\s*[\r\n]\s*")
