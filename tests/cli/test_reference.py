@@ -17,14 +17,14 @@ from typer.main import get_command
 from dpscaffold.algorithms import SERVERS
 from dpscaffold.cli import app
 from dpscaffold.config import parse
+from dpscaffold.config.reference.keys import keys, words
+from dpscaffold.config.reference.page import annotated, annotated_server, page, stored
+from dpscaffold.config.reference.values import NEEDED
 from dpscaffold.deployment.provision import provision, read_federation, read_invitation
 from dpscaffold.deployment.server.config import ServedSettings, load_served
 from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.site.file import Policy, SiteFile, read_site_file
 from dpscaffold.errors import BadInput
-from dpscaffold.reference.keys import keys, words
-from dpscaffold.reference.page import annotated, annotated_server, page, stored
-from dpscaffold.reference.values import NEEDED
 from dpscaffold.tuning.tuning import parse_tuning
 
 HERE = Path(__file__).parents[2]
@@ -32,11 +32,11 @@ FOUND = keys()
 FILES = ("federation",)
 ROWS = {"schema": "rows"}
 WHOLE = ("data.source", "step.step", "algorithm.name")
-AGAIN = "run python -m dpscaffold.reference"
+AGAIN = "run python -m dpscaffold.config.reference"
 
 
 def test_the_stored_reference_is_current():
-    kept = files("dpscaffold.reference").joinpath("keys.json").read_text(encoding="utf-8")
+    kept = files("dpscaffold.config.reference").joinpath("keys.json").read_text(encoding="utf-8")
     assert kept == stored(FOUND), AGAIN
     assert (HERE / "docs" / "configuration.md").read_text(encoding="utf-8") == page(FOUND), AGAIN
     written = {"annotated.toml": annotated(FOUND), "annotated-server.toml": annotated_server(FOUND)}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.config import load, override, parse
+from dpscaffold.config.reference.keys import keys
 from dpscaffold.errors import BadInput
-from dpscaffold.reference.keys import keys
 from dpscaffold.runs.written import to_toml
 
 #: Values of every kind and size, to be put anywhere.

@@ -147,7 +147,7 @@ def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _explain(entry: dict[str, Any], places: list[str]) -> None:
-    from dpscaffold.reference.values import shown, toml
+    from dpscaffold.config.reference.values import shown, toml
 
     typer.echo(f"{entry['name']}: {entry['about']}")
     if any(places):

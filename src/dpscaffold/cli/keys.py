@@ -14,7 +14,7 @@ from dpscaffold.errors import BadInput, nearest
 @cache
 def known_keys() -> tuple[dict[str, Any], ...]:
     """The stored reference, one entry per key and source, step or algorithm that has it."""
-    text = files("dpscaffold.reference").joinpath("keys.json").read_text(encoding="utf-8")
+    text = files("dpscaffold.config.reference").joinpath("keys.json").read_text(encoding="utf-8")
     return tuple(json.loads(text))
 
 

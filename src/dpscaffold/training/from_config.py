@@ -11,6 +11,7 @@ from dpscaffold.algorithms.failing import own_failures
 from dpscaffold.checks import instance
 from dpscaffold.config import Configuration, load
 from dpscaffold.config.plan import PlanSettings
+from dpscaffold.config.release import for_release
 from dpscaffold.data.config import located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.engines import Hardware
@@ -18,7 +19,6 @@ from dpscaffold.engines.machine import pick_devices
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.seeds import public_seed
-from dpscaffold.release import for_release
 from dpscaffold.setting import Setting
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting

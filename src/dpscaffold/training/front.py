@@ -65,12 +65,12 @@ def train(
     the federation; ``dissimilarity=False`` leaves the users' gradients out of the evaluation, which
     are most of its time for a network. ``stopping`` ends the run early by a public validation set;
     ε is that of all planned rounds. ``release=True`` is the recipe for a model that is handed out
-    (:mod:`~dpscaffold.release`): secret noise, a draw that nobody chose, and a refusal of what the
-    promise would not cover unless ``allow`` names it. ``data_key`` is a file with a key, made where
-    there is none: runs with the same one can be compared as being over the same records, others
-    count as such. ``progress=True`` shows a live line, in notebooks too. ``optimum=True`` solves
-    for x* first and reports the gap to it. SIGINT and SIGTERM finish the round, save a checkpoint
-    and return with ``ended="interrupted"``.
+    (:mod:`~dpscaffold.config.release`): secret noise, a draw that nobody chose, and a refusal of
+    what the promise would not cover unless ``allow`` names it. ``data_key`` is a file with a key,
+    made where there is none: runs with the same one can be compared as being over the same records,
+    others count as such. ``progress=True`` shows a live line, in notebooks too. ``optimum=True``
+    solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the round, save a
+    checkpoint and return with ``ended="interrupted"``.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
     >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)
@@ -103,7 +103,7 @@ def train(
             "release=True or leave it out"
         )
     if release:
-        from dpscaffold.release import released
+        from dpscaffold.config.release import released
 
         setting = released(setting, data, allow)
         described = setting.to_dict() if config is None else dict(config)
@@ -183,8 +183,8 @@ def run(
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of.
 
-    ``allowed`` is what a release, made by :mod:`~dpscaffold.release`, was told to overlook; None
-    where nothing is released.
+    ``allowed`` is what a release, made by :mod:`~dpscaffold.config.release`, was told to overlook;
+    None where nothing is released.
     """
     if federation.roster.sizes != setting.roster.sizes:
         raise BadInput(

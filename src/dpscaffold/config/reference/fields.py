@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from dpscaffold.config.reference.values import NEEDED, OMITTED
 from dpscaffold.errors import BadInput
-from dpscaffold.reference.values import NEEDED, OMITTED
 
 #: What ``words.toml`` says, by dotted key.
 Words = dict[str, dict[str, Any]]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpscaffold.reference.fields import Key
-from dpscaffold.reference.values import NEEDED, OMITTED, shown, toml
+from dpscaffold.config.reference.fields import Key
+from dpscaffold.config.reference.values import NEEDED, OMITTED, shown, toml
 
 TITLES = {
     "data": "`[data]`: where the records come from",
@@ -33,7 +33,7 @@ SOURCED = ("data", "evaluate", "site")
 
 HEAD = """# Configuration
 
-Every key of every table, generated from the code by `python -m dpscaffold.reference`.
+Every key of every table, generated from the code by `python -m dpscaffold.config.reference`.
 `dpscaffold config explain plan.rounds` says the same on the command line, and
 `dpscaffold config show FILE.toml` shows a configuration, a server's plan, a `federation.toml` or a
 `site.toml` with all defaults. In a run any key can be set with `--set table.key=value` and left out
@@ -154,7 +154,7 @@ def annotated(found: Sequence[Key]) -> str:
     """A whole configuration: every key of the tables a run reads, explained, at its default."""
     head = [
         "# Every key of a run, with its default; what is left out by default stands behind a #.",
-        "# dpscaffold train annotated.toml; written by python -m dpscaffold.reference.",
+        "# dpscaffold train annotated.toml; written by python -m dpscaffold.config.reference.",
         "",
     ]
     tables = ("data", "task", "algorithm", "plan", "privacy", "facts", "stopping")
@@ -165,7 +165,8 @@ def annotated_server(found: Sequence[Key]) -> str:
     """A server's whole plan, likewise."""
     head = [
         "# Every key of a server's plan, with its default; what is left out stands behind a #.",
-        "# dpscaffold server run annotated-server.toml; written by python -m dpscaffold.reference.",
+        "# Use: dpscaffold server run annotated-server.toml. "
+        "Written by: python -m dpscaffold.config.reference.",
         "",
     ]
     tables = ("schema", "task", "algorithm", "plan", "privacy", "deploy", "evaluate")

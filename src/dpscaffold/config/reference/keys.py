@@ -18,17 +18,17 @@ from dpscaffold.config import (
     StoppingSettings,
     TaskSettings,
 )
+from dpscaffold.config.reference.deployment import deployment_keys
+from dpscaffold.config.reference.fields import Key, Words, entry_of, model_keys
+from dpscaffold.config.reference.values import NEEDED
 from dpscaffold.data.config import SOURCES
 from dpscaffold.data.preprocessing import STEPS
-from dpscaffold.reference.deployment import deployment_keys
-from dpscaffold.reference.fields import Key, Words, entry_of, model_keys
-from dpscaffold.reference.values import NEEDED
 from dpscaffold.tuning.tuning import TuneSettings
 
 
 def words() -> Words:
     """``words.toml`` by dotted key."""
-    text = files("dpscaffold.reference").joinpath("words.toml").read_text(encoding="utf-8")
+    text = files("dpscaffold.config.reference").joinpath("words.toml").read_text(encoding="utf-8")
     found: Words = {}
 
     def walk(prefix: str, table: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
-"""``python -m dpscaffold.reference``: write the reference anew, for the command and the docs."""
+"""``python -m dpscaffold.config.reference``: write the reference anew, for the command and the
+docs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from dpscaffold.reference.keys import keys
-from dpscaffold.reference.page import annotated, annotated_server, page, stored
+from dpscaffold.config.reference.keys import keys
+from dpscaffold.config.reference.page import annotated, annotated_server, page, stored
 
 
 def main() -> None:

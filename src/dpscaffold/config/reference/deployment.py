@@ -6,13 +6,13 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 
+from dpscaffold.config.reference.fields import Key, Words, entry_of, kind_of, model_keys
+from dpscaffold.config.reference.values import NEEDED
 from dpscaffold.deployment.protocol.agreement import PublicStep, Schema
 from dpscaffold.deployment.provision import FederationFile
 from dpscaffold.deployment.server.config import DeploySettings
 from dpscaffold.deployment.site.file import Policy, SiteFile
 from dpscaffold.deployment.site.reading import SOURCES
-from dpscaffold.reference.fields import Key, Words, entry_of, kind_of, model_keys
-from dpscaffold.reference.values import NEEDED
 
 
 def deployment_keys(said: Words) -> Iterator[Key]:
