@@ -20,8 +20,8 @@ ROOT = Path(dpscaffold.__file__).parent
 #: Low to high; what stands on one line may use each other as long as there is no cycle.
 LAYERS = (
     "atomic errors privacy",
-    "checks notebook randomness",
-    "algorithms federation",
+    "checks randomness report.human_tables report.notebook",
+    "algorithms federation report.statement_page",
     "data tasks",
     "setting",
     "config engines",

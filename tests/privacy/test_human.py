@@ -30,7 +30,7 @@ from dpscaffold.privacy import (
 )
 from dpscaffold.privacy.human import ledger_terms, percent, round_up
 from dpscaffold.privacy.mechanism import MOST_NOISE
-from dpscaffold.privacy.page import render
+from dpscaffold.report.statement_page import render
 
 
 def test_a_user_level_run_is_a_gaussian():

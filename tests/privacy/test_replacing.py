@@ -10,8 +10,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpscaffold.privacy import Ledger, describe, statement
-from dpscaffold.privacy.page import render
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.statement_page import render
 
 FULL = {
     "rounds": 30,

@@ -8,9 +8,9 @@ import pytest
 from privacy.settings import SMALL, SYNTHETIC, run_of
 
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, Remark, statement
-from dpscaffold.privacy.page import render
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.privacy_plot import plot_epsilon
+from dpscaffold.report.statement_page import render
 
 
 def test_a_plan():

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from dpscaffold.cli import app
 from dpscaffold.privacy import Ledger, describe, statement
-from dpscaffold.privacy.page import render
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.statement_page import render
 
 CONFIG = """
 [data]

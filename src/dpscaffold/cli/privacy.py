@@ -344,7 +344,7 @@ def show_deltas(said: dict[str, Any], console: Console, views: Sequence[str]) ->
 def show_human(said: dict[str, Any], console: Console) -> None:
     """The best membership test by view, and several records of one person."""
     human = said["human"]
-    from dpscaffold.privacy.human_tables import groups_table, terms_table
+    from dpscaffold.report.human_tables import groups_table, terms_table
 
     for head, rows in (terms_table(human), groups_table(human)):
         console.print(legible(head, rows, console.width))

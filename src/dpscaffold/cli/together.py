@@ -14,9 +14,9 @@ from dpscaffold.cli.subject import Numbers, Subject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
 from dpscaffold.privacy.composition import GIVEN, Part, Together, together
 from dpscaffold.privacy.human import GROUPS
-from dpscaffold.privacy.human_tables import groups_table
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
+from dpscaffold.report.human_tables import groups_table
 from dpscaffold.runs.data_key import KEY, read_key
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import JOURNAL

@@ -21,7 +21,7 @@ from dpscaffold.federation.labels import pack
 from dpscaffold.federation.records import Records
 from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Kind, Prepared, Schema, Target, kind_of, schema_of
-from dpscaffold.notebook import html_table
+from dpscaffold.report.notebook import html_table
 
 #: The most bytes of a mapped federation that are read to tell whether it is the same; of a larger
 #: one, so many rows.

@@ -26,7 +26,7 @@ from dpscaffold.models.storage import (
     digest_of,
 )
 from dpscaffold.models.trained import Origin
-from dpscaffold.notebook import Shown
+from dpscaffold.report.notebook import Shown
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
 

@@ -17,7 +17,7 @@ from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.models.trained import Origin, Trained
-from dpscaffold.notebook import html_table
+from dpscaffold.report.notebook import html_table
 from dpscaffold.tasks import Task
 
 if TYPE_CHECKING:

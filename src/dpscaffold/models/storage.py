@@ -28,8 +28,8 @@ from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
 from dpscaffold.models.trained import Trained
-from dpscaffold.privacy.page import render
 from dpscaffold.privacy.preparation import unnamed
+from dpscaffold.report.statement_page import render
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.tasks.stored import constants_of, task_entry
 

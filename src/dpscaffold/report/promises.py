@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpscaffold.privacy.human_tables import groups_table, terms_table
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.report.blocks import Block, Bullets, Grid, Section, Text, section
+from dpscaffold.report.human_tables import groups_table, terms_table
 
 #: Whom a guarantee is towards, in words.
 TOWARDS = {

@@ -35,7 +35,7 @@ from dpscaffold.privacy import (
     statement,
 )
 from dpscaffold.privacy.adding import spent_over_parts
-from dpscaffold.privacy.page import render
+from dpscaffold.report.statement_page import render
 from dpscaffold.privacy.preparation import said_of
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness

@@ -25,8 +25,8 @@ from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
-from dpscaffold.notebook import Shown
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.report.notebook import Shown
 from dpscaffold.runs.account import Accounts
 from dpscaffold.runs.data_key import fresh_key, identity, open_key
 from dpscaffold.runs.folder import Identity, RunFolder

@@ -12,8 +12,8 @@ from torch import Tensor
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model, Raw
 from dpscaffold.models.trained import Origin
-from dpscaffold.notebook import html_table, small_curve
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.report.notebook import html_table, small_curve
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import shown_metric
 from dpscaffold.training.evaluator import baseline, constant_loss, late

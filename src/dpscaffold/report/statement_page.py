@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpscaffold.privacy.human_tables import groups_table, terms_table
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.report.human_tables import groups_table, terms_table
 
 
 def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
