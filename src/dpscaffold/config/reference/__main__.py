@@ -14,7 +14,7 @@ def main() -> None:
     found = keys()
     home = Path(__file__).parent
     (home / "keys.json").write_text(stored(found), encoding="utf-8")
-    tree = home.parents[2]
+    tree = home.parents[3]
     if (tree / "docs").is_dir():
         written = {
             "docs/configuration.md": page(found),
