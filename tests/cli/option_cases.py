@@ -460,7 +460,7 @@ LONG = (
         "the list",
         "--list --seeds 1 --scale 0.01",
         acts="--estimate; --seeds 2; --scale 0.02; --no-folds; --json; without --list",
-        refused="--device auto; --out elsewhere; --row x; --only-runs; --take small.toml; -q",
+        refused="--device auto; --out elsewhere; --row x; --only-runs; -q",
         slow=True,
     ),
     Mode(
@@ -468,7 +468,7 @@ LONG = (
         "an experiment",
         'figure1 --row "K = 50" --scale 0.01 --seeds 1',
         acts="--seeds 2; --scale 0.02; --device nowhere; --out elsewhere; --row nowhere; "
-        "--only-runs; --take small.toml; --json; --no-folds",
+        "--only-runs; --json; --no-folds",
         refused="--list; --estimate",
         slow=True,
     ),

@@ -1,23 +1,17 @@
-"""Step sizes beyond a definition's, and runs that are taken over from earlier results."""
+"""Step sizes beyond a definition's, and the noise of the printed runs."""
 
 from __future__ import annotations
 
-import csv
 import math
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
-from typer.testing import CliRunner
 
-from dpscaffold import BadInput
-from dpscaffold.cli import app
 from dpscaffold.paper import reproduce as reproducing
 from dpscaffold.paper.archive import Archive, Finished
 from dpscaffold.paper.cases import Case
@@ -26,19 +20,12 @@ from dpscaffold.paper.frontier_page import frontier_parts
 from dpscaffold.paper.ladders import at_end, between, rungs
 from dpscaffold.paper.planned import compared, planned_cases, read_planned
 from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
-from dpscaffold.paper.results import Results, average, write_tidy
-from dpscaffold.paper.takeover import take_over
+from dpscaffold.paper.results import Results, average
+from dpscaffold.paper.solving import solved_noise
 from dpscaffold.paper.text import Provenance
 from dpscaffold.paper.widening import widened
 
 PRINTED = Path(__file__).parents[2] / "docs/results/frontier/results.parquet"
-
-
-def printed(row: str) -> list[dict[str, str]]:
-    """The printed results of a row, as a results.csv would have them."""
-    rows = parquet.read_table(PRINTED).to_pylist()
-    found = [{k: "" if v is None else str(v) for k, v in one.items()} for one in rows]
-    return [one for one in found if one["row"] == row]
 
 
 def small() -> tuple[Experiment, list[Case]]:
@@ -250,26 +237,6 @@ def test_the_page_and_the_tidy_rows_say_which_shares_were_averaged(tmp_path):
     assert "Searched" not in "\n".join(frontier_parts(plain, Provenance("", 1.0, {})))
 
 
-@pytest.mark.parametrize("name", ["results.csv", "results.parquet"])
-def test_runs_with_other_shares_are_taken_over_from_either_file(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("dpscaffold.paper.takeover.solved_noise", _with_the_noise_of_the_archive)
-    chosen, cases, archive = searched(tmp_path / "first", 1.0, 0.24)
-    write_tidy(Results(chosen, cases, (), archive).tidy(), archive.folder)
-    other = Archive(tmp_path / "second", "frontier")
-    told = take_over(chosen, chosen.cases(1), other, archive.folder / name)
-    assert (told.taken, told.known, told.left) == (len(cases), 0, {})
-    for case in cases:
-        assert other.get(case).average == archive.get(case).average
-    narrow = replace(chosen, rows=(replace(chosen.rows[0], tails=(0.25,), clips=(1.0,)),))
-    told = take_over(
-        narrow, narrow.cases(1), Archive(tmp_path / "third", "frontier"), archive.folder / name
-    )
-    by_tail = Counter(c.settings.plan.tail for c in cases)
-    clipped = sum(c.settings.privacy.clip == 2 for c in cases)
-    assert told.left == {"another tail": by_tail[0.125] + by_tail[1.0], "another clip": clipped}
-    assert told.taken == len(cases) - sum(told.left.values())
-
-
 FAR = {"SCAFFOLD": (50.0, 0.25, 0.25), "FedSGD": (12.0, 0.5, 1.0)}
 
 
@@ -389,10 +356,6 @@ def test_best_choices_of_others_wait_for_all_and_for_a_column_searched_finely(tm
     assert widened(plain, climbed, partly) == []
 
 
-def _with_the_noise_of_the_archive(case: Case) -> Case:
-    return case.with_set({"privacy.noise": 1.0, "privacy.epsilon": None})
-
-
 def test_an_unfinished_place_waits_and_a_ladder_ends(tmp_path):
     chosen, cases = small()
     archive = Archive(tmp_path, "frontier")
@@ -424,62 +387,26 @@ def test_rungs_stay_on_the_ladder_beyond_what_was_tried(data):
         assert len(found) <= 2
 
 
-def test_printed_runs_are_taken_over_where_they_are_the_same(tmp_path):
-    whole = experiment("frontier")
+def test_printed_runs_have_the_noise_that_their_epsilon_needs_today(tmp_path):
+    """The printed results stay true: the solver gives each of their cases the same noise."""
     request = Request(tmp_path, rows=("synthetic (5, 5)",))
-    cases, _ = chosen_cases(whole, request)
-    archive = Archive(tmp_path, "frontier")
-    told = take_over(whole, cases, archive, PRINTED)
-    shown = printed("synthetic (5, 5)")
-    own = ("column", "line", "seed", "learning_rate", "clip", *(["tail"] * ("tail" in shown[0])))
-    runs = {tuple(row[k] for k in own) for row in shown}
-    assert told.taken == len(runs) >= len(cases) and told.known == 0  # later rungs are runs too
-    again = take_over(whole, cases, Archive(tmp_path, "frontier"), PRINTED)
-    assert (again.taken, again.known) == (0, told.taken)
-    results = Results(whole, cases, (), Archive(tmp_path, "frontier"))
-    keys = (*own, "output", "round")
-    known = {tuple(row[k] for k in keys): float(row["test_accuracy"]) for row in shown}
-    assert len(known) == len(shown)
-    found = results.tidy()
-    assert 2 * len(cases) <= len(found) <= len(shown)  # both outputs of every first step size
-    for row in found:
-        key = tuple("" if row[k] is None else str(row[k]) for k in keys)
-        assert known[key] == pytest.approx(row["test_accuracy"], abs=1e-6), key
-
-
-@pytest.mark.parametrize(
-    "column", ["noise", "rounds", "clip", "local_steps", "regularisation", "tail"]
-)
-def test_a_run_that_differs_is_left(tmp_path, column):
-    whole = experiment("frontier")
-    cases, _ = chosen_cases(whole, Request(tmp_path, rows=("synthetic (5, 5)",)))
-    rows = [row for row in printed("synthetic (5, 5)") if row["column"] == "1 fixed"][:2]
-    rows = [{"tail": "0.5"} | row for row in rows]
-    rows[0][column] = rows[1][column] = str(1.01 * float(rows[0][column]))
-    altered = tmp_path / "results.csv"
-    with altered.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    told = take_over(whole, cases, Archive(tmp_path, "frontier"), altered)
-    assert (told.taken, told.left) == (0, {f"another {column}": 1})
-
-
-def test_what_is_no_results_file_is_refused(tmp_path):
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "other.parquet").write_text("a,b\n1,2\n")
-    parquet.write_table(pa.table({"a": [1]}), tmp_path / "whole.parquet")
-    for name, said in (
-        ("none.csv", "cannot be read"),
-        ("other.csv", "no results.csv"),
-        ("none.parquet", "cannot be read"),
-        ("other.parquet", "no results.csv or results.parquet"),
-        ("whole.parquet", "no results.csv or results.parquet"),
-    ):
-        with pytest.raises(BadInput, match=said):
-            take_over(*small(), Archive(tmp_path, "frontier"), tmp_path / name)
-    wrong = CliRunner().invoke(app, ["reproduce", "all", "--take", str(PRINTED)])
-    assert isinstance(wrong.exception, BadInput) and "--take" in str(wrong.exception)
+    cases, _ = chosen_cases(experiment("frontier"), request)
+    own = ("column", "line", "local_steps")
+    printed = {
+        tuple(row[name] for name in own): row["noise"]
+        for row in parquet.read_table(PRINTED).to_pylist()
+        if row["row"] == "synthetic (5, 5)" and row["noise"] is not None
+    }
+    compared = 0
+    for case in (case for case in cases if case.labels["seed"] == 0):
+        privacy = solved_noise(case).settings.privacy
+        if privacy is not None:
+            steps = case.settings.plan.local_steps
+            place = (case.labels["column"], case.labels["line"], steps)
+            if place in printed:
+                assert privacy.noise == pytest.approx(printed[place], rel=1e-3), place
+                compared += 1
+    assert compared >= 10
 
 
 def test_a_tiny_frontier_widens_end_to_end(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def leaves(command, path=()):
 
 
 #: Options that name a file or a folder which is only read.
-READ = {"--stop-on", "--data-dir", "--config", "--take", "--server", "--offer"}
+READ = {"--stop-on", "--data-dir", "--config", "--server", "--offer"}
 
 
 def test_every_command_that_writes_is_killed(monkeypatch):

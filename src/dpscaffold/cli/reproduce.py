@@ -60,10 +60,6 @@ def reproduce_command(
     only_runs: Annotated[
         bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")
     ] = False,
-    take: Annotated[
-        Path | None,
-        typer.Option(help="a results.csv or .parquet whose finished runs are taken over first"),
-    ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the list, or what was written, as JSON")
@@ -75,7 +71,7 @@ def reproduce_command(
     from dpscaffold.paper.reproduce import Request
 
     rows, place = tuple(row or ()), out or Path("reproduction")
-    request = Request(place, seeds, scale, device or "cpu", folds, rows, only_runs, take)
+    request = Request(place, seeds, scale, device or "cpu", folds, rows, only_runs)
     chosen = pick_device(request.device)
     if row and (list_ or name == "all"):
         raise BadInput(
@@ -84,8 +80,6 @@ def reproduce_command(
         )
     if list_ and name is not None:
         raise BadInput(f"--list is given beside {name!r}; it lists all, give one or the other")
-    if take is not None and (list_ or name in (None, "all")):
-        raise BadInput(f"--take is {take}, the results of one experiment; name that experiment")
     if estimate and not list_:
         raise BadInput("--estimate is given without --list, whose times it adds; give both")
     if list_:
@@ -127,7 +121,7 @@ def _reproduce(
                 yield bars
 
         try:
-            files = reproduce(chosen, request, device, show, console.print)
+            files = reproduce(chosen, request, device, show)
         except Stopped as stopped:
             console.print(
                 f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command "

@@ -16,7 +16,6 @@ from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.planned import plan_places, planned_cases, read_planned
 from dpscaffold.paper.runner import Loader, run_cases, user_steps
-from dpscaffold.paper.takeover import take_over
 from dpscaffold.paper.widening import widened
 from dpscaffold.training.events import Listener, Writing, silence
 from dpscaffold.training.optimum import solve
@@ -28,8 +27,7 @@ class Request:
 
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
     ``rows`` limits it to rows of those labels, and ``only_runs`` writes finished runs alone, for a
-    machine that cannot draw. ``take`` is a ``results.csv`` or ``results.parquet`` whose
-    runs are taken over first.
+    machine that cannot draw.
     """
 
     out: Path
@@ -39,7 +37,6 @@ class Request:
     folds: bool = True
     rows: tuple[str, ...] = ()
     only_runs: bool = False
-    take: Path | None = None
 
     def __post_init__(self) -> None:
         if self.seeds is not None:
@@ -92,27 +89,19 @@ def chosen_cases(experiment: Experiment, request: Request) -> tuple[list[Case], 
 Show = Callable[[str, float], AbstractContextManager[Listener]]
 
 
-def _nothing(sentence: str) -> None:
-    """Say nothing."""
-
-
 def reproduce(
     experiment: Experiment,
     request: Request,
     device: torch.device,
     show: Show | None = None,
-    say: Callable[[str], None] = _nothing,
 ) -> list[str]:
     """Run what is missing, then write the experiment's folder; the names of the files in it.
 
-    ``show(name, work)`` gives the listener that is told about progress, ``say`` is given a sentence
-    about runs taken over. Step sizes are added along the rows' ladders while a best one lies at an
-    end.
+    ``show(name, work)`` gives the listener of progress events. Step sizes are added along the
+    rows' ladders while a best one lies at an end.
     """
     cases, folded = chosen_cases(experiment, request)
     archive = Archive(request.out, experiment.name)
-    if request.take is not None:
-        say(str(take_over(experiment, cases, archive, request.take)))
     todo = {case.digest: case for case in [*cases, *folded] if case not in archive}
     show = show or (lambda name, work: nullcontext(silence))
     with show(experiment.name, float(sum(map(user_steps, todo.values())))) as tell:

@@ -250,7 +250,7 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
     ]
     if finished.average:
         rows.append(row(averaged(settings.plan.tail), finished.rounds, finished.average))
-    if shown and not finished.made.get("summarised"):
+    if shown:
         rows += [row(ITERATE, entry["round"], entry) for entry in finished.history]
     return rows
 
