@@ -68,14 +68,14 @@ def note(path: Path, line: dict[str, Any]) -> None:
 
 def time_site(folder: Path) -> None:
     """A site: verifying, ledger, memory, local steps, signing."""
-    from dpscaffold.deployment.protocol.messages import Letter
+    from dpscaffold.deployment.protocol.messages import SignedMessage
     from dpscaffold.deployment.site import answer
     from dpscaffold.deployment.site.ledger import SiteLedger
     from dpscaffold.deployment.site.memory import RunMemory
     from dpscaffold.deployment.site.work import OfferedWork
 
     clock = Clock()
-    clock.wrap(Letter, "signed_by", "signatures")
+    clock.wrap(SignedMessage, "signed_by", "signatures")
     clock.wrap(answer, "reply", "signatures")
     for name in ("__init__", "participate"):
         clock.wrap(SiteLedger, name, "ledger")
@@ -97,23 +97,23 @@ def time_site(folder: Path) -> None:
 
 def time_server(folder: Path) -> None:
     """A server: letters and waiting (Flower), signatures, aggregation, ledger, checkpoint."""
-    from dpscaffold.deployment.protocol.enrolment import Correspondence
-    from dpscaffold.deployment.protocol.messages import Letter
+    from dpscaffold.deployment.protocol.enrolment import SignedExchange
+    from dpscaffold.deployment.protocol.messages import SignedMessage
     from dpscaffold.deployment.server import sites
     from dpscaffold.deployment.server.run import Deployment
-    from dpscaffold.deployment.transports.flower.run import Grid, Post, flower_bytes
-    from dpscaffold.runs.account import Accounts
+    from dpscaffold.deployment.transports.flower.run import FlowerExchange, OpenRun, flower_bytes
+    from dpscaffold.runs.account import PrivacyAccount
 
     clock, offices = Clock(), []
-    clock.wrap(Post, "ask", "Flower")
-    clock.wrap(Letter, "answers", "signatures")
-    clock.wrap(Correspondence, "letter", "signatures")
+    clock.wrap(FlowerExchange, "ask", "Flower")
+    clock.wrap(SignedMessage, "answers", "signatures")
+    clock.wrap(SignedExchange, "letter", "signatures")
     clock.wrap(sites, "vector_digests", "signatures")
     clock.wrap(sites.Sites, "_apply", "aggregation")
-    clock.wrap(Accounts, "admit", "ledger")
+    clock.wrap(PrivacyAccount, "admit", "ledger")
     clock.wrap(Deployment, "_count", "ledger")
     clock.wrap(Deployment, "_checkpoint", "checkpoint")
-    opened, after = Grid.__init__, Deployment._after
+    opened, after = OpenRun.__init__, Deployment._after
 
     def open_grid(self: Any, office: Any, members: Any) -> None:
         offices.append(office)
@@ -127,7 +127,7 @@ def time_server(folder: Path) -> None:
         note(folder / "timed.jsonl", line)
         clock.take()
 
-    Grid.__init__ = open_grid  # type: ignore[method-assign]
+    OpenRun.__init__ = open_grid  # type: ignore[method-assign]
     Deployment._after = after_round  # type: ignore[method-assign]
     clock.wrap(Deployment, "_train", "the rest")
 

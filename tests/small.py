@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpscaffold.algorithms import ALGORITHMS, Algorithm, fedavg, with_adam
 from dpscaffold.algorithms.naming import factory_of
 from dpscaffold.engines import Draw, Hardware, Loop, Simulator, State
-from dpscaffold.engines.rounds import Round, rounds, stacked_rounds
+from dpscaffold.engines.rounds import FinishedRound, rounds, stacked_rounds
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
@@ -174,7 +174,7 @@ class Driven:
             self.settings, self.randomness = [engine.setting], [engine.randomness]
         self.states = [State.initial(run, engine.device) for run in self.settings]
 
-    def rounds(self, *draws: Draw) -> list[Round]:
+    def rounds(self, *draws: Draw) -> list[FinishedRound]:
         """The next round of every run, with these participants."""
         drawings = [lambda number, draw=draw: draw for draw in draws]
         if isinstance(self.engine, Simulator):
@@ -183,11 +183,11 @@ class Driven:
         self.states[0] = done.state
         return [done]
 
-    def round(self, draw: Draw) -> Round:
+    def round(self, draw: Draw) -> FinishedRound:
         """The next round of a single run."""
         return self.rounds(draw)[0]
 
-    def round_of(self, users: Sequence[int]) -> Round:
+    def round_of(self, users: Sequence[int]) -> FinishedRound:
         """The next round, with these participants."""
         chosen = np.array(users, dtype=np.int64)
         return self.round(Draw(chosen, chosen))

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpscaffold.errors import BadInput
-from dpscaffold.runs.budget_file import NAME, Allowance, Grant, Participation
+from dpscaffold.runs.budget_file import NAME, BookedRound, BudgetFile, BudgetGrant
 
-GRANT = Grant("a", 0.4, 1e-6, 100, "record", "replace-one")
+GRANT = BudgetGrant("a", 0.4, 1e-6, 100, "record", "replace-one")
 
 
 @pytest.fixture
 def allowance(tmp_path):
-    return Allowance.open(tmp_path / "budget.jsonl", 1.0, 1e-5)
+    return BudgetFile.open(tmp_path / "budget.jsonl", 1.0, 1e-5)
 
 
 def test_grants_add_up_to_the_total_and_no_further(allowance):
@@ -29,15 +29,15 @@ def test_grants_add_up_to_the_total_and_no_further(allowance):
     with pytest.raises(BadInput, match=r"epsilon = 0 of 1 .* left"):
         allowance.book(replace(GRANT, run="c", epsilon=1e-9))
     with pytest.raises(BadInput, match=r"delta = 1\.1e-05"):
-        Allowance.open(allowance.path.with_name("other"), 9.0, 1e-5).book(
+        BudgetFile.open(allowance.path.with_name("other"), 9.0, 1e-5).book(
             replace(GRANT, delta=1.1e-5)
         )
-    once = Allowance.open(allowance.path.with_name("once"), 9.0, 1e-5)
+    once = BudgetFile.open(allowance.path.with_name("once"), 9.0, 1e-5)
     once.book(replace(GRANT, delta=6e-6))
     with pytest.raises(BadInput, match=r"delta = 4e-06 of 1e-05 left"):
         once.book(replace(GRANT, run="b", delta=6e-6))
     assert allowance.path.read_bytes() == before
-    book = Allowance(allowance.path).read()
+    book = BudgetFile(allowance.path).read()
     assert book.left == (0.0, pytest.approx(8e-6)) and list(book.grants) == ["a", "b"]
 
 
@@ -59,7 +59,7 @@ def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
     allowance.book(GRANT)
     allowance.book(replace(GRANT, run="b", epsilon=0.25, rounds=7))
     for booked, round in enumerate((1, 2, 5)):
-        allowance.participate(Participation("b", round), after=booked)
+        allowance.participate(BookedRound("b", round), after=booked)
     ledger = SiteLedger(allowance.path, NAME)
     assert [vars(b.grant) for b in ledger.runs.values()] == [
         {"participations": 100, "epsilon": 0.4, "delta": 1e-6},
@@ -74,11 +74,11 @@ def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
 def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
     """A plain reckoning beside the file: grants add, refusals change nothing."""
     path = tmp_path_factory.mktemp("b") / "budget.jsonl"
-    allowance = Allowance.open(path, 1.0, 0.5)
+    allowance = BudgetFile.open(path, 1.0, 0.5)
     granted: list[float] = []
     for k, epsilon in enumerate(asked):
         try:
-            Allowance(path).book(replace(GRANT, run=str(k), epsilon=epsilon))
+            BudgetFile(path).book(replace(GRANT, run=str(k), epsilon=epsilon))
             granted.append(epsilon)
             assert math.fsum(granted) <= 1.0
         except BadInput:
@@ -89,10 +89,10 @@ def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
 def _book_many(path, name, together):
     together.wait(60)
     for k in range(12):
-        allowance = Allowance(path)
+        allowance = BudgetFile(path)
         try:
             allowance.book(replace(GRANT, run=f"{name}{k}", epsilon=1 / 16, delta=1e-7))
-            allowance.participate(Participation(f"{name}{k}", 1), after=0)
+            allowance.participate(BookedRound(f"{name}{k}", 1), after=0)
         except BadInput as error:
             assert "left" in str(error), error  # no room; anything else would be a collision
 
@@ -107,27 +107,27 @@ def test_processes_share_a_file(allowance):
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
-    book = Allowance(allowance.path).read()
+    book = BudgetFile(allowance.path).read()
     assert len(book.grants) == 16 and book.spent[0] == 1.0
     assert sum(book.participations.values()) == 16
 
 
 def test_one_object_writes_on_after_another_has_written(allowance):
-    other = Allowance(allowance.path)
+    other = BudgetFile(allowance.path)
     allowance.book(GRANT)
-    other.participate(Participation("a", 1), after=0)
-    allowance.participate(Participation("a", 2), after=1)
-    other.participate(Participation("a", 3), after=2)
-    assert Allowance(allowance.path).read().participations == {"a": 3}
+    other.participate(BookedRound("a", 1), after=0)
+    allowance.participate(BookedRound("a", 2), after=1)
+    other.participate(BookedRound("a", 3), after=2)
+    assert BudgetFile(allowance.path).read().participations == {"a": 3}
 
 
 def test_two_copies_of_a_run_cannot_both_go_on(allowance):
-    copy = Allowance(allowance.path)
+    copy = BudgetFile(allowance.path)
     allowance.book(GRANT)
-    allowance.participate(Participation("a", 1), after=0)
+    allowance.participate(BookedRound("a", 1), after=0)
     with pytest.raises(BadInput, match="records 1 rounds of this run where 0 are known"):
-        copy.participate(Participation("a", 1), after=0)
-    assert Allowance(allowance.path).read().participations == {"a": 1}
+        copy.participate(BookedRound("a", 1), after=0)
+    assert BudgetFile(allowance.path).read().participations == {"a": 1}
 
 
 def test_other_neighbours_and_shared_noise_are_refused(allowance):
@@ -148,15 +148,15 @@ def test_a_changed_or_shortened_file_is_refused(allowance):
     text = allowance.path.read_text()
     allowance.path.write_text(text.replace("0.4", "0.1"))
     with pytest.raises(BadInput, match="damaged"):
-        Allowance(allowance.path).read()
+        BudgetFile(allowance.path).read()
     allowance.path.write_text(text.splitlines(keepends=True)[0])
-    assert not Allowance(allowance.path).follows(anchor)
+    assert not BudgetFile(allowance.path).follows(anchor)
     allowance.path.write_text("")
     with pytest.raises(BadInput, match="does not say how much"):
-        Allowance(allowance.path).read()
+        BudgetFile(allowance.path).read()
     allowance.path.unlink()
     with pytest.raises(BadInput, match="no budget file"):
-        Allowance(allowance.path).read()
+        BudgetFile(allowance.path).read()
     assert [p.name for p in allowance.path.parent.iterdir()] == [".budget.jsonl.lock"]
 
 
@@ -166,13 +166,13 @@ def test_a_changed_or_shortened_file_is_refused(allowance):
 )
 def test_bad_totals_are_one_sentence(tmp_path, epsilon, delta, words):
     with pytest.raises(BadInput, match=words):
-        Allowance.open(tmp_path / "b", epsilon, delta)
+        BudgetFile.open(tmp_path / "b", epsilon, delta)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_said_is_json(allowance):
     allowance.book(GRANT)
-    allowance.participate(Participation("a", 1), after=0)
+    allowance.participate(BookedRound("a", 1), after=0)
     said = json.loads(json.dumps(allowance.read().to_json(), allow_nan=False))
     assert said["left"]["epsilon"] == pytest.approx(0.6)
     assert said["runs"][0]["participations"] == 1 and said["runs"][0]["run"] == "a"
@@ -182,7 +182,7 @@ def test_what_is_said_is_json(allowance):
 def test_opening_that_was_cut_short_can_be_done_again(tmp_path, left):
     path = tmp_path / "budget.jsonl"
     path.write_bytes(left)
-    assert Allowance.open(path, 1.0, 1e-5).read().left == (1.0, 1e-5)
+    assert BudgetFile.open(path, 1.0, 1e-5).read().left == (1.0, 1e-5)
 
 
 @pytest.mark.parametrize("other", [b"x", b"\n", b'{"allows": {}}\n', b"a letter of mine"])
@@ -190,5 +190,5 @@ def test_what_is_something_else_is_never_opened(tmp_path, other):
     path = tmp_path / "budget.jsonl"
     path.write_bytes(other)
     with pytest.raises(BadInput, match="exists"):
-        Allowance.open(path, 1.0, 1e-5)
+        BudgetFile.open(path, 1.0, 1e-5)
     assert path.read_bytes() == other

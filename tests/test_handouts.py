@@ -429,7 +429,7 @@ def a_digest_on_the_page(patch: pytest.MonkeyPatch) -> None:
 def print_more(patch: pytest.MonkeyPatch, of: Callable[[Path], str]) -> None:
     real = story._again
 
-    def leaky(told: outcome.Told) -> Section:
+    def leaky(told: outcome.StoredRun) -> Section:
         part = real(told)
         return Section(part.title, (*part.blocks, Text(of(told.run.folder))))
 
@@ -438,14 +438,14 @@ def print_more(patch: pytest.MonkeyPatch, of: Callable[[Path], str]) -> None:
 
 def metrics_on_the_page(patch: pytest.MonkeyPatch) -> None:
     """As they once were."""
-    patch.setattr(outcome.Told, "shows", lambda told, name: True)
+    patch.setattr(outcome.StoredRun, "shows", lambda told, name: True)
 
 
 def a_warning_on_the_page(patch: pytest.MonkeyPatch) -> None:
     """A sentence of the summary that compares losses."""
     real = outcome._warnings
 
-    def leaky(told: outcome.Told) -> list[Any]:
+    def leaky(told: outcome.StoredRun) -> list[Any]:
         loss = json.loads((told.run.folder / "summary.json").read_text())["late_train_loss"]
         return [*real(told), Text(f"the training loss is {loss}")]
 

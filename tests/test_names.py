@@ -79,3 +79,13 @@ def test_parts_without_a_list_of_names_hand_nothing_on() -> None:
                 not str(node.module).startswith(f"dpscaffold.{part}")
             ), part
             assert "__all__" not in ast.dump(node), part
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """A name that means two things must be looked up each time it is read."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}

@@ -6,7 +6,7 @@ import pytest
 
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Cost, Ledger, describe
 from dpscaffold.runs.parts import Parts, spent_in_parts
-from dpscaffold.runs.target import Target
+from dpscaffold.runs.target import EpsilonTarget
 from dpscaffold.setting.budget import Budget
 
 RUN = describe(
@@ -47,7 +47,7 @@ def after_three_rounds():
 def test_a_round_runs_only_where_all_that_is_spent_by_then_fits(parts, round, again, meant):
     """Of a run in one part and in two, whose ε add; a round that is run again counts twice."""
     for epsilon, fits in ((meant * 1.0001, True), (meant * 0.9999, False)):
-        target = Target.of(RUN, COSTS, Budget(target_epsilon=epsilon), planned=4)
+        target = EpsilonTarget.of(RUN, COSTS, Budget(target_epsilon=epsilon), planned=4)
         said = target.refuses(round, again, after_three_rounds(), parts)
         assert (said == "") == fits
         assert fits or said == f"one more would exceed epsilon = {epsilon:g} towards the server"

@@ -93,14 +93,14 @@ def fraction(name: str, value: object) -> float:
     return found
 
 
-class Shares(TypedDict):
+class SampleSizes(TypedDict):
     """How many of the users take part in a round, and how many of its records each draws."""
 
     cohort_size: int
     batch_sizes: list[int]
 
 
-def shares(sizes: Sequence[int], user_ratio: float, data_ratio: float) -> Shares:
+def shares(sizes: Sequence[int], user_ratio: float, data_ratio: float) -> SampleSizes:
     """m = ⌊lM⌋ and b_i = ⌊sR_i⌋, where there is no plan to ask.
 
     >>> shares([50, 90], user_ratio=0.5, data_ratio=0.1)
@@ -109,6 +109,6 @@ def shares(sizes: Sequence[int], user_ratio: float, data_ratio: float) -> Shares
     cohort_size = floor_share(user_ratio, len(sizes))
     if cohort_size < 1:
         raise BadInput(f"a user ratio of {user_ratio} selects none of {len(sizes)} users")
-    return Shares(
+    return SampleSizes(
         cohort_size=cohort_size, batch_sizes=[floor_share(data_ratio, size) for size in sizes]
     )

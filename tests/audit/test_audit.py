@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Local, Upload
 from dpscaffold.audit.escape import Escaping
-from dpscaffold.audit.onerun import Asked, play_one_run
-from dpscaffold.audit.play import Limits, audit
+from dpscaffold.audit.onerun import OneRunRequest, play_one_run
+from dpscaffold.audit.play import AuditLimits, audit
 from dpscaffold.audit.subject import Claim, read_case
 from dpscaffold.cli import app
 from dpscaffold.engines.participation import participate as participate_module
@@ -31,7 +31,7 @@ from dpscaffold.privacy.laws import random_participation_laws
 from dpscaffold.privacy.queries import step_losses
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.randomness.streams import NOISE, NoiseStreams, OneRound, Randomness
-from dpscaffold.runs.budget_file import Allowance
+from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.tasks import Batch
 from dpscaffold.tasks import base as base_module
@@ -55,7 +55,7 @@ noise = 1.5
 delta = 1e-5
 """
 
-QUICK = Limits(trials=400, minutes=1.0, seed=3)
+QUICK = AuditLimits(trials=400, minutes=1.0, seed=3)
 
 
 @pytest.fixture
@@ -508,7 +508,7 @@ ONE_RUN = ("plan.data_ratio=1.0", "plan.learning_rate=0.001")
 
 
 def one_run(case, out, **changes):
-    return play_one_run(replace(Asked.of(case, 120, out, seed=4), **changes), 0.99, 60.0)
+    return play_one_run(replace(OneRunRequest.of(case, 120, out, seed=4), **changes), 0.99, 60.0)
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
@@ -551,7 +551,7 @@ def test_one_run_takes_its_grant_from_the_budget_file(config, tmp_path):
     budget = tmp_path / "budget.jsonl"
     setting = [*ONE_RUN, "privacy.secret=true", "privacy.delta=2e-6"]
     claimed = read_case(config, setting).claims["server"].epsilon
-    Allowance.open(budget, epsilon=1.5 * claimed, delta=1e-5)
+    BudgetFile.open(budget, epsilon=1.5 * claimed, delta=1e-5)
     options = [
         word for key in (*setting, f"privacy.budget_file={budget}") for word in ("--set", key)
     ]
@@ -559,7 +559,7 @@ def test_one_run_takes_its_grant_from_the_budget_file(config, tmp_path):
     answer = command(*given, "--one-run", 20, "--out", tmp_path / "first")
     assert answer.exit_code == 0, answer.output
     assert "trained on the real records and spent" in " ".join(answer.output.split())
-    book = Allowance(budget).read()
+    book = BudgetFile(budget).read()
     (grant,) = book.grants.values()
     assert grant.epsilon >= claimed and book.participations == {grant.run: 2}
     before = budget.read_bytes()

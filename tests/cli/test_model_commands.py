@@ -24,7 +24,7 @@ from dpscaffold.config.task import own_module
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput
 from dpscaffold.models.export import export
-from dpscaffold.models.predict import Predicted, predict_file
+from dpscaffold.models.predict import PredictionCounts, predict_file
 
 
 def command(*arguments: Any, check: bool = True) -> Done:
@@ -203,7 +203,7 @@ def test_incomplete_rows_are_marked_where_the_training_left_them_out(tmp_path: P
     out = tmp_path / "out.csv"
     found = predict_file(model, tmp_path / "clinic.csv", out)
     first = [row["ward"] for row in csv.DictReader(text.splitlines())].index("")
-    assert found == Predicted(240, 3, f"row {first} lacks a value of column 'ward'")
+    assert found == PredictionCounts(240, 3, f"row {first} lacks a value of column 'ward'")
     rows = list(csv.DictReader(out.read_text().splitlines()))
     gone = [row["ward"] == "" for row in csv.DictReader(text.splitlines())]
     assert [row["prediction"] == "" for row in rows] == gone and sum(gone) == 3

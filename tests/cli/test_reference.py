@@ -21,7 +21,7 @@ from dpscaffold.config.reference.keys import keys, words
 from dpscaffold.config.reference.page import annotated, annotated_server, page, stored
 from dpscaffold.config.reference.values import NEEDED
 from dpscaffold.deployment.provision import provision, read_federation, read_invitation
-from dpscaffold.deployment.server.config import ServedSettings, load_served
+from dpscaffold.deployment.server.config import ServerConfiguration, load_served
 from dpscaffold.deployment.site.begin import make_site
 from dpscaffold.deployment.site.file import Policy, SiteFile, read_site_file
 from dpscaffold.errors import BadInput
@@ -76,11 +76,13 @@ def test_the_annotated_server_plan_says_the_defaults_and_every_key(tmp_path):
     told = load_served(path)
     given = {"features": 4, "classes": 2, "columns": ["age", "pressure", "sex"]}
     given |= {"categories": {"sex": ["f", "m"]}, "label": "ill", "class_names": ["no", "yes"]}
-    assert told == ServedSettings.model_validate({"schema": given, "privacy": {"noise": 30.0}})
+    assert told == ServerConfiguration.model_validate({"schema": given, "privacy": {"noise": 30.0}})
     tables = tomllib.loads(uncommented(annotated_server(FOUND)))
-    assert set(tables) == {field.alias or n for n, field in ServedSettings.model_fields.items()}
+    assert set(tables) == {
+        field.alias or n for n, field in ServerConfiguration.model_fields.items()
+    }
     for table, name in (("schema", "rows"), ("deploy", "deploy"), ("plan", "plan")):
-        model = ServedSettings.model_fields[name].annotation
+        model = ServerConfiguration.model_fields[name].annotation
         assert set(tables[table]) == set(model.model_fields)
 
 
@@ -132,7 +134,7 @@ def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
             own = {**base, **NUMBER} if name in ("low", "high") else base
             given = {"schema": own, table: {**(own if table == "schema" else {}),
                                             name: key.example}}  # fmt: skip
-            read = ServedSettings.model_validate(given)
+            read = ServerConfiguration.model_validate(given)
             read = read.evaluate if table == "evaluate" else getattr(read, ROWS.get(table, table))
         found = read[name] if isinstance(read, dict) else getattr(read, name)
         found = found.model_dump(exclude_defaults=True) if hasattr(found, "model_dump") else found

@@ -15,7 +15,7 @@ from rich.console import Console
 from dpscaffold import synthetic
 from dpscaffold.cli.data import label_table
 from dpscaffold.data import describe
-from dpscaffold.report.fitting import Column, fitted, shortened
+from dpscaffold.report.fitting import TextColumn, fitted, shortened
 from dpscaffold.report.runs import RunRecord, comparison_table
 from dpscaffold.report.tuning import tuning_table
 from dpscaffold.training.progress import Progress
@@ -122,7 +122,7 @@ def test_no_two_names_are_cut_to_the_same(names: list[str]) -> None:
 @given(st.integers(30, 100), st.integers(1, 50), st.integers(0, 6))
 def test_a_table_fits_or_keeps_only_what_must_stay(width: int, long: int, more: int) -> None:
     cells = tuple(f"{'x' * long}{k}" for k in range(3))
-    columns = [Column("run", cells, None, True, "left"), Column("ε", ("0.10",) * 3)]
-    columns += [Column(f"column {k}", ("1234.5",) * 3, k) for k in range(more)]
+    columns = [TextColumn("run", cells, None, True, "left"), TextColumn("ε", ("0.10",) * 3)]
+    columns += [TextColumn(f"column {k}", ("1234.5",) * 3, k) for k in range(more)]
     lines = shown(fitted(columns, width), width)
     assert all(len(line) <= width for line in lines) and sum("0.10" in line for line in lines) == 3

@@ -20,7 +20,7 @@ from dpscaffold.data import federation_of, load, load_federation, prepare
 from dpscaffold.data.tables.alike import same_values, typing_errors
 from dpscaffold.data.tables.looking import look
 from dpscaffold.data.tables.table_coding import Coding, days
-from dpscaffold.deployment.protocol.agreement import Schema
+from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.errors import BadInput
 from dpscaffold.models.evaluate import evaluate_file
@@ -116,7 +116,7 @@ def test_exported_models_know_the_spellings(tmp_path: Path) -> None:
 
 
 def test_deployed_sites_read_spellings_alike(tmp_path: Path) -> None:
-    rows = Schema(
+    rows = SchemaSettings(
         features=3,
         classes=2,
         columns=("age", "ward"),
@@ -361,10 +361,10 @@ def test_a_deployed_site_may_lack_a_column_that_the_schema_says_it_may(tmp_path:
     rows = {"features": 2, "classes": 2, "columns": ("a", "b"), "class_names": ("n", "y")}
     (tmp_path / "d.csv").write_text("a,label\n1,y\n2,n\n")
     table_ = {"source": "csv", "path": "d.csv"}
-    found = read_records(table_, tmp_path, Schema(**rows, absent=("b",), missing=7.0))
+    found = read_records(table_, tmp_path, SchemaSettings(**rows, absent=("b",), missing=7.0))
     assert found.features.tolist() == [[1, 7], [2, 7]]
     with pytest.raises(Exception, match=r"no column 'b', or more than one; add it, or ask"):
-        read_records(table_, tmp_path, Schema(**rows))
+        read_records(table_, tmp_path, SchemaSettings(**rows))
 
 
 def test_dates_of_several_forms_are_found_and_read(tmp_path, monkeypatch) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from dpscaffold import train
 from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import read_offer
-from dpscaffold.deployment.protocol.exchange import Crash, Fate, Stopped
+from dpscaffold.deployment.protocol.exchange import Crash, Delivery, ExchangeStopped
 from dpscaffold.deployment.server.agreed import ABSENT, evaluation_on
 from dpscaffold.deployment.server.run import Deployment
 from dpscaffold.deployment.server.sites import Patience
@@ -159,7 +159,7 @@ def test_a_party_may_stay_away_so_the_aggregate_bound_is_refused(tmp_path):
 def test_a_stalled_run_keeps_its_checkpoint_and_goes_on(tmp_path):
     world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4, user_ratio=1.0)
     away = {"on": True}
-    world.exchange.fate = lambda name, letter, attempt: Fate(
+    world.exchange.fate = lambda name, letter, attempt: Delivery(
         lose_ask=away["on"] and letter.header.get("round", 0) >= 3 and name == "north"
     )
     patience = Patience(3, 1, 0.0)
@@ -233,7 +233,7 @@ class StoppedAway:
 
     def ask(self, letters, accept):
         if any(letter.header.get("round") == self.at for letter in letters.values()):
-            raise Stopped("told to stop while the SuperLink was away")
+            raise ExchangeStopped("told to stop while the SuperLink was away")
         return self.real.ask(letters, accept)
 
 

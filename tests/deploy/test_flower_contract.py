@@ -14,7 +14,7 @@ import pytest
 
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.deployment.protocol.messages import (
-    Letter,
+    SignedMessage,
     ask,
     new_key,
     pack,
@@ -231,7 +231,7 @@ def test_a_proxy_that_catches_loopback_is_refused(monkeypatch):
 
 
 def test_an_empty_letter_is_a_letter():
-    assert pack(Letter({})) == pack(wire.from_records(wire.to_records(Letter({}))))
+    assert pack(SignedMessage({})) == pack(wire.from_records(wire.to_records(SignedMessage({}))))
 
 
 def test_what_no_waiting_mends_is_said_at_once():

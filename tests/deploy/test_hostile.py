@@ -10,12 +10,12 @@ from deploy.world import World, same_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold.deployment.protocol.enrolment import Enrolled, NotEnrolled, begin_with, offer_to
+from dpscaffold.deployment.protocol.enrolment import EnrolledRun, NotEnrolled, begin_with, offer_to
 from dpscaffold.deployment.protocol.messages import (
     REASONS,
     SERVER,
     VERSION,
-    Letter,
+    SignedMessage,
     ask,
     commitment,
     digest,
@@ -218,7 +218,7 @@ def test_every_stricter_number_counts_from_the_next_message(tmp_path, name):
     privacy = OTHERWISE.get(name, SECRET)
     world = World(tmp_path, "scaffold", privacy=privacy, policy=loose, rounds=8, user_ratio=1.0)
     if name == "max_runs":  # one run is booked before this one
-        offer_to(world.post, Enrolled.fresh(world.enrolled.offer, world.names))
+        offer_to(world.post, EnrolledRun.fresh(world.enrolled.offer, world.names))
     world.enrol()
     other = {"params": np.ones(15, "<f4")}
     assert world.reason("north", world.task("north", 1)) == ""
@@ -243,7 +243,7 @@ def test_a_policy_that_became_stricter_before_the_run_began_stops_it(tmp_path, n
 def test_delta_counts_over_all_runs_together(tmp_path):
     """Two grants of δ/2 each: below their sum neither run goes on, and at it both do."""
     world = World(tmp_path, "scaffold", privacy=SECRET, policy=STRICT, rounds=8, user_ratio=1.0)
-    offer_to(world.post, Enrolled.fresh(world.enrolled.offer, world.names))
+    offer_to(world.post, EnrolledRun.fresh(world.enrolled.offer, world.names))
     world.enrol()
     before = world.policies["north"]
     for delta, code in ((0.99e-4, "budget-spent"), (1e-4, "")):
@@ -457,7 +457,7 @@ def test_strangers_and_mistakes_are_refused(world):
     task = world.task("north")
     stranger = sign(task.header, task.vectors, new_key())
     assert world.reason("north", stranger) == "bad-signature"
-    assert world.reason("north", Letter(task.header, task.vectors)) == "bad-signature"
+    assert world.reason("north", SignedMessage(task.header, task.vectors)) == "bad-signature"
     assert world.reason("east", task) == "not-for-me"
     old = sign({**task.header, "version": VERSION + 1}, task.vectors, world.key)
     assert world.reason("north", old) == "version"
@@ -561,4 +561,4 @@ def test_every_answer_of_a_run_is_a_code_or_an_upload(world):
 def test_enrolled_survives_its_file(world):
     import json
 
-    assert Enrolled.from_dict(json.loads(json.dumps(world.enrolled.to_dict()))) == world.enrolled
+    assert EnrolledRun.from_dict(json.loads(json.dumps(world.enrolled.to_dict()))) == world.enrolled

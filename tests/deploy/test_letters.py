@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpscaffold.deployment.protocol.messages import (
-    Letter,
     Refused,
+    SignedMessage,
     ask,
     canonical,
     check_values,
@@ -87,7 +87,7 @@ def test_cut_letters_are_nothing(tail):
 
 def test_vectors_cannot_be_moved_between_names():
     letter = sign({}, {"a": np.ones(2, "<f4"), "b": np.zeros(2, "<f4")}, KEY)
-    swapped = Letter(
+    swapped = SignedMessage(
         letter.header, {"a": letter.vectors["b"], "b": letter.vectors["a"]}, letter.signature
     )
     assert letter.signed_by(public_of(KEY)) and not swapped.signed_by(public_of(KEY))

@@ -20,19 +20,19 @@ from hypothesis.stateful import (
 )
 from small import Driven, simulator
 
-from dpscaffold.deployment.protocol.exchange import Crash, Fate
+from dpscaffold.deployment.protocol.exchange import Crash, Delivery
 from dpscaffold.deployment.server.sites import Stalled
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.setting.gaussian import Gaussian
 
 FATES = st.sampled_from(
     [
-        Fate(),
-        Fate(lose_ask=True),
-        Fate(lose_answer=True),
-        Fate(repeat=True),
-        Fate(delay=True),
-        Fate(late=True),
+        Delivery(),
+        Delivery(lose_ask=True),
+        Delivery(lose_answer=True),
+        Delivery(repeat=True),
+        Delivery(delay=True),
+        Delivery(late=True),
     ]
 )
 SITE = st.sampled_from(["east", "north", "south"])
@@ -81,7 +81,7 @@ class Deployment(RuleBasedStateMachine):
             return
         finally:
             world.steps = lambda name, step: None
-            world.exchange.fate = lambda name, letter, attempt: Fate()
+            world.exchange.fate = lambda name, letter, attempt: Delivery()
             world.exchange.order = lambda names: names
             for name in known_behind:  # whatever else happens, it gives nothing new
                 assert self.uploads()[name] == before[name]
@@ -95,10 +95,10 @@ class Deployment(RuleBasedStateMachine):
         self.play()
 
     @rule(fates=st.lists(FATES, min_size=1, max_size=9), backwards=st.booleans())
-    def stormy_round(self, fates: list[Fate], backwards: bool) -> None:
+    def stormy_round(self, fates: list[Delivery], backwards: bool) -> None:
         """Letters are lost, repeated, delayed and reordered."""
         left = list(fates)
-        self.world.exchange.fate = lambda *_: left.pop() if left else Fate()
+        self.world.exchange.fate = lambda *_: left.pop() if left else Delivery()
         self.world.exchange.order = lambda names: names[::-1] if backwards else names
         self.play()
 

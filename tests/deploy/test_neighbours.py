@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from dpscaffold.algorithms import Broadcast
 from dpscaffold.cli import app
-from dpscaffold.deployment.protocol.agreement import Schema
+from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import fresh_id, unpack
 from dpscaffold.deployment.site.file import SiteFile
 from dpscaffold.deployment.site.reading import read_records
@@ -85,7 +85,7 @@ def csv_of(records: list[bytes]) -> bytes:
 # --- reading
 
 
-def read(folder: Path, raw: bytes, rows: Schema = TABLE):
+def read(folder: Path, raw: bytes, rows: SchemaSettings = TABLE):
     (folder / "d.csv").write_bytes(raw)
     return read_records(CSV, folder, rows)
 
@@ -155,7 +155,7 @@ def test_rows_of_arrays_are_read_alone(tmp_path, kind):
     features = np.array([[1, 2], [np.nan, 0], [np.inf, 0], [1e300, 0], [3, 4], [5, 6]])
     labels = np.array([1, 0, 0, 0, 2, -1]).astype(kind)
     np.savez(tmp_path / "d.npz", features=features, labels=labels)
-    rows = Schema(features=2, classes=2)
+    rows = SchemaSettings(features=2, classes=2)
     found = read_records({"source": "npz", "path": "d.npz"}, tmp_path, rows)
     assert found.used.tolist() == [True] + [False] * 5
     assert found.features[0].tolist() == [1, 2] and found.labels.tolist() == [1] + [0] * 5

@@ -10,10 +10,10 @@ from deploy.world import OFFERED, TABLE, new_site
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
-from dpscaffold.deployment.protocol.agreement import Schema
+from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.server.config import load_served
-from dpscaffold.deployment.site.file import Grant, OfferedQuery, Terms
+from dpscaffold.deployment.site.file import OfferedQuery, SiteGrant, Terms
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.operation import ledger_of
 from dpscaffold.deployment.site.reading import check_data_table, read_records
@@ -88,7 +88,7 @@ def test_the_ledger_quotes_the_cap(site):
         "terms": {key: value for key, value in vars(terms).items() if key != "mechanism"},
         "mechanism": vars(mechanism),
     }
-    ledger.book("ab" * 16, "plan", Grant(7, 0.8, 1e-7), account)
+    ledger.book("ab" * 16, "plan", SiteGrant(7, 0.8, 1e-7), account)
     ledger.begin("ab" * 16, "fixed")
     for number in (1, 2, 3):
         ledger.participate("ab" * 16, number)
@@ -265,7 +265,7 @@ def test_columns_decide(tmp_path):
 
 def test_preparation_is_by_public_constants(tmp_path):
     steps = [{"step": "shift", "mean": [1.0, 1.0], "factor": [0.5, 2.0]}, {"step": "unit-norm"}]
-    rows = Schema(features=2, classes=2, prepare=steps)
+    rows = SchemaSettings(features=2, classes=2, prepare=steps)
     np.savez(tmp_path / "d.npz", features=np.float32([[7.0, 3.0]]), labels=np.array([1]))
     records = read_records({"source": "npz", "path": "d.npz"}, tmp_path, rows)
     np.testing.assert_allclose(records.features.numpy(), [[0.6, 0.8]], rtol=1e-6)
@@ -274,7 +274,7 @@ def test_preparation_is_by_public_constants(tmp_path):
 def test_a_number_may_be_the_target(tmp_path):
     """Labels are on the scale of the range; one beyond an end counts as the end, and a record
     without one contributes nothing."""
-    rows = Schema(features=1, classes=0, columns=("a",), label="y", low=-5.0, high=5.0)
+    rows = SchemaSettings(features=1, classes=0, columns=("a",), label="y", low=-5.0, high=5.0)
     records = read_records(written(tmp_path, "a,y\n1,2.5\n2,\n3,99\n"), tmp_path, rows)
     assert records.labels.tolist() == [0.5, 0.0, 1.0]
     assert records.used.tolist() == [True, False, True]

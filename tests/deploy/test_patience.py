@@ -93,7 +93,7 @@ def office(monkeypatch):
     }.items():
         monkeypatch.setattr(run, name, stand_in)
     monkeypatch.setattr(run, "_AT_ONCE", 0.2)
-    grid = run.Grid.__new__(run.Grid)
+    grid = run.OpenRun.__new__(run.OpenRun)
     client = SimpleNamespace(
         PullMessages=pull_messages, PullObject=None, ConfirmMessageReceived=None
     )

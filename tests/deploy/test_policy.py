@@ -10,10 +10,10 @@ from deploy.world import new_site
 
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import (
-    Grant,
-    Left,
     OfferedQuery,
     Policy,
+    RemainingBudget,
+    SiteGrant,
     Terms,
     check_terms,
     grant,
@@ -100,33 +100,33 @@ def direct(terms: Terms, records: int, batch: int, n: int, delta: float) -> floa
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_the_grant_is_the_largest_that_fits(sampling):
     terms = replace(TERMS, mechanism=replace(SECRET, sampling=sampling))
-    whole = grant(POLICY, terms, 400, 80, Left(2.0, 1e-6, 2))
+    whole = grant(POLICY, terms, 400, 80, RemainingBudget(2.0, 1e-6, 2))
     assert whole.participations == 22  # T + max(2, ⌈T/20⌉)
     assert whole.epsilon == pytest.approx(direct(terms, 400, 80, 22, 5e-7), rel=1e-9)
     least = direct(terms, 400, 80, 12, 5e-7)  # ⌈lT⌉ + 2
-    some = grant(POLICY, terms, 400, 80, Left(direct(terms, 400, 80, 15, 5e-7), 1e-6, 1))
+    some = grant(POLICY, terms, 400, 80, RemainingBudget(direct(terms, 400, 80, 15, 5e-7), 1e-6, 1))
     assert some.participations == 15 and some.delta == 5e-7
-    assert grant(POLICY, terms, 400, 80, Left(least, 1e-6, 1)).participations == 12
+    assert grant(POLICY, terms, 400, 80, RemainingBudget(least, 1e-6, 1)).participations == 12
     with pytest.raises(Refused, match="policy-epsilon"):
-        grant(POLICY, terms, 400, 80, Left(least * 0.999, 1e-6, 1))
+        grant(POLICY, terms, 400, 80, RemainingBudget(least * 0.999, 1e-6, 1))
     with pytest.raises(Refused, match="policy-runs"):
-        grant(POLICY, terms, 400, 80, Left(2.0, 1e-6, 0))
+        grant(POLICY, terms, 400, 80, RemainingBudget(2.0, 1e-6, 0))
     with pytest.raises(Refused, match="policy-epsilon"):
-        grant(POLICY, terms, 400, 80, Left(2.0, 4e-7, 1))
+        grant(POLICY, terms, 400, 80, RemainingBudget(2.0, 4e-7, 1))
 
 
 def test_one_run_gets_its_share_and_no_more():
     thrifty = POLICY.model_copy(update={"run_epsilon": direct(TERMS, 400, 80, 13, 5e-7)})
-    assert grant(thrifty, TERMS, 400, 80, Left(2.0, 1e-6, 2)).participations == 13
+    assert grant(thrifty, TERMS, 400, 80, RemainingBudget(2.0, 1e-6, 2)).participations == 13
     capped = POLICY.model_copy(update={"max_participations": 14})
-    assert grant(capped, TERMS, 400, 80, Left(2.0, 1e-6, 2)).participations == 14
+    assert grant(capped, TERMS, 400, 80, RemainingBudget(2.0, 1e-6, 2)).participations == 14
     long = replace(TERMS, rounds=200, user_ratio=0.01)
-    assert grant(POLICY, long, 400, 80, Left(2.0, 1e-6, 2)).participations <= 210
+    assert grant(POLICY, long, 400, 80, RemainingBudget(2.0, 1e-6, 2)).participations <= 210
 
 
 def test_without_a_promise_nothing_is_booked():
     open_ = replace(TERMS, mechanism=None)
-    assert grant(POLICY, open_, 400, 80, Left(0.0, 0.0, 1)) == Grant(22, None, 0.0)
+    assert grant(POLICY, open_, 400, 80, RemainingBudget(0.0, 0.0, 1)) == SiteGrant(22, None, 0.0)
 
 
 @pytest.fixture
@@ -168,13 +168,13 @@ def test_a_wrong_file_is_one_sentence(site, old, new, says):
 def test_what_earlier_runs_were_granted_is_not_left(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl", "north")
     for run, epsilon in (("aa", 0.5), ("bb", 0.75)):
-        ledger.book(run, "plan", Grant(5, epsilon, 2e-7), {})
-    assert ledger.left(POLICY) == Left(0.75, pytest.approx(6e-7), 0)
-    assert ledger.left(POLICY, without="bb") == Left(1.5, pytest.approx(8e-7), 1)
+        ledger.book(run, "plan", SiteGrant(5, epsilon, 2e-7), {})
+    assert ledger.left(POLICY) == RemainingBudget(0.75, pytest.approx(6e-7), 0)
+    assert ledger.left(POLICY, without="bb") == RemainingBudget(1.5, pytest.approx(8e-7), 1)
 
 
 def test_a_rehearsal_is_granted_without_an_epsilon():
     """Its noise comes from the plan's seed, which the server knows."""
     rehearsal = replace(TERMS, mechanism=replace(SECRET, secret=False))
     assert not rehearsal.protected
-    assert grant(POLICY, rehearsal, 100, 20, Left(2.0, 1e-6, 2)).epsilon is None
+    assert grant(POLICY, rehearsal, 100, 20, RemainingBudget(2.0, 1e-6, 2)).epsilon is None

@@ -30,7 +30,7 @@ from dpscaffold.deployment.transports.flower.demo import (  # noqa: E402
 )
 from dpscaffold.deployment.transports.flower.local import PATIENCE, LocalFederation, free_port  # noqa: E402
 from dpscaffold.deployment.transports.flower.node import Address, Fleet, Refusal  # noqa: E402
-from dpscaffold.deployment.transports.flower.run import Office, flower_bytes  # noqa: E402
+from dpscaffold.deployment.transports.flower.run import SuperLinkAddress, flower_bytes  # noqa: E402
 
 pytestmark = pytest.mark.processes
 
@@ -196,7 +196,11 @@ def foreign_application(local, ca, tmp_path):
     from flwr.supercore.constant import NOOP_FEDERATION_ID
     from flwr.supercore.fab import Fab
 
-    from dpscaffold.deployment.transports.flower.run import _BUNDLE, Office, control_client
+    from dpscaffold.deployment.transports.flower.run import (
+        _BUNDLE,
+        SuperLinkAddress,
+        control_client,
+    )
 
     local.start_site("north")
     wait_for(lambda: "online" in local.log("north"))
@@ -204,7 +208,7 @@ def foreign_application(local, ca, tmp_path):
     bundle = dict(_BUNDLE) | {"nothing.py": f"open({str(mark)!r}, 'w').write('x')\n".encode()}
     content, _ = build_fab_from_files(bundle)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    office = Office(f"127.0.0.1:{local.inner}", ca, b"")
+    office = SuperLinkAddress(f"127.0.0.1:{local.inner}", ca, b"")
     control_client(office).StartRun(
         StartRunRequest(
             fab=fab_to_proto(fab),
@@ -367,7 +371,7 @@ def test_eight_sites_and_a_million_parameters(tmp_path):
         status = json.loads((tmp_path / "run" / "status.json").read_text())
         assert all(site["participations"] == 3 for site in status["sites"].values())
         # By Flower's own count: three participations a site; then the model, and its slots.
-        office = Office(f"127.0.0.1:{local.inner}", (server / "ca.crt").read_bytes(), b"")
+        office = SuperLinkAddress(f"127.0.0.1:{local.inner}", (server / "ca.crt").read_bytes(), b"")
         counted = flower_bytes(office) / 8
         assert 56e6 < counted <= 3 * (16e6 + 5_000) + 8e6 + 30_000
 

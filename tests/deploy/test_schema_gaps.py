@@ -13,8 +13,8 @@ import torch
 from deploy.world import TABLE
 
 from dpscaffold import Model
-from dpscaffold.deployment.protocol.agreement import Offer, Schema, read_offer
-from dpscaffold.deployment.protocol.enrolment import Enrolled
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, read_offer
+from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.server.agreed import model_of, setting_of
 from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.engines import State
@@ -25,15 +25,15 @@ TEXT = "id,sex,ill,age,bmi\n1,?,no,-9.0,-9\n2,f,yes,?,30\n3,m,yes,9,30\n"
 READ = [[-1, -9, 0, 0], [-1, 30, 1, 0], [9, 30, 0, 1]]
 
 
-def offered(rows: Schema) -> Offer:
+def offered(rows: SchemaSettings) -> Offer:
     tables: dict[str, Any] = {"task": {"kind": "logistic"}, "algorithm": {"name": "fedavg"}}
     return Offer(rows=rows, plan={"rounds": 2, "user_ratio": 1.0}, **tables)  # type: ignore[arg-type]
 
 
-def model_of_offer(rows: Schema) -> Model:
+def model_of_offer(rows: SchemaSettings) -> Model:
     """The model with which a run begins that was offered for such rows."""
     offer = offered(rows)
-    setting = setting_of(offer, Enrolled("", {}, ("north",), "", (30,), True), Budget())
+    setting = setting_of(offer, EnrolledRun("", {}, ("north",), "", (30,), True), Budget())
     return model_of(offer.rows, setting, State.initial(setting, torch.device("cpu")), {})
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.file import Grant, Policy
-from dpscaffold.deployment.site.ledger import Lost, SiteLedger
-from dpscaffold.deployment.site.memory import Enrolment, Pending, RunMemory, StateFolder
+from dpscaffold.deployment.site.file import Policy, SiteGrant
+from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
+from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 from dpscaffold.errors import BadInput
 
 POLICY = Policy(epsilon=1.0, delta=1e-6, max_runs=3)
@@ -20,7 +20,7 @@ def ledger_at(path):
 
 def with_run(path, run="aa", epsilon=0.3):
     ledger = ledger_at(path)
-    ledger.book(run, "plan", Grant(5, epsilon, 3e-7), {"records": 400})
+    ledger.book(run, "plan", SiteGrant(5, epsilon, 3e-7), {"records": 400})
     ledger.begin(run, "fixed")
     return ledger
 
@@ -40,7 +40,7 @@ def test_what_was_written_is_read(tmp_path):
 
 def test_epsilon_and_delta_add_across_runs(tmp_path):
     ledger = with_run(tmp_path)
-    ledger.book("bb", "plan", Grant(5, 0.5, 3e-7), {})
+    ledger.book("bb", "plan", SiteGrant(5, 0.5, 3e-7), {})
     left = ledger.left(POLICY)
     assert left.epsilon == pytest.approx(0.2) and left.delta == pytest.approx(4e-7)
     assert left.runs == 1
@@ -54,7 +54,7 @@ def test_epsilon_and_delta_add_across_runs(tmp_path):
 def test_a_recovery_books_the_rest(tmp_path):
     ledger = with_run(tmp_path)
     ledger.participate("aa", 1)
-    ledger.recover(["aa"], Lost(4, 0.25, 1e-7, ""))
+    ledger.recover(["aa"], RecoveryEntry(4, 0.25, 1e-7, ""))
     again = ledger_at(tmp_path)
     assert again.runs["aa"].remaining == 0 and again.total == 5 + 4
     assert again.left(POLICY).epsilon == pytest.approx(1 - 0.3 - 0.25)
@@ -62,7 +62,7 @@ def test_a_recovery_books_the_rest(tmp_path):
 
 def test_an_infinite_epsilon_is_never_granted(tmp_path):
     with pytest.raises(Refused, match="policy-epsilon"):
-        ledger_at(tmp_path).book("aa", "plan", Grant(5, float("inf"), 0.0), {})
+        ledger_at(tmp_path).book("aa", "plan", SiteGrant(5, float("inf"), 0.0), {})
 
 
 @pytest.mark.parametrize("place", range(0, 900, 37))
@@ -133,7 +133,7 @@ def vector(*values):
 def pending(upload, round=1, value=1.0, anchor=None):
     from dpscaffold.runs.journal import Anchor
 
-    return Pending(
+    return PendingUpload(
         upload,
         f"question of round {round}",
         round,

@@ -10,7 +10,7 @@ from small import Driven, simulator
 
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled
-from dpscaffold.deployment.protocol.exchange import Fate
+from dpscaffold.deployment.protocol.exchange import Delivery
 from dpscaffold.deployment.server.sites import Stalled
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -68,9 +68,9 @@ def test_faults_in_which_everybody_answers_change_nothing(tmp_path):
 
     def fate(name, letter, attempt):
         if attempt > 3:
-            return Fate()
+            return Delivery()
         kind = stream.integers(6)
-        return Fate(kind == 1, kind == 2, kind == 3, kind == 4, kind == 5)
+        return Delivery(kind == 1, kind == 2, kind == 3, kind == 4, kind == 5)
 
     world.exchange.attempts = 6
     world.exchange.fate = fate
@@ -87,7 +87,7 @@ def test_a_lost_reply_changes_no_memory(tmp_path):
     world = World(tmp_path, "scaffold", privacy=FIXED, rounds=6, user_ratio=1.0)
     world.enrol()
     away = {2: "north", 4: "east"}
-    world.exchange.fate = lambda name, letter, attempt: Fate(
+    world.exchange.fate = lambda name, letter, attempt: Delivery(
         lose_answer=away.get(letter.header.get("round")) == name
     )
     arrived = []
@@ -119,8 +119,8 @@ def test_too_few_answers_make_a_round_void(tmp_path):
     def fate(name, letter, attempt):
         if name == "north" and letter.header["kind"] == "task" and silent["left"]:
             silent["left"] -= 1
-            return Fate(lose_ask=True)
-        return Fate()
+            return Delivery(lose_ask=True)
+        return Delivery()
 
     world.exchange.fate = fate
     world.round()
@@ -136,11 +136,11 @@ def test_too_few_answers_make_a_round_void(tmp_path):
 
 def test_a_site_that_missed_the_draw_gets_it_again(tmp_path):
     world = World(tmp_path, "scaffold", privacy=FIXED)
-    world.exchange.fate = lambda name, letter, attempt: Fate(
+    world.exchange.fate = lambda name, letter, attempt: Delivery(
         lose_ask=letter.header["kind"] == "draw"
     )
     world.enrol()
-    world.exchange.fate = lambda name, letter, attempt: Fate()
+    world.exchange.fate = lambda name, letter, attempt: Delivery()
     assert_parity(world.drive())
 
 

@@ -22,7 +22,7 @@ import pytest
 from deploy.world import World
 
 from dpscaffold.deployment.protocol.enrolment import NotEnrolled, offer_to
-from dpscaffold.deployment.protocol.messages import Letter, sign, unpack
+from dpscaffold.deployment.protocol.messages import SignedMessage, sign, unpack
 from dpscaffold.deployment.provision import (
     FederationFile,
     admit,
@@ -57,7 +57,7 @@ def test_a_site_cannot_speak_for_another(world):
     """East answers north's letters, with north's name on them; they are waited past."""
     north, east = world.answering("north"), world.keys["east"]
 
-    def forged(letter: Letter) -> Letter:
+    def forged(letter: SignedMessage) -> SignedMessage:
         answer = north(letter)
         return sign(answer.header, answer.vectors, east)
 
@@ -71,7 +71,7 @@ def test_a_site_cannot_answer_with_an_old_letter(world):
     first = []
     north = world.answering("north")
 
-    def replayed(letter: Letter) -> Letter:
+    def replayed(letter: SignedMessage) -> SignedMessage:
         first.append(north(letter))
         return first[0]
 

@@ -14,16 +14,16 @@ from small import CPU, PLAN, Trial, federation
 
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.config import AlgorithmSettings, TaskSettings
-from dpscaffold.deployment.protocol.agreement import Schema, offer_of
+from dpscaffold.deployment.protocol.agreement import SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import (
-    Correspondence,
-    Enrolled,
+    EnrolledRun,
+    SignedExchange,
     begin_with,
     offer_to,
     tell_draw,
 )
 from dpscaffold.deployment.protocol.exchange import InMemory
-from dpscaffold.deployment.protocol.messages import Letter, ask, new_key, pack, public_of
+from dpscaffold.deployment.protocol.messages import SignedMessage, ask, new_key, pack, public_of
 from dpscaffold.deployment.provision import FederationFile, provision, read_invitation
 from dpscaffold.deployment.server.sites import Patience, Sites
 from dpscaffold.deployment.site.answer import Site
@@ -33,7 +33,7 @@ from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.memory import RunMemory, StateFolder
 from dpscaffold.deployment.site.work import opener
 from dpscaffold.engines import Draw, State
-from dpscaffold.engines.rounds import Round, rounds
+from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.gaussian import Gaussian
@@ -56,7 +56,7 @@ LOOSE = {
 }
 
 #: How a table of people is read by an offer.
-TABLE = Schema(
+TABLE = SchemaSettings(
     features=4,
     classes=2,
     columns=("age", "sex", "bmi"),
@@ -103,7 +103,7 @@ class World:
         named = {"name": algorithm} if isinstance(algorithm, str) else algorithm
         self.algorithm = AlgorithmSettings.model_validate(named)
         self.learns = TaskSettings(kind=task, hidden=6)
-        self.rows = Schema(features=self.data.dimension, classes=self.data.classes)
+        self.rows = SchemaSettings(features=self.data.dimension, classes=self.data.classes)
         self.setting = Trial.of(
             self.data,
             self.learns.build(self.data),
@@ -175,13 +175,13 @@ class World:
         """End a site's process."""
         self.sites[name].state.close()
 
-    def restart(self, name: str) -> Callable[[Letter], Letter]:
+    def restart(self, name: str) -> Callable[[SignedMessage], SignedMessage]:
         """A process that died, started again from its disk."""
         self.close(name)
         self.open(name)
         return self.answering(name)
 
-    def answering(self, name: str) -> Callable[[Letter], Letter]:
+    def answering(self, name: str) -> Callable[[SignedMessage], SignedMessage]:
         return lambda letter: self.sites[name].answer(letter)
 
     def ledger(self, name: str) -> SiteLedger:
@@ -200,14 +200,14 @@ class World:
         offer = offer_of(
             self.rows, self.learns, self.algorithm, self.setting.plan, self.setting.privacy
         )
-        self.enrolled = Enrolled.fresh(offer.to_dict(), self.names)
+        self.enrolled = EnrolledRun.fresh(offer.to_dict(), self.names)
         self.post = self.correspondence()
         self.engine: Sites | None = None
         self.state = State.initial(self.setting, CPU)
 
-    def correspondence(self) -> Correspondence:
+    def correspondence(self) -> SignedExchange:
         publics = {name: public_of(key) for name, key in self.keys.items()}
-        return Correspondence(self.exchange, self.key, publics)
+        return SignedExchange(self.exchange, self.key, publics)
 
     def enrol(self) -> Sites:
         """From the offer to the draw."""
@@ -254,7 +254,7 @@ class World:
         drawn = streams.cohort(number, self.setting.users, self.setting.cohort_size)
         return Draw(drawn, drawn)
 
-    def round(self, save: bool = True) -> Round:
+    def round(self, save: bool = True) -> FinishedRound:
         """The next round, and its checkpoint."""
         assert self.engine is not None
         done = next(rounds(self.setting, self.engine, self.draw, self.state))
@@ -271,7 +271,7 @@ class World:
 
     # --- letters by hand
 
-    def task(self, name: str, number: int = 1, vectors=None, **fields) -> Letter:
+    def task(self, name: str, number: int = 1, vectors=None, **fields) -> SignedMessage:
         """A task as the server would send it, with anything in it changed."""
         x = {k: v.numpy() for k, v in self.state.server.slots.items()}
         sent = {"params": self.state.params.numpy()}
@@ -286,10 +286,10 @@ class World:
         sent = {k: v for k, v in (sent | (vectors or {})).items() if v is not None}
         return ask("task", self.enrolled.run, name, head | fields, sent, self.key)
 
-    def send(self, name: str, letter: Letter) -> Letter:
+    def send(self, name: str, letter: SignedMessage) -> SignedMessage:
         return self.sites[name].answer(letter)
 
-    def reason(self, name: str, letter: Letter) -> str:
+    def reason(self, name: str, letter: SignedMessage) -> str:
         """The code of a refusal, or the empty text."""
         return str(self.send(name, letter).header.get("reason", ""))
 
@@ -324,9 +324,9 @@ def uploads_of(answers: list[tuple[str, bytes]]) -> set[tuple[str, str]]:
     return found
 
 
-def same_bytes(one: Letter, other: Letter) -> bool:
+def same_bytes(one: SignedMessage, other: SignedMessage) -> bool:
     """Whether two answers carry the same vectors, byte for byte."""
-    return pack(Letter({}, one.vectors)) == pack(Letter({}, other.vectors))
+    return pack(SignedMessage({}, one.vectors)) == pack(SignedMessage({}, other.vectors))
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:

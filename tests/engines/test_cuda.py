@@ -9,7 +9,7 @@ from dpscaffold import ALGORITHMS, Gaussian, Logistic, Mlp, ModuleTask, Plan, sy
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast import devices
 from dpscaffold.engines.fast.graphs import Graphs
-from dpscaffold.engines.machine import Aside
+from dpscaffold.engines.machine import BackgroundWorker
 from dpscaffold.engines.participation import participate
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.setting import Setting
@@ -141,6 +141,8 @@ def test_judging_beside_the_rounds_changes_nothing(task, monkeypatch, tmp_path):
                      device="cuda", out=tmp_path / folder)  # fmt: skip
 
     beside = run("beside")
-    monkeypatch.setattr(in_progress, "Aside", lambda *_: Aside(torch.device("cpu")))
+    monkeypatch.setattr(
+        in_progress, "BackgroundWorker", lambda *_: BackgroundWorker(torch.device("cpu"))
+    )
     in_line = run("in-line")
     assert torch.equal(beside.params, in_line.params) and beside.history == in_line.history

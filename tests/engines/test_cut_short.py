@@ -10,7 +10,7 @@ from small import Driven, setting, simulator
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic, train
 from dpscaffold.engines.fast import devices
-from dpscaffold.engines.fast.devices import CutShort, Layout
+from dpscaffold.engines.fast.devices import BatchOverflow, Layout
 from dpscaffold.engines.participation import participate
 from dpscaffold.setting import Setting
 from dpscaffold.setting.gaussian import Gaussian
@@ -45,14 +45,14 @@ def end(**more):
 def test_a_round_that_is_cut_short_comes_again_as_it_was(monkeypatch, tmp_path):
     meant = end()
     monkeypatch.setattr(devices, "poisson_width", lambda records, batch: batch + 1)
-    again, real = [], devices.CutShort.happened
+    again, real = [], devices.BatchOverflow.happened
 
     def happened(self):
         found = real(self)
         again.append(found)
         return found
 
-    monkeypatch.setattr(devices.CutShort, "happened", happened)
+    monkeypatch.setattr(devices.BatchOverflow, "happened", happened)
     rounds = []
     found = end(out=tmp_path / "run", observer=lambda round, row: rounds.append(round))
     assert any(again)
@@ -99,7 +99,7 @@ def test_without_anyone_to_tell_the_device_is_waited_for(monkeypatch):
 
 
 def test_rounds_of_a_run_that_really_diverges_do_not_come_again(narrow):
-    cut = CutShort()
+    cut = BatchOverflow()
     assert not cut.happened()
     cut.flags.append(torch.tensor(False))
     assert not cut.happened()

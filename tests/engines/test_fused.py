@@ -23,7 +23,7 @@ from dpscaffold.algorithms.affine import affine
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast import devices, fused, kernels
 from dpscaffold.engines.fast.draws import DeviceDraws
-from dpscaffold.engines.fast.kernels.linear import Model, Steps, run_steps
+from dpscaffold.engines.fast.kernels.linear import LinearModel, Steps, run_steps
 from dpscaffold.engines.participation import participate
 from dpscaffold.tasks import Linear, Logistic
 from dpscaffold.tasks.losses import LOSSES, huber, weighted
@@ -144,7 +144,7 @@ def one_step(loss, weights, row, label, clip, records=1):
         params=params,
         moves=False,
     )
-    found = run_steps(Model(4, outputs, loss, 2.0), given)
+    found = run_steps(LinearModel(4, outputs, loss, 2.0), given)
     assert found is not None and not kernels._refused
     return found[1][0][params[0].isfinite()].double().cpu()
 
@@ -228,8 +228,8 @@ def test_only_models_that_the_programs_know_are_theirs():
         def scores(self, params, features):
             return 2 * super().scores(params, features)
 
-    assert fused.model_of(Logistic(40, 10)) == Model(41, 10, "softmax")
-    assert fused.model_of(Linear(4, 1, huber(0.5))) == Model(5, 1, "huber", 0.5)
+    assert fused.model_of(Logistic(40, 10)) == LinearModel(41, 10, "softmax")
+    assert fused.model_of(Linear(4, 1, huber(0.5))) == LinearModel(5, 1, "huber", 0.5)
     assert fused.model_of(Doubled(4, 3)) is None
     assert fused.model_of(Linear(4, 3, weighted(LOSSES["softmax"], [1, 2, 3]))) is None
     own = LOSSES["softmax"].__class__("softmax", LOSSES["softmax"].values, abs, True, "class", None)

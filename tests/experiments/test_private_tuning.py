@@ -19,17 +19,17 @@ from dpscaffold.models.export import export
 from dpscaffold.models.loading import load_model
 from dpscaffold.privacy import Cost, describe
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
-from dpscaffold.privacy.composition import Part, together
+from dpscaffold.privacy.composition import RunPart, together
 from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.selected import Trials, account
-from dpscaffold.privacy.selection import Stopping
+from dpscaffold.privacy.selection import TrialCount
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.tasks.metrics import METRICS
-from dpscaffold.training.events import Stopped
+from dpscaffold.training.events import StopRequested
 from dpscaffold.tuning import private_tuning
-from dpscaffold.tuning.private_scores import Comparison, noised, record_sums, scored
-from dpscaffold.tuning.private_tuning import PrivatelyTuned, tune_privately
+from dpscaffold.tuning.private_scores import ScoreRule, noised, record_sums, scored
+from dpscaffold.tuning.private_tuning import PrivateTuningResult, tune_privately
 from dpscaffold.tuning.tuning import parse_tuning
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ TOY = {
 PRIVATE = {"private": True, "score_noise": 3.0, "grid": {"plan.learning_rate": [0.1, 1.0]}}
 
 
-def tuned(seed: int = 0, **keys: object) -> PrivatelyTuned:
+def tuned(seed: int = 0, **keys: object) -> PrivateTuningResult:
     settings, table = parse_tuning(TOY | {"tune": PRIVATE | keys})
     return tune_privately(settings, table, CPU, choosing=random.Random(seed))
 
@@ -69,10 +69,10 @@ def test_towards_the_server_all_trials_compose_and_towards_others_none_is_counte
     """The server's ε is that of `together` over the drawn runs and scores; the winner's does not
     depend on how many were drawn."""
     score = Cost("score", noise=15.0)
-    few, many = (account(Trials((RUN,), (0,) * n, Stopping(5.0), score)) for n in (2, 9))
+    few, many = (account(Trials((RUN,), (0,) * n, TrialCount(5.0), score)) for n in (2, 9))
     for n, found in ((2, few), (9, many)):
         parts = [
-            Part(str(k), replace(RUN, delta=1e-5 / n), 30, {"server": RANDOM_PARTICIPATION},
+            RunPart(str(k), replace(RUN, delta=1e-5 / n), 30, {"server": RANDOM_PARTICIPATION},
                  costs=(score,), secret=True, drawn=FROM_SYSTEM)
             for k in range(n)
         ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_towards_the_server_all_trials_compose_and_towards_others_none_is_counte
 
 def test_the_winner_costs_more_the_more_candidates_there_could_be_and_less_without_scores():
     def third(mean: float, shape: float = 1.0, score: Cost | None = None) -> float:
-        found = account(Trials((RUN,), (0,), Stopping(mean, shape), score))
+        found = account(Trials((RUN,), (0,), TrialCount(mean, shape), score))
         return found.epsilon["third_party"]
 
     assert third(2.0) < third(5.0) < third(50.0)
@@ -97,19 +97,19 @@ def test_the_winner_costs_more_the_more_candidates_there_could_be_and_less_witho
 
 def test_the_worst_candidate_counts_wherever_it_stands():
     loud = replace(RUN, noise=5.0)
-    found = [account(Trials(runs, (0,), Stopping(4.0), None)) for runs in ((RUN, loud), (loud,))]
+    found = [account(Trials(runs, (0,), TrialCount(4.0), None)) for runs in ((RUN, loud), (loud,))]
     assert found[0].epsilon["third_party"] == pytest.approx(found[1].epsilon["third_party"])
 
 
 def test_preparation_counts_once():
     mean = Cost("mean", noise=6.0)
     bare, with_mean = (
-        account(Trials((RUN,), (0, 0, 0), Stopping(4.0), None, costs)) for costs in ((), (mean,))
+        account(Trials((RUN,), (0, 0, 0), TrialCount(4.0), None, costs)) for costs in ((), (mean,))
     )
     for view in ("server", "third_party", "participant"):
         assert bare.epsilon[view] < with_mean.epsilon[view]
     parts = [
-        Part(str(k), replace(RUN, delta=1e-5 / 3), 30, {"server": RANDOM_PARTICIPATION},
+        RunPart(str(k), replace(RUN, delta=1e-5 / 3), 30, {"server": RANDOM_PARTICIPATION},
              costs=(mean,) if k == 0 else (), secret=True, drawn=FROM_SYSTEM)
         for k in range(3)
     ]  # fmt: skip
@@ -201,7 +201,7 @@ def test_right_answers_are_counted():
 
     data = load_federation(settings.data)
     outcome = Outcome(setting, model=found.winner.model)
-    counts, sizes = record_sums(outcome, data.test, Comparison(METRICS["accuracy"]))
+    counts, sizes = record_sums(outcome, data.test, ScoreRule(METRICS["accuracy"]))
     task = setting.task
     for user in range(data.users):
         x, y = data.test.of(user)
@@ -216,14 +216,14 @@ def test_one_record_changes_no_sum_by_more_than_the_bound():
     logits = 50 * torch.randn(40, 3, generator=stream)
     logits[0] = torch.tensor([math.inf, 0.0, -math.inf])
     labels = torch.randint(3, (40,), generator=stream)
-    loss = Comparison(METRICS["log_loss"], 2.0)
+    loss = ScoreRule(METRICS["log_loss"], 2.0)
     counts = loss.counts(logits, labels)
     plain = torch.logsumexp(logits.double(), 1) - logits.double()[torch.arange(40), labels]
     assert counts[1:].tolist() == pytest.approx(plain[1:].clamp(max=2.0).tolist())
     assert float(counts[0]) in (0.0, 2.0) and float(counts.max()) == 2.0
     z, t = 5 * torch.randn(40, 1, generator=stream), torch.randn(40, generator=stream)
     for name, power in (("mae", 1), ("rmse", 2)):
-        error = Comparison(METRICS[name], 3.0)
+        error = ScoreRule(METRICS[name], 3.0)
         known = (z[:, 0].double() - t.double()).abs().clamp(max=3.0) ** power
         assert error.counts(z, t).tolist() == pytest.approx(known.tolist())
         assert error.most == 3.0**power and error.shown(9.0) == 9.0 ** (1 / power)
@@ -240,7 +240,7 @@ def test_noise_of_a_score_is_in_units_of_its_bound():
 
     data, setting = load_federation(settings.data), _setting(settings)
     outcome = Outcome(setting, model=torch.zeros(setting.task.parameters))
-    compared = Comparison(METRICS["log_loss"], 4.0)
+    compared = ScoreRule(METRICS["log_loss"], 4.0)
     sums, sizes = record_sums(outcome, data.test, compared)
     assert sums == pytest.approx(sizes * math.log(10), rel=1e-6)  # a model of zeros
     run = setting.describe()
@@ -452,11 +452,12 @@ def test_colluding_participants_are_counted():
     it, the more of them pool what they know."""
     run = replace(RUN, memory=False, one_sum=True, local_steps=1)
     found = [
-        account(Trials((run,), (0, 0), Stopping(4.0), None, (), colluders)) for colluders in (1, 3)
+        account(Trials((run,), (0, 0), TrialCount(4.0), None, (), colluders))
+        for colluders in (1, 3)
     ]
     few, many = (one.epsilon["participant"] for one in found)
     assert few < many <= found[1].epsilon["server"]
-    assert "3 participants together" in found[1].sentence(Stopping(4.0))
+    assert "3 participants together" in found[1].sentence(TrialCount(4.0))
 
 
 def test_what_stopped_trials_have_told_is_said(tmp_path, monkeypatch):
@@ -466,7 +467,7 @@ def test_what_stopped_trials_have_told_is_said(tmp_path, monkeypatch):
     spent: list[float] = []
 
     def stopped(*arguments: object) -> None:
-        raise Stopped("SIGTERM")
+        raise StopRequested("SIGTERM")
 
     def accounted(trials: Trials) -> object:
         found = account(trials)

@@ -20,11 +20,11 @@ from dpscaffold.paper.cases import Case, scaled
 from dpscaffold.paper.definition import experiment, names
 from dpscaffold.paper.probe import Probe
 from dpscaffold.paper.published import caption, published, table
-from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
+from dpscaffold.paper.reproduce import ReproduceRequest, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.runner import case_stacks
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
-from dpscaffold.training.events import RoundDone, StackBegun, Stopped, silence
+from dpscaffold.training.events import RoundDone, StackBegun, StopRequested, silence
 from dpscaffold.training.shared_draws import shared_draws
 from dpscaffold.training.stack import Outcome
 
@@ -190,15 +190,15 @@ class Interrupt:
         """Count stacks."""
         self.begun += isinstance(event, StackBegun)
         if self.begun == 2 and isinstance(event, RoundDone):
-            raise Stopped("SIGINT")
+            raise StopRequested("SIGINT")
 
 
 def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path, monkeypatch):
     from contextlib import nullcontext
 
-    request = Request(tmp_path, scale=TINY, rows=("K = 50",), only_runs=True)
+    request = ReproduceRequest(tmp_path, scale=TINY, rows=("K = 50",), only_runs=True)
     chosen = experiment("figure1")
-    with pytest.raises(Stopped):
+    with pytest.raises(StopRequested):
         reproduce(chosen, request, CPU, lambda name, work: nullcontext(Interrupt()))
     before = Archive(tmp_path, "figure1").finished
     assert before
@@ -227,7 +227,9 @@ def test_interrupted_work_resumes_and_finished_cells_are_not_run_again(tmp_path,
 
 
 def test_a_tiny_figure_is_drawn_with_its_gap_to_the_optimum(tmp_path):
-    files = reproduce(experiment("figure1"), Request(tmp_path, scale=TINY, rows=("K = 50",)), CPU)
+    files = reproduce(
+        experiment("figure1"), ReproduceRequest(tmp_path, scale=TINY, rows=("K = 50",)), CPU
+    )
     assert files == ["results.csv", "results.parquet", "figure.png", "figure.svg", "RESULT.md"]
     text = (tmp_path / "figure1" / "RESULT.md").read_text()
     for expected in (
@@ -283,7 +285,7 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
     is missing."""
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("table1")
-    request = Request(tmp_path, seeds=1)
+    request = ReproduceRequest(tmp_path, seeds=1)
     cases, folded = chosen_cases(chosen, request)
     archive = Archive(tmp_path, "table1")
     first_row = [
@@ -308,7 +310,7 @@ def test_a_result_of_unfinished_runs_says_so_and_keeps_every_section(tmp_path, m
 def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("frontier")
-    request = Request(tmp_path, seeds=1, rows=("MNIST, γ = 0 %",))
+    request = ReproduceRequest(tmp_path, seeds=1, rows=("MNIST, γ = 0 %",))
     cases, folded = chosen_cases(chosen, request)
     gone = [
         k
@@ -340,7 +342,7 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
 def test_runs_in_several_places_are_counted_once(tmp_path, monkeypatch):
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen = experiment("figure1")
-    request = Request(tmp_path, seeds=1)
+    request = ReproduceRequest(tmp_path, seeds=1)
     cases, folded = chosen_cases(chosen, request)
     distinct = {case.digest: case for case in cases}
     assert len(distinct) < len(cases)
@@ -375,7 +377,7 @@ def test_results_without_pyarrow_are_csv_alone(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    request = Request(tmp_path, scale=TINY, rows=("10",), folds=False)
+    request = ReproduceRequest(tmp_path, scale=TINY, rows=("10",), folds=False)
     files = reproduce(experiment("table2"), request, CPU)
     assert "results.csv" in files and "results.parquet" not in files
 
@@ -470,4 +472,4 @@ def test_an_out_that_is_a_file_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text(json.dumps({}))
     with pytest.raises(BadInput, match="which is a file"):
-        reproducing.Request(file)
+        reproducing.ReproduceRequest(file)

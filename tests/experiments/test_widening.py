@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from dpscaffold.paper import reproduce as reproducing
-from dpscaffold.paper.archive import Archive, Finished
+from dpscaffold.paper.archive import Archive, FinishedRun
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, experiment
 from dpscaffold.paper.frontier_page import frontier_parts
 from dpscaffold.paper.ladders import at_end, between, rungs
 from dpscaffold.paper.planned import compared, planned_cases, read_planned
-from dpscaffold.paper.reproduce import Request, chosen_cases, reproduce
+from dpscaffold.paper.reproduce import ReproduceRequest, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.solving import solved_noise
 from dpscaffold.paper.text import Provenance
@@ -42,7 +42,7 @@ def small() -> tuple[Experiment, list[Case]]:
 
 
 def pretend(archive: Archive, cases: list[Case], peak: float, bound: float = math.inf) -> None:
-    """Finished runs whose accuracy falls with the distance of η₀ from a peak, and which diverge
+    """FinishedRun runs whose accuracy falls with the distance of η₀ from a peak, and which diverge
     beyond a bound."""
     for case in cases:
         rate = case.settings.plan.learning_rate
@@ -51,7 +51,7 @@ def pretend(archive: Archive, cases: list[Case], peak: float, bound: float = mat
         history = [] if broken else [{"round": 400} | accuracy]
         made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
         archive.extend(
-            [Finished(case.digest, history, {} if broken else accuracy, broken, 1.0, made)]
+            [FinishedRun(case.digest, history, {} if broken else accuracy, broken, 1.0, made)]
         )
 
 
@@ -132,7 +132,7 @@ def test_clips_are_climbed_at_the_best_steps_with_steps_as_long(tmp_path, peak, 
             accuracy = {"test_accuracy": 0.9 - 0.1 * off + 0.05 * (s.plan.local_steps == 1)}
             made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
             archive.extend(
-                [Finished(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
+                [FinishedRun(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
             )
 
     finish(cases)
@@ -156,7 +156,7 @@ def test_clips_are_climbed_at_the_best_steps_with_steps_as_long(tmp_path, peak, 
 
 
 def finish(archive: Archive, cases: list[Case], clip: float, tail: float) -> None:
-    """Finished runs whose accuracy peaks at one C, one averaged share and an η₀ that falls with
+    """FinishedRun runs whose accuracy peaks at one C, one averaged share and an η₀ that falls with
     that share, and which are better with K = 1."""
     for case in cases:
         plan, privacy = case.settings.plan, case.settings.privacy
@@ -166,7 +166,7 @@ def finish(archive: Archive, cases: list[Case], clip: float, tail: float) -> Non
         accuracy = {"test_accuracy": 0.9 - lost + 0.05 * (plan.local_steps == 1)}
         made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
         history = [{"round": 400} | accuracy]
-        archive.extend([Finished(case.digest, history, accuracy, None, 1.0, made)])
+        archive.extend([FinishedRun(case.digest, history, accuracy, None, 1.0, made)])
 
 
 def searched(tmp_path: Path, clip: float, tail: float) -> tuple[Experiment, list[Case], Archive]:
@@ -241,7 +241,7 @@ FAR = {"SCAFFOLD": (50.0, 0.25, 0.25), "FedSGD": (12.0, 0.5, 1.0)}
 
 
 def two_peaks(archive: Archive, cases: list[Case], common: bool) -> None:
-    """Finished runs of algorithms with a peak at η₀ = 2 and the definition's C and share; two of
+    """FinishedRun runs of algorithms with a peak at η₀ = 2 and the definition's C and share; two of
     them climb to peaks of their own, and where these are ``common`` the others have steep ones at
     the same choices, which nobody finds who comes from η₀ = 2."""
     for case in cases:
@@ -259,7 +259,7 @@ def two_peaks(archive: Archive, cases: list[Case], common: bool) -> None:
         accuracy = {"test_accuracy": value + 0.01 * (plan.local_steps == 1)}
         made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
         archive.extend(
-            [Finished(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
+            [FinishedRun(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
         )
 
 
@@ -389,7 +389,7 @@ def test_rungs_stay_on_the_ladder_beyond_what_was_tried(data):
 
 def test_printed_runs_have_the_noise_that_their_epsilon_needs_today(tmp_path):
     """The printed results stay true: the solver gives each of their cases the same noise."""
-    request = Request(tmp_path, rows=("synthetic (5, 5)",))
+    request = ReproduceRequest(tmp_path, rows=("synthetic (5, 5)",))
     cases, _ = chosen_cases(experiment("frontier"), request)
     own = ("column", "line", "local_steps")
     printed = {
@@ -412,7 +412,7 @@ def test_printed_runs_have_the_noise_that_their_epsilon_needs_today(tmp_path):
 def test_a_tiny_frontier_widens_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(reproducing, "_optima", lambda cases, scale: {})
     chosen, _ = small()
-    request = Request(tmp_path, seeds=1, scale=0.02)
+    request = ReproduceRequest(tmp_path, seeds=1, scale=0.02)
     reproduce(chosen, request, torch.device("cpu"))
     text = (tmp_path / "frontier" / "RESULT.md").read_text()
     assert "SCAFFOLD-balanced" in text and "not finished" not in text
@@ -428,7 +428,7 @@ def test_planned_step_sizes_stand_beside_the_best(tmp_path, monkeypatch):
     whole, planning = small()[0], experiment("planner")
     planning = replace(planning, rows=whole.rows, columns=whole.columns, lines=whole.lines)
     barred = "dpscaffold.paper.solving.load_federation"
-    request = Request(tmp_path, seeds=1, scale=0.02)
+    request = ReproduceRequest(tmp_path, seeds=1, scale=0.02)
     reproduce(whole, request, torch.device("cpu"))
     with monkeypatch.context() as patch:
         patch.setattr(barred, lambda data: pytest.fail("planning must not load data"))

@@ -31,7 +31,7 @@ from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synth
 from dpscaffold.cli.together import compose
 from dpscaffold.engines import Simulator
 from dpscaffold.privacy import PrivacyError
-from dpscaffold.runs.budget_file import Allowance
+from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.ledger import read_account
 
 DATA = synthetic(users=4, records=13, dimension=2, classes=2)
@@ -106,7 +106,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @initialize()
     def open_budget(self) -> None:
-        Allowance.open(self.allowance, epsilon=40.0, delta=0.5)
+        BudgetFile.open(self.allowance, epsilon=40.0, delta=0.5)
 
     # --- what people do
 
@@ -271,7 +271,7 @@ class LifeCycle(RuleBasedStateMachine):
     def the_budget_file_holds_all_that_left(self) -> None:
         if not self.charged:
             return
-        epsilon, delta = Allowance(self.allowance).read().spent
+        epsilon, delta = BudgetFile(self.allowance).read().spent
         assert epsilon >= TRUTH.over_the_draw(self.charged, delta) - EXACT
 
 

@@ -33,8 +33,8 @@ from dpscaffold.planning import shape as shapes
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.recommend import Preset, _candidates, _tried
 from dpscaffold.planning.shape import CLASSES, FEATURES, ROUNDS, WEIGHTS, Shape
-from dpscaffold.planning.surrogate import Guess, Reduced, invented
-from dpscaffold.planning.trial import RATES, Bench, Trial, choose_rates, first_rates
+from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, invented
+from dpscaffold.planning.trial import RATES, Bench, StepSizeTrial, choose_rates, first_rates
 from dpscaffold.setting import Setting
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)
@@ -62,8 +62,8 @@ def gathered(setting: Setting, rate: float) -> tuple[float, float]:
 @given(rounds=st.integers(2, 10**6), steps=st.integers(1, 30), rate=st.floats(1e-4, 10))
 def test_fewer_rounds_go_as_far_and_gather_the_same_noise(rounds, steps, rate):
     real = public(rounds=rounds, local_steps=steps)
-    small = Reduced.of(real)
-    run = small.on(invented(small.shape, "class", Guess(), 0.5), rate)
+    small = SurrogateSetting.of(real)
+    run = small.on(invented(small.shape, "class", SurrogateAssumptions(), 0.5), rate)
     assert run.plan.rounds == min(rounds, ROUNDS)
     assert gathered(run, run.plan.learning_rate) == pytest.approx(gathered(real, rate), rel=1e-6)
     assert run.plan.regularisation == real.plan.regularisation
@@ -75,8 +75,8 @@ def test_a_long_warm_start_is_cut_and_what_trains_is_stretched():
     facts = Facts.of(users=10_000, records=60, features=6, classes=3)
     real = replace(public(facts, rounds=5000, user_ratio=0.001), algorithm=scaffold_warm())
     assert real.warm_rounds == 4000
-    small = Reduced.of(real)
-    run = small.on(invented(small.shape, "class", Guess(), 0.5), 0.3)
+    small = SurrogateSetting.of(real)
+    run = small.on(invented(small.shape, "class", SurrogateAssumptions(), 0.5), 0.3)
     assert (run.warm_rounds, run.plan.rounds) == (ROUNDS, 2 * ROUNDS)
     assert gathered(run, run.plan.learning_rate) == pytest.approx(gathered(real, 0.3), rel=1e-6)
 
@@ -124,9 +124,11 @@ def test_a_surrogate_has_few_enough_columns(features, classes):
 )
 def test_every_task_with_columns_is_made_smaller(task, classes):
     real = public(Facts.of(users=12, records=60, features=3000, classes=classes), task)
-    small = Reduced.of(real)
+    small = SurrogateSetting.of(real)
     kind = "class" if classes else "number"
-    run = small.on(invented(small.shape, kind, Guess(), 0.5), 0.1)  # its columns are checked
+    run = small.on(
+        invented(small.shape, kind, SurrogateAssumptions(), 0.5), 0.1
+    )  # its columns are checked
     assert type(run.task) is type(task) and run.task.features == small.shape.features < 3000
     assert run.task.outputs == (CLASSES if classes else 1)
     assert getattr(run.task, "hidden", 7) == 7
@@ -136,8 +138,8 @@ def test_a_class_of_fewer_is_moved_as_far_and_as_far_astray():
     """The weights of a class hear of it in 1/c of the records: at x⁰ = 0 its mean gradient is
     (mean a − mean a of the class)/c. A step along it, its noise and its shrinking are the same."""
     real = public(Facts.of(users=12, records=60, features=6, classes=10 * CLASSES))
-    small = Reduced.of(real)
-    run = small.on(invented(small.shape, "class", Guess(), 0.5), 0.9)
+    small = SurrogateSetting.of(real)
+    run = small.on(invented(small.shape, "class", SurrogateAssumptions(), 0.5), 0.9)
     assert len(run.roster.schema.target.classes) == CLASSES
     distance, variance = gathered(real, 0.9)
     got, noise = gathered(run, run.plan.learning_rate)
@@ -149,10 +151,10 @@ def test_a_class_of_fewer_is_moved_as_far_and_as_far_astray():
 def test_the_grid_begins_where_the_surrogate_is_at_its_usual_rates():
     assert first_rates(public()) == list(RATES)
     real = public(rounds=100 * ROUNDS)
-    small = Reduced.of(real)
-    stand_in = invented(small.shape, "class", Guess(), 0.5)
+    small = SurrogateSetting.of(real)
+    stand_in = invented(small.shape, "class", SurrogateAssumptions(), 0.5)
     tried = [small.on(stand_in, rate) for rate in first_rates(real)]
-    usual = Reduced.of(public())
+    usual = SurrogateSetting.of(public())
     ratio = [one.plan.step_size for one in tried]
     wanted = [usual.on(stand_in, rate).plan.step_size for rate in RATES]
     assert ratio == pytest.approx(wanted, rel=0.2)  # rounded to a digit
@@ -177,7 +179,7 @@ def test_fewer_rounds_are_tried_only_where_their_surrogate_is_shorter(monkeypatc
 
     def scored(self, wanted):
         asked.extend(setting.plan.rounds for setting, _ in wanted)
-        return [Trial(rate, (1 / (1 + abs(math.log(rate))),)) for _, rate in wanted]
+        return [StepSizeTrial(rate, (1 / (1 + abs(math.log(rate))),)) for _, rate in wanted]
 
     monkeypatch.setattr(Bench, "run", scored)
     bench = Bench(FACTS.guess, torch.device("cpu"), lambda event: None)

@@ -35,10 +35,10 @@ from dpscaffold.config import load
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.recommend import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
-from dpscaffold.planning.surrogate import Guess, kinds, on_surrogate, surrogate
-from dpscaffold.planning.trial import CLOSE, Bench, Choice, Trial, choose_rates
+from dpscaffold.planning.surrogate import SurrogateAssumptions, kinds, on_surrogate, surrogate
+from dpscaffold.planning.trial import CLOSE, Bench, Choice, StepSizeTrial, choose_rates
 from dpscaffold.setting import Setting
-from dpscaffold.tuning.tuning import Score, Tuned, parse_tuning
+from dpscaffold.tuning.tuning import Score, TuningResult, parse_tuning
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)
 SMALL = ["--users", "12", "--records", "60", "--features", "6", "--classes", "3"]
@@ -94,7 +94,7 @@ def test_a_surrogate_has_the_facts():
     counts = np.bincount(stand_in.train.labels.numpy(), minlength=10)
     assert counts.min() > 0.6 * counts.mean()
     alone = [len(stand_in.train.of(user)[1].unique()) for user in range(stand_in.users)]
-    alike = surrogate(public(facts, user_ratio=0.2), Guess(100.0), 0.5)
+    alike = surrogate(public(facts, user_ratio=0.2), SurrogateAssumptions(100.0), 0.5)
     mixed = [len(alike.train.of(user)[1].unique()) for user in range(alike.users)]
     assert max(alone) <= 3 and min(mixed) >= 8
 
@@ -137,7 +137,9 @@ def test_traffic_counts_every_vector():
 
 
 def test_the_best_is_the_best_and_the_flat_part_is_around_it():
-    trials = tuple(Trial(r, (s,)) for r, s in [(0.1, 0.5), (0.3, 0.79), (1, 0.795), (3, 0.6)])
+    trials = tuple(
+        StepSizeTrial(r, (s,)) for r, s in [(0.1, 0.5), (0.3, 0.79), (1, 0.795), (3, 0.6)]
+    )
     choice = Choice(public(), trials)
     assert choice.rate == 1 and choice.flat == (0.3, 1) and choice.ends == []
     assert Choice(public(), trials[:3]).ends == [3.0]
@@ -340,7 +342,7 @@ def test_the_figure_tells_the_kinds_of_surrogates_apart(tmp_path, monkeypatch):
 
     drawn = []
     monkeypatch.setattr(planning, "save_figure", lambda figure, *rest: drawn.append(figure))
-    trials = tuple(Trial(r, (0.1, 0.3, 0.5, 0.7, 0.8, 0.9), 2) for r in (0.1, 1.0))
+    trials = tuple(StepSizeTrial(r, (0.1, 0.3, 0.5, 0.7, 0.8, 0.9), 2) for r in (0.1, 1.0))
     setting = public()
     found = Recommendation(FACTS, Goal(1.0), setting, Choice(setting, trials), (), 0.9, ((1, 0.5),))
     planning._draw(found, tmp_path / "plan.png")
@@ -360,7 +362,7 @@ def test_what_is_changed_by_hand_or_tuned_is_not_called_planned(tmp_path: Path) 
         assert changed is not None and changed.planned == ()
     settings, table = parse_tuning(tomllib.loads(config.read_text()))
     point = {"plan.learning_rate": 0.1}
-    tuned = Tuned(settings, table, (Score(point, (0.5,), 0),), "x")
+    tuned = TuningResult(settings, table, (Score(point, (0.5,), 0),), "x")
     assert "planned" not in tuned.best_tables()["facts"]
 
 
@@ -401,17 +403,17 @@ def test_every_rung_of_a_ladder_is_tried_once_and_the_best_is_chosen(scores):
 
     def scored(self, wanted):
         asked.extend(rate for _, rate in wanted)
-        return [Trial(rate, (round(scores[ladder.index(rate)], 3),)) for _, rate in wanted]
+        return [StepSizeTrial(rate, (round(scores[ladder.index(rate)], 3),)) for _, rate in wanted]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Bench, "run", scored)
-        found = choose_rates([public()], Guess(), ladder, widen=False)[0]
+        found = choose_rates([public()], SurrogateAssumptions(), ladder, widen=False)[0]
     assert asked == ladder
     rounded = [round(score, 3) for score in scores]
     close = [score >= max(rounded) - CLOSE for score in rounded]
     assert found.rate == ladder[close.index(True)]
     with pytest.raises(BadInput, match="rates is empty"):
-        choose_rates([public()], Guess(), [], widen=False)
+        choose_rates([public()], SurrogateAssumptions(), [], widen=False)
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["as written", "of an earlier version"])

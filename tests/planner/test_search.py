@@ -22,8 +22,8 @@ from dpscaffold import (
     scaffold_balanced,
 )
 from dpscaffold.planning.recommend import Recommendation
-from dpscaffold.planning.surrogate import Guess
-from dpscaffold.planning.trial import WIDENINGS, Bench, Trial, search
+from dpscaffold.planning.surrogate import SurrogateAssumptions
+from dpscaffold.planning.trial import WIDENINGS, Bench, StepSizeTrial, search
 from dpscaffold.report.planning import as_json, write_plan
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import StackBegun, silence
@@ -45,10 +45,11 @@ class Scored(Bench):
     def ahead(self) -> bool:
         return self.looks_ahead
 
-    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[Trial]:
+    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[StepSizeTrial]:
         self.waves = [*getattr(self, "waves", []), len(asked)]
         return [
-            Trial(rate, (self._score(setting.plan.public_seed, rate),)) for setting, rate in asked
+            StepSizeTrial(rate, (self._score(setting.plan.public_seed, rate),))
+            for setting, rate in asked
         ]
 
     def _score(self, which: int, rate: float) -> float:
@@ -60,7 +61,7 @@ class Scored(Bench):
 
 
 def scored(peaks: Sequence[tuple[float, float]], looks_ahead: bool) -> Scored:
-    bench = Scored(Guess(), torch.device("cpu"), silence)
+    bench = Scored(SurrogateAssumptions(), torch.device("cpu"), silence)
     bench.peaks, bench.looks_ahead = peaks, looks_ahead
     return bench
 

@@ -20,7 +20,7 @@ from dpscaffold.federation.roster import Roster
 from dpscaffold.planning.facts import Facts, Limits
 from dpscaffold.planning.recommend import Goal, recommend
 from dpscaffold.planning.surrogate import on_surrogate, surrogate
-from dpscaffold.planning.trial import Bench, Trial
+from dpscaffold.planning.trial import Bench, StepSizeTrial
 from dpscaffold.privacy import bound_for, statement
 from dpscaffold.report.planning import plan_lines
 from dpscaffold.setting import Setting
@@ -39,8 +39,8 @@ BASE = {"plan": {"rounds": 8, "local_steps": 1, "user_ratio": 0.5}, "privacy": {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Surrogates that are not trained on: what is tested here does not depend on scores."""
 
-    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[Trial]:
-        return [Trial(rate, (0.5, 0.7) * 2, 0) for _, rate in asked]
+    def scored(self: Bench, asked: list[tuple[Setting, float]]) -> list[StepSizeTrial]:
+        return [StepSizeTrial(rate, (0.5, 0.7) * 2, 0) for _, rate in asked]
 
     monkeypatch.setattr(Bench, "run", scored)
 

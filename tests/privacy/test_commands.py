@@ -14,7 +14,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, describe
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.runs.journal import Journal
-from dpscaffold.runs.ledger import Opening, Summary
+from dpscaffold.runs.ledger import LedgerSummary, Opening
 
 OPTIONS = (
     "--users 100 --records 4000 --rounds 400 --local-steps 50 --user-ratio 0.2 --data-ratio "
@@ -173,7 +173,7 @@ def write_ledger(folder, rounds: int = 4) -> Ledger:
     seed, costs = Seed.of(None, secret=True), [Cost(**cost) for cost in COSTS]
     opening = Opening.of(ledger.to_dict(), costs, "data", seed, secret=True)
     journal.append({"opens": vars(opening)})
-    (folder / "ledger.json").write_text(Summary(ledger.to_dict()).text(journal.anchor))
+    (folder / "ledger.json").write_text(LedgerSummary(ledger.to_dict()).text(journal.anchor))
     write_costs(folder)
     for round in range(1, rounds + 1):
         ledger.record(round, [0, round])

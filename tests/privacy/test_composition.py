@@ -21,8 +21,8 @@ from dpscaffold.privacy import (
     Ledger,
     PrivacyError,
 )
-from dpscaffold.privacy.composition import Part, _convolved, together
-from dpscaffold.privacy.drawn import FROM_SYSTEM, UNKNOWN, Drawn
+from dpscaffold.privacy.composition import RunPart, _convolved, together
+from dpscaffold.privacy.drawn import FROM_SYSTEM, UNKNOWN, SeedKnowledge
 from dpscaffold.privacy.human import losses
 
 SERVER = {"server": RANDOM_PARTICIPATION}
@@ -30,9 +30,9 @@ SERVER = {"server": RANDOM_PARTICIPATION}
 OWN = {"secret": True, "drawn": FROM_SYSTEM}
 
 
-def part(name: str, **changes) -> Part:
+def part(name: str, **changes) -> RunPart:
     run = run_of(SMALL, **changes)
-    return Part(name, run, run.rounds, SERVER, **OWN)
+    return RunPart(name, run, run.rounds, SERVER, **OWN)
 
 
 def test_two_gaussians_convolve_to_one():
@@ -115,14 +115,14 @@ def test_unequal_users_fall_back_to_the_servers_bound():
         batch_sizes=[20] * 5 + [40] * 5,
         weighting="records",
     )
-    unequal = Part("a", run, run.rounds, {"third_party": AGGREGATE}, **OWN)
+    unequal = RunPart("a", run, run.rounds, {"third_party": AGGREGATE}, **OWN)
     server = together([replace(unequal, bounds=SERVER)] * 2, True).epsilon["server"]
     assert together([unequal] * 2, True).epsilon["third_party"] <= server * (1 + 1e-9)
 
 
-def seeded(name: str, value: int | None) -> Part:
+def seeded(name: str, value: int | None) -> RunPart:
     """A simulation of this seed; None where its seed is not known."""
-    drawn = UNKNOWN if value is None else Drawn("given", f"mark of {name}", value)
+    drawn = UNKNOWN if value is None else SeedKnowledge("given", f"mark of {name}", value)
     return replace(part(name), secret=False, drawn=drawn)
 
 
@@ -139,7 +139,7 @@ def test_a_seed_that_is_not_known_counts_as_shared():
     nothing = together([seeded("a", 7), seeded("b", None)])
     assert nothing.epsilon == {"server": None} and "may share one seed" in nothing.reason
     run = run_of(SMALL)
-    assert together([Part(name, run, 5, SERVER) for name in "ab"]).epsilon == {"server": None}
+    assert together([RunPart(name, run, 5, SERVER) for name in "ab"]).epsilon == {"server": None}
 
 
 def test_secret_runs_of_one_draw_add_their_ledgers_only():
@@ -150,14 +150,14 @@ def test_secret_runs_of_one_draw_add_their_ledgers_only():
             ledger.record(round, [0, round])
         ledgers.append(ledger)
     parts = [
-        Part(
+        RunPart(
             str(k),
             ledger.run,
             5,
             SERVER,
             ledger,
             secret=True,
-            drawn=Drawn("given", str(k), 3),
+            drawn=SeedKnowledge("given", str(k), 3),
             data="same",
         )
         for k, ledger in enumerate(ledgers)
@@ -182,7 +182,7 @@ def test_given_who_took_part_the_same_user_adds_up():
         for round in range(1, 9):
             ledger.record(round, [often, 1])
         ledger.record(9, [often])
-        parts.append(Part(name, ledger.run, 9, SERVER, ledger, data="same", **OWN))
+        parts.append(RunPart(name, ledger.run, 9, SERVER, ledger, data="same", **OWN))
     mean = (Cost("mean", noise=3.0),)
     dearer = together([replace(p, costs=mean) for p in parts]).epsilon["ledger"]
     known = together(parts).epsilon["ledger"]

@@ -19,8 +19,8 @@ from dpscaffold.privacy import (
     PAPER_THIRD_PARTY,
     RANDOM_PARTICIPATION,
     RANDOM_PARTICIPATION_RDP,
+    AttackGoal,
     Cost,
-    Goal,
     Ledger,
     PrivacyError,
     human_terms,
@@ -114,11 +114,11 @@ def test_percentages_are_never_too_small(value):
 
 
 GOALS = [
-    Goal("advantage", 0.2),
-    Goal("tpr", 0.05, at_fpr=0.01),
-    Goal("mu", 0.4),
-    Goal("epsilon", 2.0, group=3),
-    Goal("advantage", 0.3, group=2),
+    AttackGoal("advantage", 0.2),
+    AttackGoal("tpr", 0.05, at_fpr=0.01),
+    AttackGoal("mu", 0.4),
+    AttackGoal("epsilon", 2.0, group=3),
+    AttackGoal("advantage", 0.3, group=2),
 ]
 
 
@@ -144,14 +144,14 @@ def test_the_rounds_for_a_goal_are_the_most(local_steps, noise, goal):
 
 
 def test_goals_leave_room_for_preprocessing():
-    run, goal, cost = run_of(SMALL), Goal("advantage", 0.2), Cost("mean", noise=4.0)
+    run, goal, cost = run_of(SMALL), AttackGoal("advantage", 0.2), Cost("mean", noise=4.0)
     assert noise_for(run, goal, costs=(cost,)) > 1.05 * noise_for(run, goal)
     with pytest.raises(PrivacyError, match="not met by any noise"):
         noise_for(run, goal, costs=(Cost("mean", noise=1.0),))
     # Sampling alone meets this one, whatever the noise.
     rare = run_of(SMALL, rounds=1, cohort_size=1, users=1000)
     with pytest.raises(PrivacyError, match=r"met with a noise below 0\.001"):
-        noise_for(rare, Goal("advantage", 0.9))
+        noise_for(rare, AttackGoal("advantage", 0.9))
 
 
 def test_commands_in_human_terms(tmp_path):
@@ -199,7 +199,7 @@ def test_calibrate_to_human_terms():
     ]
     row = table["combinations"][4]
     run = run_of(SMALL, rounds=8, local_steps=2, noise=row["noise"], delta=table["delta"])
-    assert 0.0495 <= Goal("tpr", 0.05, at_fpr=0.01).of(run) <= 0.05
+    assert 0.0495 <= AttackGoal("tpr", 0.05, at_fpr=0.01).of(run) <= 0.05
     shown = call("calibrate", "--epsilon", "1", "--group", "3", *plan)
     assert "of 1 for 3 together" in shown.stdout and "at most" in shown.stdout
 

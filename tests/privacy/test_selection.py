@@ -15,16 +15,16 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from dpscaffold.privacy import PrivacyError
-from dpscaffold.privacy.selection import Stopping, selected_profile, selected_renyi
+from dpscaffold.privacy.selection import TrialCount, selected_profile, selected_renyi
 
 LAWS = [
-    Stopping(7.0),
-    Stopping(7.0, 0.0),
-    Stopping(3.0, 0.5),
-    Stopping(12.0, -0.5),
-    Stopping(4.0, 3.0),
-    Stopping(5.0, math.inf),
-    Stopping(0.4, math.inf),
+    TrialCount(7.0),
+    TrialCount(7.0, 0.0),
+    TrialCount(3.0, 0.5),
+    TrialCount(12.0, -0.5),
+    TrialCount(4.0, 3.0),
+    TrialCount(5.0, math.inf),
+    TrialCount(0.4, math.inf),
 ]
 BOUNDED = [replace(law, most=most) for law in LAWS for most in (1, 4, 30)]
 
@@ -43,20 +43,20 @@ def test_the_law_of_the_number_of_trials_is_the_theorems(law):
 def test_geometric_logarithmic_and_poisson_are_the_textbooks():
     j = np.arange(0, 60)
     known = [
-        (Stopping(4.0), stats.geom(0.25).pmf(j)),
-        (Stopping(4.0, 0.0), stats.logser(1 - Stopping(4.0, 0.0).gamma).pmf(j)),
-        (Stopping(4.0, math.inf), stats.poisson(4.0).pmf(j)),
+        (TrialCount(4.0), stats.geom(0.25).pmf(j)),
+        (TrialCount(4.0, 0.0), stats.logser(1 - TrialCount(4.0, 0.0).gamma).pmf(j)),
+        (TrialCount(4.0, math.inf), stats.poisson(4.0).pmf(j)),
     ]
     for law, chances in known:
         assert [law.probability(int(k)) for k in j] == pytest.approx(chances, abs=1e-12)
     # negative binomial, given that it is not 0
-    law = Stopping(6.0, 2.5)
+    law = TrialCount(6.0, 2.5)
     plain = stats.nbinom(2.5, law.gamma)
     expected = plain.pmf(j[1:]) / (1 - plain.pmf(0))
     assert [law.probability(int(k)) for k in j[1:]] == pytest.approx(expected, rel=1e-9)
 
 
-def chi_square(law: Stopping, draws: list[int]) -> float:
+def chi_square(law: TrialCount, draws: list[int]) -> float:
     """The p-value of draws under a law, cells of at least 20 expected draws."""
     cells, left, start = [], 1.0, 0
     while left * len(draws) > 60:
@@ -78,7 +78,7 @@ def test_drawn_numbers_follow_the_law_and_no_other(law):
     stream = random.Random(5)
     draws = [law.draw(stream) for _ in range(8000)]
     assert chi_square(law, draws) > 1e-4  # wrong once in 10,000
-    for other in (Stopping(2 * law.mean, law.shape), Stopping(law.mean, abs(law.shape) + 0.8)):
+    for other in (TrialCount(2 * law.mean, law.shape), TrialCount(law.mean, abs(law.shape) + 0.8)):
         if other != law:
             assert chi_square(other, draws) < 1e-3, other  # a wrong mean or shape is seen
 
@@ -132,7 +132,7 @@ def test_a_bound_costs_nothing_and_saves_where_it_binds():
 def test_stopping_at_the_bound_instead_of_drawing_again_would_cost_more():
     """Why J is drawn again above its bound: the smaller of J and 2 with a mean of 50 is nearly the
     constant 2, and the ratio of chances exceeds what the law without a bound allows."""
-    law, eps = Stopping(50.0), 0.3
+    law, eps = TrialCount(50.0), 0.3
     first = law.probability(1)
 
     def slope(q: float) -> float:  # f′ of the smaller of J and 2
@@ -152,21 +152,21 @@ def test_stopping_at_the_bound_instead_of_drawing_again_would_cost_more():
 def test_closed_forms():
     """Pure ε-DP: (2 + η)ε whatever the mean; the theorems' own formulas, one order by hand."""
     for shape in (0.0, 0.5, 1.0, 2.0):
-        law = Stopping(20.0, shape)
+        law = TrialCount(20.0, shape)
         found = selected_profile(law, lambda e: float(e < 0.2), lambda d: 0.2, 1e-9)
         assert found == pytest.approx((2 + shape) * 0.2, rel=1e-9)
     orders, rho = np.array([2.0, 5.0, 50.0]), 0.02
     curve = rho * orders
-    geometric = selected_renyi(Stopping(10.0), orders, curve)
+    geometric = selected_renyi(TrialCount(10.0), orders, curve)
     hats = [2 * (1 - 1 / o) * rho * o + 2 * math.log(10) / o for o in (2, 5, 50)]
     assert geometric[1] == pytest.approx(5 * rho + min(hats) + math.log(10) / 4, rel=1e-12)
-    poisson = selected_renyi(Stopping(10.0, math.inf), orders, curve, lambda e: 1e-3 * e)
+    poisson = selected_renyi(TrialCount(10.0, math.inf), orders, curve, lambda e: 1e-3 * e)
     paper = 5 * rho + 10 * 1e-3 * math.log(1.25) + math.log(10) / 4
     assert poisson[1] == pytest.approx(math.log(math.exp(-10) + math.exp(4 * paper)) / 4, rel=1e-12)
     assert 0 < poisson[1] - paper < 1e-5  # the paper's formula, and the outcome of no trial
 
 
-@pytest.mark.parametrize("law", [Stopping(8.0, s) for s in (1.0, 0.0, 2.0, math.inf)], ids=str)
+@pytest.mark.parametrize("law", [TrialCount(8.0, s) for s in (1.0, 0.0, 2.0, math.inf)], ids=str)
 def test_another_library_agrees(law):
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
@@ -191,7 +191,7 @@ def hockey(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
 
 
-def winner(law: Stopping, q: np.ndarray) -> np.ndarray:
+def winner(law: TrialCount, q: np.ndarray) -> np.ndarray:
     """The winner's law among outputs in rising order: f(Q(≤ y)) − f(Q(< y)); what happens when
     nobody tried is an outcome of its own."""
     reached = np.array([law.generating(min(1.0, c)) for c in (0.0, *np.cumsum(q))])
@@ -246,7 +246,7 @@ def test_a_constant_number_of_trials_would_cost_more():
     p = np.array([math.exp(eps), 1.0]) / (1 + math.exp(eps))
     fixed = [np.array([d[0] ** 8, 1 - d[0] ** 8]) for d in (p, p[::-1])]
     assert abs(math.log(fixed[0][0] / fixed[1][0])) == pytest.approx(8 * eps)
-    drawn = [winner(Stopping(8.0), d)[1:] for d in (p, p[::-1])]
+    drawn = [winner(TrialCount(8.0), d)[1:] for d in (p, p[::-1])]
     assert np.abs(np.log(drawn[0] / drawn[1])).max() <= 3 * eps
 
 
@@ -257,7 +257,7 @@ def test_a_constant_number_of_trials_would_cost_more():
 )  # fmt: skip
 def test_bad_laws_are_refused(mean, shape, said):
     with pytest.raises(PrivacyError, match=said):
-        Stopping(mean, shape)
+        TrialCount(mean, shape)
 
 
 @pytest.mark.parametrize(
@@ -270,11 +270,11 @@ def test_bad_laws_are_refused(mean, shape, said):
 )  # fmt: skip
 def test_laws_that_cannot_be_drawn_are_refused(law, said):
     with pytest.raises(PrivacyError, match=said):
-        Stopping(**law)
+        TrialCount(**law)
 
 
 def test_the_profile_is_not_used_where_it_is_not_proved():
     with pytest.raises(PrivacyError, match="negative binomial"):
-        selected_profile(Stopping(2.0, math.inf), lambda e: 0.0, lambda d: 0.0, 1e-6)
+        selected_profile(TrialCount(2.0, math.inf), lambda e: 0.0, lambda d: 0.0, 1e-6)
     with pytest.raises(PrivacyError, match="profile"):
-        selected_renyi(Stopping(2.0, math.inf), np.array([2.0]), np.array([1.0]))
+        selected_renyi(TrialCount(2.0, math.inf), np.array([2.0]), np.array([1.0]))

@@ -24,7 +24,7 @@ from dpscaffold import (
     synthetic,
     train,
 )
-from dpscaffold.report.blocks import Bars, Curves, Grid, Line, Page, Section, Text
+from dpscaffold.report.blocks import BarChart, Curves, Line, Page, Section, Table, Text
 from dpscaffold.report.card import as_markdown
 from dpscaffold.report.html import as_html, style
 from dpscaffold.report.story import page_of
@@ -116,9 +116,9 @@ def test_what_a_run_is_called_cannot_become_code() -> None:
     evil = '<script>alert("x")</script>`<b>`'
     blocks = (
         Text(evil),
-        Grid(evil, (evil,), ((evil,),)),
+        Table(evil, (evil,), ((evil,),)),
         Curves(evil, evil, evil, (Line(evil, ((0, 1), (1, 2))), Line(evil, ((0, 1),)))),
-        Bars(evil, evil, evil, ((evil, 1.0),)),
+        BarChart(evil, evil, evil, ((evil, 1.0),)),
     )
     page = as_html(Page(evil, evil, (Section(evil, blocks),)))
     tags = {tag for tag, _ in Reader(page).tags}

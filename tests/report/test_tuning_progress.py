@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dpscaffold.report import tuning_progress
 from dpscaffold.report.tuning_progress import Rounds
-from dpscaffold.training.events import RoundDone, StackBegun, Stopped
+from dpscaffold.training.events import RoundDone, StackBegun, StopRequested
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -31,7 +31,7 @@ def test_a_bar_shows_the_rounds_of_the_stack_within_the_terminal(
             watcher(RoundDone(120, 400, [], []))
             watcher.bars.refresh()
         caught.append("SIGINT")
-        with pytest.raises(Stopped, match="SIGINT"):
+        with pytest.raises(StopRequested, match="SIGINT"):
             watcher(RoundDone(121, 400, [], []))
     lines = (
         re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue()).replace("\r", "\n").split("\n")

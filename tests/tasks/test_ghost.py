@@ -18,7 +18,7 @@ from nets import NETS, SLOW
 from torch import Tensor, nn
 
 from dpscaffold.tasks import Batch, ModuleTask, ghost
-from dpscaffold.tasks.contributions import Dense, Outer, Outers, Rows, Scale, joined
+from dpscaffold.tasks.contributions import Dense, Factors, LookedUpRows, Outer, Outers, joined
 from dpscaffold.tasks.losses import SOFTMAX
 
 ALLOWED = 1 + 1e-6
@@ -277,7 +277,7 @@ def test_the_cheaper_form_is_chosen():
     assert form(500, 400, 1) is Outer
     assert form(500, 400, 8) is Outers
     assert form(16, 25, 144) is Dense
-    table = Rows(torch.zeros(1, 1, 3, dtype=torch.int64), torch.ones(1, 1, 3, 4), 10_000)
+    table = LookedUpRows(torch.zeros(1, 1, 3, dtype=torch.int64), torch.ones(1, 1, 3, 4), 10_000)
     assert joined([table]) is table
     assert type(joined([table, Dense(torch.ones(1, 1, 40_000))])) is Dense
 
@@ -297,7 +297,7 @@ def factors(draw, *shape: int) -> Tensor:
     return (signs * 10.0 ** powers.clamp(-45, 38.4).double()).float()
 
 
-def forms(draw) -> tuple[Dense | Outer | Outers | Rows, Tensor]:
+def forms(draw) -> tuple[Dense | Outer | Outers | LookedUpRows, Tensor]:
     """A contribution of any form, and its gradients (U, N, p) in float64."""
     kind = draw(st.sampled_from(["dense", "outer", "outers", "rows", "cancelling"]))
     rows, columns, places = (draw(st.integers(1, 6)) for _ in range(3))
@@ -306,7 +306,7 @@ def forms(draw) -> tuple[Dense | Outer | Outers | Rows, Tensor]:
         return Dense(values), values.double()
     if kind == "rows":
         index = torch.randint(0, rows, (1, 3, places))
-        part = Rows(index, factors(draw, 1, 3, places, columns), rows)
+        part = LookedUpRows(index, factors(draw, 1, 3, places, columns), rows)
         chosen = torch.nn.functional.one_hot(index, rows).double()
         return part, (chosen.transpose(2, 3) @ part.values.double()).flatten(2)
     left, right = factors(draw, 1, 3, rows, places), factors(draw, 1, 3, columns, places)
@@ -333,7 +333,7 @@ def test_every_form_measures_and_clips_every_magnitude(data, bound):
     for j in range(3):
         only = torch.zeros_like(factor)
         only[0, j] = factor[0, j]
-        added = part.total(Scale(only)).double()[0]
+        added = part.total(Factors(only)).double()[0]
         assert float(added.norm()) <= bound * ALLOWED
         wanted = only[0, j] * exact[0, j]
         # Held sums of places are float32's: where places cancel, so are their digits.
@@ -348,7 +348,7 @@ def test_faint_errors_of_long_rows_are_clipped_in_full_precision():
     norm = part.squares().sqrt()
     assert float(norm) == pytest.approx(math.hypot(*left.double()[0, 0].tolist()) * 3e37, rel=1e-6)
     for bound in (0.7 * float(norm), 0.001 * float(norm)):
-        added = part.total(Scale(bound / norm)).double()
+        added = part.total(Factors(bound / norm)).double()
         assert float(added.norm()) == pytest.approx(bound, rel=1e-6)
 
 
@@ -358,7 +358,7 @@ def test_gradients_that_are_not_finite_add_exactly_nothing(data):
     """By selection: the others' sum is the same to the last bit as with an empty record instead."""
     part, _ = forms(data.draw)
     bad = data.draw(st.sampled_from([math.inf, -math.inf, math.nan]))
-    names = {Dense: ["gradients"], Rows: ["values"]}.get(type(part), ["left", "right"])
+    names = {Dense: ["gradients"], LookedUpRows: ["values"]}.get(type(part), ["left", "right"])
     for name in names:
         getattr(part, name)[0, 1] = bad
     norms = part.squares().sqrt()
@@ -366,10 +366,10 @@ def test_gradients_that_are_not_finite_add_exactly_nothing(data):
     factor = (1e-3 / norms.clamp_min(1e-12)).clamp_max(1.0)
     factor[0, 1] = 0.0
     sound = torch.tensor([[True, False, True]])
-    found = part.total(Scale(factor, sound))
+    found = part.total(Factors(factor, sound))
     for name in names:
         getattr(part, name)[0, 1] = 0.0
-    assert torch.equal(found, part.total(Scale(factor)))
+    assert torch.equal(found, part.total(Factors(factor)))
 
 
 @pytest.mark.parametrize("name", ["convolutional", "one-dimensional", "twice", "sequence"])

@@ -23,7 +23,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch, Task
 from dpscaffold.tasks.base import clip_factors
-from dpscaffold.tasks.clipping import Outer, clip_outer, clip_unseen, row_squares
+from dpscaffold.tasks.clipping import LayerOuter, clip_outer, clip_unseen, row_squares
 
 DIMENSION, CLASSES, RECORDS = 3, 3, 4
 ALLOWED = 1 + 1e-6
@@ -296,7 +296,7 @@ def test_bounds_out_of_float32s_reach_are_refused_or_count_as_zero():
 def test_an_infinite_clip_still_sums_to_something_finite():
     """Without noise nothing is promised, but long gradients end at 1e30 and others are whole."""
     left = torch.tensor([[[1.0, 1.0, HUGE]]])
-    part = Outer(left, torch.tensor([[[2.0, HUGE, HUGE]]]))
+    part = LayerOuter(left, torch.tensor([[[2.0, HUGE, HUGE]]]))
     clip_outer([part], None, torch.tensor([math.inf]))
     assert part.left[0, 0, 0] == 1.0
     torch.testing.assert_close(part.total(), torch.tensor([[[2e30]]]))
@@ -327,7 +327,7 @@ def test_clipping_without_a_look_bounds_every_record(left, right, clip, bias, we
     bound = torch.tensor([clip], dtype=torch.float32)
     for record in range(3):
         only = slice(record, record + 1)
-        part = Outer(
+        part = LayerOuter(
             torch.from_numpy(left[..., only].copy()),
             torch.from_numpy(right[..., only].copy()),
             bias=bias,
@@ -347,7 +347,7 @@ def test_clipping_without_a_look_agrees_with_the_other(bias):
     weight = (torch.rand(3, 7, generator=stream) > 0.3).float()
     totals = []
     for clip in (clip_outer, clip_unseen):
-        part = Outer(left.clone(), right.clone(), bias=bias)
+        part = LayerOuter(left.clone(), right.clone(), bias=bias)
         clip([part], weight, torch.tensor([0.5, 1.0, 100.0]))
         totals.append(part.total())
     torch.testing.assert_close(totals[0], totals[1])
@@ -368,8 +368,8 @@ def test_tame_inputs_need_no_rescaling(left, right, clip):
     for record in range(3):
         only = slice(record, record + 1)
         sides = torch.from_numpy(left[..., only].copy()), torch.from_numpy(right[..., only].copy())
-        tame = Outer(sides[0].clone(), sides[1], known[:, only], tame=True)
-        other = Outer(sides[0].clone(), sides[1].clone())
+        tame = LayerOuter(sides[0].clone(), sides[1], known[:, only], tame=True)
+        other = LayerOuter(sides[0].clone(), sides[1].clone())
         clip_unseen([tame], None, bound)
         clip_unseen([other], None, bound)
         assert float(tame.total().double().norm()) <= float(bound) * ALLOWED

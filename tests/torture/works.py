@@ -310,7 +310,7 @@ def a_federation(folder: Path) -> None:
 
 def a_site_behind(folder: Path) -> None:
     """A site whose server has seen more than its ledger holds."""
-    from dpscaffold.deployment.site.file import Grant, read_site_file
+    from dpscaffold.deployment.site.file import SiteGrant, read_site_file
     from dpscaffold.deployment.site.ledger import SiteLedger
     from dpscaffold.deployment.site.memory import StateFolder
     from dpscaffold.deployment.site.recovery import note_behind
@@ -319,7 +319,7 @@ def a_site_behind(folder: Path) -> None:
     file = read_site_file(folder / "one" / "site.toml")
     state = StateFolder(file.state, file.name)
     ledger = SiteLedger(state.ledger, file.name)
-    ledger.book(RUN, "plan", Grant(9, None, 0.0), {})
+    ledger.book(RUN, "plan", SiteGrant(9, None, 0.0), {})
     ledger.begin(RUN, "fixed")
     ledger.participate(RUN, 1)
     note_behind(state, RUN, 4, 4)

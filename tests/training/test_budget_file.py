@@ -20,7 +20,7 @@ from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synth
 from dpscaffold.cli import app
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Ledger, Mechanism
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.budget_file import Allowance, Participation
+from dpscaffold.runs.budget_file import BookedRound, BudgetFile
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=6, checkpoint_every=3, seed=4)
 COUNT = count()
@@ -33,7 +33,7 @@ def federation():
 
 @pytest.fixture
 def file(tmp_path):
-    Allowance.open(tmp_path / "budget.jsonl", 1.5, 0.1)
+    BudgetFile.open(tmp_path / "budget.jsonl", 1.5, 0.1)
     return str(tmp_path / "budget.jsonl")
 
 
@@ -71,10 +71,10 @@ def test_a_run_is_granted_its_whole_plan(federation, file, tmp_path):
         federation,
         file,
         tmp_path / "run",
-        observer=lambda round, row: seen.append(Allowance(file).read()),
+        observer=lambda round, row: seen.append(BudgetFile(file).read()),
     )
     run = result.setting.describe()
-    book = Allowance(file).read()
+    book = BudgetFile(file).read()
     (grant,) = book.grants.values()
     assert grant.epsilon == pytest.approx(price(run)) and grant.delta == run.delta
     assert grant.epsilon >= result.privacy["server"]["epsilon"] * (1 - 1e-9)
@@ -92,12 +92,12 @@ def test_a_draw_that_nobody_chose_is_granted_over_the_draw(federation, file, tmp
     plan = replace(PLAN, seed=None)
     with pytest.raises(Crash):
         go(federation, file, tmp_path / "run", plan=plan, observer=die_after(5))
-    (grant,) = Allowance(file).read().grants.values()
+    (grant,) = BudgetFile(file).read().grants.values()
     result = go(federation, file, tmp_path / "run", plan=plan)
     run = result.setting.describe()
     assert grant.epsilon == pytest.approx(RANDOM_PARTICIPATION.epsilon(run, 6))
     spent = RANDOM_PARTICIPATION.epsilon(run, 6, repeats=(1, 1))
-    assert Allowance(file).read().spent[0] == pytest.approx(spent)
+    assert BudgetFile(file).read().spent[0] == pytest.approx(spent)
     assert result.privacy["quoted"]["epsilon"] == pytest.approx(spent)
 
 
@@ -113,14 +113,14 @@ def test_runs_add_up_until_one_is_refused(federation, file, tmp_path):
         go(federation, file, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "budget.jsonl").read_bytes() == before
-    assert Allowance(file).read().spent[0] == pytest.approx(runs * cost)
+    assert BudgetFile(file).read().spent[0] == pytest.approx(runs * cost)
 
 
 def test_the_rounds_that_would_fit_do(federation, tmp_path):
     run = go(federation, None).setting.describe()
     total = price(run) * 0.999
     most = max(rounds for rounds in range(1, 6) if price(run, rounds) <= total)
-    Allowance.open(tmp_path / "b", total, 0.01)
+    BudgetFile.open(tmp_path / "b", total, 0.01)
     with pytest.raises(BadInput, match=rf"\({most} would fit\)"):
         go(federation, str(tmp_path / "b"))
     plan = Plan(**{**PLAN.to_dict(), "rounds": most})
@@ -131,10 +131,10 @@ def test_rounds_run_again_raise_the_grant(federation, file, tmp_path):
     """Killed after round 5 with a checkpoint at 3: rounds 4 and 5 are released twice."""
     with pytest.raises(Crash):
         go(federation, file, tmp_path / "run", observer=die_after(5))
-    before = Allowance(file).read()
+    before = BudgetFile(file).read()
     result = go(federation, file, tmp_path / "run")
     assert result.ended == "completed" and journalled(tmp_path / "run") == (6, (1, 1))
-    book = Allowance(file).read()
+    book = BudgetFile(file).read()
     (run,) = before.grants
     assert book.spent[0] == pytest.approx(price(result.setting.describe(), again=(4, 5)))
     assert book.spent[0] > before.spent[0] and book.spent[1] == before.spent[1]
@@ -144,7 +144,7 @@ def test_rounds_run_again_raise_the_grant(federation, file, tmp_path):
 
 def test_a_repeat_without_room_halts(federation, tmp_path):
     run = go(federation, None).setting.describe()
-    Allowance.open(tmp_path / "b", price(run) * 1.0001, 0.01)
+    BudgetFile.open(tmp_path / "b", price(run) * 1.0001, 0.01)
     with pytest.raises(Crash):
         go(federation, str(tmp_path / "b"), tmp_path / "run", observer=die_after(5))
     halted = go(federation, str(tmp_path / "b"), tmp_path / "run")
@@ -152,14 +152,14 @@ def test_a_repeat_without_room_halts(federation, tmp_path):
     assert price(run, again=(4, 5)) > price(run) * 1.0001
     assert halted.ended == "budget" and halted.rounds == first - 1
     assert f"round {first} would be run again with fresh noise" in halted.message
-    assert Allowance(tmp_path / "b").read().spent[0] <= price(run) * 1.0001
+    assert BudgetFile(tmp_path / "b").read().spent[0] <= price(run) * 1.0001
 
 
 def test_a_simulation_repeats_its_rounds_for_nothing(federation, file, tmp_path):
     with pytest.raises(Crash):
         go(federation, file, tmp_path / "run", SEEDED, observer=die_after(5))
     go(federation, file, tmp_path / "run", SEEDED)
-    book = Allowance(file).read()
+    book = BudgetFile(file).read()
     assert sum(book.participations.values()) == 6 and len(book.grants) == 1
     with pytest.raises(BadInput, match="the seed 4, whose noise this one would repeat"):
         go(federation, file, privacy=SEEDED)
@@ -197,7 +197,7 @@ def test_a_budget_file_that_lost_the_grant_is_refused(federation, file, tmp_path
     if damage == "shortened":
         path.write_text(lines[0])
     elif damage == "another":
-        Allowance.open(path, 1.5, 0.1)
+        BudgetFile.open(path, 1.5, 0.1)
     words = "is no budget file" if damage == "gone" else "shortened or changed"
     with pytest.raises(BadInput, match=words):
         go(federation, file, tmp_path / "run")
@@ -205,20 +205,20 @@ def test_a_budget_file_that_lost_the_grant_is_refused(federation, file, tmp_path
 
 def test_a_crash_between_the_ledger_and_the_budget_file(federation, file, tmp_path, monkeypatch):
     """The run's own ledger is ahead by one: the round counts as released, and the run goes on."""
-    real = Allowance.participate
+    real = BudgetFile.participate
 
     def dies(self, participation, after):
         if participation.round == 5:
             raise Crash
         real(self, participation, after)
 
-    monkeypatch.setattr(Allowance, "participate", dies)
+    monkeypatch.setattr(BudgetFile, "participate", dies)
     with pytest.raises(Crash):
         go(federation, file, tmp_path / "run")
-    monkeypatch.setattr(Allowance, "participate", real)
+    monkeypatch.setattr(BudgetFile, "participate", real)
     result = go(federation, file, tmp_path / "run")
     assert journalled(tmp_path / "run") == (6, (1, 1))
-    spent = Allowance(file).read().spent[0]
+    spent = BudgetFile(file).read().spent[0]
     assert spent == pytest.approx(price(result.setting.describe(), again=(4, 5)))
 
 
@@ -283,7 +283,7 @@ def test_kill_and_resume_by_the_commands(tmp_path):
     file, config = tmp_path / "budget.jsonl", tmp_path / "run.toml"
     text = CONFIG.replace("FILE", str(file)).replace("rounds = 3", "rounds = 120")
     config.write_text(text.replace("[plan]", "[plan]\ncheckpoint_every = 7\nseed = 4"))
-    Allowance.open(file, 50.0, 0.1)
+    BudgetFile.open(file, 50.0, 0.1)
     command = [sys.executable, "-m", "dpscaffold", "train", str(config), "--out", "run"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -296,7 +296,7 @@ def test_kill_and_resume_by_the_commands(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").open()]
     again = [line["round"] for line in lines if line.get("again")]
     run = Mechanism.from_dict(json.loads((tmp_path / "run" / "privacy.json").read_text())["run"])
-    book = Allowance(file).read()
+    book = BudgetFile(file).read()
     assert book.spent[0] >= price(run, 120, again=again) * (1 - 1e-9)
     assert book.spent[0] <= price(run, 120, again=again) * 1.0001
     assert 0 <= len(lines) - 1 - sum(book.participations.values()) <= 1
@@ -316,7 +316,7 @@ def test_bad_commands_are_one_sentence(tmp_path):
         error = call(*arguments).exception
         assert isinstance(error, BadInput) and words in str(error) and "\n" not in str(error)
     assert not list(tmp_path.iterdir())
-    Allowance.open(file, 1.0, 0.1).participate(Participation("a", 1), after=0)
+    BudgetFile.open(file, 1.0, 0.1).participate(BookedRound("a", 1), after=0)
     assert "exists" in str(call("budget", file, "--epsilon", "1", "--delta", "0.1").exception)
     (tmp_path / "text").write_text("hello\n")
     assert "damaged" in str(call("budget", tmp_path / "text").exception)

@@ -18,7 +18,7 @@ from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, synth
 from dpscaffold import run as run_configuration
 from dpscaffold.cli import app
 from dpscaffold.federation import Federation
-from dpscaffold.runs.budget_file import Allowance
+from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.training.optimum import solve
 
 PLAN = Plan(rounds=2, local_steps=1, user_ratio=0.5, evaluate_every=2)
@@ -139,7 +139,7 @@ def test_a_bad_key_file_is_one_sentence_and_nothing_is_written(federation, tmp_p
 def test_budget_files_tell_nothing_of_the_records(federation, tmp_path):
     """Their grants add whatever the records are, so none of them names any."""
     file = tmp_path / "budget.jsonl"
-    Allowance.open(file, 9.0, 0.1)
+    BudgetFile.open(file, 9.0, 0.1)
     go(federation, tmp_path / "run", budget=Budget(delta=1e-3, file=file))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     (grant,) = [line for line in lines if line["event"] == "grant"]

@@ -26,7 +26,7 @@ from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.budget_file import Allowance
+from dpscaffold.runs.budget_file import BudgetFile
 from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import read_account, read_entries
 from dpscaffold.setting.budget import Budget
@@ -211,7 +211,7 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
     ledger = read_account(tmp_path / "probe").ledger.largest()
     first = max(alone(6, run), ledger)
     path = tmp_path / "budget.jsonl"
-    Allowance.open(path, epsilon=1.9 * first, delta=10 * run.delta)
+    BudgetFile.open(path, epsilon=1.9 * first, delta=10 * run.delta)
     budget = Budget(file=str(path))
     go(PLAN, tmp_path / "run", False, budget=budget)
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
@@ -221,14 +221,14 @@ def test_a_budget_file_grants_further_rounds_or_refuses_them(tmp_path: Path) -> 
     for name in ("config.toml", "setting.json", "ledger.jsonl", "privacy.json", "metrics.jsonl"):
         assert before[name] == after[name], name
     more = go(replace(PLAN, rounds=8), tmp_path / "run", budget=budget)
-    book = Allowance(path).read()
+    book = BudgetFile(path).read()
     granted, delta = book.spent
     assert len(book.grants) == 2 and delta == 2 * run.delta
     said = more.privacy
     assert granted >= max(said["server"]["epsilon"], said["ledger"]["epsilon"])
     assert delta == said["delta"]
     go(replace(PLAN, rounds=8), tmp_path / "run", budget=budget)
-    assert len(Allowance(path).read().grants) == 2, "resuming asks for nothing again"
+    assert len(BudgetFile(path).read().grants) == 2, "resuming asks for nothing again"
 
 
 def test_a_target_halts_the_further_rounds(tmp_path: Path) -> None:
@@ -297,11 +297,11 @@ def test_a_budget_file_covers_capped_users_of_a_longer_second_part(tmp_path: Pat
     go(full, tmp_path / "probe", False)
     run = read_account(tmp_path / "probe").ledger.run
     path = tmp_path / "budget.jsonl"
-    Allowance.open(path, epsilon=100.0, delta=10 * run.delta)
+    BudgetFile.open(path, epsilon=100.0, delta=10 * run.delta)
     budget = Budget(file=str(path), user_epsilon=40.0)
     go(full, tmp_path / "run", False, budget=budget)
     more = go(replace(full, rounds=12), tmp_path / "run", budget=budget)
-    granted, delta = Allowance(path).read().spent
+    granted, delta = BudgetFile(path).read().spent
     assert granted >= more.privacy["ledger"]["epsilon"] > 0 and delta == more.privacy["delta"]
 
 

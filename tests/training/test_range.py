@@ -18,7 +18,7 @@ from dpscaffold.cli import app
 from dpscaffold.data import FederationWriter, from_users, load, load_federation, prepare
 from dpscaffold.data.tables.label_guesses import rounded_range
 from dpscaffold.data.tables.looking import look
-from dpscaffold.deployment.protocol.agreement import Offer, Schema
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.server.agreed import evaluation_on
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -28,7 +28,7 @@ from dpscaffold.tasks.metrics import METRICS
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.stack import Outcome
 from dpscaffold.training.stopping import Stopping
-from dpscaffold.tuning.private_scores import Comparison, record_sums
+from dpscaffold.tuning.private_scores import ScoreRule, record_sums
 
 LOW, HIGH = 300.0, 650.0
 
@@ -297,12 +297,12 @@ def test_private_tuning_bounds_errors_in_points() -> None:
     plan = Plan(rounds=1, local_steps=1, user_ratio=1.0, data_ratio=1.0)
     setting = Setting(table.roster, task, fedavg(), plan)
     outcome = Outcome(setting, model=torch.tensor([0.0, 0.5]))
-    sums, sizes = record_sums(outcome, table.test, Comparison(METRICS["mae"], bound=10.0))
+    sums, sizes = record_sums(outcome, table.test, ScoreRule(METRICS["mae"], bound=10.0))
     assert sums.tolist() == [10.0] and sizes.tolist() == [2.0]
 
 
 def test_sites_are_told_the_range_and_offers_without_one_stay_as_they_were() -> None:
-    rows = Schema(features=2, classes=0, columns=("a", "b"), label="y", low=0.0, high=60.0)
+    rows = SchemaSettings(features=2, classes=0, columns=("a", "b"), label="y", low=0.0, high=60.0)
     assert rows.target == Target("number", low=0, high=60)
     assert {"low", "high"} <= set(rows.model_dump())
     offer = Offer.model_validate(
@@ -349,7 +349,7 @@ def test_a_number_without_a_range_is_refused_before_a_record_is_read(
 )
 def test_a_schema_of_a_number_needs_a_range(more: dict[str, Any], said: str) -> None:
     with pytest.raises(Exception, match=said):
-        Schema(features=1, columns=("a",), label="y", **more)
+        SchemaSettings(features=1, columns=("a",), label="y", **more)
 
 
 def test_targets_check_their_range() -> None:

@@ -38,7 +38,7 @@ from dpscaffold.privacy import Ledger, PrivacyError
 from dpscaffold.report.runs import read_run
 from dpscaffold.runs.folder import CHECKPOINT_FORMAT
 from dpscaffold.runs.journal import START, digest
-from dpscaffold.runs.ledger import Summary, read_account
+from dpscaffold.runs.ledger import LedgerSummary, read_account
 from dpscaffold.setting.identity import describe_algorithm
 
 PLAN = Plan(rounds=6, local_steps=2, user_ratio=0.25, evaluate_every=2, checkpoint_every=3)
@@ -404,7 +404,7 @@ def test_a_journal_cut_back_is_refused_at_every_line(federation, tmp_path):
 
 def test_a_crash_between_a_line_and_its_head(federation, tmp_path, monkeypatch):
     """The journal is longer by a round that has not run, which is no damage."""
-    folder, real = tmp_path / "run", Summary.text
+    folder, real = tmp_path / "run", LedgerSummary.text
 
     def dies(self, head):
         if head.lines == 5:
@@ -412,7 +412,7 @@ def test_a_crash_between_a_line_and_its_head(federation, tmp_path, monkeypatch):
         return real(self, head)
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(Summary, "text", dies)
+        patch.setattr(LedgerSummary, "text", dies)
         go(federation, folder)
     assert json.loads((folder / "ledger.json").read_text())["journal"]["lines"] == 4
     assert len((folder / "ledger.jsonl").read_text().splitlines()) == 5

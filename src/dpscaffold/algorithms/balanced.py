@@ -104,7 +104,7 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class Shown:
+class BalanceMetrics:
     """For the metrics of a run: ‖c‖, a, and the root of the mean of ‖c_i − c‖²."""
 
     balance: Balance
@@ -190,7 +190,7 @@ def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
         title="SCAFFOLD-balanced",
         mirrored=True,
         noise_aware=True,
-        shows=Shown(balance),
+        shows=BalanceMetrics(balance),
     )
 
 

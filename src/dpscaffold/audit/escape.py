@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.audit.canary import MOST_RECORDS, Pair, sizes
-from dpscaffold.audit.subject import Subject
+from dpscaffold.audit.subject import AuditSubject
 from dpscaffold.tasks import Batch, Clip, ClippedSum, stacked_scores
 from dpscaffold.tasks.base import clip_factors
 
@@ -86,7 +86,7 @@ def least_batch(rate: float, steps: int, noise: float) -> float:
     return 8 * noise * rate ** (steps - 1) * math.sqrt((rate - 1) / (rate + 1))
 
 
-def escaping(subject: Subject, colluders: int = 0) -> Subject | None:
+def escaping(subject: AuditSubject, colluders: int = 0) -> AuditSubject | None:
     """The same mechanism on the loss above, grown as far as pays; None where it does not pay:
     with one step, with memory (which takes the growth off again), for whole users."""
     run = subject.run
@@ -104,7 +104,7 @@ def escaping(subject: Subject, colluders: int = 0) -> Subject | None:
     return replace(subject, task=Escaping(), kind="class", classes=2, pair=pair, step=STEP)
 
 
-def _pair(subject: Subject, rate: float, records: int, batch: int) -> Pair:
+def _pair(subject: AuditSubject, rate: float, records: int, batch: int) -> Pair:
     """All records push nobody anywhere but away; the canary pushes with all its length."""
     run = subject.run
     clip = float(run.clip)

@@ -18,9 +18,9 @@ import numpy as np
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Server
 from dpscaffold.audit.pairs import BETWEEN_ROUNDS, between_rounds
-from dpscaffold.audit.subject import Model, Subject
-from dpscaffold.audit.tally import CHANGE, CONTROL, MOVE, RESTORED, Tally
-from dpscaffold.audit.watching import Watched
+from dpscaffold.audit.subject import AuditSubject, SentModel
+from dpscaffold.audit.tally import CHANGE, CONTROL, MOVE, RESTORED, UploadTally
+from dpscaffold.audit.watching import WatchedSimulator
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.rounds import announced
 from dpscaffold.privacy.loss import Array
@@ -48,7 +48,7 @@ STATISTICS = (
 Played = tuple[Array, Array]
 
 
-def server_games(subject: Subject, games: int, rng: np.random.Generator) -> Played:
+def server_games(subject: AuditSubject, games: int, rng: np.random.Generator) -> Played:
     """So many games on each dataset, as the server sees them: the statistics above, then the
     uploads of each participation."""
     users = 2 * games
@@ -61,18 +61,20 @@ def server_games(subject: Subject, games: int, rng: np.random.Generator) -> Play
 
 
 def play(
-    subject: Subject,
+    subject: AuditSubject,
     tables: list[bool | None],
     times: np.ndarray,
-    models: list[Model],
+    models: list[SentModel],
     rng: np.random.Generator,
-) -> Tally:
+) -> UploadTally:
     """The participations of users who hold these tables, each so many times. In round t they are
     sent the model t of ``models``, which are repeated."""
     federation = subject.federation(tables)
     setting = subject.setting(federation)
-    engine = Watched([setting], [federation], [subject.streams(rng)], subject.pair.direction)
-    tally = Tally(subject, len(tables), set(setting.algorithm.remembers))
+    engine = WatchedSimulator(
+        [setting], [federation], [subject.streams(rng)], subject.pair.direction
+    )
+    tally = UploadTally(subject, len(tables), set(setting.algorithm.remembers))
     for number in range(1, int(times.max(initial=0)) + 1):
         active = np.flatnonzero(times >= number)
         draw, model = Draw(active, active), models[(number - 1) % len(models)]
@@ -83,7 +85,12 @@ def play(
 
 
 def sent(
-    setting: Setting, engine: Watched, phase: Algorithm, draw: Draw, number: int, model: Model
+    setting: Setting,
+    engine: WatchedSimulator,
+    phase: Algorithm,
+    draw: Draw,
+    number: int,
+    model: SentModel,
 ) -> Broadcast:
     """A model and what the algorithm announces with it."""
     state = State.initial(setting, engine.device)

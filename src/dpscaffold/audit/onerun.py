@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Slots, Upload
 from dpscaffold.audit.limits import one_run_epsilon
-from dpscaffold.audit.subject import Case
+from dpscaffold.audit.subject import AuditedRun
 from dpscaffold.engines import Hardware, Simulator, State
 from dpscaffold.engines.fast.stacking import StackedBroadcast
 from dpscaffold.engines.fast.worker import Worker
@@ -34,7 +34,7 @@ from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import Accounts
+from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Batch
@@ -47,7 +47,7 @@ ENGINE = "simulator"
 
 
 @dataclass(frozen=True)
-class Spent:
+class RealRunCost:
     """What the run took from the privacy of the real records, as its folder states it."""
 
     folder: str
@@ -86,7 +86,7 @@ class OneRun:
     proved: float
     delta: float
     confidence: float
-    spent: Spent
+    spent: RealRunCost
 
     @property
     def ratio(self) -> float:
@@ -230,7 +230,7 @@ class _Scored(Simulator):
 
 
 @dataclass(frozen=True)
-class Asked:
+class OneRunRequest:
     """The one run that is asked for: on which data, with how many canaries, and its folder.
 
     ``rng`` places the canaries. The setting has a seed of its own, so that no other run shares its
@@ -245,7 +245,9 @@ class Asked:
     rng: np.random.Generator
 
     @classmethod
-    def of(cls, case: Case, canaries: int, out: Path, seed: int | None = None) -> Asked:
+    def of(
+        cls, case: AuditedRun, canaries: int, out: Path, seed: int | None = None
+    ) -> OneRunRequest:
         """From what is audited; without a ``seed`` all draws come from the operating system."""
         rng, setting = np.random.default_rng(seed), case.setting
         own = None if setting.secret and seed is None else int(rng.integers(1 << 62))
@@ -255,11 +257,11 @@ class Asked:
     def check(self) -> None:
         """Refuse, before anything is played or written, what could not be run or booked."""
         refuse_unfit(self.federation)
-        Accounts(self.setting).check_room()
+        PrivacyAccount(self.setting).check_room()
         RunFolder(self.out).check_free()
 
 
-def play_one_run(asked: Asked, confidence: float, seconds: float) -> OneRun:
+def play_one_run(asked: OneRunRequest, confidence: float, seconds: float) -> OneRun:
     """One run of the setting on its real data, as far as the seconds reach; its claim is that of
     the rounds that were played."""
     setting, run = asked.setting, asked.run
@@ -296,13 +298,13 @@ def _rounds(going: RunInProgress, engine: _Scored, seconds: float) -> int:
     return done
 
 
-def _spent(going: RunInProgress) -> Spent:
+def _spent(going: RunInProgress) -> RealRunCost:
     """Write the run's statement, and say what is in it."""
     assert going.folder is not None
     said = going.accounts.statement()
     going.accounts.write_statement(going.folder, said)
     quoted, file = said["quoted"], going.setting.budget.file
-    return Spent(
+    return RealRunCost(
         str(going.folder.path),
         float(quoted["epsilon"]),
         float(said["delta"]),

@@ -15,7 +15,7 @@ from dpscaffold.audit.game import NOT_FINITE, STATISTICS, Played, server_games
 from dpscaffold.audit.limits import Proof, prove, weighted
 from dpscaffold.audit.onerun import OneRun
 from dpscaffold.audit.probes import PROBED, probe_games
-from dpscaffold.audit.subject import Case, Claim, Subject
+from dpscaffold.audit.subject import AuditedRun, AuditSubject, Claim
 from dpscaffold.audit.sums import OF_SUMS, statistics, sum_games
 from dpscaffold.checks import number, whole
 from dpscaffold.errors import BadInput
@@ -35,7 +35,7 @@ Watch = Callable[[str, int, int, float], None]
 
 
 @dataclass(frozen=True)
-class Limits:
+class AuditLimits:
     """How long, and how sure. ``trials`` are games on each of the two datasets, at most.
 
     ``confidence`` holds for all that an audit says together.
@@ -121,8 +121,8 @@ class Report:
 
 
 def audit(
-    case: Case,
-    limits: Limits,
+    case: AuditedRun,
+    limits: AuditLimits,
     views: Sequence[str] = tuple(SHARES),
     watch: Watch | None = None,
     one_run: Callable[[float], OneRun] | None = None,
@@ -159,9 +159,9 @@ def audit(
 
 
 def _view(
-    subject: Subject,
+    subject: AuditSubject,
     claim: Claim,
-    limits: Limits,
+    limits: AuditLimits,
     confidence: float,
     seconds: float,
     rng: np.random.Generator,
@@ -229,7 +229,7 @@ def told_apart(inside: Array, outside: Array) -> Played:
     return made[0], made[1]
 
 
-def _block(subject: Subject, users: int) -> int:
+def _block(subject: AuditSubject, users: int) -> int:
     """How many games to play at a time. It depends on the run alone, so that a seed and a number of
     trials make an audit."""
     run = subject.run

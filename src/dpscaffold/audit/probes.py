@@ -12,8 +12,8 @@ import numpy as np
 
 from dpscaffold.audit.game import Played, play
 from dpscaffold.audit.pairs import BETWEEN_ROUNDS, BETWEEN_USERS, between_rounds, between_users
-from dpscaffold.audit.subject import Model, Subject
-from dpscaffold.audit.tally import CONTROL, RESTORED, Tally
+from dpscaffold.audit.subject import AuditSubject, SentModel
+from dpscaffold.audit.tally import CONTROL, RESTORED, UploadTally
 from dpscaffold.privacy.loss import Array
 from dpscaffold.randomness.streams import NoiseStreams, Randomness
 
@@ -33,7 +33,7 @@ ALIKE = 0.05
 ORDER = tuple(number.bit_count() % 2 for number in range(64))
 
 
-def probe_games(subject: Subject, games: int, rng: np.random.Generator) -> Played:
+def probe_games(subject: AuditSubject, games: int, rng: np.random.Generator) -> Played:
     """So many games on each dataset, with the statistics above."""
     users = 2 * games
     tables: list[bool | None] = []
@@ -53,7 +53,7 @@ def probe_games(subject: Subject, games: int, rng: np.random.Generator) -> Playe
     return statistics[:, ::2], statistics[:, 1::2]
 
 
-def second_model(subject: Subject) -> Model:
+def second_model(subject: AuditSubject) -> SentModel:
     """The model near x⁰ at which the canary has the least effect, of those tried."""
     pair, start = subject.pair, subject.start
     length = float(pair.inside[0].nan_to_num(0.0).norm(dim=1).max()) or 1.0
@@ -62,7 +62,7 @@ def second_model(subject: Subject) -> Model:
     return next(model for model in tried if abs(model.effect) <= least + ALIKE)
 
 
-def _configured(subject: Subject, tally: Tally) -> Array:
+def _configured(subject: AuditSubject, tally: UploadTally) -> Array:
     """The noise of every user along the canary, had it come from the seed in the configuration;
     zero where noise is not secret, and the games have a seed of their own."""
     noise = np.zeros(len(tally.times))

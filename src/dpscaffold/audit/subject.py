@@ -33,7 +33,7 @@ from dpscaffold.tasks import Task
 
 
 @dataclass(frozen=True)
-class Model:
+class SentModel:
     """Parameters that the adversary sends out. Along the canary's direction and in units of the
     canary at x⁰: a step's sum without the canary is ``known``, and the canary adds ``effect``."""
 
@@ -43,7 +43,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Subject:
+class AuditSubject:
     """What is audited: the mechanism as described, and the parts of the run that make it.
 
     ``participations`` is how often the user took part, where that is known; else it is drawn, as
@@ -95,11 +95,11 @@ class Subject:
         return made.declaring(self.pair.records) if self.run.declared_sizes else made
 
     @cached_property
-    def start(self) -> Model:
+    def start(self) -> SentModel:
         """x⁰, at which the canary moves a step's sum the farthest."""
         return self.model(self.task.initial(self.seed))
 
-    def model(self, params: Tensor) -> Model:
+    def model(self, params: Tensor) -> SentModel:
         """This model as one to send out."""
         pair, whole = self.pair, self.run.unit == "user"
         (inside, low), (outside, high) = pair.inside, pair.outside
@@ -107,7 +107,7 @@ class Subject:
         canary, other = clipped_at(params, self.task, rows, labels, float(self.run.clip)).double()
         along, unit = pair.direction.double(), float(pair.moved.norm())
         known = float(other @ along) * (1 if whole else pair.batch) / unit
-        return Model(params, known, float((canary - other) @ along) / unit)
+        return SentModel(params, known, float((canary - other) @ along) / unit)
 
     def times(self, games: int, rng: np.random.Generator) -> np.ndarray:
         """How often the user takes part in each game, (games,)."""
@@ -137,11 +137,11 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Case:
+class AuditedRun:
     """An audit's subject, its claims by view, and the real run where one is asked for."""
 
     name: str
-    subject: Subject
+    subject: AuditSubject
     claims: Mapping[str, Claim]
     setting: Setting
     federation: Federation
@@ -149,7 +149,7 @@ class Case:
     not_played: str = ""
 
 
-def read_case(source: Path, overrides: list[str] | None = None) -> Case:
+def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
     """A configuration as it would run, or a run folder as it ran (given who took part)."""
     folder = source if source.is_dir() else None
     config = source / "config.toml" if folder else source
@@ -170,7 +170,7 @@ def read_case(source: Path, overrides: list[str] | None = None) -> Case:
             raise BadInput(f"nobody has taken part in {folder} yet, so it promises nothing so far")
     subject = subject_of(setting, run, federation, participations)
     claims = claims_of(run, participations, setting.budget.colluders)
-    return Case(
+    return AuditedRun(
         str(source),
         subject,
         claims,
@@ -190,7 +190,7 @@ def _described(setting: Setting) -> Mechanism:
 
 def subject_of(
     setting: Setting, run: Mechanism, federation: Federation, participations: int | None = None
-) -> Subject:
+) -> AuditSubject:
     """What plays the game: the run's task (at its smallest size), algorithm and mechanism."""
     reason = no_guarantee(run) or ("no noise is added (noise=0)" if run.noise == 0 else None)
     if setting.privacy is None or reason:
@@ -202,7 +202,7 @@ def subject_of(
         classes, dimension = 2, getattr(task, "features", 1)
     seed = setting.plan.public_seed
     pair = make_pair(task, kind, run, dimension, seed)
-    return Subject(
+    return AuditSubject(
         task, kind, classes, setting.algorithm, setting.privacy, run, pair, seed, participations
     )
 

@@ -13,9 +13,9 @@ import torch
 from dpscaffold.audit.game import Played, sent
 from dpscaffold.audit.limits import weighted
 from dpscaffold.audit.pairs import BETWEEN_ROUNDS, between_rounds
-from dpscaffold.audit.subject import Subject
-from dpscaffold.audit.watching import Seen, Watched
-from dpscaffold.engines import Draw, Gathered
+from dpscaffold.audit.subject import AuditSubject
+from dpscaffold.audit.watching import UploadProjections, WatchedSimulator
+from dpscaffold.engines import Draw, RoundUploads
 from dpscaffold.privacy.loss import Array
 
 #: What the adversary computes from what it saw, by place.
@@ -28,7 +28,9 @@ OF_SUMS = (
 )
 
 
-def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders: int = 0) -> Played:
+def sum_games(
+    subject: AuditSubject, games: int, rng: np.random.Generator, colluders: int = 0
+) -> Played:
     """So many games on each dataset as a third party sees them, or ``colluders`` of the
     participants, who subtract what they uploaded themselves: (2·rounds, games), moves and control
     variates, 0 in rounds without the user."""
@@ -36,7 +38,7 @@ def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders:
     worlds = [subject.federation([inside, *others]) for inside in (True, False)]
     settings = [subject.setting(world) for world in worlds]
     runs = 2 * games
-    engine = Watched(
+    engine = WatchedSimulator(
         [settings[k % 2] for k in range(runs)],
         [worlds[k % 2] for k in range(runs)],
         [subject.streams(rng) for _ in range(runs)],
@@ -61,7 +63,11 @@ def sum_games(subject: Subject, games: int, rng: np.random.Generator, colluders:
 
 
 def _sums(
-    engine: Watched, gathered: list[Gathered], seen: Seen, known: np.ndarray, users: int
+    engine: WatchedSimulator,
+    gathered: list[RoundUploads],
+    seen: UploadProjections,
+    known: np.ndarray,
+    users: int,
 ) -> tuple[Array, Array]:
     """The round's mean move and mean change of memory along the canary, (runs,), without what the
     ``known`` users uploaded."""

@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-from dpscaffold.audit.subject import Subject
-from dpscaffold.audit.watching import Seen
+from dpscaffold.audit.subject import AuditSubject
+from dpscaffold.audit.watching import UploadProjections
 from dpscaffold.privacy.loss import Array
 
 #: Of how many participations each upload is looked at by itself.
@@ -23,10 +23,10 @@ LOOKED = 32
 MOVE, CHANGE, RESTORED, CONTROL = range(4)
 
 
-class Tally:
+class UploadTally:
     """The uploads of a game's users, added up and one by one."""
 
-    def __init__(self, subject: Subject, users: int, remembered: set[str]) -> None:
+    def __init__(self, subject: AuditSubject, users: int, remembered: set[str]) -> None:
         self.subject, self.steps = subject, subject.run.local_steps
         whole = subject.run.unit == "user"
         self.unit = float(subject.pair.moved.norm()) / (1 if whole else subject.pair.batch)
@@ -40,7 +40,7 @@ class Tally:
         #: (4, L, users), and NaN where a user did not take part so often.
         self.looked = np.full((4, min(LOOKED, subject.run.rounds), users), np.nan)
 
-    def enter(self, seen: Seen, known: float) -> None:
+    def enter(self, seen: UploadProjections, known: float) -> None:
         """A round's uploads. A step's sum without the canary is ``known``; what a user remembers
         follows from what it uploaded before."""
         users, step = seen.users, self.subject.plan.step_size

@@ -21,7 +21,7 @@ from dpscaffold.setting import Setting
 
 
 @dataclass(frozen=True)
-class Seen:
+class UploadProjections:
     """What some participants uploaded, as far as it matters: how long each vector is along the
     canary's direction (U,), and how long the rest of Δy is."""
 
@@ -32,7 +32,7 @@ class Seen:
     totals: dict[str, Array]
 
 
-class Watched(Simulator):
+class WatchedSimulator(Simulator):
     """The simulator, unchanged, with every upload looked at as it leaves its user."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Watched(Simulator):
     ) -> None:
         super().__init__(settings, federations, Hardware(), randomness, ahead=False)
         self.direction = direction.double()
-        self._seen: list[Seen] = []
+        self._seen: list[UploadProjections] = []
 
     def _participate(
         self, worker: Worker, phase: Algorithm, rows: Sequence[Row], told: StackedBroadcast
@@ -53,12 +53,14 @@ class Watched(Simulator):
         self._seen.append(self._look(rows, upload))
         return upload, kept
 
-    def _look(self, rows: Sequence[Row], upload: Upload) -> Seen:
+    def _look(self, rows: Sequence[Row], upload: Upload) -> UploadProjections:
         runs, users = np.array([(row.run, row.user) for row in rows]).T
         totals = {
             n: self.along(v) for n, v in upload.totals.items() if v.shape == upload.params.shape
         }
-        return Seen(runs, users, self.along(upload.params), self._rest(upload.params), totals)
+        return UploadProjections(
+            runs, users, self.along(upload.params), self._rest(upload.params), totals
+        )
 
     def along(self, vectors: Tensor) -> Array:
         """How long vectors (U, P) or (P,) are along the canary's direction."""
@@ -69,11 +71,11 @@ class Watched(Simulator):
         rest = wide - (wide @ self.direction)[:, None] * self.direction
         return np.asarray(torch.linalg.vector_norm(rest, dim=1).numpy())
 
-    def round_seen(self) -> Seen:
+    def round_seen(self) -> UploadProjections:
         """All that was uploaded since this was last asked."""
         seen, self._seen = self._seen, []
         join = np.concatenate
-        return Seen(
+        return UploadProjections(
             join([s.runs for s in seen]),
             join([s.users for s in seen]),
             join([s.move for s in seen]),

@@ -44,13 +44,13 @@ def audit_command(
 ) -> None:
     """Play the distinguishing game against the real engine; exit status 4 if a claim is beaten."""
     # Here and not above: asking for help should not load PyTorch.
-    from dpscaffold.audit.onerun import Asked, OneRun, play_one_run
-    from dpscaffold.audit.play import SHARES, Limits, audit
+    from dpscaffold.audit.onerun import OneRun, OneRunRequest, play_one_run
+    from dpscaffold.audit.play import SHARES, AuditLimits, audit
     from dpscaffold.audit.subject import read_case
     from dpscaffold.report.audit_figure import audit_rows, audit_sentences, plot_audit
     from dpscaffold.training.progress import duration
 
-    limits = Limits(trials, minutes, confidence, seed)
+    limits = AuditLimits(trials, minutes, confidence, seed)
     views = _views(view, tuple(SHARES))
     if one_run is not None:
         whole("--one-run", one_run, 10)
@@ -61,7 +61,7 @@ def audit_command(
     case = read_case(source, set_ or [])
     asked = None
     if one_run is not None and out is not None:
-        asked = Asked.of(case, one_run, out, seed)
+        asked = OneRunRequest.of(case, one_run, out, seed)
         asked.check()
     errors = Console(stderr=True, highlight=False)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
-from dpscaffold.runs.budget_file import Allowance, Book
+from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents
 
 
 def budget_command(
@@ -33,15 +33,15 @@ def budget_command(
         one, other = ("--epsilon", "--delta") if delta is None else ("--delta", "--epsilon")
         raise BadInput(f"{one} is given without {other}; give both to open a new budget file")
     if epsilon is not None and delta is not None:
-        Allowance.open(file, epsilon, delta)
-    book = Allowance(file).read()
+        BudgetFile.open(file, epsilon, delta)
+    book = BudgetFile(file).read()
     if as_json:
         typer.echo(json.dumps(book.to_json(), indent=2, allow_nan=False))
     else:
         show(book, Console(soft_wrap=False, highlight=False))
 
 
-def show(book: Book, console: Console) -> None:
+def show(book: BudgetFileContents, console: Console) -> None:
     """A row per run, then what is spent and left: spent rounded up, left rounded down."""
     if book.grants:
         head = ("run", "rounds", "of", "epsilon", "delta", "noise")

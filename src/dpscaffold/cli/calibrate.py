@@ -29,11 +29,11 @@ from dpscaffold.cli.privacy import (
     UserRatio,
     Users,
 )
-from dpscaffold.cli.subject import Numbers, Subject, from_numbers, from_source
+from dpscaffold.cli.subject import Numbers, StatementSubject, from_numbers, from_source
 from dpscaffold.cli.usage import refuse_given
 from dpscaffold.privacy import (
+    AttackGoal,
     Bound,
-    Goal,
     Mechanism,
     PrivacyError,
     bound_for,
@@ -186,7 +186,7 @@ def goal_from(
     at_fpr: float | None,
     mu: float | None,
     group: int,
-) -> Goal:
+) -> AttackGoal:
     """The one goal that the options give.
 
     >>> goal_from(None, None, 0.02, 0.01, None, 1).kind
@@ -211,11 +211,11 @@ def goal_from(
         raise PrivacyError(f"{one} is given without {other}; give both")
     target = given[named[0]]
     assert target is not None
-    return Goal(named[0], target, at_fpr, group)
+    return AttackGoal(named[0], target, at_fpr, group)
 
 
 def solve_goal(
-    run: Mechanism, goal: Goal, bound: Bound, costs: tuple[Any, ...], solve: str
+    run: Mechanism, goal: AttackGoal, bound: Bound, costs: tuple[Any, ...], solve: str
 ) -> dict[str, Any]:
     """The noise or the rounds that meet a goal in human terms, and what they reach."""
     if solve == "table":
@@ -236,7 +236,7 @@ def solve_goal(
     }
 
 
-def _subject(source: Any, numbers: Numbers, delta: float | None, solve: str) -> Subject:
+def _subject(source: Any, numbers: Numbers, delta: float | None, solve: str) -> StatementSubject:
     """The run to solve for, and what its data cost already; what is solved for needs no value of
     its own."""
     if source is not None:
@@ -251,7 +251,7 @@ def _subject(source: Any, numbers: Numbers, delta: float | None, solve: str) -> 
         numbers = replace(numbers, local_steps=LOCAL_STEPS[0])
     if solve == "rounds" and numbers.rounds is None:
         numbers = replace(numbers, rounds=1)
-    return Subject(from_numbers(numbers, delta))
+    return StatementSubject(from_numbers(numbers, delta))
 
 
 def _show(answer: dict[str, Any], console: Console) -> None:
@@ -277,7 +277,7 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         else ""
     )
     if "reached" in answer:
-        goal = Goal(**answer["goal"])
+        goal = AttackGoal(**answer["goal"])
         together = f" for {goal.group} together" if goal.group > 1 else ""
         console.print(
             f"{goal.kind} = {digits_up(answer['reached'], 4)} of {goal.target:g}{together}",

@@ -62,7 +62,7 @@ def plan_command(
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
-    from dpscaffold.training.events import Stopped
+    from dpscaffold.training.events import StopRequested
 
     refuse_unwritable(out)
     if config and config.exists() and config.resolve() == (out / "plan.toml").resolve():
@@ -81,7 +81,7 @@ def plan_command(
     with stop_signals() as caught, Rounds(caught, as_json or quiet, "planning") as watcher:
         try:
             found = recommend(facts, goal, limits, preset, device=pick_device(device), tell=watcher)
-        except Stopped as stopped:
+        except StopRequested as stopped:
             console.print(f"stopped by {stopped} before a plan was found; nothing was written")
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
     files = planning.write_plan(found, out, tables)

@@ -13,7 +13,7 @@ from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.models.predict import Predicted
+    from dpscaffold.models.predict import PredictionCounts
     from dpscaffold.models.predict_files import FilesPredicted
 
 
@@ -65,7 +65,7 @@ def predict_command(
         _tell(one, out, columns, as_json)
 
 
-def _tell(done: Predicted, out: Path | None, columns: list[str], as_json: bool) -> None:
+def _tell(done: PredictionCounts, out: Path | None, columns: list[str], as_json: bool) -> None:
     """What became of a file."""
     if as_json:
         written = {"file": str(out)} | _counted(done) | {"columns": columns}
@@ -103,11 +103,11 @@ def _tell_files(done: FilesPredicted, out: Path | None, columns: list[str], as_j
     _tell_gaps(done, f" ({named(lacking)})")
 
 
-def _counted(done: Predicted | FilesPredicted) -> dict[str, Any]:
+def _counted(done: PredictionCounts | FilesPredicted) -> dict[str, Any]:
     return {"rows": done.rows, "without_prediction": done.incomplete, "why": done.gap}
 
 
-def _tell_gaps(done: Predicted | FilesPredicted, where: str) -> None:
+def _tell_gaps(done: PredictionCounts | FilesPredicted, where: str) -> None:
     if done.incomplete:
         many = f"{done.incomplete} of {done.rows} rows have no prediction{where}"
         typer.echo(f"{many}: the model was trained without such records ({done.gap})", err=True)

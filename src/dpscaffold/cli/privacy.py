@@ -13,7 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dpscaffold.algorithms import ALGORITHMS, DEFAULT
-from dpscaffold.cli.subject import Numbers, Subject, from_numbers, from_source, refuse_numbers
+from dpscaffold.cli.subject import (
+    Numbers,
+    StatementSubject,
+    from_numbers,
+    from_source,
+    refuse_numbers,
+)
 from dpscaffold.cli.usage import refuse_given
 from dpscaffold.privacy import (
     VIEWS,
@@ -159,7 +165,11 @@ def privacy(
         refuse_given(
             {"--view": view, "--group": group}, "and does not change the quote; leave it out"
         )
-    about = from_source(source, numbers, delta) if source else Subject(from_numbers(numbers, delta))
+    about = (
+        from_source(source, numbers, delta)
+        if source
+        else StatementSubject(from_numbers(numbers, delta))
+    )
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
     said = about.statement(tuple(group) if group else GROUPS, colluders)
@@ -213,7 +223,7 @@ def several(
         show_together(answer, Console(soft_wrap=False), views, groups=group is not None)
 
 
-def draw_tradeoff(about: Subject, said: dict[str, Any], path: Path) -> None:
+def draw_tradeoff(about: StatementSubject, said: dict[str, Any], path: Path) -> None:
     """The trade-off curve of the bounds that are quoted, one line per different bound."""
     from dpscaffold.report.tradeoff_plot import plot_tradeoff
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from dpscaffold.paper.definition import Experiment
-    from dpscaffold.paper.reproduce import Request
+    from dpscaffold.paper.reproduce import ReproduceRequest
 
 
 def reproduce_command(
@@ -68,10 +68,10 @@ def reproduce_command(
     """Reproduce a figure or table of the paper; finished runs are not run again."""
     from dpscaffold.engines.machine import pick_device
     from dpscaffold.paper.definition import experiment, names
-    from dpscaffold.paper.reproduce import Request
+    from dpscaffold.paper.reproduce import ReproduceRequest
 
     rows, place = tuple(row or ()), out or Path("reproduction")
-    request = Request(place, seeds, scale, device or "cpu", folds, rows, only_runs)
+    request = ReproduceRequest(place, seeds, scale, device or "cpu", folds, rows, only_runs)
     chosen = pick_device(request.device)
     if row and (list_ or name == "all"):
         raise BadInput(
@@ -105,24 +105,24 @@ def reproduce_command(
 
 
 def _reproduce(
-    chosen: Experiment, request: Request, device: torch.device, quiet: bool, silent: bool
+    chosen: Experiment, request: ReproduceRequest, device: torch.device, quiet: bool, silent: bool
 ) -> list[str]:
     from dpscaffold.engines.machine import stop_signals
-    from dpscaffold.paper.progress import Bars
+    from dpscaffold.paper.progress import ReproductionProgress
     from dpscaffold.paper.reproduce import reproduce
-    from dpscaffold.training.events import Stopped
+    from dpscaffold.training.events import StopRequested
 
     console = Console(highlight=False, soft_wrap=True, stderr=silent)
     with stop_signals() as caught:
 
         @contextmanager
-        def show(title: str, work: float) -> Iterator[Bars]:
-            with Bars(title, work, caught, quiet) as bars:
+        def show(title: str, work: float) -> Iterator[ReproductionProgress]:
+            with ReproductionProgress(title, work, caught, quiet) as bars:
                 yield bars
 
         try:
             files = reproduce(chosen, request, device, show)
-        except Stopped as stopped:
+        except StopRequested as stopped:
             console.print(
                 f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command "
                 f"goes on with it"

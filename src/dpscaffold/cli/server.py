@@ -66,9 +66,9 @@ def _ready(listeners: Any, folder: Path, insecure: bool) -> None:
     import threading
 
     from dpscaffold.deployment.provision import read_secret, roster
-    from dpscaffold.deployment.transports.flower.run import TROUBLE, Office, register
+    from dpscaffold.deployment.transports.flower.run import TROUBLE, SuperLinkAddress, register
 
-    office = Office(
+    office = SuperLinkAddress(
         f"{listeners.inner[0]}:{listeners.inner[1]}",
         None if insecure else (folder / "ca.crt").read_bytes(),
         read_secret(folder / "superexec.secret"),

@@ -12,14 +12,14 @@ from dpscaffold.checks import floor_share, shares
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
 from dpscaffold.privacy.describe import choose_relation, describe
-from dpscaffold.privacy.drawn import FROM_SYSTEM, Drawn
+from dpscaffold.privacy.drawn import FROM_SYSTEM, SeedKnowledge
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
 from dpscaffold.runs.ledger import Account, read_account
 
 
 @dataclass(frozen=True)
-class Subject:
+class StatementSubject:
     """What a statement is about: a run and what its data add, or the account of a run folder."""
 
     run: Mechanism | None
@@ -28,7 +28,7 @@ class Subject:
     account: Account | None = None
     colluders: int = 1
     simulated: bool = False
-    drawn: Drawn = FROM_SYSTEM
+    drawn: SeedKnowledge = FROM_SYSTEM
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
 
@@ -156,7 +156,7 @@ def refuse_numbers(numbers: Numbers, source: Path) -> None:
         )
 
 
-def from_source(source: Path, numbers: Numbers, delta: float | None) -> Subject:
+def from_source(source: Path, numbers: Numbers, delta: float | None) -> StatementSubject:
     """What a run folder or a configuration describes."""
     refuse_numbers(numbers, source)
     about = from_folder(source) if source.is_dir() else from_config(source)
@@ -166,10 +166,10 @@ def from_source(source: Path, numbers: Numbers, delta: float | None) -> Subject:
     return replace(about, run=run, account=about.account and about.account.at_delta(delta))
 
 
-def from_folder(folder: Path) -> Subject:
+def from_folder(folder: Path) -> StatementSubject:
     """A run folder: its ledger holds the description of the run, so nothing else is needed."""
     account = read_account(folder)
-    return Subject(
+    return StatementSubject(
         account.ledger.run,
         account.preparation,
         account.costs,
@@ -180,7 +180,7 @@ def from_folder(folder: Path) -> Subject:
     )
 
 
-def from_config(path: Path) -> Subject:
+def from_config(path: Path) -> StatementSubject:
     """A configuration: the run it would make on its data."""
     from dpscaffold.config import load
     from dpscaffold.data.loading import load_federation
@@ -196,10 +196,10 @@ def from_config(path: Path) -> Subject:
     setting = settings.setting(federation, Plan.learning_rate)  # no step size costs privacy
     run = setting.describe()
     if run is None or limits is None:
-        return Subject(None, federation.preparation)
+        return StatementSubject(None, federation.preparation)
     costs, unprotected = charged(federation.preparation, run)
     steps = (*federation.preparation, *unprotected)
-    return Subject(
+    return StatementSubject(
         run,
         steps,
         costs,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscaffold.cli.subject import Numbers, Subject, from_source
+from dpscaffold.cli.subject import Numbers, StatementSubject, from_source
 from dpscaffold.privacy import VIEWS, Ledger, PrivacyError, bound_for
-from dpscaffold.privacy.composition import GIVEN, Part, Together, together
+from dpscaffold.privacy.composition import GIVEN, JointGuarantee, RunPart, together
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.fitting import legible
@@ -38,7 +38,7 @@ def compose(
     same_records: bool,
     colluders: int | None = None,
     groups: Sequence[int] = GROUPS,
-) -> Together:
+) -> JointGuarantee:
     """Read the runs and put them together; ``delta`` is shared out evenly among them.
 
     ``colluders`` participants pool what they know of all runs. By default they are as many as the
@@ -46,7 +46,7 @@ def compose(
     """
     each = delta / len(sources) if delta is not None else None
     seen: set[Path] = set()
-    read: list[tuple[Path, Subject]] = []
+    read: list[tuple[Path, StatementSubject]] = []
     for source in sources:
         if source.resolve() in seen:
             raise PrivacyError(f"{source} is given twice; a run is counted once")
@@ -75,7 +75,7 @@ def compose(
     return together(parts, fixed_in_advance, own if colluders is None else colluders, groups)
 
 
-def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
+def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunPart]:
     """One run folder or configuration, with the bounds it quotes; a run that was given more rounds
     comes in the parts that were planned one after another."""
     if about.run is None:
@@ -89,7 +89,7 @@ def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
     for k, ledger in enumerate(ledgers):
         run = ledger.run if ledger and about.parts else about.run
         repeats = ledger.repeats if ledger else ()
-        part = Part(
+        part = RunPart(
             name=str(source) if len(ledgers) == 1 else f"{source} (part {k + 1})",
             run=run,
             rounds=ledger.rounds if about.parts and ledger else said["rounds"],
@@ -104,7 +104,7 @@ def parts_of(source: Path, about: Subject, colluders: int) -> list[Part]:
     return found
 
 
-def _refuse_older_copies(read: Sequence[tuple[Path, Subject]]) -> None:
+def _refuse_older_copies(read: Sequence[tuple[Path, StatementSubject]]) -> None:
     """Refuse a folder that is a copy of another one as it was earlier, or still is."""
     for (one, about), (other, more) in itertools.permutations(read, 2):
         anchor = about.account.anchor if about.account else None
@@ -134,7 +134,7 @@ def identities(sources: Sequence[Path]) -> dict[Path, str]:
 
 
 def show_together(
-    answer: Together, console: Console, views: Sequence[str], groups: bool = False
+    answer: JointGuarantee, console: Console, views: Sequence[str], groups: bool = False
 ) -> None:
     """A row per run and one for all, then how they were put together and what it means.
 
@@ -164,7 +164,7 @@ def show_together(
         console.print(sentence, highlight=False)
 
 
-def sentences(answer: Together, view: str | None) -> list[str]:
+def sentences(answer: JointGuarantee, view: str | None) -> list[str]:
     """What the numbers rest on, and what they mean for one person in this view."""
     k = answer.colluders
     said = [answer.method, f"neighbours: {answer.neighbours}"]

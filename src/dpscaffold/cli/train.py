@@ -28,7 +28,7 @@ UnsetOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainRequest:
     """Which configuration is run, and in which folder."""
 
     config: Path | None
@@ -160,7 +160,7 @@ def train_command(
         raise typer.Exit(143 if "SIGTERM" in result.message else 130)
 
 
-def requested(config: Path | None, out: Path | None, resume: bool) -> Request:
+def requested(config: Path | None, out: Path | None, resume: bool) -> TrainRequest:
     """Read ``train RUN --resume`` and ``train RUN/config.toml --resume`` as people mean them.
 
     >>> requested(Path("sites.toml"), None, resume=False).folder.as_posix()
@@ -172,16 +172,16 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> Request:
             raise BadInput(f"{config} is a folder without a run; name a configuration (TOML)")
         if not resume:
             raise BadInput(f"{config} is a run folder; add --resume to go on with its run")
-        return Request(inside, out or config, True)
+        return TrainRequest(inside, out or config, True)
     if resume and config is not None and not config.suffix and not config.exists():
         raise BadInput(f"{config} holds no run to go on with; name a run folder")
     if config is not None and out is None and resume and (config.parent / "run.json").exists():
-        return Request(config, config.parent, True)
+        return TrainRequest(config, config.parent, True)
     name = config.stem if config else "train"
-    return Request(config, out or Path("runs") / name, resume)
+    return TrainRequest(config, out or Path("runs") / name, resume)
 
 
-def engine_of(request: Request) -> str:
+def engine_of(request: TrainRequest) -> str:
     """The engine that a resumed run began with; the simulator for a new one."""
     from dpscaffold.runs.folder import RunFolder
 

@@ -41,7 +41,7 @@ def tune_command(
     from dpscaffold.report.tuning import tuning_table, write_tuning
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
-    from dpscaffold.training.events import Stopped
+    from dpscaffold.training.events import StopRequested
     from dpscaffold.tuning.tuning import read_tuning, tune
 
     settings, table = read_tuning(config, set_ or [])
@@ -54,7 +54,7 @@ def tune_command(
     with stop_signals() as caught, Rounds(caught, quiet=as_json or quiet) as watcher:
         try:
             tuned = tune(settings, table, pick_device(device), watcher, planned_setting)
-        except Stopped as stopped:
+        except StopRequested as stopped:
             console.print(f"stopped by {stopped} before the grid was finished; nothing was written")
             raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
     files = write_tuning(tuned, folder, " ".join(["dpscaffold", *sys.argv[1:]]))

@@ -28,7 +28,7 @@ from dpscaffold.tasks import (
 )
 
 
-class Rows(Protocol):
+class RowShape(Protocol):
     """What a task must fit: a federation, or the public facts of one."""
 
     @property
@@ -127,7 +127,7 @@ class TaskSettings(ConfigTable):
             )
         return tuple(given.get(name, 1.0) for name in target.classes)
 
-    def build(self, federation: Rows) -> Task:
+    def build(self, federation: RowShape) -> Task:
         """The task, in the federation's shape."""
         loss = self.build_loss(federation.target)
         outputs = loss.outputs(len(federation.target.classes))

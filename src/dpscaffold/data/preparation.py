@@ -19,12 +19,12 @@ from dpscaffold.data import prepared
 from dpscaffold.data.prepared import Project, Shift, applied, transformed
 from dpscaffold.data.preprocessing import (
     Centre,
-    ClipNorm,
+    ClipNormSettings,
     FittedStep,
     Pca,
     Standardise,
     StepSettings,
-    UnitNorm,
+    UnitNormSettings,
     parse_steps,
 )
 from dpscaffold.data.private import (
@@ -96,9 +96,9 @@ def fit(
 def _fit(
     step: StepSettings, features: torch.Tensor, before: tuple[Prepared, ...], seed: int, number: int
 ) -> Prepared:
-    if isinstance(step, UnitNorm):
+    if isinstance(step, UnitNormSettings):
         return prepared.UnitNorm()
-    if isinstance(step, ClipNorm):
+    if isinstance(step, ClipNormSettings):
         return prepared.ClipNorm(step.norm)
     assert isinstance(step, FittedStep)
     source = _Source(step, features, before, seed, number)

@@ -35,13 +35,13 @@ class StepSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class UnitNorm(StepSettings):
+class UnitNormSettings(StepSettings):
     """Every row scaled to norm 1; a row of zeros stays. Needs no fit."""
 
     step: Literal["unit-norm"] = "unit-norm"
 
 
-class ClipNorm(StepSettings):
+class ClipNormSettings(StepSettings):
     """Every row longer than ``norm`` scaled down to it. Needs no fit."""
 
     step: Literal["clip-norm"] = "clip-norm"
@@ -160,8 +160,8 @@ class Pca(FittedStep):
 STEPS: dict[str, type[StepSettings]] = {
     "standardise": Standardise,
     "centre": Centre,
-    "unit-norm": UnitNorm,
-    "clip-norm": ClipNorm,
+    "unit-norm": UnitNormSettings,
+    "clip-norm": ClipNormSettings,
     "pca": Pca,
 }
 _ARGUMENT = {"pca": ("components", int), "clip-norm": ("norm", float)}
@@ -195,7 +195,7 @@ def _expand(value: Any) -> Any:
 
 
 PreprocessingStep = Annotated[
-    Standardise | Centre | UnitNorm | ClipNorm | Pca,
+    Standardise | Centre | UnitNormSettings | ClipNormSettings | Pca,
     Field(discriminator="step"),
     BeforeValidator(_expand),
 ]

@@ -72,7 +72,7 @@ def released(total: np.ndarray, spread: float, normals: np.ndarray, stream: Stre
     """total + spread·normals, float64: as it is from a seed; secret noise is rounded to the public
     grid, whose step is a power of two at most 2⁻²⁰ of ``spread``.
 
-    >>> from dpscaffold.randomness.streams.csprng import CipherStream
+    >>> from dpscaffold.randomness.csprng import CipherStream
     >>> secret = released(np.array([0.3]), 2.0**19, np.array([1e-7]), CipherStream(bytes(32)))
     >>> secret.tolist(), released(np.array([0.3]), 1.0, np.array([2.0]), np.random.default_rng())
     ([0.5], array([2.3]))

@@ -67,7 +67,7 @@ class _Column:
         return {"bytes": self.path.stat().st_size, "blake2b": self.hash.hexdigest()}
 
 
-class _Table:
+class _TableFiles:
     """The three files of a train or test table."""
 
     def __init__(self, folder: Path, part: str, types: dict[str, np.dtype[Any]]):
@@ -141,7 +141,8 @@ class FederationWriter:
         except OSError as problem:
             raise BadInput(f"{self.folder} cannot be written: {problem.strerror}") from None
         self.tables = {
-            part: _Table(self.draft, part, column_types(self.target)) for part in ("train", "test")
+            part: _TableFiles(self.draft, part, column_types(self.target))
+            for part in ("train", "test")
         }
 
     def append(self, train: Arrays, test: Arrays, name: str | None = None) -> None:

@@ -7,6 +7,6 @@ from .registry import ENGINES as ENGINES
 from .simulator import Simulator as Simulator
 from .state import Draw as Draw
 from .state import Engine as Engine
-from .state import Gathered as Gathered
+from .state import RoundUploads as RoundUploads
 from .state import StackedEngine as StackedEngine
 from .state import State as State

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Broadcast, Upload
 from dpscaffold.engines.hardware import placed
-from dpscaffold.engines.state import Draw, Gathered, Measured
+from dpscaffold.engines.state import DeviceNumbers, Draw, RoundUploads
 from dpscaffold.setting import Setting
 
 
@@ -45,12 +45,12 @@ class Aggregate:
         self.arrived += users
         self.drifts.append(uploads.params.norm(dim=1).max())
 
-    def gathered(self) -> Gathered:
+    def gathered(self) -> RoundUploads:
         """The mean, once all that will come has come."""
         totals = {name: value / self.users for name, value in self.totals.items()}
         drift = torch.stack(self.drifts).max() if self.drifts else torch.zeros(())
-        return Gathered(
-            Upload(self.mean, totals), tuple(self.arrived), Measured({"largest_drift": drift})
+        return RoundUploads(
+            Upload(self.mean, totals), tuple(self.arrived), DeviceNumbers({"largest_drift": drift})
         )
 
 
@@ -59,7 +59,7 @@ def aggregate(
     draw: Draw,
     broadcast: Broadcast,
     uploads: Iterable[tuple[Sequence[int], Upload]],
-) -> Gathered:
+) -> RoundUploads:
     """The mean of the uploads of some users at a time, (U, P) each."""
     made = Aggregate(setting, draw, broadcast.params)
     for users, upload in uploads:

@@ -18,7 +18,7 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Known, Local, Participan
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.hardware import Hardware
 from dpscaffold.engines.memories import Memories
-from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.randomness.streams import NoiseStreams, Randomness
@@ -43,7 +43,7 @@ class Loop:
         self.randomness = randomness or setting.randomness()
         self.memories = Memories(setting.algorithm.remembers, setting.task.parameters, self.device)
 
-    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
+    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """Every participant's local steps, and the mean of what they send."""
 
         def uploads() -> Iterator[tuple[list[int], Upload]]:

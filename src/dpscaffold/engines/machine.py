@@ -112,14 +112,14 @@ def stop_signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-class Aside:
+class BackgroundWorker:
     """Begins work; its answer is a future.
 
     On a GPU it runs in a thread and on a stream of its own, after what was launched before it and
     beside what is launched next. A CPU would have to share its cores: there it is done at once,
     unless ``ahead`` asks for the thread. Use it as a context: its thread ends with it.
 
-    >>> with Aside(torch.device("cpu")) as aside:
+    >>> with BackgroundWorker(torch.device("cpu")) as aside:
     ...     aside.begin(lambda: 7).result()
     7
     """
@@ -130,7 +130,7 @@ class Aside:
         self.overlaps = ahead or self._stream is not None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name) if self.overlaps else None
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> BackgroundWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,7 +154,7 @@ class Aside:
             return work()
 
 
-class Owed:
+class DeferredWork:
     """What a round still owes while the next one runs. As a context it is settled, if it can be,
     where something else fails."""
 
@@ -171,7 +171,7 @@ class Owed:
         if work is not None:
             work()
 
-    def __enter__(self) -> Owed:
+    def __enter__(self) -> DeferredWork:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:

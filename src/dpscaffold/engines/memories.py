@@ -20,7 +20,7 @@ MAPPED = 1 << 31
 _BLOCK = 1 << 14
 
 
-class Room:
+class GrowingTable:
     """A table of zeros with rows of one ``width`` that grows as it is asked to."""
 
     def __init__(self, width: int, device: torch.device) -> None:
@@ -74,7 +74,7 @@ class Memories:
         self._places: dict[int, int] = {}
         # Row 0 stays zero: it is everyone's who was never seen.
         self._rooms = {
-            name: Room(parameters if size == "vector" else 1, device)
+            name: GrowingTable(parameters if size == "vector" else 1, device)
             for name, size in remembers.items()
         }
 

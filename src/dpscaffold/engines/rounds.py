@@ -17,8 +17,8 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Cohort, Known, Slots
 from dpscaffold.engines import (
     Draw,
     Engine,
-    Gathered,
     Memories,
+    RoundUploads,
     Simulator,
     StackedEngine,
     State,
@@ -33,16 +33,18 @@ Drawing = Callable[[int], Draw | None]
 
 
 @dataclass(frozen=True)
-class Round:
+class FinishedRound:
     """A finished round: who was drawn, what came back, and the server after its move."""
 
     number: int
     draw: Draw
-    gathered: Gathered
+    gathered: RoundUploads
     state: State
 
 
-def rounds(setting: Setting, engine: Engine, drawing: Drawing, state: State) -> Iterator[Round]:
+def rounds(
+    setting: Setting, engine: Engine, drawing: Drawing, state: State
+) -> Iterator[FinishedRound]:
     """The rounds that are left of one run, each yielded when it is done.
 
     >>> from dpscaffold import Logistic, Plan, fedavg, synthetic
@@ -54,7 +56,7 @@ def rounds(setting: Setting, engine: Engine, drawing: Drawing, state: State) -> 
     >>> [done.state.round for done in rounds(setting, loop, drawing, start)]
     [1, 2]
     """
-    for done in stacked_rounds([setting], _Single(engine), [drawing], [state]):
+    for done in stacked_rounds([setting], _StackOfOne(engine), [drawing], [state]):
         yield done[0]
 
 
@@ -63,7 +65,7 @@ def stacked_rounds(
     engine: StackedEngine,
     drawings: Sequence[Drawing],
     states: list[State],
-) -> Iterator[list[Round]]:
+) -> Iterator[list[FinishedRound]]:
     """The same for runs of equal shape. ``states`` is moved in place; between two rounds the caller
     may change it. A round that the engine is to redo (the caller asked whether it was cut short) is
     yielded once more."""
@@ -91,7 +93,10 @@ def stacked_rounds(
                 if got.arrived:  # a round of which nothing came back leaves the server as it was
                     server = phase.update(server, got.mean, setting.plan.server_rate)
                 states[k] = before[k].moved(server, setting)
-            yield [Round(number, *one) for one in zip(draws, gathered, list(states), strict=True)]
+            yield [
+                FinishedRound(number, *one)
+                for one in zip(draws, gathered, list(states), strict=True)
+            ]
             if not engine.to_redo:
                 break
             gathered = engine.again()
@@ -158,7 +163,7 @@ def plain_draws(setting: Setting, randomness: Randomness) -> Drawing:
     return draw
 
 
-class _Single:
+class _StackOfOne:
     """An engine of one run as a stack of one."""
 
     def __init__(self, engine: Engine) -> None:
@@ -169,11 +174,11 @@ class _Single:
         """Whether the last round was cut short; most engines know no such thing."""
         return bool(getattr(self.engine, "to_redo", False))
 
-    def again(self) -> list[Gathered]:
+    def again(self) -> list[RoundUploads]:
         assert isinstance(self.engine, Simulator)
         return self.engine.again()
 
     def gather_all(
         self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]
-    ) -> list[Gathered]:
+    ) -> list[RoundUploads]:
         return [self.engine.gather(phase, broadcasts[0], draws[0])]

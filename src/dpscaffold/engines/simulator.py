@@ -15,7 +15,7 @@ import torch
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.aggregate import Aggregate
-from dpscaffold.engines.fast.ahead import Ahead
+from dpscaffold.engines.fast.ahead import NextBatches
 from dpscaffold.engines.fast.shards import Shards
 from dpscaffold.engines.fast.stacking import (
     StackedBroadcast,
@@ -29,7 +29,7 @@ from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.hardware import Hardware, placed
 from dpscaffold.engines.memories import Memories
 from dpscaffold.engines.participation.drawing import Row
-from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.engines.store import Store
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import OneRound, Randomness
@@ -95,7 +95,7 @@ class Simulator:
         # A GPU draws for itself, unless the run is secret.
         secret = any(one.secret for one in self.randomness)
         ahead = (self.device.type == "cuda" and secret) if ahead is None else ahead
-        self.ahead = Ahead(self._expected) if ahead and len(self.workers) == 1 else None
+        self.ahead = NextBatches(self._expected) if ahead and len(self.workers) == 1 else None
 
     @property
     def chunk(self) -> int:
@@ -117,13 +117,13 @@ class Simulator:
         self.all_memories[run] = self.fresh_memories(self.settings[run])
         self.memories = self.all_memories[0]
 
-    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
+    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round of a single run."""
         return self.gather_all(phase, [broadcast], [draw])[0]
 
     def gather_all(
         self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]
-    ) -> list[Gathered]:
+    ) -> list[RoundUploads]:
         """The same round of every stacked run."""
         round = broadcasts[0].round
         rows = [
@@ -165,7 +165,7 @@ class Simulator:
         self.to_redo = any(worker.cut.happened() for worker in self.workers)
         return self.to_redo
 
-    def again(self) -> list[Gathered]:
+    def again(self) -> list[RoundUploads]:
         """The last round with the same draws, and room for every record in every batch."""
         last = self._last
         assert last is not None

@@ -89,10 +89,10 @@ class Draw:
     active: np.ndarray
 
 
-class Measured(Mapping[str, float]):
+class DeviceNumbers(Mapping[str, float]):
     """Numbers that stay on their device until one is read: a round need not wait for them.
 
-    >>> dict(Measured({"largest_drift": torch.tensor(0.5)}))
+    >>> dict(DeviceNumbers({"largest_drift": torch.tensor(0.5)}))
     {'largest_drift': 0.5}
     """
 
@@ -110,7 +110,7 @@ class Measured(Mapping[str, float]):
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RoundUploads:
     """What a round brings back: the mean upload, who it came from, and what it tells about itself.
 
     ``arrived`` may be fewer than take part (a reply is lost); less noise is then in the sum.
@@ -132,7 +132,7 @@ class Engine(Protocol):
         """The slots of users who took part."""
         ...
 
-    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
+    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round at the users who take part."""
         ...
 
@@ -150,12 +150,12 @@ class StackedEngine(Protocol):
         """Whether the last round is to be gathered :meth:`again`."""
         ...
 
-    def again(self) -> list[Gathered]:
+    def again(self) -> list[RoundUploads]:
         """The last round with the same draws."""
         ...
 
     def gather_all(
         self, phase: Algorithm, broadcasts: Sequence[Broadcast], draws: Sequence[Draw]
-    ) -> list[Gathered]:
+    ) -> list[RoundUploads]:
         """The same round of every run."""
         ...

@@ -38,7 +38,7 @@ BINS, MOST_CLASSES = 10, 100
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRows:
     """Scores (N, outputs), what is true (N,), whose row each is (N,), and the sites' names."""
 
     scores: Tensor
@@ -97,7 +97,7 @@ def evaluate_file(
     return evaluate(model, score_file(model, data, label, site))
 
 
-def score_file(model: Model, data: Path, label: str | None, site: str | None) -> Scored:
+def score_file(model: Model, data: Path, label: str | None, site: str | None) -> ScoredRows:
     """Scores and truths of a file's rows."""
     scored = score_rows(model, data, label, site)
     if not len(scored.targets):
@@ -108,7 +108,7 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
 
 def score_rows(
     model: Model, data: Path | TableFile, label: str | None, site: str | None, whose: str = "all"
-) -> Scored:
+) -> ScoredRows:
     """Scores and truths of the rows of a file that have a prediction. Where the file has no column
     of sites, all are ``whose``."""
     from dpscaffold.data.tables.raw import coding_of, file_columns, unmarked
@@ -137,12 +137,12 @@ def score_rows(
             owners.append(others[site].fill_null("(none)"))
     number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), (whose,)
     if not scores:
-        return Scored(torch.empty(0, 0), torch.empty(0), number, (), left_out, gap)
+        return ScoredRows(torch.empty(0, 0), torch.empty(0), number, (), left_out, gap)
     if site:
         coded = pa.chunked_array(owners).combine_chunks().dictionary_encode()
         sites = tuple(coded.dictionary.to_pylist())
         number = torch.from_numpy(np.array(coded.indices)).long()
-    return Scored(torch.cat(scores), torch.cat(truths), number, sites, left_out, gap)
+    return ScoredRows(torch.cat(scores), torch.cat(truths), number, sites, left_out, gap)
 
 
 def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tuple[str, ...]:
@@ -174,12 +174,12 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
     return (wanted,)
 
 
-def score_held_out(model: Model, federation: Federation) -> Scored:
+def score_held_out(model: Model, federation: Federation) -> ScoredRows:
     """Scores and truths of the records that a federation holds out."""
     test = federation.test
     site = torch.repeat_interleave(torch.arange(test.users), test.sizes)
     scores = model.scores_of(test.features.numpy())
-    return Scored(scores, federation.target.restored(test.labels), site, federation.names)
+    return ScoredRows(scores, federation.target.restored(test.labels), site, federation.names)
 
 
 def _truths(columns: Mapping[str, pa.Array], target: Target, decimal: str) -> Tensor:
@@ -210,7 +210,7 @@ def _truths(columns: Mapping[str, pa.Array], target: Target, decimal: str) -> Te
     return torch.from_numpy(index.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
-def evaluate(model: Model, scored: Scored, metrics: Sequence[Metric] = ()) -> Evaluation:
+def evaluate(model: Model, scored: ScoredRows, metrics: Sequence[Metric] = ()) -> Evaluation:
     """All that is said of a model from its scores."""
     target = model.target
     chosen = tuple(metrics) or metrics_for(target)
@@ -230,7 +230,7 @@ def evaluate(model: Model, scored: Scored, metrics: Sequence[Metric] = ()) -> Ev
     )
 
 
-def _by_site(metrics: Sequence[Metric], scored: Scored) -> tuple[dict[str, Any], ...]:
+def _by_site(metrics: Sequence[Metric], scored: ScoredRows) -> tuple[dict[str, Any], ...]:
     count = len(scored.sites)
     rows = torch.bincount(scored.site, minlength=count)
     values = {
@@ -244,7 +244,7 @@ def _by_site(metrics: Sequence[Metric], scored: Scored) -> tuple[dict[str, Any],
     )
 
 
-def confusion_matrix(model: Model, scored: Scored) -> tuple[tuple[int, ...], ...]:
+def confusion_matrix(model: Model, scored: ScoredRows) -> tuple[tuple[int, ...], ...]:
     """How many rows of each true class (first index) were taken for each class (second)."""
     count = len(model.classes)
     pairs = scored.targets * count + model.predicted(scored.scores)
@@ -269,7 +269,7 @@ def _by_class(confusion: tuple[tuple[int, ...], ...], target: Target) -> tuple[d
     )
 
 
-def _by_label(scored: Scored, target: Target) -> tuple[dict[str, Any], ...]:
+def _by_label(scored: ScoredRows, target: Target) -> tuple[dict[str, Any], ...]:
     """Each label by itself, accuracy beside that of the commoner answer."""
     true = unpack(scored.targets, len(target.classes))
     said = (scored.scores[:, : len(target.classes)] > 0).long()
@@ -293,7 +293,7 @@ def _by_label(scored: Scored, target: Target) -> tuple[dict[str, Any], ...]:
     return tuple(entries)
 
 
-def calibration(model: Model, scored: Scored, bins: int = BINS) -> tuple[Bin, ...]:
+def calibration(model: Model, scored: ScoredRows, bins: int = BINS) -> tuple[Bin, ...]:
     """Predicted probability against how often it comes true, in bins of equal width."""
     chances = model.chances(scored.scores).double()
     if model.target.kind == "labels":

@@ -21,7 +21,7 @@ from dpscaffold.data.tables.rowfiles import (
     tables_among,
 )
 from dpscaffold.errors import BadInput
-from dpscaffold.models.evaluate import Evaluation, Scored, evaluate, label_columns, score_rows
+from dpscaffold.models.evaluate import Evaluation, ScoredRows, evaluate, label_columns, score_rows
 from dpscaffold.models.model import Model
 
 
@@ -87,14 +87,14 @@ def evaluate_files(
     return FilesEvaluation(whole, files, rows.aside, tuple(note for note in notes if note))
 
 
-def _scored(model: Model, file: TableFile, label: str | None, site: str | None) -> Scored:
+def _scored(model: Model, file: TableFile, label: str | None, site: str | None) -> ScoredRows:
     try:
         return score_rows(model, file, label, site, whose=file.user)
     except BadInput as problem:
         raise named_problem(file.path, problem) from None
 
 
-def _entry(model: Model, name: str, scored: Scored) -> FileEvaluation:
+def _entry(model: Model, name: str, scored: ScoredRows) -> FileEvaluation:
     if not len(scored.targets):
         return FileEvaluation(name, 0, scored.left_out, scored.gap, {}, {})
     found = evaluate(model, scored)
@@ -112,7 +112,7 @@ def _without(files: Sequence[FileEvaluation]) -> str:
     return f"warning: no row has a prediction in {named([file.file for file in empty])}{gap}"
 
 
-def _together(rows: RowFiles, scored: Sequence[Scored]) -> Scored:
+def _together(rows: RowFiles, scored: Sequence[ScoredRows]) -> ScoredRows:
     """The rows of all files as one table; sites of the same name are the same."""
     first = (f"{name}, {s.gap}" for name, s in zip(rows.names, scored, strict=True) if s.gap)
     gap = next(first, "")
@@ -122,7 +122,7 @@ def _together(rows: RowFiles, scored: Sequence[Scored]) -> Scored:
     sites = tuple(dict.fromkeys(site for part in full for site in part.sites))
     places = {site: place for place, site in enumerate(sites)}
     numbers = [torch.tensor([places[site] for site in part.sites])[part.site] for part in full]
-    return Scored(
+    return ScoredRows(
         torch.cat([part.scores for part in full]),
         torch.cat([part.targets for part in full]),
         torch.cat(numbers),

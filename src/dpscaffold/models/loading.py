@@ -26,7 +26,7 @@ from dpscaffold.models.storage import (
     digest_of,
 )
 from dpscaffold.models.trained import Origin
-from dpscaffold.report.notebook import Shown
+from dpscaffold.report.notebook import ShownStatement
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
 
@@ -48,7 +48,7 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
     folder = find_model(Path(folder))
     index = _read_index(folder)
     tensors = _read_weights(folder, index)
-    privacy = Shown(json.loads(_checked(folder, PRIVACY, index)))
+    privacy = ShownStatement(json.loads(_checked(folder, PRIVACY, index)))
     try:
         arrays = {
             name.removeprefix("preparation."): value.numpy()

@@ -16,13 +16,13 @@ from dpscaffold.checks import instance
 from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
-from dpscaffold.models.trained import Origin, Trained
+from dpscaffold.models.trained import Origin, TrainedParameters
 from dpscaffold.report.notebook import html_table
 from dpscaffold.tasks import Task
 
 if TYPE_CHECKING:
     from dpscaffold.data.tables.files import TableFile
-    from dpscaffold.data.tables.raw import Part
+    from dpscaffold.data.tables.raw import RowBatch
 
 #: Raw rows: a table (N, columns), columns by name (a data frame too), one mapping a row, or the
 #: path of a CSV or Parquet file.
@@ -30,7 +30,7 @@ Raw = Tensor | np.ndarray | Mapping[str, Any] | Sequence[Any] | str | Path
 
 
 @dataclass(frozen=True)
-class Model(Trained):
+class Model(TrainedParameters):
     """Parameters (P,) of a task, the preparation of its features, and what its scores stand for.
 
     Raw rows are what the data were before preparation: a table (N, columns) in the order of
@@ -95,7 +95,7 @@ class Model(Trained):
             raise BadInput(f"{path} holds no row; give at least one")
         return torch.cat(parts)
 
-    def parts(self, path: Path | TableFile, others: Sequence[str] = ()) -> Iterator[Part]:
+    def parts(self, path: Path | TableFile, others: Sequence[str] = ()) -> Iterator[RowBatch]:
         """The prepared rows of a file, batch by batch; see :mod:`dpscaffold.data.tables.raw`."""
         from dpscaffold.data.tables.raw import raw_parts
 

@@ -57,7 +57,7 @@ def whole_model(
     last = [_scoring(task, params)]
     if target is not None and target.low is not None:
         last.append(_Answers(target))
-    return WholeModel([*stages, _Single(), *last], categories, list(columns)).eval()
+    return WholeModel([*stages, _SinglePrecision(), *last], categories, list(columns)).eval()
 
 
 def _stage(step: Any) -> nn.Module:
@@ -200,7 +200,7 @@ class _ClipNorm(nn.Module):
         return rows * (self.norm / norms.clamp_min(1e-30)).clamp_max(1.0)
 
 
-class _Single(nn.Module):
+class _SinglePrecision(nn.Module):
     """Single precision, in which models are trained."""
 
     def forward(self, rows: Tensor) -> Tensor:

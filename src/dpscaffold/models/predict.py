@@ -17,7 +17,7 @@ import torch
 
 from dpscaffold.atomic import whole_file
 from dpscaffold.data.tables.files import Format
-from dpscaffold.data.tables.raw import KINDS, Part, file_kind
+from dpscaffold.data.tables.raw import KINDS, RowBatch, file_kind
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 
@@ -25,7 +25,7 @@ PREDICTION, PROBABILITY = "prediction", "probability"
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictionCounts:
     """How many rows were read, how many of them have no prediction, and why the first has none."""
 
     rows: int
@@ -39,7 +39,7 @@ def predict_file(
     out: Path | IO[bytes],
     keep: Sequence[str] = (),
     probabilities: bool | None = None,
-) -> Predicted:
+) -> PredictionCounts:
     """Write a prediction for every row of a CSV or Parquet file, in its order.
 
     ``out`` is a ``.csv`` or ``.parquet`` file, which appears whole or not at all, or a stream for
@@ -81,8 +81,8 @@ class Answer:
         return pa.schema(texts + list(columns.items()))
 
     def write(
-        self, parts: Iterable[Part], writer: Any, shape: pa.Schema, *before: str
-    ) -> Predicted:
+        self, parts: Iterable[RowBatch], writer: Any, shape: pa.Schema, *before: str
+    ) -> PredictionCounts:
         """Write the rows of a file, with these texts ``before`` each, batch by batch."""
         columns = _columns(self.model, self.probabilities)
         rows, incomplete, gap = 0, 0, ""
@@ -95,7 +95,7 @@ class Answer:
             rows += count
             incomplete += int((~part.complete).sum())
             gap = gap or part.gap
-        return Predicted(rows, incomplete, gap)
+        return PredictionCounts(rows, incomplete, gap)
 
 
 def _columns(model: Model, probabilities: bool | None) -> dict[str, pa.DataType]:
@@ -115,7 +115,7 @@ def _columns(model: Model, probabilities: bool | None) -> dict[str, pa.DataType]
     return {PREDICTION: pa.string()} | dict.fromkeys(named, pa.float32())
 
 
-def _arrays(model: Model, part: Part, columns: dict[str, pa.DataType]) -> list[pa.Array]:
+def _arrays(model: Model, part: RowBatch, columns: dict[str, pa.DataType]) -> list[pa.Array]:
     """The columns of the predictions, empty in the rows that have none."""
     if not part.complete.any():
         return [pa.nulls(len(part.complete), kind) for kind in columns.values()]
@@ -126,7 +126,7 @@ def _arrays(model: Model, part: Part, columns: dict[str, pa.DataType]) -> list[p
     ]
 
 
-def _filled(model: Model, part: Part) -> list[np.ndarray]:
+def _filled(model: Model, part: RowBatch) -> list[np.ndarray]:
     """Predictions of the complete rows, and after them the probability of each class."""
     scores = model.scores_of(part.features)
     predicted = model.predicted(scores)

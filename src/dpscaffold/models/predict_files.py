@@ -26,7 +26,13 @@ from dpscaffold.data.tables.rowfiles import (
 )
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
-from dpscaffold.models.predict import Answer, Predicted, batch_writer, one_thread, open_writer
+from dpscaffold.models.predict import (
+    Answer,
+    PredictionCounts,
+    batch_writer,
+    one_thread,
+    open_writer,
+)
 
 #: The column that says from which file a row comes.
 FILE = "file"
@@ -40,7 +46,7 @@ class FilePredicted:
     has predictions of its own, where these are."""
 
     name: str
-    predicted: Predicted
+    predicted: PredictionCounts
     out: Path | None = None
 
 
@@ -177,7 +183,7 @@ def _draft(folder: Path) -> Iterator[Path]:
 
 def _written(
     answer: Answer, file: TableFile, writer: Any, shape: pa.Schema, *before: str
-) -> Predicted:
+) -> PredictionCounts:
     """Write the rows of a file; what is wrong with them is said with its name."""
     try:
         return answer.write(answer.model.parts(file, answer.keep), writer, shape, *before)

@@ -27,7 +27,7 @@ from torch import Tensor
 from dpscaffold.atomic import draft_of, put_in_place
 from dpscaffold.data.stored import entries
 from dpscaffold.errors import BadInput
-from dpscaffold.models.trained import Trained
+from dpscaffold.models.trained import TrainedParameters
 from dpscaffold.privacy.preparation import unnamed
 from dpscaffold.report.statement_page import render
 from dpscaffold.runs.written import plain, versions
@@ -41,7 +41,7 @@ INDEX, WEIGHTS, PRIVACY, PAGE = "model.json", "model.safetensors", "privacy.json
 WITHIN = "model"
 
 
-def save_model(model: Trained, folder: Path) -> Path:
+def save_model(model: TrainedParameters, folder: Path) -> Path:
     """Write a model to a folder, which appears whole or not at all; one that holds a model is
     replaced, any other must be empty."""
     if folder.exists() and not folder.is_dir():
@@ -61,7 +61,7 @@ def save_model(model: Trained, folder: Path) -> Path:
     return folder
 
 
-def _files(model: Trained) -> dict[str, bytes]:
+def _files(model: TrainedParameters) -> dict[str, bytes]:
     """The contents of a model's folder, by name; model.json, which has the digests, last."""
     statement = plain(dict(model.privacy))
     unit = (statement.get("mechanism") or {}).get("unit", "record")

@@ -25,7 +25,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParameters:
     """Parameters (P,) of a task with the preparation, target and schema that they were trained
     with. :class:`~dpscaffold.models.model.Model` uses it; :mod:`dpscaffold.models.storage` stores
     it."""

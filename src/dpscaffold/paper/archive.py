@@ -22,7 +22,7 @@ DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A finished run: evaluated rounds, the metrics of the averaged model, and what made it."""
 
     digest: str
@@ -59,7 +59,7 @@ class Archive:
     def __init__(self, root: Path, name: str) -> None:
         self.folder = root / name
         self.path = self.folder / FILE
-        self.finished: dict[str, Finished] = {}
+        self.finished: dict[str, FinishedRun] = {}
         for path in sorted(root.glob(f"*/{FILE}")):
             for run in _read(path):
                 known = self.finished.get(run.digest)
@@ -69,7 +69,7 @@ class Archive:
     def __contains__(self, case: Case) -> bool:
         return case.digest in self.finished
 
-    def get(self, case: Case) -> Finished | None:
+    def get(self, case: Case) -> FinishedRun | None:
         """The finished run of a case, or None."""
         return self.finished.get(case.digest)
 
@@ -78,7 +78,7 @@ class Archive:
         runs = []
         for case, outcome in zip(cases, outcomes, strict=True):
             privacy = outcome.setting.privacy
-            finished = Finished(
+            finished = FinishedRun(
                 case.digest,
                 [_short(row) for row in outcome.history],
                 _short(outcome.average),
@@ -94,7 +94,7 @@ class Archive:
             runs.append(finished)
         self.extend(runs)
 
-    def extend(self, runs: Iterable[Finished]) -> None:
+    def extend(self, runs: Iterable[FinishedRun]) -> None:
         """Append runs as they are."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = []
@@ -106,10 +106,10 @@ class Archive:
             stream.write(("\n" if cut else "") + "".join(lines))
 
 
-def _read(path: Path) -> Iterable[Finished]:
+def _read(path: Path) -> Iterable[FinishedRun]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            yield Finished(**json.loads(line))
+            yield FinishedRun(**json.loads(line))
         except (json.JSONDecodeError, TypeError):
             continue
 

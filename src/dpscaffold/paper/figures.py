@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpscaffold.algorithms import ALGORITHMS
 from dpscaffold.atomic import whole_file
 from dpscaffold.paper.published import caption
-from dpscaffold.paper.results import CaseResult, Results, Summary, average, last
+from dpscaffold.paper.results import CaseResult, Results, SeedSummary, average, last
 from dpscaffold.report.drawing import new_figure
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict
     if not by_round:
         return
     rounds = sorted(by_round)
-    points = [Summary.of(by_round[t]) for t in rounds]
+    points = [SeedSummary.of(by_round[t]) for t in rounds]
     mean = [p.mean for p in points]
     axis.plot(rounds, mean, label=place[2], **look)
     low, high = [p.mean - p.deviation for p in points], [p.mean + p.deviation for p in points]
@@ -262,7 +262,7 @@ def _frontier_lines(axis: Axes, results: Results, row: str, line: str) -> None:
 
 
 def _mean_average(runs: list[CaseResult]) -> float:
-    return Summary.of([run.average for run in runs]).mean
+    return SeedSummary.of([run.average for run in runs]).mean
 
 
 def _legend(figure: Any, axes: Any) -> None:

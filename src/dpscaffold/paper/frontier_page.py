@@ -4,7 +4,7 @@ loses."""
 from __future__ import annotations
 
 from dpscaffold.config import Configuration
-from dpscaffold.paper.archive import Finished
+from dpscaffold.paper.archive import FinishedRun
 from dpscaffold.paper.ladders import at_end
 from dpscaffold.paper.planned import compared, planner_parts
 from dpscaffold.paper.results import CaseResult, Place, Results, average, last
@@ -114,6 +114,6 @@ def _dials(settings: Configuration) -> tuple[object, ...]:
     return plan.local_steps, privacy and privacy.clip, plan.tail
 
 
-def _noise(finished: Finished) -> str:
+def _noise(finished: FinishedRun) -> str:
     noise = finished.made.get("noise")
     return "" if noise is None else f"{noise:.3g}"

@@ -14,10 +14,10 @@ from dpscaffold.paper.runner import user_steps
 if TYPE_CHECKING:
     import torch
 
-    from dpscaffold.paper.reproduce import Request
+    from dpscaffold.paper.reproduce import ReproduceRequest
 
 
-def listing(request: Request, device: torch.device, estimate: bool = False) -> Table:
+def listing(request: ReproduceRequest, device: torch.device, estimate: bool = False) -> Table:
     """One line per experiment, 80 columns wide; ``estimate`` adds the time, from a few timed rounds
     of each shape, which takes half a minute by itself."""
     probe = Probe(device) if estimate else None

@@ -21,7 +21,7 @@ from dpscaffold.paper.solving import sizes_of, solved_noise
 from dpscaffold.paper.text import markdown
 from dpscaffold.paper.widening import at_rate
 from dpscaffold.planning.facts import Facts
-from dpscaffold.planning.trial import Trial, best_trial, choose_rates
+from dpscaffold.planning.trial import StepSizeTrial, best_trial, choose_rates
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener
 
@@ -29,7 +29,7 @@ from dpscaffold.training.events import Listener
 FILE = "planned.json"
 
 Rates = dict[Place, float]
-Scored = dict[Place, tuple[Trial, ...]]
+Scored = dict[Place, tuple[StepSizeTrial, ...]]
 
 
 def read_planned(root: Path) -> Rates:
@@ -42,7 +42,7 @@ def _read(root: Path) -> Scored:
         rows = json.loads((root / "planner" / FILE).read_text(encoding="utf-8"))
         return {
             (row["row"], row["column"], row["line"]): tuple(
-                Trial(one["learning_rate"], tuple(one["scores"]), one["own_models"])
+                StepSizeTrial(one["learning_rate"], tuple(one["scores"]), one["own_models"])
                 for one in row["tried"]
             )
             for row in rows
@@ -126,13 +126,13 @@ def _write(found: Scored, path: Path) -> None:
     write_text(path, f"[\n {lines}\n]\n")
 
 
-def _trial(one: Trial) -> dict[str, object]:
+def _trial(one: StepSizeTrial) -> dict[str, object]:
     scores = [round(score, 5) for score in one.scores]
     return {"learning_rate": one.rate, "scores": scores, "own_models": one.own_models}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlannedCell:
     """One place: the planned η₀ and the best one, with the accuracies of their averaged models."""
 
     place: Place
@@ -147,7 +147,7 @@ class Comparison:
         return 100 * (self.reached - self.accuracy)
 
 
-def compared(results: Results, rates: Rates) -> list[Comparison]:
+def compared(results: Results, rates: Rates) -> list[PlannedCell]:
     """Every place whose planned run is finished, beside the best of the same ladder and K."""
     ladders = {row.label: row.ladder for row in results.experiment.rows}
     found = []
@@ -165,7 +165,7 @@ def compared(results: Results, rates: Rates) -> list[Comparison]:
         ours, top = by_rate[rate], by_rate[best]
         if top.runs:
             mine = ours.mean if ours.runs and not ours.diverged else 0.0
-            found.append(Comparison(place, rate, best, mine, top.mean))
+            found.append(PlannedCell(place, rate, best, mine, top.mean))
     return found
 
 

@@ -8,11 +8,18 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dpscaffold.training.events import Event, RoundDone, StackBegun, StackDone, Stopped, Writing
+from dpscaffold.training.events import (
+    Event,
+    RoundDone,
+    StackBegun,
+    StackDone,
+    StopRequested,
+    Writing,
+)
 from dpscaffold.training.progress import duration
 
 
-class Bars:
+class ReproductionProgress:
     """Shows the work done and left, counted in user-steps; ``caught`` are the signals that came
     in."""
 
@@ -33,7 +40,7 @@ class Bars:
         self.whole = self.bars.add_task(name, total=self.work)
         self.cell_bar = self.bars.add_task("", total=1, visible=False)
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ReproductionProgress:
         self.bars.start()
         return self
 
@@ -48,7 +55,7 @@ class Bars:
             case RoundDone():
                 self._round(event)
                 if self.caught:
-                    raise Stopped(self.caught[0])
+                    raise StopRequested(self.caught[0])
             case StackDone():
                 self._done(event)
             case Writing():

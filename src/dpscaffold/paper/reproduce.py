@@ -22,7 +22,7 @@ from dpscaffold.training.optimum import solve
 
 
 @dataclass(frozen=True)
-class Request:
+class ReproduceRequest:
     """How an experiment is to be run.
 
     ``seeds`` and ``scale`` make it smaller; ``folds=False`` leaves the cross-validation out,
@@ -69,7 +69,9 @@ class Request:
         return max(1, round(self.scale * experiment.seeds))
 
 
-def chosen_cases(experiment: Experiment, request: Request) -> tuple[list[Case], list[Case]]:
+def chosen_cases(
+    experiment: Experiment, request: ReproduceRequest
+) -> tuple[list[Case], list[Case]]:
     """The runs and the runs of the cross-validation that a request asks for."""
     if request.rows:
         known = [row.label for row in experiment.rows]
@@ -91,7 +93,7 @@ Show = Callable[[str, float], AbstractContextManager[Listener]]
 
 def reproduce(
     experiment: Experiment,
-    request: Request,
+    request: ReproduceRequest,
     device: torch.device,
     show: Show | None = None,
 ) -> list[str]:
@@ -125,7 +127,7 @@ def reproduce(
 
 def write(
     experiment: Experiment,
-    request: Request,
+    request: ReproduceRequest,
     cases: list[Case],
     folded: list[Case],
     archive: Archive,

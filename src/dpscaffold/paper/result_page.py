@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import write_text
-from dpscaffold.paper.archive import Finished
+from dpscaffold.paper.archive import FinishedRun
 from dpscaffold.paper.definition import Experiment
 from dpscaffold.paper.epsilons import epsilons
 from dpscaffold.paper.frontier_page import frontier_parts
 from dpscaffold.paper.published import caption, published
-from dpscaffold.paper.results import Place, Results, Summary, average, last
+from dpscaffold.paper.results import Place, Results, SeedSummary, average, last
 from dpscaffold.paper.tables import sweep_parts, table_parts
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 from dpscaffold.privacy.showing import round_up
@@ -124,7 +124,7 @@ def _end(results: Results, place: Place) -> list[str]:
     runs = results.places[place][choice]
 
     def late(metric: str, pattern: str) -> str:
-        summary = Summary.of([run.finished.late(metric) for run in runs])
+        summary = SeedSummary.of([run.finished.late(metric) for run in runs])
         return f"{summary.mean:{pattern}} ± {summary.deviation:{pattern}}" if summary.runs else ""
 
     found = [
@@ -269,9 +269,9 @@ def _settings(results: Results, made: Provenance) -> list[str]:
     return ["## How it was made", "\n".join(lines)]
 
 
-def _machines(finished: dict[str, Finished]) -> list[str]:
+def _machines(finished: dict[str, FinishedRun]) -> list[str]:
     """How many runs each machine made, in what time, and with which versions."""
-    groups: dict[tuple[str, str], list[Finished]] = {}
+    groups: dict[tuple[str, str], list[FinishedRun]] = {}
     for run in finished.values():
         names = ("dpscaffold", "python", "torch", "numpy")
         versions = ", ".join(f"{name} {run.made[name]}" for name in names if name in run.made)
@@ -283,7 +283,7 @@ def _machines(finished: dict[str, Finished]) -> list[str]:
     ]
 
 
-def _elsewhere(made: Provenance, finished: dict[str, Finished]) -> str:
+def _elsewhere(made: Provenance, finished: dict[str, FinishedRun]) -> str:
     """Says that runs came from another device than the command would use."""
     devices = {str(run.made.get("device")) for run in finished.values()}
     if "--device" in made.command or devices == {"cpu"}:

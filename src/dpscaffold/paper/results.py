@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import whole_file
-from dpscaffold.paper.archive import Archive, Finished
+from dpscaffold.paper.archive import Archive, FinishedRun
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
 
@@ -34,7 +34,7 @@ class CaseResult:
     """A case and what became of it."""
 
     case: Case
-    finished: Finished
+    finished: FinishedRun
 
     @property
     def last(self) -> float | None:
@@ -48,7 +48,7 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SeedSummary:
     """Mean and standard deviation over seeds; ``runs`` were finite, ``diverged`` were not."""
 
     mean: float
@@ -57,11 +57,11 @@ class Summary:
     diverged: int = 0
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> Summary:
+    def of(cls, values: Sequence[float | None]) -> SeedSummary:
         """Over the finite values. The deviation is the population's, as for three runs of one plan.
 
-        >>> Summary.of([1.0, 3.0, None])
-        Summary(mean=2.0, deviation=1.0, runs=2, diverged=1)
+        >>> SeedSummary.of([1.0, 3.0, None])
+        SeedSummary(mean=2.0, deviation=1.0, runs=2, diverged=1)
         """
         finite = [v for v in values if v is not None and math.isfinite(v)]
         if not finite:
@@ -119,9 +119,9 @@ class Results:
             label for label in dict.fromkeys(place[axis] for place in self._asked) if label in there
         ]
 
-    def summary(self, place: Place, choice: str, value: Value) -> Summary:
+    def summary(self, place: Place, choice: str, value: Value) -> SeedSummary:
         """Mean and deviation over seeds of one place and choice."""
-        return Summary.of([value(run) for run in self.places[place][choice]])
+        return SeedSummary.of([value(run) for run in self.places[place][choice]])
 
     def best(self, place: Place, value: Value) -> str:
         """The choice with the largest mean at this place; one that diverged in any seed comes
@@ -139,7 +139,7 @@ class Results:
     @staticmethod
     def _best(choices: dict[str, list[CaseResult]], value: Value) -> str:
         def key(choice: str) -> tuple[bool, float]:
-            summary = Summary.of([value(run) for run in choices[choice]])
+            summary = SeedSummary.of([value(run) for run in choices[choice]])
             return summary.diverged == 0, summary.rank
 
         return max(choices, key=key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dpscaffold.paper.results import Place, Summary, Value, average, last
+from dpscaffold.paper.results import Place, SeedSummary, Value, average, last
 
 TUNING = (
     "Choosing hyperparameters by looking at private records stands outside every privacy "
@@ -40,13 +40,13 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def percent(summary: Summary) -> str:
+def percent(summary: SeedSummary) -> str:
     """Mean ± deviation in %; the mean alone of a single run. Runs that diverged are counted, not
     hidden.
 
-    >>> percent(Summary(0.5, 0.01, 3)), percent(Summary(0.5, 0.0, 1))
+    >>> percent(SeedSummary(0.5, 0.01, 3)), percent(SeedSummary(0.5, 0.0, 1))
     ('50.00 ± 1.00', '50.00')
-    >>> percent(Summary(0.5, 0.01, 2, 1))
+    >>> percent(SeedSummary(0.5, 0.01, 2, 1))
     '50.00 ± 1.00 (1 of 3 diverged)'
     """
     if not summary.runs:

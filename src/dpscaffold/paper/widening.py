@@ -27,7 +27,7 @@ from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Level, rate_label
 from dpscaffold.paper.ladders import beside, between, near, rungs
-from dpscaffold.paper.results import Place, Results, Summary, average
+from dpscaffold.paper.results import Place, Results, SeedSummary, average
 from dpscaffold.setting.plan import Plan
 
 #: What a search of η₀ is made with: K, C (None without privacy), and the averaged share of rounds.
@@ -199,7 +199,7 @@ def _search(row: Level, results: Results, tried: dict[float, list[Case]]) -> Sea
     runs = {rate: done.get(cases[0].labels["choice"], []) for rate, cases in tried.items()}
     if any(len(runs[rate]) < len(cases) for rate, cases in tried.items()):
         return Search(row, tried, None, False)
-    found = {rate: Summary.of([average(run) for run in runs[rate]]) for rate in tried}
+    found = {rate: SeedSummary.of([average(run) for run in runs[rate]]) for rate in tried}
     best = max(found, key=lambda rate: (not found[rate].diverged, found[rate].rank))
     failed = bool(found[best].diverged)
     return Search(row, tried, best, failed, -math.inf if failed else found[best].rank)

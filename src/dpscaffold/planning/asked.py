@@ -10,7 +10,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.planning.descent import descent_rate
 from dpscaffold.planning.facts import Facts
-from dpscaffold.planning.surrogate import Guess
+from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import choose_rate
 from dpscaffold.setting import Setting
 from dpscaffold.setting.plan import Plan
@@ -42,7 +42,9 @@ def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
             "('clip-norm:3'); set these, or give a number"
         )
     similarity = None if facts is None or facts.similarity == "unknown" else facts.similarity
-    return choose_rate(setting, Guess(similarity or 0.0, norm, similarity is None)).rate
+    return choose_rate(
+        setting, SurrogateAssumptions(similarity or 0.0, norm, similarity is None)
+    ).rate
 
 
 def guaranteed_norm(preparation: tuple[Prepared, ...]) -> float | None:

@@ -9,7 +9,7 @@ from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import FEW_USERS, Roster
 from dpscaffold.federation.schema import MOST_CLASSES, Target, schema_of
-from dpscaffold.planning.surrogate import Guess
+from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.privacy.showing import digits_up
 
 #: The most users, records of one, weights of a linear model, and rounds that a plan is made for:
@@ -90,11 +90,11 @@ class Facts:
         return Target.numbered(self.classes) if self.classes else Target("number")
 
     @property
-    def guess(self) -> Guess:
+    def guess(self) -> SurrogateAssumptions:
         """What a surrogate supposes: where γ is unknown, that users have nothing in common, be it
         their classes or their models."""
         known = 0.0 if self.similarity is None else self.similarity
-        return Guess(known, self.row_norm, self.similarity is None)
+        return SurrogateAssumptions(known, self.row_norm, self.similarity is None)
 
     @property
     def roster(self) -> Roster:

@@ -52,7 +52,7 @@ Differing = Literal["classes", "models"]
 
 
 @dataclass(frozen=True)
-class Guess:
+class SurrogateAssumptions:
     """What is supposed of the records: γ, the share in per cent of a user's records that are like
     everybody's, and the norm of a row (None: features are standardised and no norm is promised).
     ``own_models`` says that users may differ in their models too, not in their classes alone."""
@@ -80,12 +80,14 @@ class Kind:
     seed: int
 
 
-def kinds(guess: Guess, classes: int, seeds: Sequence[int]) -> list[Kind]:
+def kinds(guess: SurrogateAssumptions, classes: int, seeds: Sequence[int]) -> list[Kind]:
     """The surrogates that a choice is made on: hard and easy ones, and where nothing is known of
     how users differ, such whose users have models of their own.
 
-    >>> len(kinds(Guess(0.0), 10, (0, 1))), len(kinds(Guess(0.0, own_models=True), 10, (0, 1)))
-    (4, 6)
+    >>> len(kinds(SurrogateAssumptions(0.0), 10, (0, 1)))
+    4
+    >>> len(kinds(SurrogateAssumptions(0.0, own_models=True), 10, (0, 1)))
+    6
     """
     found = [Kind("classes", h, seed) for h in SEPARATIONS for seed in seeds]
     if guess.own_models and classes:
@@ -95,7 +97,7 @@ def kinds(guess: Guess, classes: int, seeds: Sequence[int]) -> list[Kind]:
 
 def surrogate(
     setting: Setting,
-    guess: Guess,
+    guess: SurrogateAssumptions,
     separation: float,
     seed: int = 0,
     differ: Differing = "classes",
@@ -105,7 +107,7 @@ def surrogate(
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> roster = synthetic(users=40, records=50).roster
     >>> public = Setting(roster, Logistic(40, 10), scaffold(), Plan())
-    >>> surrogate(public, Guess(), 0.5)
+    >>> surrogate(public, SurrogateAssumptions(), 0.5)
     Federation(surrogate: 40 users, 40 train records each, 40 features, 10 classes)
     """
     return invented(
@@ -116,7 +118,7 @@ def surrogate(
 def invented(
     shape: Shape,
     target: schema.Kind,
-    guess: Guess,
+    guess: SurrogateAssumptions,
     separation: float,
     seed: int = 0,
     differ: Differing = "classes",
@@ -161,7 +163,7 @@ def _classes(
     classes: int,
     spread: np.ndarray,
     separation: float,
-    guess: Guess,
+    guess: SurrogateAssumptions,
 ) -> Parts:
     centres = separation * spread * stream.standard_normal((classes, len(spread)))
     labels = stream.integers(0, classes, users * each)
@@ -189,7 +191,7 @@ def _numbers(
     each: int,
     spread: np.ndarray,
     separation: float,
-    guess: Guess,
+    guess: SurrogateAssumptions,
 ) -> Parts:
     alike = guess.similarity / 100
     common = stream.standard_normal(len(spread))
@@ -213,7 +215,7 @@ def _scaled(rows: np.ndarray, spread: np.ndarray, norm: float | None) -> np.ndar
 
 
 @dataclass(frozen=True)
-class Reduced:
+class SurrogateSetting:
     """A setting as its surrogates run it: their shape, the task with their columns, and noise that
     does to a run of theirs what the setting's does to the real one."""
 
@@ -223,7 +225,7 @@ class Reduced:
     privacy: Gaussian | None
 
     @classmethod
-    def of(cls, setting: Setting) -> Reduced:
+    def of(cls, setting: Setting) -> SurrogateSetting:
         """Worked out once for all step sizes and surrogates."""
         shape = Shape.of(setting)
         privacy = None if setting.privacy is None else _noised(setting, shape, setting.privacy)
@@ -253,8 +255,8 @@ class Reduced:
 
 
 def on_surrogate(setting: Setting, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
-    """The setting's run on its surrogate (:meth:`Reduced.on`)."""
-    return Reduced.of(setting).on(stand_in, rate, seed)
+    """The setting's run on its surrogate (:meth:`SurrogateSetting.on`)."""
+    return SurrogateSetting.of(setting).on(stand_in, rate, seed)
 
 
 def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:

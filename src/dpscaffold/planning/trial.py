@@ -12,7 +12,13 @@ import torch
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.planning.shape import Shape
-from dpscaffold.planning.surrogate import Guess, Kind, Reduced, invented, kinds
+from dpscaffold.planning.surrogate import (
+    Kind,
+    SurrogateAssumptions,
+    SurrogateSetting,
+    invented,
+    kinds,
+)
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
@@ -40,7 +46,7 @@ HELD = {"cpu": 1 << 27, "cuda": 1 << 31}
 
 
 @dataclass(frozen=True)
-class Trial:
+class StepSizeTrial:
     """η₀ and the score of its averaged model on every surrogate: accuracy, or R² of a number. A run
     that diverged scores 0. ``own_models`` of them, the last, have users with models of their
     own."""
@@ -53,9 +59,9 @@ class Trial:
     def score(self) -> float:
         """The mean; both kinds of surrogates weigh alike.
 
-        >>> round(Trial(0.1, (0.5, 0.7, 0.9)).score, 9)
+        >>> round(StepSizeTrial(0.1, (0.5, 0.7, 0.9)).score, 9)
         0.7
-        >>> round(Trial(0.1, (0.5, 0.7, 0.8), own_models=1).score, 9)
+        >>> round(StepSizeTrial(0.1, (0.5, 0.7, 0.8), own_models=1).score, 9)
         0.7
         """
         first = self.scores[: len(self.scores) - self.own_models]
@@ -63,11 +69,12 @@ class Trial:
         return fmean(means)
 
 
-def best_trial(trials: Sequence[Trial]) -> Trial:
+def best_trial(trials: Sequence[StepSizeTrial]) -> StepSizeTrial:
     """The smallest η₀ whose mean over surrogates is the best, or so close to it that surrogates
     cannot tell them apart.
 
-    >>> best_trial([Trial(1.0, (0.80,)), Trial(3.0, (0.8995,)), Trial(10.0, (0.90,))]).rate
+    >>> scores = {1.0: 0.80, 3.0: 0.8995, 10.0: 0.90}
+    >>> best_trial([StepSizeTrial(rate, (score,)) for rate, score in scores.items()]).rate
     3.0
     """
     most = max(trial.score for trial in trials)
@@ -80,10 +87,10 @@ class Choice:
     """What was tried for one setting, in the order of η₀."""
 
     setting: Setting
-    trials: tuple[Trial, ...]
+    trials: tuple[StepSizeTrial, ...]
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> StepSizeTrial:
         """That which the rule chooses."""
         return best_trial(self.trials)
 
@@ -123,7 +130,7 @@ class Choice:
 
 def choose_rates(
     settings: Sequence[Setting],
-    guess: Guess,
+    guess: SurrogateAssumptions,
     rates: Sequence[float] | None = None,
     widen: bool = True,
     seeds: Sequence[int] = SEEDS,
@@ -154,8 +161,8 @@ def search(
     Where the bench looks ahead, all that may follow is tried in the first wave. It counts as tried
     only if it would have been, so the choices are the same."""
     waves = WIDENINGS + 1 if widen else 1
-    known: list[dict[float, Trial]] = [{} for _ in asked]
-    tried: list[dict[float, Trial]] = [{} for _ in asked]
+    known: list[dict[float, StepSizeTrial]] = [{} for _ in asked]
+    tried: list[dict[float, StepSizeTrial]] = [{} for _ in asked]
     ahead = [_beyond(rates) if widen and bench.ahead else [] for _, rates in asked]
     wanted = [list(rates) for _, rates in asked]
     choices: list[Choice] = []
@@ -191,14 +198,16 @@ def _beyond(rates: Sequence[float]) -> list[float]:
     return found
 
 
-def choose_rate(setting: Setting, guess: Guess, device: torch.device | str = "cpu") -> Choice:
+def choose_rate(
+    setting: Setting, guess: SurrogateAssumptions, device: torch.device | str = "cpu"
+) -> Choice:
     """The best η₀ of one setting.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic
     >>> roster = synthetic(users=10, records=40).roster
     >>> plan = Plan(rounds=8, local_steps=2, regularisation=0.0)
     >>> public = Setting(roster, Logistic(40, 10), scaffold(), plan, Gaussian(1.0, 1.0))
-    >>> len(choose_rate(public, Guess()).trials) >= len(RATES)
+    >>> len(choose_rate(public, SurrogateAssumptions()).trials) >= len(RATES)
     True
     """
     return choose_rates([setting], guess, device=device)[0]
@@ -208,7 +217,7 @@ def choose_rate(setting: Setting, guess: Guess, device: torch.device | str = "cp
 class Bench:
     """Runs settings on their surrogates, all that fit together in one stack."""
 
-    guess: Guess
+    guess: SurrogateAssumptions
     device: torch.device
     tell: Listener
     seeds: tuple[int, ...] = SEEDS
@@ -220,11 +229,12 @@ class Bench:
         do, however wide it is, and one after it takes that long again."""
         return self.device.type == "cuda"
 
-    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[Trial]:
+    def run(self, asked: Sequence[tuple[Setting, float]]) -> list[StepSizeTrial]:
         """One trial for each (setting, η₀)."""
         runs, data, owner = [], [], []
         reduced = {
-            id(setting): Reduced.of(setting) for setting in {id(s): s for s, _ in asked}.values()
+            id(setting): SurrogateSetting.of(setting)
+            for setting in {id(s): s for s, _ in asked}.values()
         }
         for k, (setting, rate) in enumerate(asked):
             small = reduced[id(setting)]
@@ -239,11 +249,11 @@ class Bench:
             scores[k].append(_score(outcome, federation))
         own = len(self.seeds) if self.guess.own_models else 0
         return [
-            Trial(rate, tuple(found), own if len(one.roster.schema.target.classes) else 0)
+            StepSizeTrial(rate, tuple(found), own if len(one.roster.schema.target.classes) else 0)
             for (one, rate), found in zip(asked, scores, strict=True)
         ]
 
-    def _stand_in(self, small: Reduced, kind: Kind) -> Federation:
+    def _stand_in(self, small: SurrogateSetting, kind: Kind) -> Federation:
         """The surrogate of this kind, made once for all settings that agree in what it is made
         from."""
         shape, target = small.shape, small.setting.roster.schema.target.kind
@@ -273,7 +283,7 @@ class Bench:
         return [outcomes[k] for k in range(len(runs))]
 
 
-def _choice(setting: Setting, trials: dict[float, Trial]) -> Choice:
+def _choice(setting: Setting, trials: dict[float, StepSizeTrial]) -> Choice:
     ordered = tuple(trials[rate] for rate in sorted(trials))
     choice = Choice(setting, ordered)
     plan = replace(setting.plan, learning_rate=choice.rate)

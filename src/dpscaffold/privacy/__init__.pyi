@@ -19,7 +19,7 @@ from .calibrate import calibrate_noise as calibrate_noise
 from .costs import Cost as Cost
 from .describe import describe as describe
 from .errors import PrivacyError as PrivacyError
-from .goals import Goal as Goal
+from .goals import AttackGoal as AttackGoal
 from .goals import noise_for as noise_for
 from .goals import rounds_for as rounds_for
 from .human import GroupTerms as GroupTerms
@@ -33,7 +33,7 @@ from .mechanism import Group as Group
 from .mechanism import Mechanism as Mechanism
 from .mechanism import NoisedQuery as NoisedQuery
 from .mechanism import Participation as Participation
-from .mechanism import Round as Round
+from .mechanism import RoundMechanism as RoundMechanism
 from .preparation import Preparation as Preparation
 from .preparation import Protection as Protection
 from .preparation import Remark as Remark

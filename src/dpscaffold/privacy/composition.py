@@ -25,7 +25,7 @@ import numpy as np
 from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost, with_costs
-from dpscaffold.privacy.drawn import FRESH, UNKNOWN, Drawn
+from dpscaffold.privacy.drawn import FRESH, UNKNOWN, SeedKnowledge
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import GROUPS, HumanTerms, check_group, losses, terms_of
 from dpscaffold.privacy.laws import participations_laws
@@ -40,7 +40,7 @@ GIVEN = "ledger"
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """One of the runs: its mechanism, what was run of it, and where its randomness came from.
 
     ``bounds`` has the bound to quote for each view. ``secret`` says that the noise came from the
@@ -55,7 +55,7 @@ class Part:
     ledger: Ledger | None = None
     costs: tuple[Cost, ...] = ()
     secret: bool = False
-    drawn: Drawn = UNKNOWN
+    drawn: SeedKnowledge = UNKNOWN
     data: str | None = None
     #: Parts of one source are rounds of one run: their noise and draws differ.
     source: str | None = None
@@ -90,7 +90,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleRun:
     """One run as the table lists it; its ε by view, at its own δ."""
 
     name: str
@@ -100,7 +100,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Together:
+class JointGuarantee:
     """What several runs promise together.
 
     ``epsilon`` is by view, and given who took part under ``"ledger"`` where every run has a ledger;
@@ -117,7 +117,7 @@ class Together:
     reason: str | None
     same_records: bool
     simulated: bool
-    runs: tuple[Alone, ...]
+    runs: tuple[SingleRun, ...]
     human: Mapping[str, HumanTerms]
     colluders: int = 1
     quoted: str | None = None
@@ -136,11 +136,11 @@ def directions(run: Mechanism) -> int:
 
 
 def together(
-    parts: Sequence[Part],
+    parts: Sequence[RunPart],
     fixed_in_advance: bool = False,
     colluders: int = 1,
     groups: Sequence[int] = GROUPS,
-) -> Together:
+) -> JointGuarantee:
     """ε and δ of several runs over the same records, each part at its own δ.
 
     The δ in all is the sum of the runs'. ``fixed_in_advance`` says that no plan was chosen after
@@ -152,7 +152,9 @@ def together(
     >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12, records=800,
     ...                batch_sizes=160, noise=10)
     >>> parts = [
-    ...     Part(name, run, 100, {"server": RANDOM_PARTICIPATION}, secret=True, drawn=FROM_SYSTEM)
+    ...     RunPart(
+    ...         name, run, 100, {"server": RANDOM_PARTICIPATION}, secret=True, drawn=FROM_SYSTEM
+    ...     )
     ...     for name in ("a", "b")
     ... ]
     >>> added, convolved = together(parts), together(parts, fixed_in_advance=True)
@@ -180,7 +182,7 @@ def together(
         if math.isfinite(value) and delta < 1:
             laws = laws or (privacy_parameters(value, delta, value / 64 or 1.0),)
             human[view] = terms_of(laws, whole, "together", groups)
-    return Together(
+    return JointGuarantee(
         method=CONVOLVED if fixed_in_advance else ADDED,
         delta=delta,
         neighbours=parts[0].run.neighbours,
@@ -195,7 +197,7 @@ def together(
     )
 
 
-def _quoted(parts: Sequence[Part], epsilon: Mapping[str, float | None]) -> str | None:
+def _quoted(parts: Sequence[RunPart], epsilon: Mapping[str, float | None]) -> str | None:
     """Which ε to quote. Over the draw holds for a draw that nobody chose; so does what simulations
     would promise with secret noise. None where there is no such ε."""
     over = [view for view in epsilon if view != GIVEN][:1]
@@ -203,13 +205,13 @@ def _quoted(parts: Sequence[Part], epsilon: Mapping[str, float | None]) -> str |
     return next((v for v in ([] if chosen else over) + [GIVEN] if epsilon.get(v) is not None), None)
 
 
-def _strangers(parts: Sequence[Part]) -> list[tuple[Part, Part]]:
+def _strangers(parts: Sequence[RunPart]) -> list[tuple[RunPart, RunPart]]:
     """Pairs of parts that are not of one run."""
     pairs = itertools.combinations(parts, 2)
     return [(a, b) for a, b in pairs if a.source is None or a.source != b.source]
 
 
-def shared_noise(parts: Sequence[Part]) -> str | None:
+def shared_noise(parts: Sequence[RunPart]) -> str | None:
     """Why nothing is promised about runs of which two share the seed of their noise, or None."""
     for one, other in _strangers(parts):
         if not (one.secret or other.secret) and one.drawn.is_shared_with(other.drawn):
@@ -220,7 +222,7 @@ def shared_noise(parts: Sequence[Part]) -> str | None:
     return None
 
 
-def shared_draw(parts: Sequence[Part]) -> str | None:
+def shared_draw(parts: Sequence[RunPart]) -> str | None:
     """Why only the ledgers add up, or None where each run's participants were drawn anew."""
     for one, other in _strangers(parts):
         if one.drawn.is_shared_with(other.drawn):
@@ -232,7 +234,7 @@ def shared_draw(parts: Sequence[Part]) -> str | None:
     return None
 
 
-def _shared(one: Part, other: Part, verb: str) -> str:
+def _shared(one: RunPart, other: RunPart, verb: str) -> str:
     """What two runs have in common; a seed of the operating system is not told."""
     names = f"{one.name} and {other.name}"
     if one.drawn.is_copy_of(other.drawn):
@@ -243,7 +245,7 @@ def _shared(one: Part, other: Part, verb: str) -> str:
     return f"{names} {verb} {'one seed' if secret else f'the seed {one.drawn.value}'}"
 
 
-def _check(parts: Sequence[Part]) -> None:
+def _check(parts: Sequence[RunPart]) -> None:
     """Refuse what cannot be added: other neighbours, other records."""
     if len(parts) < 2:
         raise PrivacyError(f"{len(parts)} run has nothing to be composed with; give at least 2")
@@ -262,7 +264,7 @@ def _check(parts: Sequence[Part]) -> None:
             )
 
 
-def _added(parts: Sequence[Part], view: str) -> float:
+def _added(parts: Sequence[RunPart], view: str) -> float:
     if view != GIVEN:
         return math.fsum(part.epsilon(view) for part in parts)
     if len({part.data for part in parts}) == 1 and parts[0].data is not None:
@@ -271,7 +273,7 @@ def _added(parts: Sequence[Part], view: str) -> float:
     return math.fsum(part.charged().largest() for part in parts)
 
 
-def _convolved(parts: Sequence[Part], view: str) -> Laws:
+def _convolved(parts: Sequence[RunPart], view: str) -> Laws:
     """One law per direction: a record is in all runs or in none, so directions do not mix."""
     each = [part.given_laws() if view == GIVEN else part.laws(view) for part in parts]
     reach = sum(
@@ -289,9 +291,9 @@ def _convolved(parts: Sequence[Part], view: str) -> Laws:
     return tuple(total)
 
 
-def _alone(part: Part, views: Sequence[str]) -> Alone:
+def _alone(part: RunPart, views: Sequence[str]) -> SingleRun:
     values: dict[str, float | None] = {}
     for view in views:
         value = part.charged().largest() if view == GIVEN else part.epsilon(view)
         values[view] = value if math.isfinite(value) else None
-    return Alone(part.name, values, part.run.delta, part.rounds)
+    return SingleRun(part.name, values, part.run.delta, part.rounds)

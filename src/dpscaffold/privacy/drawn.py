@@ -13,7 +13,7 @@ FRESH = ("system", "sites")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SeedKnowledge:
     """What is known about the seed of a run.
 
     ``mark`` is an HMAC of the seed under a key of its own. It stands in the first line of the
@@ -31,18 +31,18 @@ class Drawn:
         """Whether somebody may have chosen the draw: then only ε given the draw can be quoted."""
         return self.origin != "system"
 
-    def is_copy_of(self, other: Drawn) -> bool:
+    def is_copy_of(self, other: SeedKnowledge) -> bool:
         """Whether both are of one run that was copied: their journals begin with the same line."""
         return self.journal is not None and self.journal == other.journal
 
-    def is_shared_with(self, other: Drawn) -> bool:
+    def is_shared_with(self, other: SeedKnowledge) -> bool:
         """Whether the two runs may draw from the same seed; what is unknown counts as the same.
 
-        >>> Drawn("given", "5c", 3).is_shared_with(Drawn("default", "9e", 0))
+        >>> SeedKnowledge("given", "5c", 3).is_shared_with(SeedKnowledge("default", "9e", 0))
         False
-        >>> Drawn("system", "5c").is_shared_with(Drawn("system", "9e"))
+        >>> SeedKnowledge("system", "5c").is_shared_with(SeedKnowledge("system", "9e"))
         False
-        >>> Drawn("given", "5c", 3).is_shared_with(UNKNOWN)
+        >>> SeedKnowledge("given", "5c", 3).is_shared_with(UNKNOWN)
         True
         """
         if self.is_copy_of(other) or (self.mark is not None and self.mark == other.mark):
@@ -53,6 +53,6 @@ class Drawn:
 
 
 #: Nothing is known about the seed: it may be that of any other run.
-UNKNOWN = Drawn()
+UNKNOWN = SeedKnowledge()
 #: A draw that nobody chose, of a run that is not there yet.
-FROM_SYSTEM = Drawn("system")
+FROM_SYSTEM = SeedKnowledge("system")

@@ -23,7 +23,7 @@ PRECISION = 1e-3
 
 
 @dataclass(frozen=True)
-class Goal:
+class AttackGoal:
     """The most that any test may achieve against one record, or a ``group`` of them.
 
     - ``advantage``: the best TPR − FPR; at even odds the best test is right 1/2 + A/2 of the time;
@@ -31,8 +31,8 @@ class Goal:
     - ``mu``: approximate Gaussian privacy over [δ, 1 − δ], for one record;
     - ``epsilon``: ε at the run's δ.
 
-    >>> Goal("tpr", 0.02, at_fpr=0.01)
-    Goal(kind='tpr', target=0.02, at_fpr=0.01, group=1)
+    >>> AttackGoal("tpr", 0.02, at_fpr=0.01)
+    AttackGoal(kind='tpr', target=0.02, at_fpr=0.01, group=1)
     """
 
     kind: Kind
@@ -85,7 +85,10 @@ class Goal:
 
 
 def noise_for(
-    run: Mechanism, goal: Goal, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
+    run: Mechanism,
+    goal: AttackGoal,
+    bound: Bound = RANDOM_PARTICIPATION,
+    costs: Sequence[Cost] = (),
 ) -> float:
     """The smallest σ_g, to a thousandth and upwards, that meets the goal; the run's own plays no
     part.
@@ -95,8 +98,8 @@ def noise_for(
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12,
     ...                records=800, batch_sizes=160, noise=1)
-    >>> noise = noise_for(run, Goal("advantage", 0.1))
-    >>> 0.0995 <= Goal("advantage", 0.1).of(replace(run, noise=noise)) <= 0.1
+    >>> noise = noise_for(run, AttackGoal("advantage", 0.1))
+    >>> 0.0995 <= AttackGoal("advantage", 0.1).of(replace(run, noise=noise)) <= 0.1
     True
     """
 
@@ -132,7 +135,7 @@ def noise_for(
     return noise
 
 
-def _least(run: Mechanism, goal: Goal, bound: Bound, costs: Sequence[Cost]) -> str:
+def _least(run: Mechanism, goal: AttackGoal, bound: Bound, costs: Sequence[Cost]) -> str:
     """What the most noise that a run may have reaches, for whoever asked for less."""
     least = goal.of(replace(run, noise=MOST_NOISE), bound, costs)
     return f"at least {goal.kind}={digits_up(least, 4)}, or " if math.isfinite(least) else ""
@@ -140,7 +143,7 @@ def _least(run: Mechanism, goal: Goal, bound: Bound, costs: Sequence[Cost]) -> s
 
 def rounds_for(
     run: Mechanism,
-    goal: Goal,
+    goal: AttackGoal,
     bound: Bound = RANDOM_PARTICIPATION,
     costs: Sequence[Cost] = (),
     at_most: int = 1_000_000,
@@ -167,7 +170,7 @@ def rounds_for(
 
 def goal_table(
     run: Mechanism,
-    goal: Goal,
+    goal: AttackGoal,
     bound: Bound = RANDOM_PARTICIPATION,
     costs: Sequence[Cost] = (),
     local_steps: Sequence[int] = (1, 5, 10, 20, 50),

@@ -66,7 +66,7 @@ class Participation:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundMechanism:
     """One round as it concerns one user: a participation with probability l = m/M, else nothing."""
 
     participation: Participation
@@ -200,9 +200,9 @@ class Mechanism:
         """One participation of a group's users, by default of the worst group."""
         return Participation(self.step(group), self.local_steps)
 
-    def round(self, group: Group | None = None) -> Round:
+    def round(self, group: Group | None = None) -> RoundMechanism:
         """One round for a group's users, by default for the worst group."""
-        return Round(self.participation(group), self.user_ratio)
+        return RoundMechanism(self.participation(group), self.user_ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_dict` reads them back.

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, Laws, no_guarantee
 from dpscaffold.privacy.bounds import bound_for
-from dpscaffold.privacy.composition import Part, together
+from dpscaffold.privacy.composition import RunPart, together
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.errors import PrivacyError
@@ -19,7 +19,7 @@ from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.renyi import round_curve
 from dpscaffold.privacy.selection import (
-    Stopping,
+    TrialCount,
     largest_profile,
     selected_profile,
     selected_renyi,
@@ -44,7 +44,7 @@ class Trials:
 
     candidates: tuple[Mechanism, ...]
     drawn: tuple[int, ...]
-    stopping: Stopping
+    stopping: TrialCount
     score: Cost | None
     preparation: tuple[Cost, ...] = ()
     colluders: int = 1
@@ -56,7 +56,7 @@ class Trials:
 
 
 @dataclass(frozen=True)
-class Accounted:
+class SelectionCost:
     """ε by view at one δ; ``trials`` is how many there were, which only the server may know."""
 
     epsilon: dict[str, float]
@@ -66,7 +66,7 @@ class Accounted:
     method: dict[str, str]
     colluders: int = 1
 
-    def sentence(self, stopping: Stopping) -> str:
+    def sentence(self, stopping: TrialCount) -> str:
         """What each adversary can learn, every ε rounded up."""
         shown = {view: round_up(value) for view, value in self.epsilon.items()}
         several = self.colluders > 1
@@ -104,14 +104,14 @@ class Accounted:
         }
 
 
-def account(trials: Trials) -> Accounted:
+def account(trials: Trials) -> SelectionCost:
     """ε towards the server and participants, who see all trials, and towards third parties, who see
     the winner; all at the candidates' largest δ.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=20, local_steps=5, users=60, cohort_size=12, records=800,
     ...                batch_sizes=160, noise=10, delta=1e-6)
-    >>> found = account(Trials((run,), (0,) * 12, Stopping(12.0), Cost("score", noise=20.0)))
+    >>> found = account(Trials((run,), (0,) * 12, TrialCount(12.0), Cost("score", noise=20.0)))
     >>> found.epsilon["third_party"] < found.epsilon["server"], found.trials
     (True, 12)
     """
@@ -127,7 +127,7 @@ def account(trials: Trials) -> Accounted:
     delta = max(run.delta for run in trials.candidates)
     epsilon = {view: _all(trials, view, delta) for view in (SERVER, PARTICIPANT)}
     epsilon[THIRD_PARTY] = _winner(trials, delta)
-    return Accounted(
+    return SelectionCost(
         epsilon,
         delta,
         trials.candidates[0].neighbours,
@@ -147,7 +147,7 @@ def _all(trials: Trials, view: str, delta: float) -> float:
         costs = (*trials.costs, *(trials.preparation if place == 0 else ()))
         bounds = {view: bound_for(run, view, (), trials.colluders)}
         name = f"trial {place + 1}"  # each has noise and a draw of its own
-        own = Part(name, run, run.rounds, bounds, None, costs, secret=True, drawn=FROM_SYSTEM)
+        own = RunPart(name, run, run.rounds, bounds, None, costs, secret=True, drawn=FROM_SYSTEM)
         parts.append(own)
     if len(parts) == 1:
         return parts[0].epsilon(view)

@@ -39,7 +39,7 @@ class Uniform(Protocol):
 
 
 @dataclass(frozen=True)
-class Stopping:
+class TrialCount:
     """The law of J, the number of trials: truncated negative binomial of shape η and mean E[J].
 
     P[J = j] = (1−γ)^j / (γ^{−η} − 1) · Π_{i<j} (i + η)/(i + 1) for j ≥ 1, with γ in (0, 1) solved
@@ -47,12 +47,14 @@ class Stopping:
     stands for Poisson, which may also be 0. With ``most`` = N it is this law given J ≤ N (drawn
     again while it is above), whose mean is below ``mean``.
 
-    >>> Stopping(mean=10.0).gamma, round(Stopping(10.0).probability(1), 12)
+    >>> TrialCount(mean=10.0).gamma, round(TrialCount(10.0).probability(1), 12)
     (0.1, 0.1)
-    >>> round(Stopping(10.0, most=20).expected, 3)
+    >>> round(TrialCount(10.0, most=20).expected, 3)
     7.232
-    >>> round(Stopping(4.0, shape=0.5).generating(1.0), 12), Stopping(4.0, math.inf).generating(1.0)
-    (1.0, 1.0)
+    >>> round(TrialCount(4.0, shape=0.5).generating(1.0), 12)
+    1.0
+    >>> TrialCount(4.0, math.inf).generating(1.0)
+    1.0
     """
 
     mean: float
@@ -201,7 +203,7 @@ class Stopping:
 
 
 def selected_renyi(
-    stopping: Stopping, orders: Array, curve: Array, profile: Profile | None = None
+    stopping: TrialCount, orders: Array, curve: Array, profile: Profile | None = None
 ) -> Array:
     """ε′(λ) of the winner at every order λ > 1 of Q's Rényi curve ε(λ) (Papernot, Steinke 2022).
 
@@ -212,7 +214,7 @@ def selected_renyi(
     that of the bounded law, and Poisson chances are divided by P[J ≤ N] (docs/privacy.md).
 
     >>> orders = np.array([2.0, 8.0, 64.0])
-    >>> selected_renyi(Stopping(5.0), orders, 0.01 * orders).round(3).tolist()
+    >>> selected_renyi(TrialCount(5.0), orders, 0.01 * orders).round(3).tolist()
     [2.172, 0.852, 1.208]
     """
     mean, below = stopping.mean, orders - 1
@@ -228,7 +230,7 @@ def selected_renyi(
 
 
 def selected_profile(
-    stopping: Stopping, profile: Profile, epsilon_of: Callable[[float], float], delta: float
+    stopping: TrialCount, profile: Profile, epsilon_of: Callable[[float], float], delta: float
 ) -> float:
     """ε of the winner at δ from Q's privacy profile, for negative binomial J.
 
@@ -237,7 +239,7 @@ def selected_profile(
     on J only lowers E[J].
 
     >>> pure = lambda epsilon: 0.0 if epsilon >= 0.5 else 1.0
-    >>> round(selected_profile(Stopping(5.0), pure, lambda delta: 0.5, 1e-6), 6)  # 3ε
+    >>> round(selected_profile(TrialCount(5.0), pure, lambda delta: 0.5, 1e-6), 6)  # 3ε
     1.5
     """
     if stopping.poisson:

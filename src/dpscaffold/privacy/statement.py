@@ -126,7 +126,7 @@ def winner_statement(
     """The statement of the winner of a private tuning, for whoever is given the winner alone.
 
     ``run`` is the winner's mechanism; ``given`` is what
-    :meth:`~dpscaffold.privacy.selected.Accounted.to_third_parties` says.
+    :meth:`~dpscaffold.privacy.selected.SelectionCost.to_third_parties` says.
     """
     epsilon, delta = given["epsilon"], given["delta"]
     reason = None if math.isfinite(epsilon) else "the trials together have no finite epsilon"

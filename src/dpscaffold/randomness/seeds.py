@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.drawn import Drawn, Origin
+from dpscaffold.privacy.drawn import Origin, SeedKnowledge
 
 #: The file of a run folder that keeps the run's seed.
 SEED = "seed.json"
@@ -74,9 +74,9 @@ class Seed:
         return hmac.new(self.key.encode(), text, hashlib.sha256).hexdigest()
 
     @property
-    def drawn(self) -> Drawn:
+    def drawn(self) -> SeedKnowledge:
         """What whoever reads the run's files knows about it."""
-        return Drawn(self.origin, self.mark, self.value)
+        return SeedKnowledge(self.origin, self.mark, self.value)
 
     def to_json(self) -> dict[str, str]:
         """As kept in a run folder, for its owner alone."""

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from dpscaffold.audit.play import Report
-from dpscaffold.audit.subject import Case
+from dpscaffold.audit.subject import AuditedRun
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.drawing import new_figure, save_figure
 
 
-def plot_audit(report: Report, case: Case, path: Path | str) -> None:
+def plot_audit(report: Report, case: AuditedRun, path: Path | str) -> None:
     """Proved and claimed ε by view on the left; the counted tests against the claimed trade-off
     curve of the server's view on the right, where none may lie above the line."""
     if not report.findings:

@@ -27,7 +27,7 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Table:
     """A table: its caption, the heads of its columns, and rows whose first cell is their head."""
 
     caption: str
@@ -55,7 +55,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Bars:
+class BarChart:
     """A figure of counts by label."""
 
     caption: str
@@ -72,7 +72,7 @@ class Code:
     text: str
 
 
-Block = Text | Bullets | Grid | Curves | Bars | Code
+Block = Text | Bullets | Table | Curves | BarChart | Code
 
 
 @dataclass(frozen=True)

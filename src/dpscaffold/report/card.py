@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpscaffold.report.blocks import Bars, Block, Bullets, Code, Curves, Grid, Page, Text
+from dpscaffold.report.blocks import BarChart, Block, Bullets, Code, Curves, Page, Table, Text
 
 
 def as_markdown(page: Page) -> str:
@@ -23,7 +23,7 @@ def _block(block: Block) -> str:
             return f"**{block.text}**" if block.strong or block.warning else block.text
         case Bullets():
             return "\n".join(f"- {item}" for item in block.items)
-        case Grid():
+        case Table():
             rows = [block.head, ("---",) * len(block.head), *block.rows]
             table = "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
             return f"{block.caption}\n\n{table}"
@@ -35,7 +35,7 @@ def _block(block: Block) -> str:
             ]
             levels = [f"- {name}: {value:.4g}" for name, value in block.levels]
             return "\n".join([f"{block.caption}:", "", *ends, *levels])
-        case Bars():
+        case BarChart():
             counts = ", ".join(f"{name}: {value:g}" for name, value in block.counts[:40])
             return f"{block.caption} ({block.across}: {block.up}): {counts}."
         case Code():

@@ -19,7 +19,7 @@ COMFORT = 22
 
 
 @dataclass(frozen=True)
-class Column:
+class TextColumn:
     """A column of texts. ``importance`` says which goes first where there is no room; None stays.
     A ``name`` may be shortened, in its cells and its title."""
 
@@ -34,11 +34,11 @@ class Column:
         """The longest text."""
         return max(len(text) for text in (self.title, *self.cells))
 
-    def as_written(self) -> Column:
+    def as_written(self) -> TextColumn:
         """The column as the terminal will show it."""
         return replace(self, title=as_written(self.title), cells=tuple(map(as_written, self.cells)))
 
-    def within(self, width: int) -> Column:
+    def within(self, width: int) -> TextColumn:
         """The column with its names cut to a width."""
         if not self.name or self.width <= width:
             return self
@@ -79,7 +79,7 @@ def _middle(name: str, width: int) -> str:
     return name[: width - len(tail) - 1] + mark + tail
 
 
-def fitted(columns: Sequence[Column], width: int, title: str = "") -> Table:
+def fitted(columns: Sequence[TextColumn], width: int, title: str = "") -> Table:
     """A table no wider than ``width``: names are shortened, then columns left out, the least
     important first, then names shortened more."""
     kept = [column.as_written() for column in columns]
@@ -140,7 +140,7 @@ def legible(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> T
     return table
 
 
-def _needs(columns: Sequence[Column]) -> int:
+def _needs(columns: Sequence[TextColumn]) -> int:
     """The width of a table of these columns: three blanks between them."""
     return sum(column.width for column in columns) + 3 * (len(columns) - 1)
 

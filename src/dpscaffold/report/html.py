@@ -7,7 +7,17 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from dpscaffold.report.blocks import Bars, Block, Bullets, Code, Curves, Grid, Page, Section, Text
+from dpscaffold.report.blocks import (
+    BarChart,
+    Block,
+    Bullets,
+    Code,
+    Curves,
+    Page,
+    Section,
+    Table,
+    Text,
+)
 from dpscaffold.report.svg import bars, curves
 
 #: Cells of a table up to this length stay on one line.
@@ -77,11 +87,11 @@ def _block(block: Block) -> str:
             return f"<p{mark}>{prose(block.text)}</p>"
         case Bullets():
             return "<ul>" + "".join(f"<li>{prose(item)}</li>" for item in block.items) + "</ul>"
-        case Grid():
+        case Table():
             return _table(block)
         case Curves():
             return _figure(block.caption, curves(block))
-        case Bars():
+        case BarChart():
             return _figure(block.caption, bars(block))
         case Code():
             code = f"<pre><code>{escape(block.text)}</code></pre>"
@@ -92,7 +102,7 @@ def _figure(caption: str, drawing: str) -> str:
     return f"<figure><figcaption>{escape(caption)}</figcaption>{drawing}</figure>"
 
 
-def _table(grid: Grid) -> str:
+def _table(grid: Table) -> str:
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in grid.head)
     rows = "".join(
         f'<tr><th scope="row">{prose(row[0])}</th>'

@@ -25,15 +25,15 @@ def html_table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
     return f"<table><caption><b>{escape(title)}</b></caption><tbody>{lines}</tbody></table>"
 
 
-class Drawn(str):
+class RawHtml(str):
     """HTML that is already written."""
 
 
 def _cell(value: Any) -> str:
-    return value if isinstance(value, Drawn) else escape(str(value))
+    return value if isinstance(value, RawHtml) else escape(str(value))
 
 
-def small_curve(values: Sequence[float], what: str) -> Drawn | None:
+def small_curve(values: Sequence[float], what: str) -> RawHtml | None:
     """A line through values, from left to right, with its ends in words."""
     if len(values) < 2:
         return None
@@ -47,17 +47,17 @@ def small_curve(values: Sequence[float], what: str) -> Drawn | None:
         for k, value in enumerate(kept)
     )
     label = escape(f"{what}: from {values[0]:.4g} to {values[-1]:.4g}", quote=True)
-    return Drawn(
+    return RawHtml(
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
         f'aria-label="{label}"><polyline fill="none" stroke="currentColor" stroke-width="1.5" '
         f'points="{points}"/></svg>'
     )
 
 
-class Shown(dict[str, Any]):
+class ShownStatement(dict[str, Any]):
     """A privacy statement: a dictionary that shows itself by the sentence to quote.
 
-    >>> Shown({"quote": "Nothing is promised."})
+    >>> ShownStatement({"quote": "Nothing is promised."})
     Nothing is promised.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 from dpscaffold.config.reading import read_tables
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.report.blocks import Block, Grid, Section, Text, section
+from dpscaffold.report.blocks import Block, Section, Table, Text, section
 from dpscaffold.report.runs import RunRecord, read_run
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.tasks.metrics import titled
@@ -38,7 +38,7 @@ OUTSIDE = (
 
 
 @dataclass(frozen=True)
-class Told:
+class StoredRun:
     """A run and what else its folder says: configuration, versions, engine and model.
 
     ``with_metrics`` says to show metrics of private records even where a promise is kept.
@@ -84,7 +84,7 @@ class Told:
         return self.run.summary.get(f"{key}_{metric}") if self.shows(metric) else None
 
 
-def tell(path: Path, with_metrics: bool = False) -> Told:
+def tell(path: Path, with_metrics: bool = False) -> StoredRun:
     """Read a run folder for a report. One that is named after its seed (``train --seeds``) is
     called as the folder around it: a seed gives the noise of a simulation away."""
     folder, run = RunFolder(path), read_run(path)
@@ -97,10 +97,10 @@ def tell(path: Path, with_metrics: bool = False) -> Told:
     text = folder.file("config.toml").read_text(encoding="utf-8")
     versions = folder.read_json("versions.json") or {}
     engine = (folder.read_json("run.json") or {}).get("engine")
-    return Told(run, text, versions, engine, index, with_metrics)
+    return StoredRun(run, text, versions, engine, index, with_metrics)
 
 
-def numbered(runs: Sequence[Told]) -> list[Told]:
+def numbered(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The runs, with numbers where several are called alike."""
     names = [told.name for told in runs]
     return [
@@ -111,7 +111,7 @@ def numbered(runs: Sequence[Told]) -> list[Told]:
     ]
 
 
-def results(runs: Sequence[Told]) -> Section:
+def results(runs: Sequence[StoredRun]) -> Section:
     """What was learnt and how well, beside the baseline."""
     blocks: list[Block | None] = []
     for told in runs:
@@ -129,20 +129,20 @@ def results(runs: Sequence[Told]) -> Section:
     return section("What was learnt, and how well", blocks)
 
 
-def marked(runs: Sequence[Told], text: str) -> str:
+def marked(runs: Sequence[StoredRun], text: str) -> str:
     """A caption, which says so where some of its numbers are outside ε."""
     outside = any(told.exposed for told in runs)
     return f"Outside ε: {text[0].lower()}{text[1:]}" if outside else text
 
 
-def _caption(runs: Sequence[Told]) -> str:
+def _caption(runs: Sequence[StoredRun]) -> str:
     how = "averaged over users where a metric is a mean"
     if all(told.engine == "sites" for told in runs):
         return f"On public rows; {how}"
     return marked(runs, f"On the records that were held out; {how}")
 
 
-def _one_beside(told: Told, names: Sequence[str]) -> Grid:
+def _one_beside(told: StoredRun, names: Sequence[str]) -> Table:
     """The metrics of one run, with what they stand beside in columns of their own."""
     found = [(words, [told.beside(key, name) for name in names]) for key, words, _ in BESIDE]
     columns = [(words, values) for words, values in found if any(v is not None for v in values)]
@@ -150,10 +150,10 @@ def _one_beside(told: Told, names: Sequence[str]) -> Grid:
         (titled(name), _number(told.final.get(name)), *(_number(v[k]) for _, v in columns))
         for k, name in enumerate(names)
     )
-    return Grid(_caption([told]), ("", "this model", *(words for words, _ in columns)), rows)
+    return Table(_caption([told]), ("", "this model", *(words for words, _ in columns)), rows)
 
 
-def _several(runs: Sequence[Told], names: Sequence[str]) -> Grid:
+def _several(runs: Sequence[StoredRun], names: Sequence[str]) -> Table:
     """The metrics of several runs; what they stand beside for the metric that is shown alone."""
     rows = []
     for name in names:
@@ -162,10 +162,10 @@ def _several(runs: Sequence[Told], names: Sequence[str]) -> Grid:
             values = [told.beside(key, name) for told in runs]
             if any(value is not None for value in values):
                 rows.append((f"{titled(name)} {words}", *map(_number, values)))
-    return Grid(_caption(runs), ("", *(told.name for told in runs)), tuple(rows))
+    return Table(_caption(runs), ("", *(told.name for told in runs)), tuple(rows))
 
 
-def _circumstances(runs: Sequence[Told]) -> Grid:
+def _circumstances(runs: Sequence[StoredRun]) -> Table:
     losses = [told.final.get("train_loss") for told in runs]
     times = [_time(told) if told.shows("seconds") else "–" for told in runs]
     rows: list[tuple[str, ...]] = [
@@ -178,10 +178,10 @@ def _circumstances(runs: Sequence[Told]) -> Grid:
     if any(time != "–" for time in times):
         rows.append(("time", *times))
     head = ("", *(told.name for told in runs)) if len(runs) > 1 else ("", "value")
-    return Grid("How it was learnt", head, tuple(rows))
+    return Table("How it was learnt", head, tuple(rows))
 
 
-def _learnt(told: Told) -> str:
+def _learnt(told: StoredRun) -> str:
     model, summary = told.model, told.run.summary
     target = model.get("target") or {}
     classes = target.get("classes") or []
@@ -203,7 +203,7 @@ def _learnt(told: Told) -> str:
     )
 
 
-def _verdict(told: Told) -> list[Block]:
+def _verdict(told: StoredRun) -> list[Block]:
     """Whether the model is of use, where its metrics may be shown."""
     found = told.run.summary.get("verdict")
     if not found or not told.shows(told.run.metric):
@@ -211,7 +211,7 @@ def _verdict(told: Told) -> list[Block]:
     return [Text(f"Verdict: {told.name} is {found}.", strong=True)]
 
 
-def _warnings(told: Told) -> list[Block]:
+def _warnings(told: StoredRun) -> list[Block]:
     summary, found = told.run.summary, []
     ended = summary.get("ended")
     if ended == "interrupted" or not summary:
@@ -227,7 +227,7 @@ def _warnings(told: Told) -> list[Block]:
     return [Text(text, warning=True) for text in found]
 
 
-def _epsilon(told: Told) -> str:
+def _epsilon(told: StoredRun) -> str:
     said = told.run.privacy
     value = (said.get("server") or {}).get("epsilon")
     if value is None:
@@ -245,6 +245,6 @@ def _number(value: Any) -> str:
     return "–" if value is None else f"{float(value):.4f}"
 
 
-def _time(told: Told) -> str:
+def _time(told: StoredRun) -> str:
     seconds = told.run.summary.get("seconds")
     return "–" if seconds is None else duration(seconds)

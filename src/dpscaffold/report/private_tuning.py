@@ -13,10 +13,10 @@ from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.tasks.metrics import titled
-from dpscaffold.tuning.private_tuning import PrivatelyTuned, as_lines
+from dpscaffold.tuning.private_tuning import PrivateTuningResult, as_lines
 
 
-def shown_winner(tuned: PrivatelyTuned) -> str:
+def shown_winner(tuned: PrivateTuningResult) -> str:
     """The winner in a sentence."""
     winner = tuned.winner
     if winner.model is None:
@@ -31,7 +31,7 @@ def shown_winner(tuned: PrivatelyTuned) -> str:
     )
 
 
-def _noise(tuned: PrivatelyTuned) -> str:
+def _noise(tuned: PrivateTuningResult) -> str:
     return "" if tuned.tune.score_noise is None else " (with its noise)"
 
 
@@ -45,7 +45,7 @@ def refuse_earlier(folder: Path) -> None:
             )
 
 
-def write_private_tuning(tuned: PrivatelyTuned, folder: Path) -> list[str]:
+def write_private_tuning(tuned: PrivateTuningResult, folder: Path) -> list[str]:
     """``winner/`` with ``best.toml``, ``winner.json`` and the model that won, and ``server.json``
     with every trial, readable by its owner alone."""
     winner = folder / "winner"
@@ -61,7 +61,7 @@ def write_private_tuning(tuned: PrivatelyTuned, folder: Path) -> list[str]:
     return ["winner", "server.json"]
 
 
-def _outside(tuned: PrivatelyTuned) -> str:
+def _outside(tuned: PrivateTuningResult) -> str:
     said = tuned.privacy.to_third_parties()
     return (
         f"Given this alone, epsilon = {round_up(said['epsilon'])} at delta = "
@@ -71,7 +71,7 @@ def _outside(tuned: PrivatelyTuned) -> str:
     )
 
 
-def _model(tuned: PrivatelyTuned) -> Model:
+def _model(tuned: PrivateTuningResult) -> Model:
     from dpscaffold.tuning.tuning import with_values
 
     assert tuned.winner.model is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpscaffold.privacy.showing import digits_up, round_up
-from dpscaffold.report.blocks import Block, Bullets, Grid, Section, Text, section
+from dpscaffold.report.blocks import Block, Bullets, Section, Table, Text, section
 from dpscaffold.report.human_tables import groups_table, terms_table
 
 #: Whom a guarantee is towards, in words.
@@ -69,7 +69,7 @@ def _guaranteed(said: Mapping[str, Any]) -> list[Block | None]:
     )
     views = said.get("views") or {}
     return [
-        Grid("ε, smaller is stronger", ("towards", "ε", "δ", "by"), tuple(rows)),
+        Table("ε, smaller is stronger", ("towards", "ε", "δ", "by"), tuple(rows)),
         Text("Who is meant:"),
         Bullets(tuple(f"{TOWARDS.get(v, v)} {text}." for v, text in views.items())),
         Text(
@@ -96,11 +96,11 @@ def person_section(said: Mapping[str, Any]) -> Section:
     head, rows = terms_table(human)
     blocks: list[Block | None] = [
         Text(str(said.get("person", server["sentence"]))),
-        Grid("The best test for whether somebody's record was used", head, tuple(rows)),
+        Table("The best test for whether somebody's record was used", head, tuple(rows)),
     ]
     if server.get("groups"):
         head, rows = groups_table(human)
-        blocks.append(Grid("Several of one person, towards the server", head, tuple(rows)))
+        blocks.append(Table("Several of one person, towards the server", head, tuple(rows)))
     return section("What ε means for one person", blocks)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.report.drawing import new_figure, save_figure
-from dpscaffold.report.fitting import Column, fitted
+from dpscaffold.report.fitting import TextColumn, fitted
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import SUMMARY, read_account
 from dpscaffold.tasks.metrics import titled
@@ -202,7 +202,7 @@ def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
     ]
     importance = [None, 5, 3, *(4 for _ in metrics), 2, 1, None, 0]
     columns = [
-        Column(head, tuple(cells), rank, head in ("run", "data"), _side(head))
+        TextColumn(head, tuple(cells), rank, head in ("run", "data"), _side(head))
         for head, rank, *cells in zip(heads, importance, *lines, strict=True)
         if head != "data" or several
     ]

@@ -10,19 +10,19 @@ from typing import Any
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.blocks import (
-    Bars,
+    BarChart,
     Block,
     Bullets,
     Code,
     Curves,
-    Grid,
     Line,
     Page,
     Section,
+    Table,
     Text,
     section,
 )
-from dpscaffold.report.outcome import PUBLIC, Told, marked, numbered, results, tell
+from dpscaffold.report.outcome import PUBLIC, StoredRun, marked, numbered, results, tell
 from dpscaffold.report.promises import outside_section, person_section, privacy_section
 from dpscaffold.runs.written import to_toml
 from dpscaffold.tasks.metrics import titled
@@ -69,13 +69,13 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     return Page(title, subtitle, tuple(parts))
 
 
-def _named(found: Sequence[Section], told: Told, runs: Sequence[Told]) -> list[Section]:
+def _named(found: Sequence[Section], told: StoredRun, runs: Sequence[StoredRun]) -> list[Section]:
     """The sections that say something; of several runs with the run's name."""
     suffix, of = (f": {told.name}", told.name) if len(runs) > 1 else ("", "")
     return [Section(part.title + suffix, part.blocks, of) for part in found if part.blocks]
 
 
-def _course(runs: Sequence[Told]) -> Section:
+def _course(runs: Sequence[StoredRun]) -> Section:
     metric = runs[0].run.metric
     levels = []
     for key, what in (("baseline", "constant baseline"), ("optimum", "best without privacy")):
@@ -88,7 +88,7 @@ def _course(runs: Sequence[Told]) -> Section:
 
 
 def _curve(
-    runs: Sequence[Told], metric: str, what: str, levels: tuple[tuple[str, float], ...] = ()
+    runs: Sequence[StoredRun], metric: str, what: str, levels: tuple[tuple[str, float], ...] = ()
 ) -> Curves | None:
     lines = []
     for told in runs:
@@ -105,7 +105,7 @@ def _curve(
     return Curves(caption, "round", what, tuple(lines), levels)
 
 
-def _sites(told: Told) -> Section:
+def _sites(told: StoredRun) -> Section:
     """The users, as far as they may be shown."""
     said = told.run.privacy
     mechanism = said.get("mechanism")
@@ -126,10 +126,10 @@ def _sites(told: Told) -> Section:
         "Nothing else of single sites is shown: their sizes, labels and metrics are read off "
         "private records, and no guarantee covers them."
     )
-    return section("The sites", [Grid("Who took part", ("", "value"), tuple(rows)), Text(text)])
+    return section("The sites", [Table("Who took part", ("", "value"), tuple(rows)), Text(text)])
 
 
-def _spending(told: Told) -> Section:
+def _spending(told: StoredRun) -> Section:
     """ε over rounds, and what users spent; who was left out and why."""
     said = told.run.privacy
     ledger, mechanism = said.get("ledger"), said.get("mechanism")
@@ -140,7 +140,7 @@ def _spending(told: Told) -> Section:
         spread = ledger["epsilon_over_users"]
         counts = {int(key): int(value) for key, value in ledger["participations"].items()}
         blocks += [
-            Bars("How often users took part", "participations", "users", _binned(counts)),
+            BarChart("How often users took part", "participations", "users", _binned(counts)),
             Text(
                 f"Given who took part, the user who spent most spent ε = "
                 f"{round_up(ledger['epsilon'])}, the median user {round_up(spread['median'])} and "
@@ -180,7 +180,7 @@ def _binned(counts: dict[int, int], most: int = 24) -> tuple[tuple[str, float], 
     return tuple(bins)
 
 
-def _again(told: Told) -> Section:
+def _again(told: StoredRun) -> Section:
     """Configuration, versions, and how to run it again."""
     rows = [(key, str(value)) for key, value in told.versions.items()]
     rows += [("engine", told.engine)] if told.engine else []
@@ -205,7 +205,7 @@ def _again(told: Told) -> Section:
         [
             Text(f"Save the configuration as `config.toml` and run `{command}`. {seed}"),
             Code("The configuration, as resolved", config),
-            Grid("What made it", ("", "value"), tuple(rows)) if rows else None,
+            Table("What made it", ("", "value"), tuple(rows)) if rows else None,
         ],
     )
 

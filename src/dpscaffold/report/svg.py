@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from dpscaffold.report.blocks import Bars, Curves
+from dpscaffold.report.blocks import BarChart, Curves
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 76, 14, 34, 48
@@ -123,7 +123,7 @@ def _legend(names: list[str]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def bars(figure: Bars) -> str:
+def bars(figure: BarChart) -> str:
     """Counts by label."""
     count = len(figure.counts)
     high = max(value for _, value in figure.counts)

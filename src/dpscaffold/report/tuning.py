@@ -11,12 +11,12 @@ from rich.table import Table
 
 from dpscaffold.atomic import whole_file, write_text
 from dpscaffold.report.drawing import new_figure, save_figure
-from dpscaffold.report.fitting import Column, fitted
+from dpscaffold.report.fitting import TextColumn, fitted
 from dpscaffold.runs.written import to_toml
-from dpscaffold.tuning.tuning import Score, Tuned
+from dpscaffold.tuning.tuning import Score, TuningResult
 
 
-def tuning_table(tuned: Tuned, width: int = 80) -> Table:
+def tuning_table(tuned: TuningResult, width: int = 80) -> Table:
     """One line per point of the grid, the best one marked; no wider than the terminal."""
     table = tuned.tune
     title = (
@@ -27,17 +27,18 @@ def tuning_table(tuned: Tuned, width: int = 80) -> Table:
     means = ["diverged" if s.diverged else f"{s.mean:.4f}" for s in scores]
     spreads = ["" if s.diverged else f"{s.deviation:.4f}" for s in scores]
     columns = [
-        Column(key, tuple(_text(s.values[key]) for s in scores), None, True) for key in table.grid
+        TextColumn(key, tuple(_text(s.values[key]) for s in scores), None, True)
+        for key in table.grid
     ]
     columns += [
-        Column(tuned.metric.title, tuple(means), None, True),
-        Column("± folds", tuple(spreads), 0),
-        Column("", tuple("best" if s is tuned.best else "" for s in scores)),
+        TextColumn(tuned.metric.title, tuple(means), None, True),
+        TextColumn("± folds", tuple(spreads), 0),
+        TextColumn("", tuple("best" if s is tuned.best else "" for s in scores)),
     ]
     return fitted(columns, width, title)
 
 
-def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:
+def write_tuning(tuned: TuningResult, folder: Path, command: str) -> list[str]:
     """``tuning.csv``, ``tuning.png`` (where matplotlib is installed), ``best.toml`` and
     ``TUNING.md``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ def write_tuning(tuned: Tuned, folder: Path, command: str) -> list[str]:
     return ["tuning.csv", *drawn, "best.toml", "TUNING.md"]
 
 
-def _sentence(tuned: Tuned) -> str:
+def _sentence(tuned: TuningResult) -> str:
     values = ", ".join(f"{key} = {_text(value)}" for key, value in tuned.best.values.items())
     folds = f"{tuned.tune.used_folds} of {tuned.tune.folds} folds"
     return (
@@ -61,7 +62,7 @@ def _sentence(tuned: Tuned) -> str:
     )
 
 
-def _write_csv(tuned: Tuned, path: Path) -> None:
+def _write_csv(tuned: TuningResult, path: Path) -> None:
     with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow([*tuned.tune.grid, "mean", "deviation", "diverged_folds", "folds"])
@@ -73,7 +74,7 @@ def _write_csv(tuned: Tuned, path: Path) -> None:
             writer.writerow([*score.values.values(), *numbers, score.diverged, folds])
 
 
-def _markdown(tuned: Tuned, command: str) -> str:
+def _markdown(tuned: TuningResult, command: str) -> str:
     header = [*tuned.tune.grid, f"validation {tuned.metric.title}", "± folds"]
     lines = ["# Tuning", _sentence(tuned), tuned.privacy_note]
     if tuned.at_edge:
@@ -97,7 +98,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _draw(tuned: Tuned, path: Path) -> None:
+def _draw(tuned: TuningResult, path: Path) -> None:
     """Accuracy over the first key of the grid, one line per value of the others."""
     key, *others = tuned.tune.grid
     figure = new_figure(5.2, 3.6)

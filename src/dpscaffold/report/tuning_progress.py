@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dpscaffold.training.events import Event, RoundDone, StackBegun, Stopped
+from dpscaffold.training.events import Event, RoundDone, StackBegun, StopRequested
 
 
 class Rounds:
@@ -44,4 +44,4 @@ class Rounds:
             return
         self.bars.update(self.bar, completed=event.round)
         if self.caught:
-            raise Stopped(self.caught[0])
+            raise StopRequested(self.caught[0])

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.atomic import write_text
-from dpscaffold.runs.booking import Booking
+from dpscaffold.runs.booking import BudgetBooking
 from dpscaffold.runs.journal import Anchor, Journal
 from dpscaffold.runs.parts import Parts, allowed_in_parts, priced, spent_in_parts
 from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.ledger import EXTENDS, JOURNAL, PREPARATION, SUMMARY, Opening, Summary, check_anchor, read_account, read_entries, read_ledger, read_opening, read_parts
-from dpscaffold.runs.target import Target
+from dpscaffold.runs.ledger import EXTENDS, JOURNAL, PREPARATION, SUMMARY, Opening, LedgerSummary, check_anchor, read_account, read_entries, read_ledger, read_opening, read_parts
+from dpscaffold.runs.target import EpsilonTarget
 from dpscaffold.runs.written import plain
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
@@ -43,7 +43,7 @@ from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 
 
-class Accounts:
+class PrivacyAccount:
     """Keeps the ledger of one run; without privacy it admits everyone and promises nothing."""
 
     def __init__(self, setting: Setting) -> None:
@@ -53,11 +53,11 @@ class Accounts:
         self.refusal, self.begun = "", 0  # why a round did not run, and the one begun last
         self.folder: RunFolder | None = None
         self._journal: Journal | None = None
-        self._booking: Booking | None = None
-        self._target: Target | None = None
+        self._booking: BudgetBooking | None = None
+        self._target: EpsilonTarget | None = None
         self._replay_until = 0
         self.allowed: tuple[str, ...] | None = None  # what a release overlooks; None: no release
-        self._summary = Summary({})
+        self._summary = LedgerSummary({})
         self._released = 0
         self._most_rounds = setting.plan.planned
         self._parts = Parts((setting.plan.planned,))
@@ -80,12 +80,12 @@ class Accounts:
             self.ledger.declines(0)
         if budget.target_epsilon is not None:
             self._require_promise("target_epsilon", "that cannot meet one")
-            self._target = Target.of(self.run, self.costs, budget, setting.plan.planned)
+            self._target = EpsilonTarget.of(self.run, self.costs, budget, setting.plan.planned)
             self._most_rounds = self._target.most_rounds
         if budget.file is not None:
             self._require_promise("budget_file", "that nothing can be counted of")
             rounds = min(setting.plan.planned, self._most_rounds)
-            self._booking = Booking(
+            self._booking = BudgetBooking(
                 str(budget.file), setting, self.run, self.costs, budget.user_epsilon, rounds
             )
 
@@ -322,7 +322,7 @@ class Accounts:
     def _write_summary(self, folder: RunFolder) -> None:
         """``ledger.json`` with all that was counted so far."""
         assert self._journal is not None
-        self._summary = Summary(self.ledger.to_dict())
+        self._summary = LedgerSummary(self.ledger.to_dict())
         folder.write_text(SUMMARY, self._summary.text(self._journal.anchor))
 
     def _withdraw_statement(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from dpscaffold.runs.budget_file import Allowance, Book, Grant, Participation
+from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents, BudgetGrant, BookedRound
 from dpscaffold.runs.journal import Anchor, digest
 from dpscaffold.runs.parts import Parts
 from dpscaffold.runs.folder import RunFolder
@@ -74,7 +74,7 @@ class Prices:
             ledger.record(round - first + 1, drawn.tolist(), again=True)
         return largest_epsilon(ledger.laws(), run.delta, costs)
 
-    def most_rounds(self, book: Book, grant: Grant) -> int:
+    def most_rounds(self, book: BudgetFileContents, grant: BudgetGrant) -> int:
         """The largest number of rounds that the book has room for; 0 where not even one."""
         low, high = 0, grant.rounds
         while low < high:
@@ -87,7 +87,7 @@ class Prices:
         return low
 
 
-class Booking:
+class BudgetBooking:
     """The bookings of one run, begun or resumed."""
 
     def __init__(
@@ -99,12 +99,12 @@ class Booking:
         user_epsilon: float | None,
         rounds: int,
     ) -> None:
-        self._allowance = Allowance(path)
+        self._allowance = BudgetFile(path)
         self._prices = Prices(setting, run, costs, user_epsilon)
         self._setting, self._run, self._rounds = setting, run, rounds
         self._parts = Parts((rounds,))
         self._name = secrets.token_hex(8)
-        self._grants: list[Grant] = []
+        self._grants: list[BudgetGrant] = []
         self._again: list[int] = []
         self._booked = 0
 
@@ -192,19 +192,19 @@ class Booking:
 
     def participate(self, round: int, again: bool) -> None:
         """Enter a round, before its uploads are used."""
-        self._allowance.participate(Participation(self._name, round, again), self._booked)
+        self._allowance.participate(BookedRound(self._name, round, again), self._booked)
         self._booked += 1
         if again:
             self._again.append(round)
 
-    def _asked(self) -> Grant:
+    def _asked(self) -> BudgetGrant:
         return replace(self._planned, run=self._name)
 
     @cached_property
-    def _planned(self) -> Grant:
+    def _planned(self) -> BudgetGrant:
         """The whole plan, before anything of it has run."""
         price = self._prices.of(self._rounds)
-        return Grant(
+        return BudgetGrant(
             run="",
             epsilon=price.epsilon,
             delta=price.delta,
@@ -215,7 +215,7 @@ class Booking:
             noise_seed=None if self._setting.secret else self._setting.plan.public_seed,
         )
 
-    def _found(self, saved: dict[str, object], released: int) -> list[Grant]:
+    def _found(self, saved: dict[str, object], released: int) -> list[BudgetGrant]:
         """The grants of a resumed run, if the file still holds it and nobody else used it."""
         book, path = self._allowance.read(), self._allowance.path
         if saved.get("anchor") is not None:

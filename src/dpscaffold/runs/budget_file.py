@@ -43,7 +43,7 @@ FIRST = b'{"allows": {'
 
 
 @dataclass(frozen=True)
-class Grant:
+class BudgetGrant:
     """What one run may spend: ε and δ of so many rounds, for these neighbours.
 
     ``plan`` is the digest of the run's description; ``noise_seed`` is None where the noise is
@@ -72,7 +72,7 @@ class Grant:
         }
 
     @classmethod
-    def from_line(cls, line: Mapping[str, Any]) -> Grant:
+    def from_line(cls, line: Mapping[str, Any]) -> BudgetGrant:
         """The inverse of :meth:`to_line`."""
         granted = line["grant"]
         return cls(
@@ -89,7 +89,7 @@ ACCOUNT = ("unit", "neighbours", "noise_seed")
 
 
 @dataclass(frozen=True)
-class Participation:
+class BookedRound:
     """One round of a run, booked before its uploads are used."""
 
     run: str
@@ -98,12 +98,12 @@ class Participation:
 
 
 @dataclass(frozen=True)
-class Book:
+class BudgetFileContents:
     """What a budget file says: ε and δ in all, the grants in order, each run's rounds."""
 
     epsilon: float
     delta: float
-    grants: Mapping[str, Grant]
+    grants: Mapping[str, BudgetGrant]
     participations: Mapping[str, int]
     anchor: Anchor
 
@@ -119,7 +119,7 @@ class Book:
         epsilon, delta = self.spent
         return max(0.0, self.epsilon - epsilon), max(0.0, self.delta - delta)
 
-    def fits(self, grant: Grant) -> bool:
+    def fits(self, grant: BudgetGrant) -> bool:
         """Whether this grant stays within the total."""
         grants = [*self.grants.values(), grant]
         return (
@@ -127,7 +127,7 @@ class Book:
             and math.fsum(g.delta for g in grants) <= self.delta
         )
 
-    def of(self, run: str) -> list[Grant]:
+    def of(self, run: str) -> list[BudgetGrant]:
         """The grants of one run: its plan's, and one for each further need."""
         return [g for name, g in self.grants.items() if name == run or name.startswith(f"{run}+")]
 
@@ -147,15 +147,15 @@ class Book:
         }
 
 
-class Allowance:
+class BudgetFile:
     """A budget file in use.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "budget.jsonl"
-    >>> allowance = Allowance.open(path, epsilon=1.0, delta=1e-5)
-    >>> allowance.book(Grant("a", 0.6, 2e-6, 100, "record", "replace-one"))
-    >>> allowance.participate(Participation("a", 1), after=0)
-    >>> book = Allowance(path).read()
+    >>> allowance = BudgetFile.open(path, epsilon=1.0, delta=1e-5)
+    >>> allowance.book(BudgetGrant("a", 0.6, 2e-6, 100, "record", "replace-one"))
+    >>> allowance.participate(BookedRound("a", 1), after=0)
+    >>> book = BudgetFile(path).read()
     >>> [round(left, 9) for left in book.left], book.participations
     ([0.4, 8e-06], {'a': 1})
     """
@@ -166,7 +166,7 @@ class Allowance:
         self._size = -1
 
     @classmethod
-    def open(cls, path: Path | str, epsilon: float, delta: float) -> Allowance:
+    def open(cls, path: Path | str, epsilon: float, delta: float) -> BudgetFile:
         """A new budget file, with so much in all."""
         if not (math.isfinite(epsilon) and epsilon > 0):
             raise BadInput(f"epsilon is {epsilon}; give a finite number above 0")
@@ -192,19 +192,19 @@ class Allowance:
         found = self.path.read_bytes() if self.path.is_file() else b"a folder\n"
         return b"\n" in found or found[: len(FIRST)] != FIRST[: len(found)]
 
-    def read(self) -> Book:
+    def read(self) -> BudgetFileContents:
         """The file as it stands, verified."""
         with self._locked():
             return self._book()
 
-    def book(self, grant: Grant) -> None:
+    def book(self, grant: BudgetGrant) -> None:
         """Grant a run what it may spend, or refuse; on the disk when this returns."""
         with self._locked():
             book = self._book()
             self._check(book, grant)
             self._append(grant.to_line())
 
-    def participate(self, participation: Participation, after: int) -> None:
+    def participate(self, participation: BookedRound, after: int) -> None:
         """Enter one round of a granted run, before its uploads are used.
 
         ``after`` is how many of its rounds the caller knows to be booked: more mean that a copy of
@@ -225,12 +225,12 @@ class Allowance:
         with self._locked():
             return self._current().follows(anchor)
 
-    def check(self, grant: Grant) -> None:
+    def check(self, grant: BudgetGrant) -> None:
         """Refuse what :meth:`book` would refuse, and book nothing."""
         with self._locked():
             self._check(self._book(), grant)
 
-    def _check(self, book: Book, grant: Grant) -> None:
+    def _check(self, book: BudgetFileContents, grant: BudgetGrant) -> None:
         if grant.run in book.grants:
             raise BadInput(f"{self.path} holds a grant of the run {grant.run} already")
         for other in book.grants.values():
@@ -283,9 +283,9 @@ class Allowance:
         journal.append({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")})
         self._journal, self._size = journal, self.path.stat().st_size
 
-    def _book(self) -> Book:
+    def _book(self) -> BudgetFileContents:
         journal = self._current()
-        grants: dict[str, Grant] = {}
+        grants: dict[str, BudgetGrant] = {}
         participations: dict[str, int] = {}
         total: tuple[float, float] | None = None
         for place, line in enumerate(journal.lines(), start=1):
@@ -296,7 +296,7 @@ class Allowance:
                 if event == "site":
                     total = float(line["allows"]["epsilon"]), float(line["allows"]["delta"])
                 elif event == "grant":
-                    grants[line["run"]] = Grant.from_line(line)
+                    grants[line["run"]] = BudgetGrant.from_line(line)
                 elif event == "participate":
                     run = str(line["run"])
                     participations[run] = participations.get(run, 0) + 1
@@ -309,4 +309,4 @@ class Allowance:
                 ) from error
         if total is None:
             raise BadInput(f"{self.path} does not say how much may be spent; restore it")
-        return Book(*total, grants, participations, journal.anchor)
+        return BudgetFileContents(*total, grants, participations, journal.anchor)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.runs.journal import Anchor, Journal, digest
-from dpscaffold.runs.parts import Entry, Parts
+from dpscaffold.runs.parts import RoundEntry, Parts
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
 from dpscaffold.privacy.adding import statement_of_parts
-from dpscaffold.privacy.drawn import UNKNOWN, Drawn, Origin
+from dpscaffold.privacy.drawn import UNKNOWN, SeedKnowledge, Origin
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.preparation import from_sentence
 from dpscaffold.randomness.seeds import SEED, Seed
@@ -42,7 +42,7 @@ class Opening:
     ``run`` and ``costs`` are SHA-256 of its description and of what preparing its data cost,
     ``data`` is the identity of its data. ``secret`` says that its noise came from the operating
     system, ``allowed`` what a release overlooks (None: no release), ``origin`` and ``mark`` where
-    its seed came from (:class:`~dpscaffold.privacy.drawn.Drawn`), ``colluders`` how many
+    its seed came from (:class:`~dpscaffold.privacy.drawn.SeedKnowledge`), ``colluders`` how many
     participants pool what they know. A line that does not say these is of a simulation.
     """
 
@@ -94,7 +94,7 @@ class Account:
     seeded: bool
     anchor: Anchor | None
     colluders: int = 1
-    drawn: Drawn = UNKNOWN
+    drawn: SeedKnowledge = UNKNOWN
     allowed: tuple[str, ...] | None = None
     planned: tuple[str, ...] = ()
     parts: tuple[Ledger, ...] = ()
@@ -168,11 +168,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
 
 
-def _drawn(folder: Path, opening: Opening | None, journal: Journal | None) -> Drawn:
+def _drawn(folder: Path, opening: Opening | None, journal: Journal | None) -> SeedKnowledge:
     """What is known about a run's seed: what its journal says, and the seed where it is kept."""
     if opening is None or journal is None:
         return UNKNOWN
-    known = Drawn(opening.origin, opening.mark, journal=journal.first)
+    known = SeedKnowledge(opening.origin, opening.mark, journal=journal.first)
     path = folder / SEED
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -193,7 +193,7 @@ def read_ledger(folder: Path) -> Ledger:
     return ledger.charged(read_preprocessing(folder)[1])
 
 
-def read_entries(journal: Journal) -> Iterator[Entry]:
+def read_entries(journal: Journal) -> Iterator[RoundEntry]:
     """The rounds of a journal, after its opening."""
     for place, line in enumerate(journal.lines(), start=1):
         if place > 1 and EXTENDS not in line:
@@ -222,13 +222,13 @@ def read_opening(journal: Journal) -> Opening:
     raise PrivacyError(f"{journal.path} does not begin with the description of its run; {AGAIN}")
 
 
-class Summary:
+class LedgerSummary:
     """The contents of ``ledger.json``: a ledger as it was counted once, and the journal's head.
 
     The head changes with every line and the counts need not, so they are encoded once: the journal
     is what counts.
 
-    >>> Summary({"version": 2}).text(Anchor(3, "5c")).strip()
+    >>> LedgerSummary({"version": 2}).text(Anchor(3, "5c")).strip()
     '{"version": 2, "journal": {"lines": 3, "head": "5c"}}'
     """
 
@@ -327,7 +327,7 @@ def _stated_anchor(folder: Path) -> Anchor | None:
     return Anchor.read(said["journal"], str(path)) if "journal" in said else None
 
 
-def _read_unchained(path: Path) -> Iterator[Entry]:
+def _read_unchained(path: Path) -> Iterator[RoundEntry]:
     """The rounds of a journal from before lines were chained; each has a checksum of its own.
 
     A last line cut short is a round that never ran; other damage is refused.
@@ -349,10 +349,10 @@ def _read_unchained(path: Path) -> Iterator[Entry]:
         yield _entry(body, f"{path} at line {place}")
 
 
-def _entry(line: Mapping[str, Any], where: str) -> Entry:
+def _entry(line: Mapping[str, Any], where: str) -> RoundEntry:
     try:
         ahead = bool(line.get("ahead", False))
-        return Entry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
+        return RoundEntry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
     except (KeyError, TypeError, ValueError) as error:
         raise PrivacyError(f"{where} is not a round of a ledger ({error}); {AGAIN}") from error
 

@@ -21,7 +21,7 @@ from dpscaffold.privacy.ledger import spent
 
 
 @dataclass(frozen=True)
-class Entry:
+class RoundEntry:
     """One line of the journal: who took part in a round; ``again`` where fresh noise was drawn for
     a round that had already been recorded, ``ahead`` where the round is counted before it runs,
     because what comes out may decide whether it does."""
@@ -62,7 +62,7 @@ class Parts:
         """With one part more, up to ``rounds``; the same where that is no further."""
         return Parts((*self.ends, rounds)) if rounds > self.ends[-1] else self
 
-    def ledgers(self, whole: Ledger, entries: Iterable[Entry]) -> tuple[Ledger, ...]:
+    def ledgers(self, whole: Ledger, entries: Iterable[RoundEntry]) -> tuple[Ledger, ...]:
         """Who took part in each part, its rounds counted from 1."""
         found = [
             Ledger(replace(whole.run, rounds=last - first + 1), whole.user_budget)

@@ -10,7 +10,7 @@ from dpscaffold.setting.budget import Budget
 
 
 @dataclass(frozen=True)
-class Target:
+class EpsilonTarget:
     """An ε towards the budget's view, with all that was released and lost; ``most_rounds`` keep
     within it where none is run again."""
 
@@ -21,7 +21,7 @@ class Target:
     most_rounds: int
 
     @classmethod
-    def of(cls, run: Mechanism, costs: tuple[Cost, ...], budget: Budget, planned: int) -> Target:
+    def of(cls, run: Mechanism, costs: tuple[Cost, ...], budget: Budget, planned: int) -> EpsilonTarget:
         """The target of a budget that has one, for a run of so many rounds at most."""
         epsilon = budget.target_epsilon
         assert epsilon is not None

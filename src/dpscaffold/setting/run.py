@@ -16,7 +16,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged, describe
 from dpscaffold.privacy.describe import Delta, choose_relation
-from dpscaffold.privacy.drawn import Drawn
+from dpscaffold.privacy.drawn import SeedKnowledge
 from dpscaffold.randomness.seeds import Seed, origin_of
 from dpscaffold.randomness.streams import Randomness, Sampling
 from dpscaffold.setting.budget import Budget, View
@@ -187,7 +187,7 @@ class Setting:
     @property
     def draw_given(self) -> bool:
         """Whether somebody may choose the seed that draws the participants, or know it."""
-        return Drawn(origin_of(self.plan.seed, self.secret)).given
+        return SeedKnowledge(origin_of(self.plan.seed, self.secret)).given
 
     def randomness(self, seed: Seed | None = None) -> Randomness:
         """The streams of a run from this seed, by default of a new run."""

@@ -51,7 +51,7 @@ def all_tame(squares: Tensor) -> bool:
 
 
 @dataclass
-class Outer:
+class LayerOuter:
     """One layer's share of all gradients, δaᵀ for each record: ``left`` δ (U, R, B), which
     :func:`clip_outer` scales in place, ``right`` a (U, D, B), and ``known`` ‖a‖² (U, B) where they
     are known already.
@@ -134,13 +134,13 @@ class Outer:
             put(self.ones[:, None, :], 1 / length)
 
 
-def clip_outer(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Tensor | None:
+def clip_outer(parts: Sequence[LayerOuter], weight: Tensor | None, clip: Clip) -> Tensor | None:
     """Weigh and clip the gradients that these parts make up together; returns the bound C, (U,).
 
     Example: two records of one user, of which the second is far beyond the range of float32's
     squares; both gradients end at the clip bound.
 
-    >>> part = Outer(torch.ones(1, 1, 2), torch.tensor([[[3.0, 1e30]]]))
+    >>> part = LayerOuter(torch.ones(1, 1, 2), torch.tensor([[[3.0, 1e30]]]))
     >>> bound = clip_outer([part], None, torch.tensor([0.5]))
     >>> float(part.total())
     1.0
@@ -173,12 +173,12 @@ def clip_outer(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Ten
     return bound
 
 
-def clip_unseen(parts: Sequence[Outer], weight: Tensor | None, clip: Clip) -> Tensor:
+def clip_unseen(parts: Sequence[LayerOuter], weight: Tensor | None, clip: Clip) -> Tensor:
     """The same for every row in float64 and without a look at any: a GPU is never waited for.
 
     Every ‖a‖ becomes 1, so that neither factor needs more range than float32 has.
 
-    >>> part = Outer(torch.ones(1, 1, 2), torch.tensor([[[3.0, 1e30]]]))
+    >>> part = LayerOuter(torch.ones(1, 1, 2), torch.tensor([[[3.0, 1e30]]]))
     >>> bound = clip_unseen([part], None, torch.tensor([0.5]))
     >>> float(part.total())
     1.0
@@ -237,7 +237,7 @@ def _largest(values: Sequence[Tensor]) -> float:
     return float(reduce(torch.maximum, [value.amax() for value in values]))
 
 
-def _exact_norms(parts: Sequence[Outer], user: Tensor, record: Tensor) -> Tensor:
+def _exact_norms(parts: Sequence[LayerOuter], user: Tensor, record: Tensor) -> Tensor:
     """‖g‖ of these records in float64, (W,): NaN where the gradient is not finite."""
     total = torch.zeros(len(user), dtype=torch.float64, device=user.device)
     for part in parts:
@@ -246,7 +246,7 @@ def _exact_norms(parts: Sequence[Outer], user: Tensor, record: Tensor) -> Tensor
     return torch.where(total.isfinite(), total, float("nan")).sqrt()
 
 
-def _weigh(parts: Sequence[Outer], weight: Tensor) -> None:
+def _weigh(parts: Sequence[LayerOuter], weight: Tensor) -> None:
     """Weigh gradients that are not clipped; padding is 0 on both sides, even where it is NaN."""
     padding = (weight == 0)[:, None, :]
     for part in parts:

@@ -38,7 +38,7 @@ _FAINT = 1e-30 / 2.0**-126
 
 
 @dataclass(frozen=True)
-class Scale:
+class Factors:
     """The factor f_j of each record, (U, N) float64, and which records are to be kept at all.
 
     ``sound`` (U, N) is False for records whose gradient is not finite: they are selected away,
@@ -67,7 +67,7 @@ class Contribution(Protocol):
         """‖g_j‖², (U, N) float64."""
         ...
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: Factors) -> Tensor:
         """Σ_j f_j·g_j, flat, (U, p)."""
         ...
 
@@ -90,7 +90,7 @@ class Dense:
         quick = _quick_squares(self.gradients)
         return _mended(quick, quick.isfinite(), lambda: _exact_squares(self.gradients))
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: Factors) -> Tensor:
         gradients = scale.keep(self.gradients)
         factor = _single(scale.factor, gradients.dtype)
         if gradients.device.type == "cpu":
@@ -125,7 +125,7 @@ class Outer:
 
         return _mended(left * right, faint <= _FAINT, exact)
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: Factors) -> Tensor:
         """Σ_j (f_j·l_j)r_jᵀ; for long rows Σ_j (f_j·‖r_j‖·l_j)(r_j/‖r_j‖)ᵀ, of which no part over-
         or underflows where the whole does not."""
         factor = scale.factor
@@ -169,7 +169,7 @@ class Outers:
         rounding = (places**2 + rows + right.shape[2]) * 2.0**-52
         return products.sum((2, 3)).clamp_min_(0.0) + rounding * lengths.square()
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: Factors) -> Tensor:
         left = scale.keep(self.left.double() * _beside(scale.factor, self.left))
         right = scale.keep(self.right.double())
         flat = torch.bmm(
@@ -182,7 +182,7 @@ class Outers:
 
 
 @dataclass(frozen=True)
-class Rows:
+class LookedUpRows:
     """Rows of a table that were looked up at T places: g has Σ of ``values`` (U, N, T, columns)
     over the places whose ``index`` (U, N, T) is that row.
 
@@ -207,7 +207,7 @@ class Rows:
         found = torch.where(same, products, 0.0).sum((2, 3)).clamp_min_(0.0)
         return found + rounding * lengths.square()
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: Factors) -> Tensor:
         values = scale.keep(self.values.double() * _beside(scale.factor, self.values))
         users, columns = values.shape[0], values.shape[-1]
         out = values.new_zeros(users, self.rows, columns)
@@ -266,7 +266,7 @@ def _cheaper_product(part: Outers) -> Contribution:
 
 def _cheaper_table(part: Contribution) -> Contribution:
     """A small table's gradients are held; those of a large one are told by their rows."""
-    if isinstance(part, Rows):
+    if isinstance(part, LookedUpRows):
         places, columns = part.values.shape[2:]
         if part.rows * columns <= 2 * places * (places + columns):
             return part.dense()

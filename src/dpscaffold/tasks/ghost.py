@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dpscaffold.tasks.base import BOUNDS, Clip, clip_factors
-from dpscaffold.tasks.contributions import Contribution, Dense, Scale, joined
+from dpscaffold.tasks.contributions import Contribution, Dense, Factors, joined
 from dpscaffold.tasks.rules import rule_for
 from dpscaffold.tasks.wiring import (
     Forward,
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Rows:
+class RecordStack:
     """Records of U users: ``features`` (U, N, D), ``labels`` (U, N) and ``weight`` (U, N) or
     None."""
 
@@ -60,17 +60,17 @@ class Rows:
     labels: Tensor
     weight: Tensor | None
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> RecordStack:
         """Some of each user's records."""
         cut = slice(start, stop)
         weight = None if self.weight is None else self.weight[:, cut]
-        return Rows(self.features[:, cut], self.labels[:, cut], weight)
+        return RecordStack(self.features[:, cut], self.labels[:, cut], weight)
 
-    def of(self, user: int) -> Rows:
+    def of(self, user: int) -> RecordStack:
         """One user's records, still stacked."""
         cut = slice(user, user + 1)
         weight = None if self.weight is None else self.weight[cut]
-        return Rows(self.features[cut], self.labels[cut], weight)
+        return RecordStack(self.features[cut], self.labels[cut], weight)
 
 
 class Ghost:
@@ -97,7 +97,9 @@ class Ghost:
             isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules()
         )
 
-    def clipped_sum(self, params: Tensor, rows: Rows, clip: Tensor | str) -> tuple[Tensor, Tensor]:
+    def clipped_sum(
+        self, params: Tensor, rows: RecordStack, clip: Tensor | str
+    ) -> tuple[Tensor, Tensor]:
         """Σ_j w_j·min(1, C/‖g_j‖)·g_j, (U, P), and the bounds C, (U,).
 
         A record whose gradient is not finite adds exactly zero.
@@ -117,7 +119,7 @@ class Ghost:
         every = self._remember(rows, all_slow(tuple(self.shapes)))
         return self._in_parts(*every, params, rows, clip)
 
-    def _loops(self, params: Tensor, rows: Rows) -> bool:
+    def _loops(self, params: Tensor, rows: RecordStack) -> bool:
         """Whether to take one user after the other: on a CPU, convolutions with a kernel a user are
         slow, and launching several small ones is slower still."""
         if len(params) == 1 or params.device.type != "cpu" or not self._convolves:
@@ -129,7 +131,7 @@ class Ghost:
         return rows.labels.numel() * wiring.shown > _STACKED
 
     def _in_parts(
-        self, wiring: Wiring, numbers: int, params: Tensor, rows: Rows, clip: Tensor | str
+        self, wiring: Wiring, numbers: int, params: Tensor, rows: RecordStack, clip: Tensor | str
     ) -> tuple[Tensor, Tensor]:
         """A part of the records at a time, so that memory stays bounded."""
         users, records = rows.labels.shape
@@ -150,7 +152,7 @@ class Ghost:
         return total, clip
 
     def _clipped(
-        self, wiring: Wiring, params: Tensor, rows: Rows, clip: Tensor | str
+        self, wiring: Wiring, params: Tensor, rows: RecordStack, clip: Tensor | str
     ) -> tuple[Tensor, Tensor]:
         by_name = self._contributions(wiring, params, rows)
         if not by_name:  # nothing that is learnt matters
@@ -161,9 +163,9 @@ class Ghost:
         assert factor is not None and bound is not None
         sound = norms.isfinite()
         if norms.device.type == "cpu" and bool(sound.all()):
-            scale = Scale(factor)
+            scale = Factors(factor)
         else:
-            scale = Scale(torch.where(sound, factor, 0.0), sound)
+            scale = Factors(torch.where(sound, factor, 0.0), sound)
         parts = [
             by_name[key].total(scale)
             if key in by_name
@@ -172,11 +174,13 @@ class Ghost:
         ]
         return torch.cat(parts, 1), bound.to(params.dtype) if isinstance(clip, str) else clip
 
-    def _norms(self, wiring: Wiring, params: Tensor, rows: Rows) -> Tensor:
+    def _norms(self, wiring: Wiring, params: Tensor, rows: RecordStack) -> Tensor:
         """The norms of the records' gradients, (U, N)."""
         return _norms(self._contributions(wiring, params, rows))
 
-    def _contributions(self, wiring: Wiring, params: Tensor, rows: Rows) -> dict[str, Contribution]:
+    def _contributions(
+        self, wiring: Wiring, params: Tensor, rows: RecordStack
+    ) -> dict[str, Contribution]:
         """What each record's gradient is made of, by parameter."""
         inputs, errors, slow = self._both_passes(wiring, params, rows)
         parts: dict[str, list[Contribution]] = {}
@@ -192,7 +196,7 @@ class Ghost:
         return {key: joined(several) for key, several in parts.items()}
 
     def _both_passes(
-        self, wiring: Wiring, params: Tensor, rows: Rows
+        self, wiring: Wiring, params: Tensor, rows: RecordStack
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Inputs (U, N, …) and errors (U, N, …) of each call, and gradients (U, N, …) of the slow
         parameters."""
@@ -250,21 +254,21 @@ class Ghost:
             for (key, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def _wired(self, params: Tensor, rows: Rows) -> tuple[Wiring, int]:
+    def _wired(self, params: Tensor, rows: RecordStack) -> tuple[Wiring, int]:
         """The wiring for records of this shape, and how many numbers it holds per record."""
         known = self._wirings.get((rows.features.shape[2:], rows.features.dtype))
         return known or self._wired_anew(params, rows)
 
-    def _wired_anew(self, params: Tensor, rows: Rows) -> tuple[Wiring, int]:
+    def _wired_anew(self, params: Tensor, rows: RecordStack) -> tuple[Wiring, int]:
         """Look at what the module does with a record, and measure what that holds."""
         row = rows.features[0, 0]
         first = {name: value[0] for name, value in self._named(params.detach()).items()}
         wiring = find_wiring(self.module, first, self.forward, row)
-        one = Rows(row[None, None], rows.labels.new_zeros(1, 1), None)
+        one = RecordStack(row[None, None], rows.labels.new_zeros(1, 1), None)
         held = self._contributions(wiring, params[:1], one).values()
         return self._remember(rows, wiring, sum(part.held for part in held) + 2 * wiring.shown)
 
-    def _remember(self, rows: Rows, wiring: Wiring, numbers: int = 0) -> tuple[Wiring, int]:
+    def _remember(self, rows: RecordStack, wiring: Wiring, numbers: int = 0) -> tuple[Wiring, int]:
         """Keep a wiring, and say in the log which parameters take the slower path."""
         numbers = numbers or sum(shape.numel() for shape in self.shapes.values())
         self._wirings[rows.features.shape[2:], rows.features.dtype] = wiring, numbers

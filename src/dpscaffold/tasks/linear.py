@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum
-from dpscaffold.tasks.clipping import Outer, clip_outer
+from dpscaffold.tasks.clipping import LayerOuter, clip_outer
 from dpscaffold.tasks.losses import SOFTMAX, Loss
 
 
@@ -91,6 +91,6 @@ class Linear:
         users, inputs = params.shape[0], batch.features.transpose(1, 2)
         weights = params.view(users, self.outputs, self.features + 1)
         errors = self.loss.errors(torch.bmm(weights, inputs), batch.labels)
-        gradients = Outer(errors, inputs, batch.squares, tame=batch.tame)
+        gradients = LayerOuter(errors, inputs, batch.squares, tame=batch.tame)
         bound = clip_outer([gradients], batch.weight, clip)
         return ClippedSum(gradients.total().view(users, -1), bound)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum, stacked_scores
-from dpscaffold.tasks.clipping import Outer, clip_outer
+from dpscaffold.tasks.clipping import LayerOuter, clip_outer
 from dpscaffold.tasks.linear import with_ones
 from dpscaffold.tasks.losses import SOFTMAX, Loss
 
@@ -116,8 +116,8 @@ class Mlp:
         back = torch.bmm(second[..., :-1].transpose(1, 2), errors)
         back *= hidden > 0
         layers = [
-            Outer(back, inputs, batch.squares, tame=batch.tame),
-            Outer(errors, hidden, bias=True),
+            LayerOuter(back, inputs, batch.squares, tame=batch.tame),
+            LayerOuter(errors, hidden, bias=True),
         ]
         bound = clip_outer(layers, batch.weight, clip)
         return ClippedSum(torch.cat([layer.total().flatten(1) for layer in layers], dim=1), bound)

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpscaffold.errors import BadInput
 from dpscaffold.tasks.base import Batch, Clip, ClippedSum, stacked_scores
-from dpscaffold.tasks.ghost import Ghost, Rows
+from dpscaffold.tasks.ghost import Ghost, RecordStack
 from dpscaffold.tasks.losses import SOFTMAX, Loss
 from dpscaffold.tasks.wiring import Parameters
 
@@ -125,7 +125,7 @@ class ModuleTask:
         """From the inputs and errors of each layer; see :mod:`~dpscaffold.tasks.ghost`."""
         if clip is None:
             return ClippedSum(self._plain_sum(params, batch), None)
-        rows = Rows(batch.features, batch.labels, batch.weight)
+        rows = RecordStack(batch.features, batch.labels, batch.weight)
         return ClippedSum(*self._ghost.clipped_sum(params, rows, clip))
 
     def _score(self, params: Parameters, row: Tensor) -> Tensor:

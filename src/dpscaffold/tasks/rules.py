@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpscaffold.tasks.contributions import Contribution, Dense, Outer, Outers, Rows
+from dpscaffold.tasks.contributions import Contribution, Dense, LookedUpRows, Outer, Outers
 
 Contributions = dict[str, Contribution]
 Rule = Callable[[nn.Module, Tensor, Tensor], Contributions]
@@ -124,7 +124,7 @@ def _embedding(layer: nn.Module, inputs: Tensor, errors: Tensor) -> Contribution
     values = errors.reshape(*index.shape, layer.embedding_dim)
     if layer.padding_idx is not None:
         values = torch.where((index == layer.padding_idx)[..., None], 0.0, values)
-    return {"weight": Rows(index, values, layer.num_embeddings)}
+    return {"weight": LookedUpRows(index, values, layer.num_embeddings)}
 
 
 def _last_axes_norm(layer: nn.Module, inputs: Tensor, errors: Tensor) -> Contributions:

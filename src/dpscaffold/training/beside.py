@@ -9,19 +9,19 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from dpscaffold.engines.machine import Aside
+from dpscaffold.engines.machine import BackgroundWorker
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all
 
 
 class Evaluations:
     """The evaluations of a stack, in the order in which they were asked for; on a GPU they run
-    :class:`~dpscaffold.engines.machine.Aside`. Use it as a context."""
+    :class:`~dpscaffold.engines.machine.BackgroundWorker`. Use it as a context."""
 
     def __init__(
         self, evaluators: Sequence[Evaluator], full: bool, device: torch.device, ahead: bool = False
     ) -> None:
         self._evaluators, self._full = evaluators, full
-        self._aside = Aside(device, ahead)
+        self._aside = BackgroundWorker(device, ahead)
         self._asked: deque[tuple[int, Future[list[Metrics]]]] = deque()
 
     def __enter__(self) -> Evaluations:

@@ -1,6 +1,7 @@
 """What is told while runs are under way: one protocol for progress, tracking and stacks.
 
-A listener is called with every event, in order; it may raise :class:`Stopped` to end the work.
+A listener is called with every event, in order; it may raise :class:`StopRequested` to end the
+work.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-class Stopped(RuntimeError):
+class StopRequested(RuntimeError):
     """A signal asked to stop; what is finished is kept."""
 
 
@@ -91,7 +92,7 @@ def silence(event: Event) -> None:
 
 
 @dataclass(frozen=True)
-class Observing:
+class CallbackListener:
     """A listener for one run that calls ``observer(round, row)`` after every round."""
 
     observer: Callable[[int, Row], None]
@@ -103,7 +104,7 @@ class Observing:
 
 
 @dataclass(frozen=True)
-class Several:
+class ListenerList:
     """A listener that tells all of its own, in order."""
 
     listeners: tuple[Listener, ...]

@@ -22,7 +22,7 @@ from dpscaffold.randomness.seeds import public_seed
 from dpscaffold.setting import Setting
 from dpscaffold.training import Result
 from dpscaffold.training import run as run_setting
-from dpscaffold.training.events import Listener, Several, silence
+from dpscaffold.training.events import Listener, ListenerList, silence
 from dpscaffold.training.front import require_folder
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.stopping import Stopping
@@ -178,7 +178,7 @@ def run_settings(
             optimum=settings.task.optimum,
             out=folder,
             resume=resume,
-            listener=Several((progress, listener)),
+            listener=ListenerList((progress, listener)),
             config=resolved,
             metrics=settings.task.metrics or (),
             dissimilarity=settings.task.dissimilarity,

@@ -19,7 +19,7 @@ from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
-from dpscaffold.training.events import Listener, Observing, Row, Several, silence
+from dpscaffold.training.events import CallbackListener, Listener, ListenerList, Row, silence
 from dpscaffold.training.in_progress import OwnMetric, RunInProgress
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.progress import Progress
@@ -109,7 +109,7 @@ def train(
         described = setting.to_dict() if config is None else dict(config)
         recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
         config = {**described, "privacy": {**described.get("privacy", {}), **recipe}}
-    listeners = (Observing(observer) if observer else silence, listener or silence)
+    listeners = (CallbackListener(observer) if observer else silence, listener or silence)
     with Progress(setting.label, plan.rounds, quiet=not progress) as line:
         return run(
             setting,
@@ -119,7 +119,7 @@ def train(
             optimum=optimum,
             out=out,
             resume=resume,
-            listener=Several((*listeners, line)),
+            listener=ListenerList((*listeners, line)),
             config=config,
             metrics=metrics,
             dissimilarity=dissimilarity,

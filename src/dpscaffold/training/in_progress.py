@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dpscaffold.engines import ENGINES, Engine, Hardware, Memories, Simulator, State
-from dpscaffold.engines.machine import Aside, Owed, device_failed, stop_signals
+from dpscaffold.engines.machine import BackgroundWorker, DeferredWork, device_failed, stop_signals
 from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
@@ -26,8 +26,8 @@ from dpscaffold.models.model import Model
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.report.notebook import Shown
-from dpscaffold.runs.account import Accounts
+from dpscaffold.report.notebook import ShownStatement
+from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.data_key import fresh_key, identity, open_key
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.journal import Anchor
@@ -77,7 +77,7 @@ class RunInProgress:
         self.own = {m.__name__: m for m in metrics if not isinstance(m, str)}
         if named:
             self.measures.chosen(federation.target)  # refuses here, not at the first evaluation
-        self.accounts = Accounts(setting)
+        self.accounts = PrivacyAccount(setting)
         self.stated = setting.to_dict()
         self.seed = setting.seed()
         self.folder: RunFolder | None = None
@@ -220,7 +220,7 @@ class RunInProgress:
             ended, message = "budget", self.accounts.refusal
             if state.round and (not self.history or self.history[-1]["round"] < state.round):
                 row = {"round": state.round, **self.accounts.live(state.round)}
-                self._judge(state, engine.memories, row, Aside(CPU))()
+                self._judge(state, engine.memories, row, BackgroundWorker(CPU))()
                 self._checkpoint(state, engine.memories)
         return self._finish(state, ended, message, optimum)
 
@@ -240,7 +240,11 @@ class RunInProgress:
         draw = partial(self.accounts.draw, self.randomness)
         counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds
-        with stop_signals() as stop, Aside(self.device, self.ahead) as aside, Owed() as owed:
+        with (
+            stop_signals() as stop,
+            BackgroundWorker(self.device, self.ahead) as aside,
+            DeferredWork() as owed,
+        ):
             for done in rounds(setting, engine, draw, state):
                 owed.settle()
                 round, state = done.number, done.state
@@ -300,7 +304,7 @@ class RunInProgress:
         return self.stopping.is_over([float(old["validation"]) for old in self.history])
 
     def _judge(
-        self, state: State, memories: Memories, row: dict[str, Any], aside: Aside
+        self, state: State, memories: Memories, row: dict[str, Any], aside: BackgroundWorker
     ) -> Callable[[], dict[str, Any]]:
         """Begin to judge the output, where it is an average the last iterate too; what is returned
         waits for the answer and notes it."""
@@ -398,7 +402,7 @@ class RunInProgress:
             state.round,
             ended,
             optimum,
-            Shown(statement),
+            ShownStatement(statement),
             self.folder.path if self.folder else None,
             self.seconds,
             message,

@@ -32,7 +32,7 @@ SHARES = ("accuracy", "label_accuracy", "subset_accuracy")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScoreRule:
     """What candidates are compared by, and the most that one record counts (1 for a share)."""
 
     metric: Metric
@@ -55,7 +55,7 @@ class Comparison:
     def counts(self, scores: Tensor, targets: Tensor) -> Tensor:
         """What each record counts, (N,) in [0, B]; what is no number counts B.
 
-        >>> rmse = Comparison(METRICS["rmse"], bound=2.0)
+        >>> rmse = ScoreRule(METRICS["rmse"], bound=2.0)
         >>> rmse.counts(torch.tensor([[1.0], [9.0]]), torch.tensor([0.0, 0.0])).tolist()
         [1.0, 4.0]
         """
@@ -67,12 +67,12 @@ class Comparison:
         return torch.nan_to_num(values, nan=worst, posinf=self.most).clamp(0.0, self.most)
 
 
-def comparison(table: TuneSettings, target: Target) -> Comparison:
+def comparison(table: TuneSettings, target: Target) -> ScoreRule:
     """The metric asked for, or the target's own; without public records it must be bounded."""
     metric = METRICS[table.metric] if table.metric else metrics_for(target)[0]
     metric.fits(target)
     if table.public is not None:
-        return Comparison(metric)
+        return ScoreRule(metric)
     if metric.name not in BOUNDED:
         fitting = [m.name for m in metrics_for(target) if m.name in BOUNDED]
         raise BadInput(
@@ -85,20 +85,20 @@ def comparison(table: TuneSettings, target: Target) -> Comparison:
                 f"tune.score_bound is {table.score_bound:g}, and a record counts at most 1 in "
                 f"{metric.name!r}; leave it out"
             )
-        return Comparison(metric)
+        return ScoreRule(metric)
     if table.score_bound is None:
         raise BadInput(
             f"candidates are compared by {metric.name!r} on private records, and one record may "
             f"count without limit; give tune.score_bound, the most that one may count, chosen "
             f"without looking at the records (5, say)"
         )
-    return Comparison(metric, table.score_bound)
+    return ScoreRule(metric, table.score_bound)
 
 
 def scored(
     outcome: Outcome,
     judged: Records,
-    compared: Comparison,
+    compared: ScoreRule,
     table: TuneSettings,
     run: Mechanism,
     sizes: Sequence[int],
@@ -134,7 +134,7 @@ def on_public(outcome: Outcome, judged: Records, metric: Metric) -> float:
 
 
 def record_sums(
-    outcome: Outcome, judged: Records, compared: Comparison
+    outcome: Outcome, judged: Records, compared: ScoreRule
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sum of what each user's records count under a run's model, and how many there are."""
     assert outcome.model is not None

@@ -24,7 +24,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import Cost, Mechanism, charged
 from dpscaffold.privacy.preparation import left_open
-from dpscaffold.privacy.selected import Accounted, Trials, account
+from dpscaffold.privacy.selected import SelectionCost, Trials, account
 from dpscaffold.privacy.statement import winner_statement
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import (
@@ -33,19 +33,19 @@ from dpscaffold.training.events import (
     Listener,
     RoundDone,
     StackBegun,
-    Stopped,
+    StopRequested,
     silence,
 )
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.tuning.folds import fold_federation
-from dpscaffold.tuning.private_scores import Comparison, comparison, scored
+from dpscaffold.tuning.private_scores import ScoreRule, comparison, scored
 from dpscaffold.tuning.tuning import SettingOf, TuneSettings, with_values
 
 #: The name of what scores cost.
 SCORE = "validation score"
 
 
-class Choosing(Protocol):
+class CandidateSource(Protocol):
     """Where J and the candidates come from."""
 
     def random(self) -> float:
@@ -55,17 +55,17 @@ class Choosing(Protocol):
         """A whole number below it."""
 
 
-class StoppedTrials(Stopped):
+class StoppedTrials(StopRequested):
     """Tuning was stopped while trials ran: ``spent`` is what the server learns from all that were
     drawn, and so at most what it has learnt."""
 
-    def __init__(self, signal: str, spent: Accounted) -> None:
+    def __init__(self, signal: str, spent: SelectionCost) -> None:
         super().__init__(signal)
         self.spent = spent
 
 
 @dataclass(frozen=True)
-class Trial:
+class PrivateTrial:
     """One candidate as it was trained: its values, its score (None where it diverged), the
     parameters it gave, and its mechanism."""
 
@@ -76,7 +76,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class PrivatelyTuned:
+class PrivateTuningResult:
     """Every trial, which the server has seen, the winner, and what each adversary can learn.
 
     Only :meth:`released` may be given to others: the number of trials, their scores and how long
@@ -85,22 +85,22 @@ class PrivatelyTuned:
 
     settings: Configuration
     tune: TuneSettings
-    trials: tuple[Trial, ...]
-    privacy: Accounted
+    trials: tuple[PrivateTrial, ...]
+    privacy: SelectionCost
     title: str
     federation: Federation = field(repr=False)
     scored_on: str
     outside: tuple[str, ...]
-    compared: Comparison
+    compared: ScoreRule
 
     @property
-    def winner(self) -> Trial:
+    def winner(self) -> PrivateTrial:
         """The best score, the first of equals. Where no trial was made (a Poisson law allows it),
         or all diverged: the first point of the grid, untrained, which depends on no record."""
         finite = [trial for trial in self.trials if trial.score is not None]
         if not finite:
             first = {key: values[0] for key, values in self.tune.grid.items()}
-            return Trial(first, None, None)
+            return PrivateTrial(first, None, None)
         return max(finite, key=lambda trial: self.compared.sign * (trial.score or 0.0))
 
     @property
@@ -149,8 +149,8 @@ def tune_privately(
     device: torch.device,
     tell: Listener = silence,
     setting_of: SettingOf = Configuration.setting,
-    choosing: Choosing | None = None,
-) -> PrivatelyTuned:
+    choosing: CandidateSource | None = None,
+) -> PrivateTuningResult:
     """Draw how many candidates to try and which, train and score them, and account for it."""
     points = [
         dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
@@ -161,7 +161,7 @@ def tune_privately(
     candidates = [_candidate(setting_of(with_values(settings, point), trained)) for point in points]
     runs = [_described(one, whole) for one in candidates]
     score = _score_cost(table, runs[0])
-    stream: Choosing = secrets.SystemRandom() if choosing is None else choosing
+    stream: CandidateSource = secrets.SystemRandom() if choosing is None else choosing
     # before anything runs, and whatever comes of it
     drawn = [stream.randrange(len(points)) for _ in range(table.stopping_law.draw(stream))]
     prepared = whole.roster.schema.preparation
@@ -171,11 +171,11 @@ def tune_privately(
     privacy = account(trials_run)
     try:
         outcomes = _train([_fresh(candidates[p]) for p in drawn], trained, device, tell)
-    except Stopped as stopped:
+    except StopRequested as stopped:
         raise StoppedTrials(str(stopped), privacy) from None
     sizes = trained.roster.sizes
     trials = tuple(
-        Trial(
+        PrivateTrial(
             points[p],
             scored(outcome, judged, compared, table, runs[0], sizes),
             outcome.model,
@@ -184,7 +184,7 @@ def tune_privately(
         for p, outcome in zip(drawn, outcomes, strict=True)
     )
     outside = tuple(left_open([*prepared, *unprotected]))
-    return PrivatelyTuned(
+    return PrivateTuningResult(
         settings, table, trials, privacy, whole.title, whole, scored_on, outside, compared
     )
 

@@ -26,7 +26,7 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.privacy import PrivacyError
-from dpscaffold.privacy.selection import Stopping
+from dpscaffold.privacy.selection import TrialCount
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.training.events import Listener, StackBegun, silence
@@ -142,11 +142,11 @@ class TuneSettings(ConfigTable):
             )
 
     @property
-    def stopping_law(self) -> Stopping:
+    def stopping_law(self) -> TrialCount:
         """The law of the number of private trials."""
         try:
             shape = math.inf if self.stopping == "poisson" else self.shape
-            return Stopping(self.trials, shape, self.most)
+            return TrialCount(self.trials, shape, self.most)
         except PrivacyError as error:
             raise BadInput(f"tune.trials, tune.shape and tune.most: {error}") from error
 
@@ -180,7 +180,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The scores of the whole grid, and the best one."""
 
     settings: Configuration
@@ -356,7 +356,7 @@ def tune(
     device: torch.device,
     tell: Listener = silence,
     setting_of: SettingOf = Configuration.setting,
-) -> Tuned:
+) -> TuningResult:
     """Run every point of the grid on every fold, stacked where shapes agree, and compare.
     ``setting_of`` makes the run of a configuration on a federation."""
     data = table.public if table.public is not None else settings.data
@@ -388,7 +388,7 @@ def tune(
         accuracies = [_validated(outcomes[p, f], outputs[p], shown) for f in range(len(folds))]
         finite = tuple(a for a in accuracies if a is not None)
         scores.append(Score(point, finite, len(accuracies) - len(finite)))
-    return Tuned(settings, table, tuple(scores), whole.title, metric)
+    return TuningResult(settings, table, tuple(scores), whole.title, metric)
 
 
 def _setting(

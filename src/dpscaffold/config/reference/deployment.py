@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dpscaffold.config.reference.fields import Key, Words, entry_of, kind_of, model_keys
 from dpscaffold.config.reference.values import NEEDED
-from dpscaffold.deployment.protocol.agreement import PublicStep, Schema
+from dpscaffold.deployment.protocol.agreement import PublicStep, SchemaSettings
 from dpscaffold.deployment.provision import FederationFile
 from dpscaffold.deployment.server.config import DeploySettings
 from dpscaffold.deployment.site.file import Policy, SiteFile
@@ -18,7 +18,7 @@ from dpscaffold.deployment.site.reading import SOURCES
 def deployment_keys(said: Words) -> Iterator[Key]:
     """Every key, in the order in which the files are written."""
     yield from _federation(said)
-    yield from model_keys("schema", "", Schema, said)
+    yield from model_keys("schema", "", SchemaSettings, said)
     yield from model_keys("prepare", "", PublicStep, said)
     yield from model_keys("deploy", "", DeploySettings, said)
     yield from _records("evaluate", said)

@@ -12,7 +12,7 @@ from dpscaffold.data.sources.arrays import npz_arrays, read_npz
 from dpscaffold.data.tables.drafted_run import MOST_NORM, dealt, row_norm, run_lines, standardised
 from dpscaffold.data.tables.files import AUTO
 from dpscaffold.data.tables.label_guesses import is_measured, rounded_range
-from dpscaffold.data.tables.looking import LEAST_RECORDS, Column, Look
+from dpscaffold.data.tables.looking import LEAST_RECORDS, ColumnProfile, Look
 from dpscaffold.data.tables.spellings import toml_key, toml_text, written
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Kind, Target, kind_of
@@ -165,7 +165,7 @@ def _label(found: Look) -> list[str]:
     ]
 
 
-def _spellings(column: Column) -> list[str]:
+def _spellings(column: ColumnProfile) -> list[str]:
     """The other spellings of a column's values, and those that may be typing errors."""
     lines = []
     if column.same:
@@ -251,12 +251,12 @@ def _features(found: Look, release: bool) -> list[str]:
     return [*lines, *_gaps(found), *_missing(found, release)]
 
 
-def _forms(column: Column) -> str:
+def _forms(column: ColumnProfile) -> str:
     listed = ", ".join(map(toml_text, column.forms))
     return listed if len(column.forms) == 1 else f"[{listed}]"
 
 
-def _values(column: Column) -> str:
+def _values(column: ColumnProfile) -> str:
     shown = [toml_text(value) for value in column.values[:4]]
     return f"[{', '.join(shown)}{', …' if len(column.values) > 4 else ''}]"
 
@@ -282,7 +282,7 @@ def _gaps(found: Look) -> list[str]:
     return lines
 
 
-def _marked(column: Column, texts: Iterable[str]) -> str:
+def _marked(column: ColumnProfile, texts: Iterable[str]) -> str:
     return f"gaps.{toml_text(column.name)} = [{', '.join(map(toml_text, texts))}]"
 
 

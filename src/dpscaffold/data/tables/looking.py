@@ -81,7 +81,7 @@ FREE_TEXT = (
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnProfile:
     """One column: what it seems to be, why, and whether values are missing. ``gaps`` are the texts
     that seem to stand for a missing value, ``maybe`` the values that might; and in how many rows.
     ``same`` are other spellings of its values, ``errors`` those that may be typing errors."""
@@ -108,7 +108,7 @@ class Look:
     path: Path
     kind: Format
     dialect: Dialect
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnProfile, ...]
     by_file: bool
     target: Target
     rows: int
@@ -120,7 +120,7 @@ class Look:
         """How many sites there are; 0 where nothing names one."""
         return len(self.sizes) if self.by_file or self.of("user") else 0
 
-    def of(self, role: Role) -> list[Column]:
+    def of(self, role: Role) -> list[ColumnProfile]:
         """The columns of one role."""
         return [column for column in self.columns if column.role == role]
 
@@ -170,7 +170,7 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
             column = _absent(column, lacking.get(name, ()), len(files))
         columns.append(_with_gaps(column, gaps[name], cells[name]))
     columns += [
-        Column(name, "left out", f"it holds {held}, neither numbers nor texts")
+        ColumnProfile(name, "left out", f"it holds {held}, neither numbers nor texts")
         for name, held in strange.items()
         if name not in names
     ]
@@ -195,13 +195,13 @@ def _may_lack(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _absent(column: Column, files: Sequence[str], count: int) -> Column:
+def _absent(column: ColumnProfile, files: Sequence[str], count: int) -> ColumnProfile:
     """A column that some files lack: its values are missing there, unless few files have it."""
     if not files or column.role == "left out":
         return column
     named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     if 2 * len(files) > count:
-        return Column(column.name, "left out", f"most files lack it: {named}")
+        return ColumnProfile(column.name, "left out", f"most files lack it: {named}")
     why = f"{column.why}; {named} lacks it, so its values are missing there"
     return replace(column, why=why, missing=True, absent=True)
 
@@ -252,14 +252,14 @@ def _require_sites(path: Path, site: str | None, by_file: bool, sizes: Mapping[s
         )
 
 
-def _label_column(name: str, counts: Counter[str], target: Target, told: bool) -> Column:
+def _label_column(name: str, counts: Counter[str], target: Target, told: bool) -> ColumnProfile:
     """A label, with its values and their counts or the range that was guessed."""
     why = "as you said" if told else "guessed: its name, or few values"
-    column = Column(name, "label", f"{why}; {described_label(counts, target)}")
+    column = ColumnProfile(name, "label", f"{why}; {described_label(counts, target)}")
     return _with_spellings(column, counts) if target.kind == "class" else column
 
 
-def _with_spellings(column: Column, counts: Counter[str]) -> Column:
+def _with_spellings(column: ColumnProfile, counts: Counter[str]) -> ColumnProfile:
     """A column of classes or categories with spellings that seem to be one value."""
     same, errors = same_values(counts), typing_errors(counts)
     for text, value in errors.items() if column.role == "label" else ():
@@ -300,7 +300,9 @@ def _without(cells: list[str | None], gaps: Mapping[str, int]) -> list[str | Non
     return [None if cell is None or cell.strip(BLANKS) in gaps else cell for cell in cells]
 
 
-def _with_gaps(column: Column, gaps: Mapping[str, int], cells: list[str | None]) -> Column:
+def _with_gaps(
+    column: ColumnProfile, gaps: Mapping[str, int], cells: list[str | None]
+) -> ColumnProfile:
     """A column with what seems to stand for a missing value, where the column is used."""
     if column.role == "left out":
         return column
@@ -434,15 +436,17 @@ def _column(
     cells: list[str | None],
     site: str | None,
     named: bool,
-) -> Column:
+) -> ColumnProfile:
     """What a column seems to be that is no label."""
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
     if name == site:
-        return Column(name, "user", "as you said" if named else "its name", missing)
+        return ColumnProfile(name, "user", "as you said" if named else "its name", missing)
     values = set(there)
     if len(values) <= 1:
-        return Column(name, "left out", "it holds a single value" if values else "it is empty")
+        return ColumnProfile(
+            name, "left out", "it holds a single value" if values else "it is empty"
+        )
     numbers = numbers_in(there)
     hinted = re.search(IDENTIFIERS, name.lower()) is not None
     unique = len(values) == len(there) and len(there) >= 20
@@ -450,28 +454,34 @@ def _column(
     forms = () if numbers is not None and not is_compact(there) else forms_of(there)
     if forms:
         why = f"it holds dates of the form {' or '.join(forms)}"
-        return Column(name, "date", why, missing, forms)
+        return ColumnProfile(name, "date", why, missing, forms)
     if numbers is None and (grouped := in_thousands(there)):
         why = f"numbers with a sign between thousands ('{grouped}'); write them without to use it"
-        return Column(name, "left out", why)
+        return ColumnProfile(name, "left out", why)
     if unique and (numbers is None or whole):
-        return Column(name, "left out", "an identifier: no two records agree")
+        return ColumnProfile(name, "left out", "an identifier: no two records agree")
     if hinted and len(values) > len(there) // 2:
-        return Column(name, "left out", "an identifier by its name, with hardly a value twice")
+        return ColumnProfile(
+            name, "left out", "an identifier by its name, with hardly a value twice"
+        )
     if numbers is not None:
-        return Column(name, "number", "it holds numbers", missing)
+        return ColumnProfile(name, "number", "it holds numbers", missing)
     if broken := but_for(there):
-        return Column(name, "left out", broken)
+        return ColumnProfile(name, "left out", broken)
     if _is_free_text(name, values):
         why = (
             "free text, it seems, which may name people; if its values are a few fixed answers, "
             "list it in categories"
         )
-        return Column(name, "left out", why)
+        return ColumnProfile(name, "left out", why)
     if len(values) > MOST_CATEGORIES:
-        return Column(name, "left out", f"a text with {len(values)} values in {len(there)} rows")
+        return ColumnProfile(
+            name, "left out", f"a text with {len(values)} values in {len(there)} rows"
+        )
     known = tuple(sorted(values))
-    column = Column(name, "category", f"a text with {len(values)} values", missing, values=known)
+    column = ColumnProfile(
+        name, "category", f"a text with {len(values)} values", missing, values=known
+    )
     return _with_spellings(column, Counter(there))
 
 

@@ -37,7 +37,7 @@ KINDS: dict[str, Format] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class RowBatch:
     """Some rows of a file: the number of the first, features (N, d) float32 of those that are
     complete, which ones are (N,), other columns as text, and why the first of those that are not
     complete has no features (empty where all are). ``decimal`` is the sign before decimals in
@@ -111,7 +111,7 @@ def raw_parts(
     preparation: Sequence[Prepared],
     columns: Sequence[str],
     others: Sequence[str] = (),
-) -> Iterator[Part]:
+) -> Iterator[RowBatch]:
     """The rows of a file after the preparation. Columns are found by name, whatever their order;
     ``others`` are handed on as they stand. Memory is bounded by a batch."""
     file = _opened(path)
@@ -133,7 +133,9 @@ def raw_parts(
         for step in rest:
             rows = step(rows)
         features = rows.astype(np.float32, copy=False)
-        yield Part(first, features, complete, batch.select(list(others)), gaps.said, file.decimal)
+        yield RowBatch(
+            first, features, complete, batch.select(list(others)), gaps.said, file.decimal
+        )
         first += batch.num_rows
 
 

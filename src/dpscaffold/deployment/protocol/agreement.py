@@ -56,7 +56,7 @@ class PublicStep(ConfigTable):
         return Shift(np.asarray(self.mean, np.float32), factor, "public", said)
 
 
-class Schema(ConfigTable):
+class SchemaSettings(ConfigTable):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
     ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
@@ -118,7 +118,7 @@ class Schema(ConfigTable):
         return len(self.columns) - len(self.categories) + coded
 
     @model_validator(mode="after")
-    def _consistent(self) -> Schema:
+    def _consistent(self) -> SchemaSettings:
         if self.columns and self.width != self.features:
             raise BadInput(
                 f"schema.features is {self.features}, and the columns make {self.width}; they must "
@@ -190,7 +190,7 @@ class Offer(ConfigTable):
     """What is offered. ``format`` is of this very table."""
 
     format: Literal[1] = 1
-    rows: Schema
+    rows: SchemaSettings
     task: TaskSettings
     algorithm: AlgorithmSettings
     plan: PlanSettings
@@ -249,7 +249,7 @@ def read_offer(raw: Mapping[str, Any]) -> Offer:
 
 
 def offer_of(
-    rows: Schema,
+    rows: SchemaSettings,
     task: TaskSettings,
     algorithm: AlgorithmSettings,
     plan: Plan,

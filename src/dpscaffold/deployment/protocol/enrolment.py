@@ -19,7 +19,7 @@ from dpscaffold.deployment.protocol.messages import (
     SERVER,
     Header,
     Json,
-    Letter,
+    SignedMessage,
     Vectors,
     ask,
     commitment,
@@ -31,7 +31,7 @@ from dpscaffold.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Enrolled:
+class EnrolledRun:
     """A run as its server knows it, from the first offer on; a plain value, for a file.
 
     ``names`` is the roster in order, ``sizes`` and ``caps`` what the sites answered; ``declared``
@@ -50,7 +50,7 @@ class Enrolled:
     nonces: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def fresh(cls, offer: Mapping[str, Any], names: tuple[str, ...]) -> Enrolled:
+    def fresh(cls, offer: Mapping[str, Any], names: tuple[str, ...]) -> EnrolledRun:
         """A run that nobody has heard of yet."""
         return cls(fresh_id(), offer, names, fresh_id())
 
@@ -80,7 +80,7 @@ class Enrolled:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Enrolled:
+    def from_dict(cls, saved: Mapping[str, Any]) -> EnrolledRun:
         """From a file."""
         values = dict(saved)
         for name in ("names", "sizes", "caps"):
@@ -103,7 +103,7 @@ class NotEnrolled(BadInput):
 
 
 @dataclass
-class Correspondence:
+class SignedExchange:
     """Asks sites and believes only what they signed.
 
     ``publics`` are the sites' public keys by name; ``seen`` and ``totals`` the largest counts of
@@ -125,7 +125,7 @@ class Correspondence:
         fields: Header,
         vectors: Vectors | None = None,
         digests: Mapping[str, bytes] | None = None,
-    ) -> Letter:
+    ) -> SignedMessage:
         """A letter to one site, with what is known of its counts."""
         known: dict[str, Json] = {
             "seen": self.seen.get(name, 0),
@@ -133,13 +133,15 @@ class Correspondence:
         }
         return ask(kind, run, name, {**fields, **known}, vectors or {}, self.key, digests)
 
-    def ask(self, letters: Mapping[str, Letter]) -> tuple[dict[str, Letter], dict[str, str]]:
+    def ask(
+        self, letters: Mapping[str, SignedMessage]
+    ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
         """The answers that say yes, and everybody else's reason; counts are noted."""
 
-        def accept(name: str, answer: Letter) -> bool:
+        def accept(name: str, answer: SignedMessage) -> bool:
             return answer.answers(letters[name], self.publics[name])
 
-        yes: dict[str, Letter] = {}
+        yes: dict[str, SignedMessage] = {}
         no: dict[str, str] = dict.fromkeys(letters, "no-answer")
         for name, answer in self.exchange.ask(letters, accept).items():
             header = answer.header
@@ -158,7 +160,7 @@ class Correspondence:
         return yes, no
 
 
-def offer_to(post: Correspondence, enrolled: Enrolled) -> Enrolled:
+def offer_to(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
     """Offer the plan to all; who they are and what they committed to, or a refusal."""
     promise = commitment(enrolled.run, SERVER, enrolled.nonce)
     fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
@@ -179,7 +181,7 @@ def offer_to(post: Correspondence, enrolled: Enrolled) -> Enrolled:
     )
 
 
-def _promise(answer: Letter, hidden: bool) -> tuple[int, int, str] | None:
+def _promise(answer: SignedMessage, hidden: bool) -> tuple[int, int, str] | None:
     """Size (0 where it is hidden, whatever was answered), cap and commitment of a site."""
     size = 0 if hidden else answer.header.get("records")
     cap, promise = answer.header.get("cap"), answer.header.get("commitment")
@@ -188,7 +190,7 @@ def _promise(answer: Letter, hidden: bool) -> tuple[int, int, str] | None:
     return (size, cap, promise) if hidden or size > 0 else None
 
 
-def begin_with(post: Correspondence, enrolled: Enrolled) -> Enrolled:
+def begin_with(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
     """Fix the roster and all commitments, and collect the nonces."""
     letters = {name: begin_letter(post, enrolled, name) for name in enrolled.names}
     yes, no = post.ask(letters)
@@ -204,7 +206,7 @@ def begin_with(post: Correspondence, enrolled: Enrolled) -> Enrolled:
     return replace(enrolled, nonces=nonces)
 
 
-def begin_letter(post: Correspondence, enrolled: Enrolled, name: str) -> Letter:
+def begin_letter(post: SignedExchange, enrolled: EnrolledRun, name: str) -> SignedMessage:
     """The letter that fixes the roster."""
     fields: dict[str, Json] = {
         "roster": list(enrolled.names),
@@ -215,14 +217,16 @@ def begin_letter(post: Correspondence, enrolled: Enrolled, name: str) -> Letter:
     return post.letter("begin", enrolled.run, name, fields)
 
 
-def tell_draw(post: Correspondence, enrolled: Enrolled, names: tuple[str, ...]) -> dict[str, str]:
+def tell_draw(
+    post: SignedExchange, enrolled: EnrolledRun, names: tuple[str, ...]
+) -> dict[str, str]:
     """Show all nonces to these sites; gives the reasons of those who did not take them. One that
     misses them now will say so when it is asked, and gets them again."""
     fields: dict[str, Json] = {"nonces": dict(enrolled.nonces)}
     return post.ask({n: post.letter("draw", enrolled.run, n, fields) for n in names})[1]
 
 
-def enrol_again(post: Correspondence, enrolled: Enrolled, names: tuple[str, ...]) -> None:
+def enrol_again(post: SignedExchange, enrolled: EnrolledRun, names: tuple[str, ...]) -> None:
     """Everything from the offer to the draw, for sites that lost their folder of the run or missed
     a letter; what was fixed stays fixed."""
     promise = enrolled.commitments[SERVER]

@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dpscaffold.deployment.protocol.messages import Letter, pack, unpack
+from dpscaffold.deployment.protocol.messages import SignedMessage, pack, unpack
 
 #: Whether a reply that arrived from the named site counts as its answer.
-Accept = Callable[[str, Letter], bool]
+Accept = Callable[[str, SignedMessage], bool]
 
 
 class Exchange(Protocol):
     """Carries letters to sites by name and brings back their answers."""
 
-    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
         """Send one letter to each named site and wait, until the deadline, for answers that
         ``accept`` takes. Sites that did not answer are missing from the result."""
         ...
 
 
-class Stopped(Exception):
+class ExchangeStopped(Exception):
     """The asker was told to stop while it waited. Nothing is lost: who has answered repeats its
     stored answer when the run goes on."""
 
@@ -37,7 +37,7 @@ class Crash(BaseException):
 
 
 @dataclass
-class Fate:
+class Delivery:
     """What happens to one attempt to deliver a letter, in :class:`InMemory`.
 
     ``lose_ask`` and ``lose_answer`` drop it on the way there or back, ``repeat`` delivers it twice,
@@ -61,20 +61,20 @@ class InMemory:
     on. All letters cross as bytes.
     """
 
-    sites: dict[str, Callable[[Letter], Letter]]
+    sites: dict[str, Callable[[SignedMessage], SignedMessage]]
     attempts: int = 1
-    fate: Callable[[str, Letter, int], Fate] = lambda site, letter, attempt: Fate()
+    fate: Callable[[str, SignedMessage, int], Delivery] = lambda site, letter, attempt: Delivery()
     order: Callable[[list[str]], list[str]] = lambda names: names
-    restart: Callable[[str], Callable[[Letter], Letter]] | None = None
+    restart: Callable[[str], Callable[[SignedMessage], SignedMessage]] | None = None
     on_attempt: Callable[[], None] = lambda: None
     sent: list[tuple[str, bytes]] = field(default_factory=list)
     answered: list[tuple[str, bytes]] = field(default_factory=list)
     _waiting_asks: list[tuple[str, bytes]] = field(default_factory=list)
     _waiting_answers: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
         """As :class:`Exchange`; what earlier exchanges delayed arrives first."""
-        found: dict[str, Letter] = {}
+        found: dict[str, SignedMessage] = {}
         stray = self._waiting_answers
         self._waiting_answers = []
         late_asks, self._waiting_asks = self._waiting_asks, []
@@ -93,10 +93,10 @@ class InMemory:
     def _attempt(
         self,
         name: str,
-        letters: Mapping[str, Letter],
+        letters: Mapping[str, SignedMessage],
         attempt: int,
         accept: Accept,
-        found: dict[str, Letter],
+        found: dict[str, SignedMessage],
     ) -> None:
         fate = self.fate(name, letters[name], attempt)
         raw = pack(letters[name])
@@ -133,9 +133,9 @@ class InMemory:
     def _take(
         name: str,
         raw: bytes,
-        letters: Mapping[str, Letter],
+        letters: Mapping[str, SignedMessage],
         accept: Accept,
-        found: dict[str, Letter],
+        found: dict[str, SignedMessage],
     ) -> None:
         answer = unpack(raw)
         if answer is not None and name in letters and name not in found and accept(name, answer):

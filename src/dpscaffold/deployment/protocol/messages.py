@@ -98,7 +98,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Letter:
+class SignedMessage:
     """A header, named float32 vectors (n,) and a signature. Build it with :func:`sign`."""
 
     header: Header
@@ -119,7 +119,7 @@ class Letter:
             return False
         return True
 
-    def answers(self, asked: Letter, public: str) -> bool:
+    def answers(self, asked: SignedMessage, public: str) -> bool:
         """Whether this is the named site's answer to that letter: same run, kind and nonce, and
         rightly signed."""
         same = all(
@@ -171,10 +171,10 @@ def sign(
     vectors: Vectors,
     key: Ed25519PrivateKey,
     digests: Mapping[str, bytes] | None = None,
-) -> Letter:
+) -> SignedMessage:
     """A signed letter. ``digests`` may hold those of the vectors where many letters share them."""
     plain = {name: np.ascontiguousarray(vector, "<f4") for name, vector in vectors.items()}
-    return Letter(dict(header), plain, key.sign(_to_sign(header, plain, digests)))
+    return SignedMessage(dict(header), plain, key.sign(_to_sign(header, plain, digests)))
 
 
 def ask(
@@ -185,7 +185,7 @@ def ask(
     vectors: Vectors,
     key: Ed25519PrivateKey,
     digests: Mapping[str, bytes] | None = None,
-) -> Letter:
+) -> SignedMessage:
     """A letter of the server, with a nonce of its own."""
     head: Header = {
         "version": VERSION,
@@ -199,8 +199,8 @@ def ask(
 
 
 def reply(
-    asked: Letter, site: str, fields: Header, vectors: Vectors, key: Ed25519PrivateKey
-) -> Letter:
+    asked: SignedMessage, site: str, fields: Header, vectors: Vectors, key: Ed25519PrivateKey
+) -> SignedMessage:
     """A site's answer: it repeats the nonce, and what it says of kind and run is the asker's."""
     head: dict[str, Json] = {"version": VERSION, "direction": ANSWER, "site": site}
     for name in ("kind", "run", "nonce"):
@@ -247,12 +247,12 @@ def read_vector(raw: object) -> np.ndarray | None:
     return np.frombuffer(raw, dtype="<f4").copy()
 
 
-def pack(letter: Letter) -> bytes:
+def pack(letter: SignedMessage) -> bytes:
     """A letter as bytes; :func:`unpack` reads them back."""
     return b"".join(packed(letter))
 
 
-def packed(letter: Letter) -> list[bytes | memoryview]:
+def packed(letter: SignedMessage) -> list[bytes | memoryview]:
     """The pieces of :func:`pack`; those of the vectors are not copied."""
     header = canonical(letter.header)
     parts: list[bytes | memoryview] = [_MAGIC]
@@ -264,7 +264,7 @@ def packed(letter: Letter) -> list[bytes | memoryview]:
     return parts
 
 
-def unpack(raw: bytes | memoryview) -> Letter | None:
+def unpack(raw: bytes | memoryview) -> SignedMessage | None:
     """The letter in these bytes, or None; never an exception, and nothing is left over."""
     try:
         return _unpack(memoryview(raw))
@@ -272,7 +272,7 @@ def unpack(raw: bytes | memoryview) -> Letter | None:
         return None
 
 
-def _unpack(raw: memoryview) -> Letter | None:
+def _unpack(raw: memoryview) -> SignedMessage | None:
     if raw[: len(_MAGIC)] != _MAGIC:
         return None
     at = len(_MAGIC)
@@ -296,7 +296,7 @@ def _unpack(raw: memoryview) -> Letter | None:
         if vector is None or len(body) != size or name in vectors:
             return None
         vectors[name] = vector
-    return Letter(header, vectors, signature) if at == len(raw) else None
+    return SignedMessage(header, vectors, signature) if at == len(raw) else None
 
 
 # --- keys ------------------------------------------------------------------------------------

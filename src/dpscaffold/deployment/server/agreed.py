@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from dpscaffold.data.tables.table_coding import Coding
-from dpscaffold.deployment.protocol.agreement import Offer, Schema
-from dpscaffold.deployment.protocol.enrolment import Enrolled
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
+from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.engines import State
 from dpscaffold.federation.roster import Roster
-from dpscaffold.federation.schema import Schema as RowSchema
+from dpscaffold.federation.schema import Schema
 from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
 from dpscaffold.setting import Setting
@@ -28,7 +28,7 @@ ABSENT = "a site may decline or stay away"
 Scorer = Callable[[Tensor], dict[str, float]]
 
 
-def roster_of(rows: Schema, enrolled: Enrolled, ratio: float) -> Roster:
+def roster_of(rows: SchemaSettings, enrolled: EnrolledRun, ratio: float) -> Roster:
     """What a server knows of its sites: names, sizes and the schema, and no record.
 
     Where sizes are hidden, everybody has the size of which a share of ``ratio`` is one record:
@@ -38,12 +38,14 @@ def roster_of(rows: Schema, enrolled: Enrolled, ratio: float) -> Roster:
     steps = tuple(step.build() for step in rows.prepare)
     columns = rows.columns or tuple(str(j) for j in range(rows.features))
     coded = tuple(rows.categories.items())
-    described = RowSchema(columns, coded, rows.target, steps, rows.features)
+    described = Schema(columns, coded, rows.target, steps, rows.features)
     title = f"{len(enrolled.names)} sites"
     return Roster(sizes, enrolled.names, described, title, enrolled.declared)
 
 
-def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, Any]) -> Model:
+def model_of(
+    rows: SchemaSettings, setting: Setting, state: State, said: Mapping[str, Any]
+) -> Model:
     """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
     the public steps that were offered."""
     schema = setting.roster.schema
@@ -64,7 +66,7 @@ def model_of(rows: Schema, setting: Setting, state: State, said: Mapping[str, An
     return Model(setting.task, params, steps, schema.target, schema, dict(said), origin)
 
 
-def setting_of(offer: Offer, enrolled: Enrolled, budget: Budget) -> Setting:
+def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:
     """The run on the roster that the sites' answers made."""
     return Setting(
         roster_of(offer.rows, enrolled, offer.plan.data_ratio),

@@ -20,8 +20,8 @@ from dpscaffold.config import (
     TaskSettings,
     override,
 )
-from dpscaffold.deployment.protocol.agreement import Offer, Schema, offer_of
-from dpscaffold.deployment.protocol.enrolment import Enrolled
+from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
+from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.provision import host_and_port, read_toml
 from dpscaffold.deployment.server.agreed import ABSENT, Scorer, evaluation_on, setting_of
 from dpscaffold.deployment.server.sites import Patience
@@ -51,14 +51,14 @@ class DeploySettings(ConfigTable):
     records: dict[str, Annotated[int, Field(ge=1)]] | None = None
 
 
-class ServedSettings(ConfigTable):
+class ServerConfiguration(ConfigTable):
     """A whole configuration of a deployed run."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True
     )
 
-    rows: Schema = Field(alias="schema")
+    rows: SchemaSettings = Field(alias="schema")
     task: TaskSettings = TaskSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     plan: PlanSettings = PlanSettings()
@@ -78,7 +78,7 @@ class ServedSettings(ConfigTable):
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
         users = max(1, math.ceil(1 / self.plan.user_ratio))
         poisson = mechanism is not None and mechanism.sampling == "poisson"
-        trial = Enrolled("", {}, ("any",) * users, "", (1_000_000,) * users, declared=poisson)
+        trial = EnrolledRun("", {}, ("any",) * users, "", (1_000_000,) * users, declared=poisson)
         setting_of(offer, trial, self.budget())
         return offer
 
@@ -106,7 +106,7 @@ class ServedSettings(ConfigTable):
                 )
             sizes = ()
         offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), given)
-        roster = Enrolled("", {}, names, "", sizes, declared=given.sampling == "poisson")
+        roster = EnrolledRun("", {}, names, "", sizes, declared=given.sampling == "poisson")
         solved = setting_of(offer, roster, self.budget()).calibrated(self.privacy.epsilon)
         return solved.privacy
 
@@ -146,7 +146,7 @@ class ServedSettings(ConfigTable):
         return tables
 
 
-def load_served(path: Path, overrides: Sequence[str] = ()) -> ServedSettings:
+def load_served(path: Path, overrides: Sequence[str] = ()) -> ServerConfiguration:
     """Read a server's configuration; the first thing wrong is said in one sentence."""
     tables: Mapping[str, Any] = read_toml(path, "the configuration")
     for item in overrides:
@@ -159,7 +159,7 @@ def load_served(path: Path, overrides: Sequence[str] = ()) -> ServedSettings:
     if "schema" not in tables:
         raise BadInput(f"{path} has no [schema]; it says what a row looks like at every site")
     try:
-        settings = ServedSettings.model_validate(dict(tables))
+        settings = ServerConfiguration.model_validate(dict(tables))
     except ValidationError as error:
         raise BadInput(f"{path}: {_sentence(error)}") from None
     host_and_port("deploy.address", settings.deploy.address)
@@ -177,9 +177,9 @@ def _sentence(error: ValidationError) -> str:
     if isinstance(cause, ValueError):
         return f"{where}: {cause}"
     if first["type"] == "extra_forbidden":
-        models: dict[str, type[ConfigTable]] = {"deploy": DeploySettings, "schema": Schema}
+        models: dict[str, type[ConfigTable]] = {"deploy": DeploySettings, "schema": SchemaSettings}
         models["plan"] = PlanSettings
-        known = list(models.get(place[0], ServedSettings).model_fields)
+        known = list(models.get(place[0], ServerConfiguration).model_fields)
         return f"unknown key {where}{nearest(place[-1], known)}; known here: {', '.join(known)}"
     if first["type"] == "missing":
         return f"{where} is missing"

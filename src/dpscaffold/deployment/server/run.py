@@ -19,24 +19,24 @@ import torch
 
 from dpscaffold.deployment.protocol.agreement import Offer
 from dpscaffold.deployment.protocol.enrolment import (
-    Correspondence,
-    Enrolled,
+    EnrolledRun,
+    SignedExchange,
     begin_with,
     offer_to,
     tell_draw,
 )
-from dpscaffold.deployment.protocol.exchange import Stopped
+from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.protocol.messages import Json
 from dpscaffold.deployment.server.agreed import Scorer, model_of, setting_of
 from dpscaffold.deployment.server.sites import Patience, Sites, Stalled
 from dpscaffold.engines import Draw, State
 from dpscaffold.engines.memories import slot_metrics
-from dpscaffold.engines.rounds import Round, rounds
+from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.runs.account import Accounts
+from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import Identity, RunFolder
 from dpscaffold.runs.journal import Anchor
 from dpscaffold.runs.written import plain, to_toml
@@ -52,7 +52,7 @@ Observer = Callable[[int, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Served:
+class DeploymentResult:
     """How a deployed run ended: ``completed``, ``interrupted``, ``budget`` or ``stalled``."""
 
     ended: str
@@ -74,7 +74,7 @@ class Deployment:
     """
 
     offer: Offer
-    post: Correspondence
+    post: SignedExchange
     folder: RunFolder
     config: Mapping[str, Any]
     budget: Budget
@@ -88,7 +88,7 @@ class Deployment:
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def run(self, names: tuple[str, ...], resume: bool) -> Served:
+    def run(self, names: tuple[str, ...], resume: bool) -> DeploymentResult:
         """Enrol and train, or go on where the folder stands."""
         if self.offer.plan.max_rounds is not None:
             raise BadInput(
@@ -107,21 +107,21 @@ class Deployment:
 
     # --- enrolment
 
-    def _begun(self, names: tuple[str, ...]) -> Enrolled:
-        enrolled = Enrolled.fresh(self.offer.to_dict(), names)
+    def _begun(self, names: tuple[str, ...]) -> EnrolledRun:
+        enrolled = EnrolledRun.fresh(self.offer.to_dict(), names)
         identity = Identity(enrolled.plan, "the plan; the records are the sites' own", "sites")
         self.folder.begin(to_toml(self.config), identity, self.offer.to_dict())
         self._keep(enrolled)
         return enrolled
 
-    def _known(self, names: tuple[str, ...]) -> Enrolled:
+    def _known(self, names: tuple[str, ...]) -> EnrolledRun:
         self.folder.lock()
         self.folder.check_setting(self.offer.to_dict())
         saved = self.folder.read_json(SITES)
         if saved is None:
             raise BadInput(f"{self.folder.path} holds no deployed run ({SITES}); name another")
-        enrolled = Enrolled.from_dict(saved)
-        if enrolled.plan != Enrolled.fresh(self.offer.to_dict(), names).plan:
+        enrolled = EnrolledRun.from_dict(saved)
+        if enrolled.plan != EnrolledRun.fresh(self.offer.to_dict(), names).plan:
             raise BadInput(f"{self.folder.path} holds a run with another plan; resume it with that")
         if enrolled.names != names:
             raise BadInput(
@@ -130,7 +130,7 @@ class Deployment:
             )
         return enrolled
 
-    def _enrol(self, enrolled: Enrolled) -> Enrolled:
+    def _enrol(self, enrolled: EnrolledRun) -> EnrolledRun:
         """Whatever is still missing of offers, commitments and nonces."""
         if not enrolled.commitments:
             enrolled = offer_to(self.post, enrolled)
@@ -142,7 +142,7 @@ class Deployment:
         self.say(f"run {enrolled.run}: {', '.join(enrolled.names)} take part")
         return enrolled
 
-    def _check_sizes(self, enrolled: Enrolled) -> None:
+    def _check_sizes(self, enrolled: EnrolledRun) -> None:
         """Nothing has begun yet, so a refusal costs no site anything."""
         if enrolled.hides_sizes or self.records is None:
             return
@@ -154,15 +154,15 @@ class Deployment:
                 f"{{ {shown} }}"
             )
 
-    def _keep(self, enrolled: Enrolled) -> Enrolled:
+    def _keep(self, enrolled: EnrolledRun) -> EnrolledRun:
         self.folder.write_text(SITES, json.dumps(enrolled.to_dict()) + "\n")
         return enrolled
 
     # --- rounds
 
-    def _train(self, setting: Setting, enrolled: Enrolled) -> Served:
+    def _train(self, setting: Setting, enrolled: EnrolledRun) -> DeploymentResult:
         engine = Sites(setting, enrolled, self.post, self.patience, self._pause)
-        accounts = Accounts(setting)
+        accounts = PrivacyAccount(setting)
         state = self._pick_up(setting, engine, accounts)
         streams = Randomness(self._seed(setting, enrolled).value)
 
@@ -178,10 +178,10 @@ class Deployment:
                 self.seconds = time.perf_counter() - started
                 self._after(done, engine, accounts, setting)
                 if self.stop and state.round < setting.plan.rounds:
-                    raise Stopped(f"after round {state.round}")
+                    raise ExchangeStopped(f"after round {state.round}")
         except Stalled as void:
             ended, message = "stalled", str(void)
-        except Stopped as where:
+        except ExchangeStopped as where:
             ended, message = "interrupted", f"stopped by {self.stop[0]} ({where})"
         if accounts.refusal:
             ended, message = "budget", accounts.refusal
@@ -193,9 +193,9 @@ class Deployment:
         while time.monotonic() < until and not self.stop:
             time.sleep(min(0.1, seconds))
         if self.stop:
-            raise Stopped("before a void round was asked again")
+            raise ExchangeStopped("before a void round was asked again")
 
-    def _seed(self, setting: Setting, enrolled: Enrolled) -> Seed:
+    def _seed(self, setting: Setting, enrolled: EnrolledRun) -> Seed:
         """What the participants are drawn from: the seed that all sites made, or a rehearsal's.
 
         Neither is a secret of this folder, so the mark needs no key: it is made again on resume.
@@ -204,7 +204,7 @@ class Deployment:
             return Seed("sites", enrolled.seed, key="")
         return replace(setting.seed(), key="")
 
-    def _pick_up(self, setting: Setting, engine: Sites, accounts: Accounts) -> State:
+    def _pick_up(self, setting: Setting, engine: Sites, accounts: PrivacyAccount) -> State:
         plan, seed = engine.enrolled.plan, self._seed(setting, engine.enrolled)
         saved = self.folder.load_checkpoint()
         if saved is None:
@@ -220,7 +220,9 @@ class Deployment:
         self.history = self.folder.rewind_metrics(state.round)
         return state
 
-    def _after(self, done: Round, engine: Sites, accounts: Accounts, setting: Setting) -> None:
+    def _after(
+        self, done: FinishedRound, engine: Sites, accounts: PrivacyAccount, setting: Setting
+    ) -> None:
         """Count what was released, judge, save, and only then acknowledge."""
         state = done.state
         self._count(done, engine, accounts)
@@ -251,7 +253,7 @@ class Deployment:
         if self.observer:
             self.observer(done.number, row)
 
-    def _count(self, done: Round, engine: Sites, accounts: Accounts) -> None:
+    def _count(self, done: FinishedRound, engine: Sites, accounts: PrivacyAccount) -> None:
         """The larger of this ledger's count and the site's own: an interrupted participation, and a
         round that was asked again and answered with fresh noise, are releases too."""
         if accounts.run is None:
@@ -267,7 +269,7 @@ class Deployment:
                 return
             accounts.count_again(done.number, behind)
 
-    def _checkpoint(self, state: State, engine: Sites, accounts: Accounts) -> None:
+    def _checkpoint(self, state: State, engine: Sites, accounts: PrivacyAccount) -> None:
         anchor = accounts.anchor
         self.folder.save_checkpoint(
             {
@@ -281,8 +283,8 @@ class Deployment:
     # --- the end
 
     def _finish(
-        self, engine: Sites, accounts: Accounts, state: State, ended: str, message: str
-    ) -> Served:
+        self, engine: Sites, accounts: PrivacyAccount, state: State, ended: str, message: str
+    ) -> DeploymentResult:
         said = accounts.statement()
         accounts.write_statement(self.folder, said)
         over = ended in ("completed", "budget")
@@ -303,7 +305,9 @@ class Deployment:
         if over:
             model_of(self.offer.rows, engine.setting, state, said).save(self.folder.file(WITHIN))
         self._status(engine, state, ended)
-        return Served(ended, message, state, said, self.history, gap, dict(self.post.refusals))
+        return DeploymentResult(
+            ended, message, state, said, self.history, gap, dict(self.post.refusals)
+        )
 
     def _settle(
         self, engine: Sites, state: State, said: Mapping[str, Any], over: bool
@@ -312,7 +316,7 @@ class Deployment:
         told: dict[str, Json] = json.loads(json.dumps(plain({"server": said.get("server")})))
         try:
             answers, reasons = engine.settle(over, told, state.output)
-        except Stopped:
+        except ExchangeStopped:
             self.say("the sites were not all told that the run is over; --resume tells them")
             return None
         for name, reason in reasons.items():

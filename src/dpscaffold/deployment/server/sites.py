@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
-from dpscaffold.deployment.protocol.enrolment import Correspondence, Enrolled, enrol_again
-from dpscaffold.deployment.protocol.messages import Header, Json, Letter, vector_digests
+from dpscaffold.deployment.protocol.enrolment import EnrolledRun, SignedExchange, enrol_again
+from dpscaffold.deployment.protocol.messages import Header, Json, SignedMessage, vector_digests
 from dpscaffold.deployment.protocol.shapes import upload_lengths
 from dpscaffold.engines.aggregate import aggregate
 from dpscaffold.engines.memories import Memories
-from dpscaffold.engines.state import Draw, Gathered
+from dpscaffold.engines.state import Draw, RoundUploads
 from dpscaffold.setting import Setting
 
 
@@ -43,7 +43,7 @@ class Patience:
 
 
 @dataclass
-class Tally:
+class RoundTally:
     """What became of a round's questions, for status and ledgers: the sites that counted a
     participation anew, and everybody's reason for saying no."""
 
@@ -60,8 +60,8 @@ class Sites:
     def __init__(
         self,
         setting: Setting,
-        enrolled: Enrolled,
-        post: Correspondence,
+        enrolled: EnrolledRun,
+        post: SignedExchange,
         patience: Patience | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -71,11 +71,11 @@ class Sites:
             setting.algorithm.remembers, setting.task.parameters, torch.device("cpu")
         )
         self.acknowledged: dict[str, str] = {}
-        self.last = Tally()
+        self.last = RoundTally()
         self._applied: dict[str, str] = {}
         self._restore: set[str] = set()
 
-    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> Gathered:
+    def gather(self, phase: Algorithm, broadcast: Broadcast, draw: Draw) -> RoundUploads:
         """One round at those who take part; void, and asked again, where too few answer."""
         if self._applied:
             raise RuntimeError("the last round is not saved, so it cannot be acknowledged")
@@ -83,7 +83,7 @@ class Sites:
         names = {self.enrolled.names[user]: user for user in draw.active.tolist()}
         vectors = {"params": _array(broadcast.params)}
         vectors |= {f"shared.{name}": _array(value) for name, value in broadcast.shared.items()}
-        tally = Tally()
+        tally = RoundTally()
         while True:
             uploads = self._ask(broadcast.round, names, vectors, tally)
             if len(uploads) >= min(self.patience.quorum, len(names)):
@@ -106,8 +106,8 @@ class Sites:
         round: int,
         names: Mapping[str, int],
         vectors: Mapping[str, np.ndarray],
-        tally: Tally,
-    ) -> dict[str, Letter]:
+        tally: RoundTally,
+    ) -> dict[str, SignedMessage]:
         """The uploads of one attempt. A site that lost its memory or missed the draw is helped and
         asked once more."""
         uploads, no = self._ask_once(round, tuple(names), vectors)
@@ -129,7 +129,7 @@ class Sites:
 
     def _ask_once(
         self, round: int, names: tuple[str, ...], vectors: Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, Letter], dict[str, str]]:
+    ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
         digests = vector_digests(vectors)
         letters = {name: self._task(round, name, vectors, digests) for name in names}
         yes, no = self.post.ask(letters)
@@ -147,7 +147,7 @@ class Sites:
         name: str,
         vectors: Mapping[str, np.ndarray],
         digests: Mapping[str, bytes],
-    ) -> Letter:
+    ) -> SignedMessage:
         fields: dict[str, Json] = {
             "plan": self.enrolled.plan,
             "round": round,
@@ -162,7 +162,7 @@ class Sites:
         slots = self.memories.recall([self.enrolled.names.index(name)])
         return {f"restore.{key}": _array(value[0]) for key, value in slots.items()}
 
-    def _fits(self, round: int, answer: Letter) -> bool:
+    def _fits(self, round: int, answer: SignedMessage) -> bool:
         """Whether an answer is an upload of this round that can be added without harm."""
         phase = self.setting.algorithm.phase(round, self.setting.warm_rounds)
         wanted = upload_lengths(phase, self.setting.task.parameters)
@@ -179,8 +179,8 @@ class Sites:
         broadcast: Broadcast,
         draw: Draw,
         names: Mapping[str, int],
-        uploads: Mapping[str, Letter],
-    ) -> Gathered:
+        uploads: Mapping[str, SignedMessage],
+    ) -> RoundUploads:
         """The two laws, in the order of users, and the mirror of what each has added."""
         parts: list[tuple[list[int], Upload]] = []
         for name, user in names.items():
@@ -199,7 +199,7 @@ class Sites:
 
     def settle(
         self, over: bool, statement: Header, model: Tensor | None
-    ) -> tuple[dict[str, Letter], dict[str, str]]:
+    ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
         """The last acknowledgement to all; at the end of the run, the model with its statement."""
         letters = {}
         for name in self.enrolled.names:
@@ -236,7 +236,7 @@ class Sites:
             self.memories.restore(saved["mirror"])
 
 
-def _read(letter: Letter, before: Slots) -> tuple[Upload, Slots]:
+def _read(letter: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
     """A letter's upload as a stack of one, and the site's slots once it is applied: what it kept
     where it says so, else what was known and the total."""
     stacked = {name: torch.from_numpy(v.copy())[None] for name, v in letter.vectors.items()}

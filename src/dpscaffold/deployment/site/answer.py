@@ -23,8 +23,8 @@ from dpscaffold.deployment.protocol.messages import (
     VERSION,
     Header,
     Json,
-    Letter,
     Refused,
+    SignedMessage,
     Vectors,
     check_values,
     commitment,
@@ -35,7 +35,7 @@ from dpscaffold.deployment.protocol.messages import (
     texts_of,
     whole_of,
 )
-from dpscaffold.deployment.site.asked import Work
+from dpscaffold.deployment.site.asked import SiteWork
 from dpscaffold.deployment.site.checking import (
     booking_of,
     check_anchors,
@@ -50,9 +50,9 @@ from dpscaffold.deployment.site.checking import (
     question_of,
     roster_of,
 )
-from dpscaffold.deployment.site.file import Grant, Policy, check_terms, grant, most_within
-from dpscaffold.deployment.site.ledger import Booking, SiteLedger
-from dpscaffold.deployment.site.memory import Enrolment, Pending, RunMemory, StateFolder
+from dpscaffold.deployment.site.file import Policy, SiteGrant, check_terms, grant, most_within
+from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
+from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 
 Said = tuple[dict[str, Json], Vectors]
 
@@ -71,15 +71,15 @@ class Site:
     key: Ed25519PrivateKey
     state: StateFolder
     policy: Callable[[], Policy]
-    open_work: Callable[[Mapping[str, Any], Policy], Work]
+    open_work: Callable[[Mapping[str, Any], Policy], SiteWork]
     share_slots: bool = False
     log: Callable[[str], None] = lambda sentence: None
     step: Callable[[str], None] = lambda name: None
     refusals: dict[str, int] = field(default_factory=dict)
-    _works: dict[str, Work] = field(default_factory=dict)
+    _works: dict[str, SiteWork] = field(default_factory=dict)
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer(self, letter: Letter) -> Letter:
+    def answer(self, letter: SignedMessage) -> SignedMessage:
         """The answer to any letter at all."""
         if not self._busy.acquire(blocking=False):
             return self._sealed(letter, self._refusal("busy"), {})
@@ -95,14 +95,14 @@ class Site:
             self._busy.release()
         return self._sealed(letter, fields, vectors)
 
-    def _sealed(self, letter: Letter, fields: Header, vectors: Vectors) -> Letter:
+    def _sealed(self, letter: SignedMessage, fields: Header, vectors: Vectors) -> SignedMessage:
         return reply(letter, self.name, fields, vectors, self.key)
 
     def _refusal(self, reason: str) -> dict[str, Json]:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
         return {"status": "no", "reason": reason}
 
-    def _handle(self, letter: Letter) -> Said:
+    def _handle(self, letter: SignedMessage) -> Said:
         header = letter.header
         if not letter.signed_by(self.coordinator) or header.get("direction") != ASK:
             raise Refused("bad-signature")
@@ -128,7 +128,9 @@ class Site:
 
     # --- enrolment
 
-    def _offer(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+    def _offer(
+        self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+    ) -> Said:
         """Judge the offer, book the grant, commit to a nonce."""
         offer = letter.header.get("offer")
         if not isinstance(offer, dict):
@@ -167,7 +169,9 @@ class Site:
             **counts(booking, ledger),
         }, {}
 
-    def _book(self, run: str, plan: str, policy: Policy, work: Work, ledger: SiteLedger) -> None:
+    def _book(
+        self, run: str, plan: str, policy: Policy, work: SiteWork, ledger: SiteLedger
+    ) -> None:
         """A grant for a new run. One that the ledger holds already (the run's folder was lost)
         stays as it is."""
         if run in ledger.runs:
@@ -186,8 +190,8 @@ class Site:
         }
         ledger.book(run, plan, granted, account)
 
-    def _granted(self, run: str, policy: Policy, work: Work, ledger: SiteLedger) -> Grant:
-        def asked() -> Grant:
+    def _granted(self, run: str, policy: Policy, work: SiteWork, ledger: SiteLedger) -> SiteGrant:
+        def asked() -> SiteGrant:
             left = ledger.left(policy)
             return grant(policy, work.terms, work.records, work.batch, left, work.declared)
 
@@ -198,7 +202,9 @@ class Site:
                 raise
         return asked()
 
-    def _begin(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+    def _begin(
+        self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+    ) -> Said:
         """Fix roster and commitments, then show the nonce: from here on the grant is booked."""
         known = enrolment_of(memory)
         names, sizes, commitments = roster_of(letter.header)
@@ -228,7 +234,7 @@ class Site:
             memory.amend(known, roster=names, sizes=sizes, commitments=commitments)
         return {"status": "yes", "nonce_shown": "" if lost else known.nonce}, {}
 
-    def _draw(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+    def _draw(self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
         """Check the nonces against their commitments and keep them."""
         known = enrolment_of(memory)
         nonces = texts_of(letter.header, "nonces", "bad-draw")
@@ -243,7 +249,7 @@ class Site:
 
     # --- rounds
 
-    def _task(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+    def _task(self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
         """One participation, or the same answer again."""
         header = letter.header
         check_seen(self.state, header, run, ledger)
@@ -277,22 +283,24 @@ class Site:
 
     def _compute(
         self,
-        work: Work,
+        work: SiteWork,
         known: Enrolment,
         round: int,
         vectors: Vectors,
         slots: Vectors,
         question: str,
         ledger: SiteLedger,
-    ) -> Pending:
+    ) -> PendingUpload:
         told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
         zero = {name: np.zeros(size, "<f4") for name, size in work.remembers().items()}
         user = known.roster.index(self.name)
         uploaded, kept = work.participate(round, user, told, {**zero, **slots})
         count = ledger.runs[known.run].participations
-        return Pending(fresh_id(), question, round, count, ledger.anchor, uploaded, kept)
+        return PendingUpload(fresh_id(), question, round, count, ledger.anchor, uploaded, kept)
 
-    def _upload(self, pending: Pending, booking: Booking, ledger: SiteLedger, fresh: bool) -> Said:
+    def _upload(
+        self, pending: PendingUpload, booking: GrantedRun, ledger: SiteLedger, fresh: bool
+    ) -> Said:
         fields: dict[str, Json] = {
             "status": "yes",
             "upload": pending.upload,
@@ -302,7 +310,9 @@ class Site:
         }
         return fields, pending.vectors
 
-    def _settle(self, letter: Letter, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+    def _settle(
+        self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+    ) -> Said:
         """Take the last acknowledgement; at the end of the run, the model too."""
         check_seen(self.state, letter.header, run, ledger)
         known = enrolment_of(memory)
@@ -324,7 +334,7 @@ class Site:
 
     # --- checks
 
-    def _work(self, known: Enrolment, policy: Policy) -> Work:
+    def _work(self, known: Enrolment, policy: Policy) -> SiteWork:
         """The run's work under the policy of today. Records may have changed since the site
         enrolled, their public number may not: rates, divisors and weights are made of it."""
         if known.run not in self._works:
@@ -335,7 +345,7 @@ class Site:
             raise Refused("data-changed", f"{work.told} records instead of {known.records}")
         return work
 
-    def _cap(self, booking: Booking, policy: Policy, work: Work, ledger: SiteLedger) -> int:
+    def _cap(self, booking: GrantedRun, policy: Policy, work: SiteWork, ledger: SiteLedger) -> int:
         """How often the site takes part in a run: the grant, or less where the policy has become
         stricter since. The shares ε/``max_runs`` and δ/``max_runs`` are for new grants; every
         number of the file counts at once."""

@@ -9,7 +9,7 @@ from dpscaffold.deployment.protocol.messages import Vectors
 from dpscaffold.deployment.site.file import Terms
 
 
-class Work(Protocol):
+class SiteWork(Protocol):
     """What an offer asks for, on this site's data: its public numbers and its computation."""
 
     @property

@@ -17,9 +17,9 @@ from dpscaffold.deployment.protocol.messages import (
     texts_of,
     whole_of,
 )
-from dpscaffold.deployment.site.asked import Work
-from dpscaffold.deployment.site.ledger import Booking, SiteLedger
-from dpscaffold.deployment.site.memory import Enrolment, Pending, RunMemory, StateFolder
+from dpscaffold.deployment.site.asked import SiteWork
+from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
+from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 from dpscaffold.deployment.site.recovery import note_behind, read_behind
 from dpscaffold.runs.journal import Anchor
 
@@ -33,7 +33,7 @@ def question_of(run: str, round: int, acknowledged: str, digests: Mapping[str, b
     return digest("question", run, round, acknowledged, asked)
 
 
-def counts(booking: Booking, ledger: SiteLedger) -> dict[str, Json]:
+def counts(booking: GrantedRun, ledger: SiteLedger) -> dict[str, Json]:
     """What every answer says of the ledger: participations in this run, and in all."""
     return {"participations": booking.participations, "total": ledger.total}
 
@@ -50,7 +50,7 @@ def named(vectors: Vectors, prefix: str) -> dict[str, np.ndarray]:
 
 
 def check_vectors(
-    vectors: Vectors, work: Work, round: int, largest: float
+    vectors: Vectors, work: SiteWork, round: int, largest: float
 ) -> dict[str, np.ndarray] | None:
     """Names, lengths and values of a task's vectors; gives those to restore memory from."""
     restore = named(vectors, "restore.")
@@ -97,7 +97,7 @@ def enrolment_of(memory: RunMemory) -> Enrolment:
     return known
 
 
-def booking_of(run: str, ledger: SiteLedger) -> Booking:
+def booking_of(run: str, ledger: SiteLedger) -> GrantedRun:
     """The run's grant in the site's ledger."""
     booking = ledger.runs.get(run)
     if booking is None:
@@ -107,7 +107,7 @@ def booking_of(run: str, ledger: SiteLedger) -> Booking:
     return booking
 
 
-def check_anchors(known: Enrolment, pending: Pending | None, ledger: SiteLedger) -> None:
+def check_anchors(known: Enrolment, pending: PendingUpload | None, ledger: SiteLedger) -> None:
     """The ledger must still begin with what it held when these files were written."""
     anchors = [Anchor.read(known.anchor, "enrolment.json")]
     if pending is not None:
@@ -128,7 +128,9 @@ def check_seen(state: StateFolder, header: Header, run: str, ledger: SiteLedger)
         raise Refused("ledger-behind", f"the server has seen more: {behind}")
 
 
-def check_round(name: str, round: int, known: Enrolment, booking: Booking, work: Work) -> None:
+def check_round(
+    name: str, round: int, known: Enrolment, booking: GrantedRun, work: SiteWork
+) -> None:
     """Refuse a round that is not in the plan, for which the site is not drawn, or that is past."""
     if round > work.terms.rounds:
         raise Refused("bad-round", f"{round} of {work.terms.rounds}")

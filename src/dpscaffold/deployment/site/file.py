@@ -24,11 +24,11 @@ from dpscaffold.privacy.ledger import spent
 SMALLEST_DELTA = 1e-12
 
 
-class _Table(BaseModel):
+class _SiteTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Policy(_Table):
+class Policy(_SiteTable):
     """``[policy]``: the most that any server gets of this site's records, whatever it sends.
 
     ε and δ are towards the server, over all runs together. ``run_epsilon`` is the most for one run,
@@ -64,7 +64,7 @@ class Policy(_Table):
         return self.delta / self.max_runs
 
 
-class SiteFile(_Table):
+class SiteFile(_SiteTable):
     """``site.toml``. Paths are relative to the file."""
 
     name: str
@@ -218,7 +218,7 @@ def _among(reason: str, name: str, value: str, allowed: tuple[str, ...]) -> None
 
 
 @dataclass(frozen=True)
-class Left:
+class RemainingBudget:
     """What all runs together may still spend, and how many more runs there may be."""
 
     epsilon: float
@@ -227,7 +227,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Grant:
+class SiteGrant:
     """How often the site takes part in a run at most, and the ε and δ booked for that; ε None
     means that nothing is promised (no privacy, or a rehearsal)."""
 
@@ -237,8 +237,13 @@ class Grant:
 
 
 def grant(
-    policy: Policy, terms: Terms, records: int, batch: int, left: Left, declared: bool = False
-) -> Grant:
+    policy: Policy,
+    terms: Terms,
+    records: int,
+    batch: int,
+    left: RemainingBudget,
+    declared: bool = False,
+) -> SiteGrant:
     """The largest grant that fits, or a refusal.
 
     n ≤ min(``max_participations``, T + max(2, ⌈T/20⌉)), the few beyond T being for participations
@@ -254,7 +259,7 @@ def grant(
     if not terms.protected:
         if most < least:
             raise Refused("policy-epsilon", f"max_participations allows {most} of {least}")
-        return Grant(most, None, 0.0)
+        return SiteGrant(most, None, 0.0)
     budget = min(left.epsilon, policy.most_of_one_run)
     if policy.run_delta > left.delta * (1 + 1e-9):
         raise Refused("policy-epsilon", f"a delta of {left.delta:g} is left")
@@ -264,7 +269,7 @@ def grant(
         raise Refused(
             "policy-epsilon", f"{budget:.4g} allows {count} participations, and {least} are wanted"
         )
-    return Grant(count, spent(run, count, run.groups[0]), policy.run_delta)
+    return SiteGrant(count, spent(run, count, run.groups[0]), policy.run_delta)
 
 
 def most_within(run: Mechanism, budget: float, most: int) -> int:

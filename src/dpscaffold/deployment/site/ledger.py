@@ -28,18 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.file import Grant, Left, Policy
+from dpscaffold.deployment.site.file import Policy, RemainingBudget, SiteGrant
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.journal import Anchor, Journal
 
 
 @dataclass(frozen=True)
-class Booking:
+class GrantedRun:
     """One run in the ledger: its grant, whether it began, and what was used of it."""
 
     run: str
     plan: str
-    grant: Grant
+    grant: SiteGrant
     account: dict[str, Any]
     began: bool = False
     released: bool = False
@@ -56,7 +56,7 @@ class Booking:
 
 
 @dataclass(frozen=True)
-class Lost:
+class RecoveryEntry:
     """A recovery's booking: so many participations, ε and δ, that no run of the ledger explains."""
 
     participations: int
@@ -70,8 +70,8 @@ class SiteLedger:
 
     def __init__(self, path: Path, site: str) -> None:
         self.path = path
-        self.runs: dict[str, Booking] = {}
-        self.lost: list[Lost] = []
+        self.runs: dict[str, GrantedRun] = {}
+        self.lost: list[RecoveryEntry] = []
         try:
             self._journal = Journal(path)
             for line in self._journal.lines():
@@ -105,16 +105,16 @@ class SiteLedger:
         booked = [name for name, booking in self.runs.items() if not booking.released]
         return booked.index(run)
 
-    def left(self, policy: Policy, without: str = "") -> Left:
+    def left(self, policy: Policy, without: str = "") -> RemainingBudget:
         """What the policy still allows, all runs but ``without`` being booked."""
         booked = [b for b in self.runs.values() if not b.released and b.run != without]
         epsilon = policy.epsilon - sum(b.grant.epsilon or 0.0 for b in booked)
         delta = policy.delta - sum(b.grant.delta for b in booked)
         epsilon -= sum(lost.epsilon for lost in self.lost)
         delta -= sum(lost.delta for lost in self.lost)
-        return Left(max(0.0, epsilon), max(0.0, delta), policy.max_runs - len(booked))
+        return RemainingBudget(max(0.0, epsilon), max(0.0, delta), policy.max_runs - len(booked))
 
-    def book(self, run: str, plan: str, granted: Grant, account: dict[str, Any]) -> None:
+    def book(self, run: str, plan: str, granted: SiteGrant, account: dict[str, Any]) -> None:
         """Book a grant, before the site says yes."""
         if not math.isfinite(granted.epsilon or 0.0):
             raise Refused("policy-epsilon", "the grant's epsilon is infinite")
@@ -143,7 +143,7 @@ class SiteLedger:
         self._append({"event": "participate", "run": run, "round": round})
         return self.runs[run].participations
 
-    def recover(self, runs: Iterable[str], lost: Lost) -> None:
+    def recover(self, runs: Iterable[str], lost: RecoveryEntry) -> None:
         """Book the whole rest of these runs' grants as spent, and ``lost`` besides."""
         rest = {run: self.runs[run].remaining for run in runs if self.runs[run].remaining}
         spent = {"participations": lost.participations, "epsilon": lost.epsilon}
@@ -166,7 +166,9 @@ class SiteLedger:
         if event == "site":
             self._site = str(line["site"])
         elif event == "grant":
-            booked = Booking(line["run"], line["plan"], Grant(**line["grant"]), line["account"])
+            booked = GrantedRun(
+                line["run"], line["plan"], SiteGrant(**line["grant"]), line["account"]
+            )
             self.runs[line["run"]] = booked
         elif event == "begin":
             self._change(line["run"], began=True, fixed=line["fixed"])
@@ -177,7 +179,7 @@ class SiteLedger:
         elif event == "recover":
             for run, rest in line["rest"].items():
                 self._change(run, participations=self.runs[run].participations + int(rest))
-            self.lost.append(Lost(**line["lost"], time=line["time"]))
+            self.lost.append(RecoveryEntry(**line["lost"], time=line["time"]))
         else:
             raise ValueError(f"unknown event {event!r}")
 

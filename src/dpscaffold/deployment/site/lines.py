@@ -26,7 +26,7 @@ _BLOCK = 1 << 15
 
 
 @dataclass
-class Faults:
+class UnusedRecords:
     """Records that contribute nothing: for each reason, their numbers from 0. A record is listed
     once, under the first reason that was found."""
 
@@ -51,7 +51,7 @@ class Faults:
         """What is wrong, for the site's own people; ``lines``: with the numbers of lines in a file
         whose first line is the header.
 
-        >>> Faults({"'age' is not a number": np.array([0, 3])}).sentences(lines=True)
+        >>> UnusedRecords({"'age' is not a number": np.array([0, 3])}).sentences(lines=True)
         ["2 records count but contribute nothing, as 'age' is not a number: lines 2, 5"]
         """
         word, first = ("line", 2) if lines else ("record", 1)
@@ -73,7 +73,7 @@ class Columns:
 
     columns: dict[str, pa.ChunkedArray]
     records: int
-    faults: Faults
+    faults: UnusedRecords
 
 
 def read_csv(path: Path, delimiter: str, wanted: Sequence[str] | None = None) -> Columns:
@@ -96,7 +96,7 @@ def read_csv(path: Path, delimiter: str, wanted: Sequence[str] | None = None) ->
             if (number + 1) % _BLOCK == 0:
                 _flush(held, blocks)
         _flush(held, blocks)
-    faults = Faults()
+    faults = UnusedRecords()
     for reason, records in reader.bad.items():
         faults.add(reason, np.array(records, np.int64))
     columns = {

@@ -28,8 +28,8 @@ from dpscaffold.atomic import hold, sync_folder
 from dpscaffold.deployment.protocol.messages import (
     Header,
     Json,
-    Letter,
     Refused,
+    SignedMessage,
     Vectors,
     packed,
     unpack,
@@ -63,7 +63,7 @@ class Enrolment:
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingUpload:
     """The last upload: the question it answers, its vectors, and the slots it would bring.
 
     ``count`` and ``anchor`` say where the ledger stood when it was made.
@@ -79,7 +79,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Acknowledged:
+class AcknowledgedSlots:
     """The slots that the server knows of, and the id of the upload that brought them; the empty id
     is the start, where all slots are zero."""
 
@@ -127,14 +127,14 @@ class RunMemory:
 
     # --- slots and the pending upload
 
-    def acknowledged(self) -> Acknowledged:
+    def acknowledged(self) -> AcknowledgedSlots:
         """The site's slots; at the start there are none, which stands for zero."""
         box = self._read("memory.box")
         if box is None:
-            return Acknowledged("", {})
-        return Acknowledged(str(box.header["upload"]), box.vectors)
+            return AcknowledgedSlots("", {})
+        return AcknowledgedSlots(str(box.header["upload"]), box.vectors)
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingUpload | None:
         """The upload that waits for its acknowledgement."""
         box = self._read("pending.box")
         if box is None:
@@ -144,7 +144,7 @@ class RunMemory:
             slots = _under(box.vectors, "slot.")
             vectors = _under(box.vectors, "upload.")
             anchor = Anchor(int(head["lines"]), str(head["head"]))
-            return Pending(
+            return PendingUpload(
                 str(head["upload"]),
                 str(head["question"]),
                 int(head["round"]),
@@ -156,7 +156,7 @@ class RunMemory:
         except (KeyError, TypeError, ValueError) as error:
             raise Refused("state-damaged", f"{self.folder / 'pending.box'}: {error}") from error
 
-    def write_pending(self, pending: Pending) -> None:
+    def write_pending(self, pending: PendingUpload) -> None:
         """Store an upload with what it would bring, before it leaves."""
         head: dict[str, Json] = {
             "upload": pending.upload,
@@ -180,8 +180,8 @@ class RunMemory:
         return self.folder / "pending.box"
 
     def settle(
-        self, acknowledged: str, restore: Vectors | None, pending: Pending | None
-    ) -> Acknowledged:
+        self, acknowledged: str, restore: Vectors | None, pending: PendingUpload | None
+    ) -> AcknowledgedSlots:
         """Bring memory to where the server says it is; ``pending`` is what :meth:`pending` gave.
 
         An acknowledged pending upload becomes the memory; the acknowledgement already in memory
@@ -189,14 +189,14 @@ class RunMemory:
         """
         memory = self.acknowledged()
         if pending is not None and pending.upload == acknowledged:
-            memory = Acknowledged(acknowledged, pending.slots)
+            memory = AcknowledgedSlots(acknowledged, pending.slots)
             self._write("memory.box", {"upload": acknowledged}, memory.slots)
             # Not synced: if it comes back after a crash, it is settled again to the same slots.
             self._pending.unlink()
         elif memory.upload != acknowledged:
             if restore is None:
                 raise Refused("state-mismatch", f"{acknowledged!r:.50} is not known here")
-            memory = Acknowledged(acknowledged, dict(restore))
+            memory = AcknowledgedSlots(acknowledged, dict(restore))
             self._write("memory.box", {"upload": acknowledged}, memory.slots)
             self.drop_pending()
         return memory
@@ -216,18 +216,18 @@ class RunMemory:
         """Store the final model with its statement."""
         self._write("model.box", statement, vectors)
 
-    def model(self) -> Letter | None:
+    def model(self) -> SignedMessage | None:
         """The final model, if the run is over."""
         return self._read("model.box")
 
     def _write(self, name: str, header: Header, vectors: Vectors) -> None:
         plain = {key: np.ascontiguousarray(value, "<f4") for key, value in vectors.items()}
-        parts, check = packed(Letter(header, plain)), hashlib.sha256()
+        parts, check = packed(SignedMessage(header, plain)), hashlib.sha256()
         for part in parts:
             check.update(part)
         write_whole(self.folder / name, b"".join([*parts, check.digest()]))
 
-    def _read(self, name: str) -> Letter | None:
+    def _read(self, name: str) -> SignedMessage | None:
         path = self.folder / name
         try:
             raw = memoryview(path.read_bytes())

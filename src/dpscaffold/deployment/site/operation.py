@@ -12,7 +12,7 @@ import torch
 
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import OfferedQuery, Terms, read_site_file
-from dpscaffold.deployment.site.ledger import Booking, SiteLedger
+from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.recovery import recover
 from dpscaffold.deployment.site.work import opener
@@ -51,7 +51,7 @@ def ledger_of(path: Path) -> dict[str, Any]:
     }
 
 
-def _run_line(booking: Booking) -> dict[str, Any]:
+def _run_line(booking: GrantedRun) -> dict[str, Any]:
     account = booking.account
     line: dict[str, Any] = {
         "run": booking.run,

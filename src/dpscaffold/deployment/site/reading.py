@@ -30,9 +30,9 @@ from dpscaffold.data.tables.marked import (
     without_markers,
 )
 from dpscaffold.data.tables.markers import BLANKS
-from dpscaffold.deployment.protocol.agreement import Schema
+from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.lines import Columns, Faults, check_delimiter, read_csv
+from dpscaffold.deployment.site.lines import Columns, UnusedRecords, check_delimiter, read_csv
 from dpscaffold.errors import BadInput
 
 #: The sources that a site may have, and the keys of their tables.
@@ -92,7 +92,9 @@ def check_data_table(table: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def _noted(table: Mapping[str, Any], faults: Faults, fine: Sequence[str] = ()) -> tuple[Note, ...]:
+def _noted(
+    table: Mapping[str, Any], faults: UnusedRecords, fine: Sequence[str] = ()
+) -> tuple[Note, ...]:
     wrong = faults.sentences(lines=table["source"] == "csv")
     said = [*((one, False) for one in wrong), *((one, True) for one in fine)]
     return tuple((f"{table['path']}: {sentence}", good) for sentence, good in said)
@@ -106,7 +108,7 @@ def broken_lines(table: Mapping[str, Any], folder: Path) -> tuple[Note, ...]:
     return _noted(table, read_csv(path, table.get("delimiter", ",")).faults)
 
 
-def read_records(table: Mapping[str, Any], folder: Path, schema: Schema) -> SiteRecords:
+def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings) -> SiteRecords:
     """The site's records as features and labels."""
     path = check_data_table(table, folder)
     fine: list[str] = []
@@ -130,7 +132,7 @@ def read_records(table: Mapping[str, Any], folder: Path, schema: Schema) -> Site
     )
 
 
-def _prepared(rows: np.ndarray, schema: Schema, faults: Faults) -> np.ndarray:
+def _prepared(rows: np.ndarray, schema: SchemaSettings, faults: UnusedRecords) -> np.ndarray:
     """Features (n, d) by the schema's public steps. A row of zeros goes with the others, so that
     steps which do not fit are refused however many records there are."""
     steps = [step.build() for step in schema.prepare]
@@ -147,7 +149,7 @@ def _prepared(rows: np.ndarray, schema: Schema, faults: Faults) -> np.ndarray:
     return features
 
 
-def _from_npz(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray, Faults]:
+def _from_npz(path: Path, schema: SchemaSettings) -> tuple[np.ndarray, np.ndarray, UnusedRecords]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             features, labels = arrays["features"], arrays["labels"]
@@ -162,7 +164,7 @@ def _from_npz(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray, Fault
         )
     if features.shape[1] != schema.features:
         raise BadInput(f"{path} has {features.shape[1]} features, not {schema.features}")
-    faults, labels = Faults(), labels.astype(np.float64)
+    faults, labels = UnusedRecords(), labels.astype(np.float64)
     large = ~(np.abs(features.astype(np.float64)) <= _LARGEST).all(1)
     faults.add("a feature is not a finite number", np.flatnonzero(large))
     if schema.classes:
@@ -173,11 +175,11 @@ def _from_npz(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray, Fault
     return features, np.where(known, labels, 0), faults
 
 
-def _no_label(schema: Schema, name: str) -> str:
+def _no_label(schema: SchemaSettings, name: str) -> str:
     return f"{name} is not a class of the offer" if schema.classes else f"{name} is not a number"
 
 
-def _opened(path: Path, table: Mapping[str, Any], schema: Schema) -> Columns:
+def _opened(path: Path, table: Mapping[str, Any], schema: SchemaSettings) -> Columns:
     """The columns of a file that the schema asks for."""
     if not schema.columns or (schema.classes and not schema.class_names):
         raise BadInput("the offer's schema names no columns or no classes, so no table can be read")
@@ -205,10 +207,12 @@ def _read_parquet(path: Path, wanted: tuple[str, ...]) -> Columns:
     except (OSError, pa.ArrowException, ValueError) as error:
         raise BadInput(f"{path} cannot be read as parquet: {error}") from error
     columns = {name: table.column(names.index(name)) for name in wanted if names.count(name) == 1}
-    return Columns(columns, table.num_rows, Faults())
+    return Columns(columns, table.num_rows, UnusedRecords())
 
 
-def _from_table(table: Columns, schema: Schema) -> tuple[np.ndarray, np.ndarray, Faults]:
+def _from_table(
+    table: Columns, schema: SchemaSettings
+) -> tuple[np.ndarray, np.ndarray, UnusedRecords]:
     """Rows (n, width) as numbers, then one-hot categories, and labels (n,)."""
     faults, parts = table.faults, []
     for name in schema.columns:
@@ -233,7 +237,7 @@ def _from_table(table: Columns, schema: Schema) -> tuple[np.ndarray, np.ndarray,
     return np.concatenate(parts, axis=1), np.where(unknown, 0, labels), faults
 
 
-def _filled(table: Columns, schema: Schema) -> list[str]:
+def _filled(table: Columns, schema: SchemaSettings) -> list[str]:
     """How often a missing number or an unknown category was read by the schema's rule."""
     used, said = table.faults.used(table.records), []
     for name in schema.columns:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.provision import write_whole
 from dpscaffold.deployment.site.file import Policy
-from dpscaffold.deployment.site.ledger import Lost, SiteLedger
+from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
 from dpscaffold.deployment.site.memory import RunMemory, StateFolder
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.runs.journal import Anchor
@@ -66,14 +66,14 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
     named = [run for run in {*behind, *unanchored} if run in ledger.runs]
     if explained:
         beyond = [seen["seen"] - ledger.runs[r].grant.participations for r, seen in behind.items()]
-        ledger.recover(named, Lost(max([0, *beyond]), 0.0, 0.0, ""))
+        ledger.recover(named, RecoveryEntry(max([0, *beyond]), 0.0, 0.0, ""))
         said += [f"the rest of the grant of run {run} is booked as spent" for run in named]
     else:
         left = ledger.left(policy)
         rest = [run for run, booking in ledger.runs.items() if not booking.released]
         after = ledger.total + sum(ledger.runs[run].remaining for run in rest)
         short = max([0, *(seen["total"] - after for seen in behind.values())])
-        ledger.recover(rest, Lost(short, left.epsilon, left.delta, ""))
+        ledger.recover(rest, RecoveryEntry(short, left.epsilon, left.delta, ""))
         said.append(
             f"other participations are missing from the ledger too, so all that the policy still "
             f"allowed (epsilon {round_up(left.epsilon, 4)}) is booked as spent"

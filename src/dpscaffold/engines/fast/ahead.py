@@ -9,7 +9,7 @@ from dpscaffold.engines.participation.drawing import Indices, Kind, Row, distinc
 from dpscaffold.randomness.streams import in_background
 
 
-class Ahead:
+class NextBatches:
     """Holds at most one round's batches. Streams are keyed, not consumed, so a draw that turns out
     not to be wanted (a user declined) changes nothing: it is made again for the rows that are.
 

@@ -41,7 +41,7 @@ _GATHERED = 1 << 25
 
 
 @dataclass
-class CutShort:
+class BatchOverflow:
     """Whether a Poisson batch of a round did not fit its padded width (chance 2⁻¹²⁸ each): the
     device's own answers, which nobody waits for until what the round made is looked at.
 
@@ -199,7 +199,7 @@ class Unreadable:
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceWork:
     """K local steps as a function of tensors alone: ``draws`` (F, 10) of the distinct rows, which
     of them is each row's (``places``, where rows draw alike), where its records begin (``starts``),
     its ``scales``, x (``params``), and by their prefix what it is told (``shared.``) and remembers
@@ -244,7 +244,7 @@ def on_device(
     broadcast: Broadcast,
     memory: Slots,
     graphs: Graphs | None = None,
-    cut: CutShort | None = None,
+    cut: BatchOverflow | None = None,
 ) -> tuple[Upload, Slots]:
     """K local steps of these rows with draws of the device; recorded where there are graphs.
 
@@ -259,7 +259,7 @@ def on_device(
     given |= {f"shared.{name}": value for name, value in broadcast.shared.items()}
     given |= {f"memory.{name}": value for name, value in memory.items()}
 
-    work = Work(task, phase, layout, records)
+    work = DeviceWork(task, phase, layout, records)
 
     def plain(inputs: Tensors) -> Tensors:
         return work(inputs, broadcast.round)

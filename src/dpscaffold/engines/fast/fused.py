@@ -9,7 +9,7 @@ from dpscaffold.algorithms import Algorithm, Local, Participant
 from dpscaffold.algorithms.affine import affine
 from dpscaffold.engines.fast.draws import DeviceBatches, DeviceDraws
 from dpscaffold.engines.fast.graphs import Tensors
-from dpscaffold.engines.fast.kernels.linear import Model, Steps, fits, run_steps
+from dpscaffold.engines.fast.kernels.linear import LinearModel, Steps, fits, run_steps
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.participation.steps import Scales
 from dpscaffold.tasks import Task
@@ -91,7 +91,7 @@ def fused_steps(
     return None if found is None else Local(found[0], found[1] / scales.steps)
 
 
-def model_of(task: Task) -> Model | None:
+def model_of(task: Task) -> LinearModel | None:
     """The linear model that a task is, with a loss that the programs know: by its very functions,
     as a loss of one's own may have any name."""
     if type(task) not in (Linear, Logistic):
@@ -100,4 +100,4 @@ def model_of(task: Task) -> Model | None:
     errors = task.loss.errors
     delta = errors.delta if isinstance(errors, HuberErrors) else 0.0
     name = "huber" if delta else _LOSSES.get(errors)
-    return None if name is None else Model(task.features + 1, task.outputs, name, delta)
+    return None if name is None else LinearModel(task.features + 1, task.outputs, name, delta)

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedGraph:
     """Recorded work: ``replay`` reads ``given`` and fills ``made``."""
 
     given: Tensors
@@ -62,7 +62,7 @@ class Graphs:
 
     def __init__(self, capture: Capture | None = None) -> None:
         self._capture = capture or cuda_graph
-        self._held: OrderedDict[Hashable, Recorded | None] = OrderedDict()
+        self._held: OrderedDict[Hashable, RecordedGraph | None] = OrderedDict()
 
     def run(
         self, key: Hashable, work: Work, given: Tensors, otherwise: Work | None = None
@@ -83,11 +83,11 @@ class Graphs:
         """Forget all graphs, and so give back what they hold."""
         self._held.clear()
 
-    def _recorded(self, work: Work, given: Tensors) -> Recorded | None:
+    def _recorded(self, work: Work, given: Tensors) -> RecordedGraph | None:
         places = {name: value.clone() for name, value in given.items()}
         try:
             with _recording:
-                return Recorded(places, *self._capture(work, places))
+                return RecordedGraph(places, *self._capture(work, places))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, the same work runs without a graph

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
 from dpscaffold.algorithms.base import tell_nothing
-from dpscaffold.engines.fast.devices import Layout, Work, draws_on, scale_numbers, under
+from dpscaffold.engines.fast.devices import DeviceWork, Layout, draws_on, scale_numbers, under
 from dpscaffold.engines.fast.draws import addresses, sizes_of
 from dpscaffold.engines.fast.graphs import Capture, Tensors, cuda_graph
 from dpscaffold.engines.fast.stacking import refuse_unlike
@@ -217,12 +217,14 @@ class Lockstep:
             return plain
         return replay
 
-    def _work(self, phase: Algorithm) -> Work:
+    def _work(self, phase: Algorithm) -> DeviceWork:
         """The local steps of all runs."""
         task = self.settings[0].task
         rows = [_row(one, Randomness(0)) for one in self.settings] * self.cohort_size
         layout = Layout.of(rows, task.parameters, "places" in self._fixed)
-        return Work(task, phase, layout, self.worker.store.of([(self.worker.federations[0], 0)]))
+        return DeviceWork(
+            task, phase, layout, self.worker.store.of([(self.worker.federations[0], 0)])
+        )
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -234,7 +236,7 @@ class Lockstep:
             for name, value in before.items():
                 self.held[name].copy_(value)
 
-    def _round(self, phase: Algorithm, work: Work) -> None:
+    def _round(self, phase: Algorithm, work: DeviceWork) -> None:
         """One round of all runs, in place."""
         held, fixed = self.held, self._fixed
         runs, count = len(self.settings), self.cohort_size

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Slots, Upload
 from dpscaffold.engines.fast.cores import Share, shares_of, side_by_side
-from dpscaffold.engines.fast.devices import CutShort
+from dpscaffold.engines.fast.devices import BatchOverflow
 from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.machine import full_precision
 from dpscaffold.engines.participation.drawing import Indices, Row, distinct, indices
@@ -52,7 +52,7 @@ class Worker:
         self.store = store or Store(federations, self.task, device, limit)
         self.cores = cores if apart(self.task) else 1
         self.graphs = Graphs() if device.type == "cuda" else None
-        self.cut = CutShort()
+        self.cut = BatchOverflow()
         if device.type == "cuda":
             full_precision()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
-from dpscaffold.engines.fast.devices import CutShort, draws_on, on_device
+from dpscaffold.engines.fast.devices import BatchOverflow, draws_on, on_device
 from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.fast.scripted import scripted_steps
 from dpscaffold.engines.participation.drawing import NOISE_BLOCK, Indices, Row, distinct, indices
@@ -30,7 +30,7 @@ def participate(
     memory: Slots,
     drawn: Indices | None = None,
     graphs: Graphs | None = None,
-    cut: CutShort | None = None,
+    cut: BatchOverflow | None = None,
 ) -> tuple[Upload, Slots]:
     """K local steps of these rows from y = x; their uploads and new slots, all (U, ·).
 

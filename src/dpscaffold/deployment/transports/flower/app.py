@@ -14,14 +14,14 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from dpscaffold.deployment.protocol.exchange import Accept
-from dpscaffold.deployment.protocol.messages import Letter
+from dpscaffold.deployment.protocol.messages import SignedMessage
 from dpscaffold.deployment.provision import Member, read_signing_key
 from dpscaffold.deployment.site.answer import Site
 from dpscaffold.deployment.site.file import read_site_file
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.work import opener
 from dpscaffold.deployment.transports.flower.operation import logger_of
-from dpscaffold.deployment.transports.flower.run import Office, Post
+from dpscaffold.deployment.transports.flower.run import FlowerExchange, SuperLinkAddress
 from dpscaffold.deployment.transports.flower.serving import run_deployed
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.errors import BadInput
@@ -109,13 +109,13 @@ class AppGrid:
         """The run is Flower's to end."""
 
 
-class AppPost(Post):
+class AppExchange(FlowerExchange):
     """Letters over the grid that Flower hands to a ServerApp."""
 
-    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
         """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`; the run ends with its
         SuperLink."""
-        found: dict[str, Letter] = {}
+        found: dict[str, SignedMessage] = {}
         assert self._grid is not None
         self._ask_over(self._grid, letters, accept, found)
         return found
@@ -128,8 +128,8 @@ def serve_app(grid: Any, run: Mapping[str, Any]) -> str:
         if not run.get(key):
             raise BadInput(f"{key} is missing; give it with flwr run --run-config {key}=…")
 
-    def carrier(members: tuple[Member, ...], deadline: float, resend: float) -> Post:
-        post = AppPost(Office("", None, b""), members, deadline, resend, poll=0.5)
+    def carrier(members: tuple[Member, ...], deadline: float, resend: float) -> FlowerExchange:
+        post = AppExchange(SuperLinkAddress("", None, b""), members, deadline, resend, poll=0.5)
         given: Any = AppGrid(grid, members, deadline)
         post._grid = given
         return post

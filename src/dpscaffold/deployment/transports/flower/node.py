@@ -55,7 +55,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from dpscaffold.deployment.protocol.messages import Letter
+from dpscaffold.deployment.protocol.messages import SignedMessage
 from dpscaffold.deployment.provision import write_whole
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 
@@ -92,7 +92,7 @@ class Fleet:
         self._address, self._key, self._remembered = address, key, remembered
         self._public = public_key_to_bytes(key.public_key())
         self._client = self._connect()
-        self._pulse: Pulse | None = None
+        self._pulse: Heartbeat | None = None
         self._patience = FIRST_PATIENCE
         self.node: Node | None = None
         self.clock_difference: float | None = None
@@ -129,7 +129,7 @@ class Fleet:
                 self.node = None
                 raise self._refusal(second.response) from second
             how = "went on"
-        self._pulse = Pulse(self._connect(), self.node)
+        self._pulse = Heartbeat(self._connect(), self.node)
         return how
 
     def _note_clock(self, response: httpx.Response) -> None:
@@ -187,7 +187,7 @@ class Fleet:
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
-    def reply(self, asked: Message, letter: Letter) -> None:
+    def reply(self, asked: Message, letter: SignedMessage) -> None:
         """Send the answer. What it took to compute is not told: zero seconds."""
         reply = Message(content=to_records(letter), reply_to=asked)
         reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -227,7 +227,7 @@ class Fleet:
         self._client.close()
 
 
-class Pulse:
+class Heartbeat:
     """Heartbeats from a thread of their own, so that a long computation is not taken for a
     death."""
 
@@ -255,7 +255,7 @@ class Pulse:
 
 def serve(
     fleet: Fleet,
-    answer: Callable[[Letter], Letter],
+    answer: Callable[[SignedMessage], SignedMessage],
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> None:

@@ -16,7 +16,7 @@ import httpx
 import torch
 
 from dpscaffold.atomic import write_text
-from dpscaffold.deployment.protocol.messages import Letter, Refused
+from dpscaffold.deployment.protocol.messages import Refused, SignedMessage
 from dpscaffold.deployment.provision import (
     check_certificate,
     host_and_port,
@@ -97,11 +97,11 @@ def _live_policy(path: Path, first: Policy, say: Callable[[str], None]) -> Calla
     return policy
 
 
-def _watched(site: Site, state: StateFolder) -> Callable[[Letter], Letter]:
+def _watched(site: Site, state: StateFolder) -> Callable[[SignedMessage], SignedMessage]:
     """Answers, with ``status.json`` kept beside."""
     counts = {"answered": 0}
 
-    def answer(letter: Letter) -> Letter:
+    def answer(letter: SignedMessage) -> SignedMessage:
         began = time.perf_counter()
         answer = site.answer(letter)
         counts["answered"] += 1

@@ -50,8 +50,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from dpscaffold.deployment.protocol.exchange import Accept, Stopped
-from dpscaffold.deployment.protocol.messages import Letter, canonical
+from dpscaffold.deployment.protocol.exchange import Accept, ExchangeStopped
+from dpscaffold.deployment.protocol.messages import SignedMessage, canonical
 from dpscaffold.deployment.provision import Member
 from dpscaffold.deployment.transports.flower.wire import from_records, to_records
 from dpscaffold.errors import BadInput
@@ -83,7 +83,7 @@ clientapp = "nothing:app"
 
 
 @dataclass(frozen=True)
-class Office:
+class SuperLinkAddress:
     """The SuperLink's loopback side, and what it takes to speak there; ``ca`` None: plain text."""
 
     address: str
@@ -103,10 +103,10 @@ class Traffic:
     bytes_in: int = 0
 
 
-class Grid:
+class OpenRun:
     """One open Flower run: registers the roster's keys, claims the run's task, keeps it alive."""
 
-    def __init__(self, office: Office, members: Iterable[Member]) -> None:
+    def __init__(self, office: SuperLinkAddress, members: Iterable[Member]) -> None:
         self._office = office
         register(office, members)
         token = self._claim(self._start())
@@ -247,7 +247,7 @@ def _whole(fetched: Future[Message]) -> Message | None:
         return None
 
 
-def control_client(office: Office) -> ControlHttpClient:
+def control_client(office: SuperLinkAddress) -> ControlHttpClient:
     """A client of the SuperLink's control paths."""
     return ControlHttpClient.from_server_address(
         office.address,
@@ -257,7 +257,7 @@ def control_client(office: Office) -> ControlHttpClient:
     )
 
 
-def register(office: Office, members: Iterable[Member]) -> None:
+def register(office: SuperLinkAddress, members: Iterable[Member]) -> None:
     """Make the members' node keys known to the SuperLink; known ones stay."""
     control = control_client(office)
     for member in members:
@@ -269,7 +269,7 @@ def register(office: Office, members: Iterable[Member]) -> None:
     control.close()
 
 
-def flower_bytes(office: Office) -> int:
+def flower_bytes(office: SuperLinkAddress) -> int:
     """All bytes that Flower has counted between its nodes and the SuperLink, both ways, since the
     SuperLink was started: requests and answers that carry messages, and their objects."""
     control = control_client(office)
@@ -279,13 +279,13 @@ def flower_bytes(office: Office) -> int:
 
 
 @dataclass
-class Post:
+class FlowerExchange:
     """Letters over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
     the last time the SuperLink was reached anew, so its own absence costs no site its round.
     ``stop`` says whether this process was told to: then sites that are asked have a few seconds
     left, and a SuperLink that is away is waited for no longer."""
 
-    office: Office
+    office: SuperLinkAddress
     members: tuple[Member, ...]
     deadline: float = 60.0
     resend: float = 6.0
@@ -293,15 +293,15 @@ class Post:
     say: Callable[[str], None] = lambda sentence: None
     stop: Callable[[], bool] = lambda: False
     traffic: Traffic = field(default_factory=Traffic)
-    _grid: Grid | None = None
+    _grid: OpenRun | None = None
 
-    def ask(self, letters: Mapping[str, Letter], accept: Accept) -> dict[str, Letter]:
+    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
         """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`."""
-        begun, found, pause, told = time.monotonic(), dict[str, Letter](), 0.2, False
+        begun, found, pause, told = time.monotonic(), dict[str, SignedMessage](), 0.2, False
         while True:
             try:
                 if self._grid is None:
-                    self._grid = Grid(self.office, self.members)
+                    self._grid = OpenRun(self.office, self.members)
                     self.traffic.opened += 1
                 self._ask_over(self._grid, letters, accept, found)
                 self.traffic.seconds += time.monotonic() - begun
@@ -322,15 +322,15 @@ class Post:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.stop():
-                raise Stopped("told to stop while the SuperLink was away")
+                raise ExchangeStopped("told to stop while the SuperLink was away")
             time.sleep(self.poll)
 
     def _ask_over(
         self,
-        grid: Grid,
-        letters: Mapping[str, Letter],
+        grid: OpenRun,
+        letters: Mapping[str, SignedMessage],
         accept: Accept,
-        found: dict[str, Letter],
+        found: dict[str, SignedMessage],
     ) -> None:
         until = time.monotonic() + self.deadline
         waiting: dict[str, str] = {}
@@ -342,7 +342,7 @@ class Post:
             if self.stop():
                 told_at = told_at or now
                 if now - told_at > _GRACE:
-                    raise Stopped(f"told to stop while {', '.join(due)} had not answered")
+                    raise ExchangeStopped(f"told to stop while {', '.join(due)} had not answered")
             sending = [name for name, when in due.items() if when <= now]
             if sending:
                 self.traffic.again += 0 if first else len(sending)
@@ -359,9 +359,9 @@ class Post:
 
     def _push(
         self,
-        grid: Grid,
+        grid: OpenRun,
         names: list[str],
-        letters: Mapping[str, Letter],
+        letters: Mapping[str, SignedMessage],
         contents: Mapping[str, object],
         seconds: float,
         waiting: dict[str, str],
@@ -388,7 +388,7 @@ class Post:
                 self.traffic.bytes_out += _size(letters[name])
         return reached
 
-    def _pull(self, grid: Grid, waiting: dict[str, str]) -> list[tuple[str, Letter]]:
+    def _pull(self, grid: OpenRun, waiting: dict[str, str]) -> list[tuple[str, SignedMessage]]:
         if not waiting:
             return []
         arrived = []
@@ -421,6 +421,6 @@ def _refuse_for_good(error: BaseException) -> None:
         ) from error
 
 
-def _size(letter: Letter) -> int:
+def _size(letter: SignedMessage) -> int:
     vectors = sum(vector.nbytes for vector in letter.vectors.values())
     return vectors + len(canonical(letter.header)) + len(letter.signature)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.deployment.protocol.enrolment import Correspondence
-from dpscaffold.deployment.protocol.exchange import Stopped
+from dpscaffold.deployment.protocol.enrolment import SignedExchange
+from dpscaffold.deployment.protocol.exchange import ExchangeStopped
 from dpscaffold.deployment.provision import (
     Member,
     host_and_port,
@@ -19,9 +19,9 @@ from dpscaffold.deployment.provision import (
     write_whole,
 )
 from dpscaffold.deployment.server.config import load_served
-from dpscaffold.deployment.server.run import Deployment, Served
+from dpscaffold.deployment.server.run import Deployment, DeploymentResult
 from dpscaffold.deployment.transports.flower import check_proxy
-from dpscaffold.deployment.transports.flower.run import Office, Post
+from dpscaffold.deployment.transports.flower.run import FlowerExchange, SuperLinkAddress
 from dpscaffold.engines.machine import stop_signals
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.folder import RunFolder
@@ -40,7 +40,7 @@ def run_deployed(
     insecure: bool,
     as_json: bool,
     echo: Callable[[str, bool], None],
-    carrier: Callable[[tuple[Member, ...], float, float], Post] | None = None,
+    carrier: Callable[[tuple[Member, ...], float, float], FlowerExchange] | None = None,
 ) -> str:
     """One deployed run; returns how it ended. ``echo`` is told sentences, and whether they are
     asides (for standard error). ``carrier`` makes the exchange of the members, the deadline and the
@@ -52,7 +52,7 @@ def run_deployed(
         raise BadInput("--insecure is for loopback alone; leave it out")
     members = _members(server, without)
     _check_named(settings.deploy.records, members)
-    office = Office(
+    office = SuperLinkAddress(
         settings.deploy.address,
         None if insecure else (server / "ca.crt").read_bytes(),
         read_secret(server / "superexec.secret"),
@@ -62,8 +62,10 @@ def run_deployed(
         echo(sentence, as_json)
 
     waits = (settings.deploy.deadline, settings.deploy.resend)
-    exchange = carrier(members, *waits) if carrier else Post(office, members, *waits, say=say)
-    post = Correspondence(
+    exchange = (
+        carrier(members, *waits) if carrier else FlowerExchange(office, members, *waits, say=say)
+    )
+    post = SignedExchange(
         exchange,
         read_signing_key(server / "coordinator.key"),
         {member.name: member.signing_key for member in members},
@@ -93,7 +95,7 @@ def run_deployed(
         try:
             served = deployment.run(tuple(member.name for member in members), resume)
             completed = served.ended == "completed"
-        except Stopped as where:
+        except ExchangeStopped as where:
             echo(f"stopped by {deployment.stop[0]} before the first round ({where})", as_json)
             return "interrupted"
         finally:
@@ -124,7 +126,9 @@ def _check_named(records: Mapping[str, int] | None, members: tuple[Member, ...])
         )
 
 
-def _report(served: Served, out: Path, as_json: bool, echo: Callable[[str, bool], None]) -> None:
+def _report(
+    served: DeploymentResult, out: Path, as_json: bool, echo: Callable[[str, bool], None]
+) -> None:
     if as_json:
         summary = json.loads((out / "summary.json").read_text())
         echo(json.dumps(plain(summary), indent=2), False)

@@ -12,14 +12,19 @@ from __future__ import annotations
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from dpscaffold.deployment.protocol.messages import Letter, canonical, read_header, read_vector
+from dpscaffold.deployment.protocol.messages import (
+    SignedMessage,
+    canonical,
+    read_header,
+    read_vector,
+)
 
 #: Up to so many bytes ride in a record of plain values.
 SMALL = 1 << 20
 _PARTS = ("shared", "own")
 
 
-def to_records(letter: Letter) -> RecordDict:
+def to_records(letter: SignedMessage) -> RecordDict:
     """A letter as the content of a message."""
     head = ConfigRecord({"header": canonical(letter.header), "signature": letter.signature})
     content: dict[str, ConfigRecord | ArrayRecord] = {"letter": head}
@@ -49,16 +54,16 @@ def _cut(names: str, whole: np.ndarray) -> dict[str, np.ndarray] | None:
     return {name: row for (name, _, _), row in zip(said, np.split(whole, ends), strict=True)}
 
 
-def from_records(content: RecordDict) -> Letter:
+def from_records(content: RecordDict) -> SignedMessage:
     """The letter in a message. Whatever is not one becomes an empty letter, which no signature
     fits."""
     try:
-        return _from_records(content) or Letter({})
+        return _from_records(content) or SignedMessage({})
     except Exception:  # whatever a stranger sent, and however Flower chokes on it
-        return Letter({})
+        return SignedMessage({})
 
 
-def _from_records(content: RecordDict) -> Letter | None:
+def _from_records(content: RecordDict) -> SignedMessage | None:
     head = content.config_records["letter"]
     raw, signature = head["header"], head["signature"]
     header = read_header(raw) if isinstance(raw, bytes) else None
@@ -78,4 +83,4 @@ def _from_records(content: RecordDict) -> Letter | None:
                 if cut is None:
                     return None
                 vectors.update(cut)
-    return Letter(header, vectors, signature)
+    return SignedMessage(header, vectors, signature)

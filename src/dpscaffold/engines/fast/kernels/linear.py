@@ -27,7 +27,7 @@ _HELD, _WARPS, _SPLITS = 4096, 2, 16
 
 
 @dataclass(frozen=True)
-class Model:
+class LinearModel:
     """z = Wa: inputs with the bias, scores, and the loss (``delta`` is Huber's)."""
 
     inputs: int
@@ -66,7 +66,7 @@ class Steps:
     moves: bool = True
 
 
-def fits(model: Model, device: torch.device) -> bool:
+def fits(model: LinearModel, device: torch.device) -> bool:
     """Whether there is a program for such a model."""
     return (
         usable(device)
@@ -76,13 +76,13 @@ def fits(model: Model, device: torch.device) -> bool:
     )
 
 
-def run_steps(model: Model, given: Steps) -> tuple[Tensor, Tensor] | None:
+def run_steps(model: LinearModel, given: Steps) -> tuple[Tensor, Tensor] | None:
     """y after K steps and the sum of the K noised and regularised gradients, (U, P) each; None
     where the program cannot be had."""
     return tried("linear steps", lambda: _run(model, given))
 
 
-def _run(model: Model, given: Steps) -> tuple[Tensor, Tensor]:
+def _run(model: LinearModel, given: Steps) -> tuple[Tensor, Tensor]:
     from dpscaffold.engines.fast.kernels.programs import linear_step
 
     steps, drawn, width = given.index.shape

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.engines.fast.kernels import tried
-from dpscaffold.engines.fast.kernels.linear import LOSSES, Model
+from dpscaffold.engines.fast.kernels.linear import LOSSES, LinearModel
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,11 @@ class CpuSteps:
 
 
 def run_on_cpu(
-    model: Model, steps: CpuSteps, y: Tensor, total: Tensor, limits: tuple[float, float, float]
+    model: LinearModel,
+    steps: CpuSteps,
+    y: Tensor,
+    total: Tensor,
+    limits: tuple[float, float, float],
 ) -> tuple[Tensor, Tensor] | None:
     """y (U, P) after these steps from ``y``, and the sum of their gradients beside ``total``; None
     where they have to be taken one by one, as an error is wild or there is no script.
