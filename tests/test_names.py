@@ -89,3 +89,9 @@ def test_no_two_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_every_package_says_what_belongs_there_and_what_does_not() -> None:
+    for path in sorted(ROOT.rglob("*/__init__.py")):
+        said = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+        assert "Belongs here: " in said and "Does not belong here: " in said, path

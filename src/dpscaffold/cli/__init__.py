@@ -1,4 +1,8 @@
-"""The command line: one file per command."""
+"""The command line: one file per command.
+
+Belongs here: options, what is printed, exit codes. Does not belong here: anything that a Python
+user needs too.
+"""
 
 from __future__ import annotations
 

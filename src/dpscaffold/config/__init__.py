@@ -1,8 +1,11 @@
 """Configuration: a TOML file, overridden key by key, resolved into one frozen value.
 
-The tables are ``[data] [task] [algorithm] [plan] [privacy]``. Unknown keys are refused with the
-nearest known one; what was resolved is written beside every result and can be read back. The names
-of this package are listed in ``__init__.pyi`` and imported when first used.
+Belongs here: the tables ``[task] [algorithm] [plan] [privacy]`` and how a file is read and checked.
+Unknown keys are refused with the nearest known one; the resolved values are written next to every
+result and can be read back. Does not belong here: ``[data]`` (``data/config.py``), and what the
+values do.
+
+The names of this package are listed in ``__init__.pyi`` and imported when first used.
 """
 
 import lazy_loader

@@ -1,5 +1,7 @@
-"""Where federations come from: synthetic data, images, tables, arrays, and what was prepared
-before.
+"""Where federations come from: synthetic data, images, tables, arrays, prepared folders.
+
+Belongs here: reading, partitioning among users, preprocessing, storage. Does not belong here: the
+federation itself (``federation``), and models (``models``).
 
 The names of this package are listed in ``__init__.pyi`` and imported when first used: no reader is
 loaded before somebody reads.

@@ -1,7 +1,8 @@
 """Privacy accounting: descriptions of what ran in, bounds with a name and a proof out.
 
-This package reads :class:`Mechanism` descriptions and imports nothing from the rest of dpscaffold.
-Its names are listed in ``__init__.pyi`` and imported when first used.
+Belongs here: mechanisms, bounds, loss distributions, composition, the statement. Does not belong
+here: anything that reads a record or a file. The package imports nothing from the rest of
+dpscaffold. Its names are listed in ``__init__.pyi`` and imported when first used.
 
 >>> from dpscaffold.privacy import RANDOM_PARTICIPATION, describe, round_up
 >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,

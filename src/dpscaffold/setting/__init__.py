@@ -1,4 +1,7 @@
-"""One run as a value, and what it is known by."""
+"""What the parties of a run agree on: plan, Gaussian mechanism, budget, and the run as a value.
+
+Belongs here: public numbers and their checks. Does not belong here: anything that reads a record.
+"""
 
 import lazy_loader
 

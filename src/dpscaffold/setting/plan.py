@@ -128,7 +128,7 @@ class Plan:
         """The T that is accounted for: the largest that was fixed in advance."""
         return self.rounds if self.max_rounds is None else self.max_rounds
 
-    @property
+    @cached_property
     def public_seed(self) -> int:
         """The seed of first weights, and of all draws of a run without secret noise."""
         return public_seed(self.seed)

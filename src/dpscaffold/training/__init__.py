@@ -1,4 +1,7 @@
-"""One model, trained: the front door, the run while it goes on, and what it gives back.
+"""Training: the front door, the run in progress, evaluation, events, and the result.
+
+Belongs here: what happens around rounds. Does not belong here: a round itself (``engines``), and
+the use of a trained model (``models``).
 
 The names of this package are listed in ``__init__.pyi`` and imported when first used.
 """

@@ -1,1 +1,4 @@
-"""A reference of every key of a configuration, generated from the code that reads it."""
+"""The reference of every configuration key, generated from the models that read them.
+
+Belongs here: the documentation page and the annotated examples. Does not belong here: the keys.
+"""

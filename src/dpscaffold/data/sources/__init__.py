@@ -1,1 +1,4 @@
-"""The formats that data come in, one file each: images, tables, arrays, LEAF, downloads."""
+"""Formats other than tables: images, arrays, LEAF, data frames, downloads.
+
+Belongs here: one file for each format. Does not belong here: CSV and Parquet (``data/tables``).
+"""

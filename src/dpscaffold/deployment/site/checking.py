@@ -112,7 +112,7 @@ def check_anchors(known: Enrolment, pending: PendingUpload | None, ledger: SiteL
     anchors = [Anchor.read(known.anchor, "enrolment.json")]
     if pending is not None:
         anchors.append(pending.anchor)
-    if not all(ledger.follows(anchor) for anchor in anchors):
+    if not ledger.follows(anchors):
         raise Refused("ledger-behind", "the ledger was emptied, shortened or replaced")
 
 

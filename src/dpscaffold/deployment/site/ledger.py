@@ -74,7 +74,7 @@ class SiteLedger:
         self.lost: list[RecoveryEntry] = []
         try:
             self._journal = Journal(path)
-            for line in self._journal.lines():
+            for line in list(self._journal.lines()):
                 self._apply(line)
         except (BadInput, KeyError, TypeError, ValueError, OSError) as error:
             raise Refused("ledger-damaged", str(error)) from error
@@ -90,9 +90,9 @@ class SiteLedger:
         """The ledger as it stands, to be kept beside whatever was made at this moment."""
         return self._journal.anchor
 
-    def follows(self, anchor: Anchor) -> bool:
-        """Whether the ledger still begins with what it held when the anchor was taken."""
-        return self._journal.follows(anchor)
+    def follows(self, anchors: Iterable[Anchor]) -> bool:
+        """Whether the ledger still begins with what it held when each anchor was taken."""
+        return all(map(self._journal.follows, anchors))
 
     @property
     def total(self) -> int:

@@ -92,6 +92,6 @@ def recover(state: StateFolder, site: str, policy: Policy) -> list[str]:
 def _follows(memory: RunMemory, ledger: SiteLedger) -> bool:
     """Whether the ledger still begins with what it held when the run's files were written."""
     known, pending = memory.enrolment(), memory.pending()
-    if known is None or not ledger.follows(Anchor.read(known.anchor, "enrolment.json")):
+    if known is None or not ledger.follows([Anchor.read(known.anchor, "enrolment.json")]):
         return False
-    return pending is None or ledger.follows(pending.anchor)
+    return pending is None or ledger.follows([pending.anchor])

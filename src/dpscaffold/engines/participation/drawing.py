@@ -54,11 +54,6 @@ class Row:
         return float(size) if self.plan.weighting == "records" else 1.0
 
     @property
-    def step_size(self) -> float:
-        """η_l in this round."""
-        return self.plan.step_size_in(self.round)
-
-    @property
     def steps(self) -> int:
         """K_i."""
         return self.plan.steps_of(self.user)
@@ -67,6 +62,13 @@ class Row:
     def kind(self) -> Kind:
         """Rows of one kind draw the same."""
         return id(self.randomness), self.user, self.records, self.batch, self.declared
+
+
+def step_sizes(rows: Sequence[Row]) -> list[float]:
+    """η_l of each row in its round, computed once for each plan and round."""
+    plans = {(id(row.plan), row.round): row.plan for row in rows}
+    found = {key: plan.step_size_in(key[1]) for key, plan in plans.items()}
+    return [found[id(row.plan), row.round] for row in rows]
 
 
 def distinct(rows: Sequence[Row]) -> tuple[list[Row], list[int] | None]:

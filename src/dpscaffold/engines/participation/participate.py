@@ -14,7 +14,14 @@ from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Uplo
 from dpscaffold.engines.fast.devices import BatchOverflow, draws_on, on_device
 from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.fast.scripted import scripted_steps
-from dpscaffold.engines.participation.drawing import NOISE_BLOCK, Indices, Row, distinct, indices
+from dpscaffold.engines.participation.drawing import (
+    NOISE_BLOCK,
+    Indices,
+    Row,
+    distinct,
+    indices,
+    step_sizes,
+)
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.participation.steps import Scales, local_steps
 from dpscaffold.randomness.streams import NoiseStreams
@@ -64,7 +71,7 @@ def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
         clip = column(clips)[:, 0] if clips else "median"
     noisy = any(p.noise > 0 for p in mechanisms)
     return Scales(
-        step_size=column([row.step_size for row in rows]),
+        step_size=column(step_sizes(rows)),
         regularisation=column([row.plan.regularisation for row in rows]),
         divisor=column([float(row.batch) for row in rows]),
         steps=first.plan.local_steps,

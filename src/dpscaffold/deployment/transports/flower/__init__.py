@@ -1,8 +1,9 @@
-"""Flower as the post office: the only imports of ``flwr`` in this package.
+"""Flower as a transport: the only imports of ``flwr`` in this package.
 
-Flower carries signed letters; nothing of the privacy argument rests on it. Its internals move from
-release to release, so everything that touches them is in this room, ``tests/deploy`` checks the
-names it uses, and a release that was not tried is refused with a sentence.
+Belongs here: all that touches Flower. It carries signed messages; nothing of the privacy argument
+rests on it. Flower's internals move from release to release, so ``tests/deploy`` checks the names
+that are used, and an untested release is refused with a sentence. Does not belong here: what
+messages mean.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Work of a GPU that is worth a program of its own: draws, and the steps of linear models.
 
+Belongs here: programs of a GPU and their launch. Does not belong here: any result of its own.
+
 The rest of the package says the same in PyTorch's operations. That is the definition, and what runs
 where there is no Triton, no GPU, or a shape that no program has room for. A program that does not
 compile is named in the log once, and its place is taken by the definition.
