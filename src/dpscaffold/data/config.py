@@ -296,6 +296,22 @@ def _ranges(given: Any) -> Any:
     return found
 
 
+#: Texts that mean a missing value: a list for all columns, or lists by column.
+NaStrings = Annotated[
+    tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(checked_markers)
+]
+#: The character between two columns of a CSV file.
+Delimiter = Annotated[str, Field(min_length=1, max_length=1)] | Literal["auto"]
+#: The character before the decimals of a number.
+DecimalSign = Literal[".", ",", "auto"]
+
+
+def check_sign(name: str, sign: str) -> None:
+    """Refuse a delimiter or comment sign that no CSV file can use."""
+    if sign and sign != AUTO and (not sign.isascii() or sign in '"\r\n\0'):
+        raise ValueError(f"{name} is {sign!r}; give one plain sign, such as ';' or '#'")
+
+
 class TabularFile(Pooled):
     drafted: bool = False
     path: PathText
@@ -306,9 +322,7 @@ class TabularFile(Pooled):
     missing: Annotated[
         Literal["refuse", "drop"] | float | dict[str, _Rule], BeforeValidator(_fills)
     ] = "refuse"
-    gaps: Annotated[
-        tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(checked_markers)
-    ] = None
+    gaps: NaStrings = None
     values: Annotated[
         dict[str, dict[str, tuple[str, ...]]] | None, BeforeValidator(checked_spellings)
     ] = None
@@ -402,17 +416,16 @@ class Csv(TabularFile):
     names a column. ``"auto"`` finds encoding, delimiter, decimal sign and header file by file."""
 
     source: Literal["csv"]
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | Literal["auto"] = ","
+    delimiter: Delimiter = ","
     encoding: str = "utf-8"
-    decimal: Literal[".", ",", "auto"] = "."
+    decimal: DecimalSign = "."
     comment: str = Field(default="", max_length=1)
     header: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 1
 
     @model_validator(mode="after")
     def _signs(self) -> Csv:
-        for name, sign in (("delimiter", self.delimiter), ("comment", self.comment)):
-            if sign and sign != AUTO and (not sign.isascii() or sign in '"\r\n\0'):
-                raise ValueError(f"{name} is {sign!r}; give one plain sign, such as ';' or '#'")
+        check_sign("delimiter", self.delimiter)
+        check_sign("comment", self.comment)
         if self.comment and self.comment == self.delimiter:
             raise ValueError(f"comment and delimiter are both {self.comment!r}; choose two signs")
         return self

@@ -48,8 +48,8 @@ def _records(table: str, said: Words) -> Iterator[Key]:
     entry = said["records.source"]
     choice = " or ".join(repr(source) for source in SOURCES)
     yield Key(f"{table}.source", "", choice, NEEDED, entry["about"], entry["example"])
-    for source, names in SOURCES.items():
-        for name in sorted(names - {"source"}, reverse=True):
+    for source, model in SOURCES.items():
+        for name in sorted({*model.model_fields} - {"source"}, reverse=True):
             entry = entry_of(said, f"records.{name}")
             default = entry.get("default", NEEDED)
             yield Key(

@@ -2,22 +2,24 @@
 
 A site counts its records, and the server may know their number. So the number must not depend on
 what a record holds: every line after the header is one record, up to its line feed, and a quoted
-value ends with its line. A line that cannot be read is a record without values.
+value ends with its line. A line that cannot be read is a record without values. For the same reason
+nothing about the file is guessed: delimiter and encoding are declared, and each line is decoded by
+itself.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.tables.markers import BLANKS
-from dpscaffold.errors import BadInput
 
 #: A longer line (in bytes) is not read.
 LONGEST = 1 << 20
@@ -76,17 +78,18 @@ class Columns:
     faults: UnusedRecords
 
 
-def read_csv(path: Path, delimiter: str, wanted: Sequence[str] | None = None) -> Columns:
+def read_csv(
+    path: Path, delimiter: str, wanted: Sequence[str] | None = None, encoding: str = "utf-8"
+) -> Columns:
     """The wanted columns of a CSV file (all of them by default) as texts, None where a line cannot
     be read. Columns that are not in the header, or twice, are left out."""
     with path.open("rb") as stream:
-        lines = _lines(stream)
-        header = next(lines, b"") or b""
-        text = header.decode("utf-8-sig", errors="replace")
-        names = [name.strip(BLANKS) for name in next(csv.reader([text], delimiter=delimiter), [])]
+        lines, encoding = _lines(stream, encoding)
+        header = (next(lines, b"") or b"").decode(encoding, errors="replace").removeprefix("\ufeff")
+        names = [name.strip(BLANKS) for name in next(csv.reader([header], delimiter=delimiter), [])]
         kept = [n for n in dict.fromkeys(names) if names.count(n) == 1]
         kept = [name for name in kept if wanted is None or name in wanted]
-        reader = _Reader(delimiter, len(names), [names.index(name) for name in kept])
+        reader = _Reader(delimiter, encoding, len(names), [names.index(name) for name in kept])
         blocks: list[list[pa.Array]] = [[] for _ in kept]
         held: list[list[str | None]] = [[] for _ in kept]
         for number, line in enumerate(lines):
@@ -111,8 +114,20 @@ def _flush(held: list[list[str | None]], blocks: list[list[pa.Array]]) -> None:
         cells.clear()
 
 
-def _lines(stream: IO[bytes]) -> Iterator[bytes | None]:
-    """The lines without their ends, None for one that is too long."""
+def _lines(stream: IO[bytes], encoding: str) -> tuple[Iterator[bytes | None], str]:
+    """The lines without their ends, None for one that is too long, and the encoding of each. A
+    file whose characters have two bytes is cut between them."""
+    if "\n".encode(encoding)[-1:] == b"\n" and len("\n".encode(encoding)) == 1:
+        return _byte_lines(stream), encoding
+    if encoding == "utf-16":
+        mark = stream.read(2)
+        encoding = "utf-16-be" if mark == codecs.BOM_UTF16_BE else "utf-16-le"
+        if mark not in (codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE):
+            stream.seek(0)
+    return _unit_lines(stream, np.dtype(">u2" if encoding.endswith("be") else "<u2")), encoding
+
+
+def _byte_lines(stream: IO[bytes]) -> Iterator[bytes | None]:
     while line := stream.readline(LONGEST):
         if line.endswith(b"\n") or len(line) < LONGEST:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
@@ -122,11 +137,29 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes | None]:
         yield None
 
 
+def _unit_lines(stream: IO[bytes], unit: np.dtype[Any]) -> Iterator[bytes | None]:
+    raw = stream.read()
+    units = np.frombuffer(raw[: len(raw) // 2 * 2], unit)
+    start = 0
+    for end in [*np.flatnonzero(units == ord("\n")), len(units)]:
+        line = units[start:end]
+        if len(line) and line[-1] == ord("\r"):
+            line = line[:-1]
+        if end < len(units) or len(line):
+            yield line.tobytes() if 2 * len(line) < LONGEST else None
+        start = end + 1
+
+
 class _Reader:
     """Reads lines one by one, and notes those that it cannot read."""
 
-    def __init__(self, delimiter: str, fields: int, places: Sequence[int]) -> None:
-        self.delimiter, self.fields, self.places = delimiter, fields, places
+    def __init__(self, delimiter: str, encoding: str, fields: int, places: Sequence[int]) -> None:
+        self.delimiter, self.encoding, self.fields, self.places = (
+            delimiter,
+            encoding,
+            fields,
+            places,
+        )
         self.nothing: list[str | None] = [None] * len(places)
         self.bad: dict[str, list[int]] = {}
         self.count = 0
@@ -145,13 +178,16 @@ class _Reader:
             raise ValueError(f"the line is longer than {LONGEST} bytes")
         if not line:
             raise ValueError("the line is empty")
-        text = line.decode("utf-8", errors="surrogateescape")
+        try:
+            text = line.decode(self.encoding, errors="surrogateescape")
+        except UnicodeError:
+            raise ValueError(f"the line is not {self.encoding.upper()}") from None
         found = self._split(text)
         if len(found) != self.fields:
             raise ValueError("the line does not have as many values as the header has names")
         wanted: list[str | None] = [found[place] for place in self.places]
-        if not text.isascii() and not all(map(_is_utf8, wanted)):
-            raise ValueError("the line is not UTF-8")
+        if not text.isascii() and not all(map(_is_decoded, wanted)):
+            raise ValueError(f"the line is not {self.encoding.upper()}")
         return wanted
 
     def _split(self, text: str) -> list[str]:
@@ -163,12 +199,5 @@ class _Reader:
             raise ValueError("a quote is open at the end of the line, or misplaced") from None
 
 
-def _is_utf8(text: str | None) -> bool:
+def _is_decoded(text: str | None) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text or "")
-
-
-def check_delimiter(delimiter: object) -> str:
-    """The sign between values: one character."""
-    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
-        raise BadInput(f"data.delimiter is {delimiter!r}; give one character, such as ';'")
-    return delimiter

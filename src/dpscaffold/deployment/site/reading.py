@@ -12,34 +12,82 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from torch import Tensor
 
+from dpscaffold.data.config import DecimalSign, Delimiter, NaStrings, check_sign
 from dpscaffold.data.prepared import prepare
+from dpscaffold.data.preprocessing import sentence
+from dpscaffold.data.tables.files import AUTO
 from dpscaffold.data.tables.marked import (
     NUMBER,
     numbers_without_markers,
+    pointed,
     respelled,
     tidy,
     without_markers,
 )
-from dpscaffold.data.tables.markers import BLANKS
+from dpscaffold.data.tables.markers import BLANKS, OTHERS, Markers
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.lines import Columns, UnusedRecords, check_delimiter, read_csv
+from dpscaffold.deployment.site.lines import Columns, UnusedRecords, read_csv
 from dpscaffold.errors import BadInput
 
-#: The sources that a site may have, and the keys of their tables.
-SOURCES = {
-    "csv": {"source", "path", "delimiter"},
-    "parquet": {"source", "path"},
-    "npz": {"source", "path"},
+
+class _SiteFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: str
+
+
+class SiteCsv(_SiteFile):
+    """A site's CSV file. The keys are those of a ``[data]`` table, but nothing is guessed: what is
+    guessed from all records would let one record change how the others are read."""
+
+    source: Literal["csv"]
+    delimiter: Delimiter = ","
+    encoding: str = "utf-8"
+    decimal: DecimalSign = "."
+    gaps: NaStrings = None
+
+    @model_validator(mode="after")
+    def _declared(self) -> SiteCsv:
+        check_sign("data.delimiter", self.delimiter)
+        for name in ("delimiter", "encoding", "decimal"):
+            if getattr(self, name) == AUTO:
+                raise ValueError(
+                    f"data.{name} is 'auto', and a site declares how its file is written, since a "
+                    f"guess would depend on its records; name it"
+                )
+        check_encoding(self.encoding)
+        return self
+
+
+class SiteParquet(_SiteFile):
+    """A site's Parquet file."""
+
+    source: Literal["parquet"]
+    gaps: NaStrings = None
+
+
+class SiteArrays(_SiteFile):
+    """A site's ``.npz`` file with ``features`` and ``labels``."""
+
+    source: Literal["npz"]
+
+
+SiteData = SiteCsv | SiteParquet | SiteArrays
+#: The sources that a site may have, and the model of the table of each.
+SOURCES: dict[str, type[SiteCsv] | type[SiteParquet] | type[SiteArrays]] = {
+    "csv": SiteCsv,
+    "parquet": SiteParquet,
+    "npz": SiteArrays,
 }
 #: A sentence, and whether what it says is fine.
 Note = tuple[str, bool]
@@ -74,51 +122,73 @@ class SiteRecords:
         )
 
 
-def check_data_table(table: Mapping[str, Any], folder: Path) -> Path:
-    """The path of a site's data, or a refusal that says what is wrong with ``[data]``."""
+def check_encoding(name: str) -> None:
+    """Refuse an encoding that is unknown, or in which lines cannot be told apart."""
+    try:
+        end = "\n".encode(name)
+    except (LookupError, UnicodeError):
+        raise ValueError(
+            f"data.encoding is {name!r}, which is not known; name one, such as 'utf-8' or 'cp1252'"
+        ) from None
+    if end != b"\n" and name.lower() not in ("utf-16", "utf-16-le", "utf-16-be"):
+        raise ValueError(
+            f"data.encoding is {name!r}, whose lines a site cannot tell apart; save it as UTF-8"
+        )
+
+
+def site_data(table: Mapping[str, Any]) -> SiteData:
+    """``[data]`` of a site, or a refusal that says what is wrong with it."""
     source = table.get("source")
     if source not in SOURCES:
         raise BadInput(f"data.source is {source!r}; a site's is one of {', '.join(SOURCES)}")
     for key in table:
-        if key not in SOURCES[source]:
+        if key not in SOURCES[source].model_fields:
             raise BadInput(
                 f"data.{key} is not of a site's {source} data; the schema comes with the offer, "
                 f"and all records are training records of this one user"
             )
-    check_delimiter(table.get("delimiter", ","))
-    path = folder / str(table.get("path", ""))
+    try:
+        return SOURCES[source].model_validate(dict(table))
+    except ValidationError as problem:
+        said = sentence(problem)
+        raise BadInput(said if said.startswith("data.") else f"data.{said}") from None
+
+
+def check_data_table(table: Mapping[str, Any], folder: Path) -> Path:
+    """The path of a site's data, or a refusal that says what is wrong with ``[data]``."""
+    path = folder / site_data({"path": "", **table}).path
     if not path.is_file():
         raise BadInput(f"data.path is {str(table.get('path'))!r}, which is not a file")
     return path
 
 
-def _noted(
-    table: Mapping[str, Any], faults: UnusedRecords, fine: Sequence[str] = ()
-) -> tuple[Note, ...]:
-    wrong = faults.sentences(lines=table["source"] == "csv")
+def _noted(data: SiteData, faults: UnusedRecords, fine: Sequence[str] = ()) -> tuple[Note, ...]:
+    wrong = faults.sentences(lines=data.source == "csv")
     said = [*((one, False) for one in wrong), *((one, True) for one in fine)]
-    return tuple((f"{table['path']}: {sentence}", good) for sentence, good in said)
+    return tuple((f"{data.path}: {sentence}", good) for sentence, good in said)
 
 
 def broken_lines(table: Mapping[str, Any], folder: Path) -> tuple[Note, ...]:
     """What is wrong with the lines of a CSV file, whatever they are read for."""
-    path = check_data_table(table, folder)
-    if table["source"] != "csv":
+    path, data = check_data_table(table, folder), site_data(table)
+    if not isinstance(data, SiteCsv):
         return ()
-    return _noted(table, read_csv(path, table.get("delimiter", ",")).faults)
+    return _noted(data, read_csv(path, data.delimiter, encoding=data.encoding).faults)
 
 
 def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings) -> SiteRecords:
     """The site's records as features and labels."""
-    path = check_data_table(table, folder)
+    path, data = check_data_table(table, folder), site_data(table)
     fine: list[str] = []
     try:
-        if table["source"] == "npz":
+        if isinstance(data, SiteArrays):
             rows, labels, faults = _from_npz(path, schema)
         else:
-            found = _opened(path, table, schema)
-            rows, labels, faults = _from_table(found, schema)
-            fine = _filled(found, schema)
+            schema = _with_own_gaps(schema, data)
+            found = _opened(path, data, schema)
+            decimal = data.decimal if isinstance(data, SiteCsv) else "."
+            rows, labels, faults = _from_table(found, schema, decimal)
+            fine = _filled(found, schema, decimal)
         features = _prepared(rows, schema, faults)
     except BadInput as error:
         raise Refused("data-unfit", str(error)) from error
@@ -128,7 +198,7 @@ def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings)
         torch.from_numpy(np.ascontiguousarray(features, np.float32)),
         torch.from_numpy(np.ascontiguousarray(labels, schema.target.dtype)),
         torch.from_numpy(used),
-        _noted(table, faults, fine),
+        _noted(data, faults, fine),
     )
 
 
@@ -179,13 +249,24 @@ def _no_label(schema: SchemaSettings, name: str) -> str:
     return f"{name} is not a class of the offer" if schema.classes else f"{name} is not a number"
 
 
-def _opened(path: Path, table: Mapping[str, Any], schema: SchemaSettings) -> Columns:
+def _with_own_gaps(schema: SchemaSettings, data: SiteCsv | SiteParquet) -> SchemaSettings:
+    """The schema with the site's own NA strings added to those of each column."""
+    if not data.gaps:
+        return schema
+    own, wanted = Markers.given(data.gaps), (*schema.columns, schema.label)
+    stray = next((n for n, _ in own.columns if n not in (*wanted, OTHERS)), None)
+    if stray is not None:
+        raise BadInput(f"data.gaps names {stray!r}, which is not a column of the offer")
+    return schema.changed(gaps={name: (*schema.markers.of(name), *own.of(name)) for name in wanted})
+
+
+def _opened(path: Path, data: SiteCsv | SiteParquet, schema: SchemaSettings) -> Columns:
     """The columns of a file that the schema asks for."""
     if not schema.columns or (schema.classes and not schema.class_names):
         raise BadInput("the offer's schema names no columns or no classes, so no table can be read")
     wanted = (*schema.columns, schema.label)
-    if table["source"] == "csv":
-        found = read_csv(path, str(table.get("delimiter", ",")), wanted)
+    if isinstance(data, SiteCsv):
+        found = read_csv(path, data.delimiter, wanted, data.encoding)
     else:
         found = _read_parquet(path, wanted)
     lacking = [name for name in wanted if name not in found.columns]
@@ -211,13 +292,13 @@ def _read_parquet(path: Path, wanted: tuple[str, ...]) -> Columns:
 
 
 def _from_table(
-    table: Columns, schema: SchemaSettings
+    table: Columns, schema: SchemaSettings, decimal: str
 ) -> tuple[np.ndarray, np.ndarray, UnusedRecords]:
     """Rows (n, width) as numbers, then one-hot categories, and labels (n,)."""
     faults, parts = table.faults, []
     for name in schema.columns:
         if name not in schema.categories:
-            values, wrong = _numbers(table.columns[name], schema.markers.of(name))
+            values, wrong = _numbers(table.columns[name], schema.markers.of(name), decimal)
             faults.add(f"{name!r} is not a number", np.flatnonzero(wrong))
             parts.append(np.where(np.isnan(values), schema.missing, values)[:, None])
     for name in schema.columns:
@@ -231,13 +312,13 @@ def _from_table(
         labels, _ = _index(label, schema.class_names, schema.spellings.of(schema.label))
         unknown = labels < 0
     else:
-        labels, wrong = _numbers(label, schema.markers.of(schema.label))
+        labels, wrong = _numbers(label, schema.markers.of(schema.label), decimal)
         unknown = wrong | np.isnan(labels)
     faults.add(_no_label(schema, repr(schema.label)), np.flatnonzero(unknown))
     return np.concatenate(parts, axis=1), np.where(unknown, 0, labels), faults
 
 
-def _filled(table: Columns, schema: SchemaSettings) -> list[str]:
+def _filled(table: Columns, schema: SchemaSettings, decimal: str) -> list[str]:
     """How often a missing number or an unknown category was read by the schema's rule."""
     used, said = table.faults.used(table.records), []
     for name in schema.columns:
@@ -246,7 +327,7 @@ def _filled(table: Columns, schema: SchemaSettings) -> list[str]:
             index, _ = _index(table.columns[name], known, schema.spellings.of(name))
             gone, rule = index < 0, "not among the offer's categories, and are zero everywhere"
         else:
-            values, _ = _numbers(table.columns[name], schema.markers.of(name))
+            values, _ = _numbers(table.columns[name], schema.markers.of(name), decimal)
             gone, rule = np.isnan(values), f"missing, and read as {schema.missing:g}"
         count = int((gone & used).sum())
         if count:
@@ -254,7 +335,9 @@ def _filled(table: Columns, schema: SchemaSettings) -> list[str]:
     return said
 
 
-def _numbers(column: pa.ChunkedArray, markers: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(
+    column: pa.ChunkedArray, markers: tuple[str, ...], decimal: str
+) -> tuple[np.ndarray, np.ndarray]:
     """A column as float32, NaN where a number is missing, and where something else stands that is
     no finite number, (n,) bool. Each value by itself: none changes how another one is read."""
     typed = pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal
@@ -263,7 +346,8 @@ def _numbers(column: pa.ChunkedArray, markers: tuple[str, ...]) -> tuple[np.ndar
         wrong = np.zeros(len(column), dtype=bool)
     else:
         text, wrong = _texts(column)
-        text = pc.utf8_trim_whitespace(tidy(without_markers(text, markers, number=True)))
+        plain = tidy(without_markers(text, markers, number=True, decimal=decimal))
+        text = pointed(pc.utf8_trim_whitespace(plain), decimal)
         right = pc.match_substring_regex(text, NUMBER)
         wrong = wrong | ~_plain(pc.fill_null(right, True)).astype(bool)
         known = pc.if_else(right, text, pa.scalar(None, pa.string()))
