@@ -8,6 +8,7 @@ imported are left out. The script runs on other trees too::
 
     python benchmarks/walks.py
     PYTHONPATH=old/src python benchmarks/walks.py --list train
+    python benchmarks/walks.py --functions
 """
 
 from __future__ import annotations
@@ -180,8 +181,13 @@ def main() -> None:
     """Print the counts."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--list", choices=sorted(WALKS), help="print every change of package")
+    options.add_argument("--functions", action="store_true", help="print all functions, once each")
     chosen = options.parse_args()
     os.environ.setdefault("DPSCAFFOLD_CACHE", tempfile.gettempdir())
+    if chosen.functions:
+        for walk in (training(until=()), prediction(), deployed()):
+            print("\n".join(dict.fromkeys(where for _, where in walk.visits)), end="\n\n")
+        return
     for name in [chosen.list] if chosen.list else WALKS:
         found = WALKS[name]()
         before = ""

@@ -17,23 +17,25 @@ import dpscaffold
 
 ROOT = Path(dpscaffold.__file__).parent
 
-#: Low to high; what stands on one line may use each other as long as there is no cycle.
+#: Low to high, as docs/architecture.md shows them. Packages of one line may use each other as long
+#: as there is no cycle.
 LAYERS = (
-    "atomic errors privacy",
-    "checks randomness report.human_tables report.notebook",
-    "algorithms federation report.statement_page",
-    "data tasks",
+    "errors checks atomic",
+    "privacy",
+    "report.notebook report.statement_page report.human_tables",
+    "randomness federation",
+    "algorithms tasks data",
     "setting",
-    "config engines",
+    "engines",
     "runs",
-    "models",
-    "deployment training",
+    "config models",
+    "training",
+    "deployment",
     "planning tuning",
-    "audit config.reference training.from_config",
-    "report",
+    "audit training.from_config",
+    "report config.reference",
     "paper",
-    "cli",
-    "__main__",
+    "cli __main__",
 )
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms.split()}
 
