@@ -205,7 +205,7 @@ def test_an_affine_direction_is_the_algorithms_own(name):
         }
         shared = {slot: vector() for slot in ("control", "cohort", "common")}
         at = Participant(Broadcast(1, vector(), shared), memory, Known(3, 0.1, 0.2))
-        form = affine(phase.direction, at)
+        form = affine(phase, at)
         if name == "feddyn":
             assert form is None
             continue
@@ -220,7 +220,7 @@ def test_an_affine_direction_is_the_algorithms_own(name):
 
 def test_a_replaced_direction_is_not_taken_for_the_old_one():
     changed = EVERY["scaffold"]().replace(direction=lambda gradient, y, at: gradient.sign())
-    assert affine(changed.direction, Participant(None, {}, None)) is None
+    assert affine(changed, Participant(None, {}, None)) is None
 
 
 def test_only_models_that_the_programs_know_are_theirs():

@@ -7,9 +7,11 @@ registry of algorithms can be read by commands that start without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +62,7 @@ class Cohort:
 
     ``weights`` (m,) are those of the mean of Δy, ``seen`` (m,) says who took part before (both are
     on the CPU), and ``memories`` holds their slots, (m, P) or (m, 1), where the algorithm is
-    ``mirrored``.
+    ``mirrored``; private slots are never among them.
     """
 
     users: tuple[int, ...]
@@ -140,6 +142,15 @@ def tell_nothing(server: Server, cohort: Cohort) -> Slots:
     return {}
 
 
+#: The fields of an algorithm with which the privacy bounds were proved.
+PROVED_FIELDS = frozenset(
+    (
+        *("name", "direction", "finish", "update", "announce", "remembers", "keeps", "numbers"),
+        *("title", "mirrored", "noise_aware", "shows", "warm_up", "full_pass", "private"),
+    )
+)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A federated algorithm as pure functions, with a word on the state that they carry.
@@ -152,7 +163,9 @@ class Algorithm:
       participants, and of the totals over all M users.
 
     ``remembers`` names the slots of every user, ``keeps`` those of the server; all are zero at the
-    start. ``numbers`` are the algorithm's own (μ, β): they are configured, stored and compared.
+    start. Slots in ``private`` never leave their user: they are not uploaded, ``announce`` does not
+    see them, and a server cannot restore them. ``numbers`` are the algorithm's own (μ, β): they are
+    configured, stored and compared.
     ``mirrored`` says that ``announce`` needs the cohort's memories, ``noise_aware`` that the spread
     of the noise must be known, so that C cannot be read off the batch; ``shows(server)`` gives the
     numbers that a run's metrics show of the server's slots. ``warm_up`` is the algorithm of
@@ -183,6 +196,7 @@ class Algorithm:
     shows: Shows = slot_norms
     warm_up: Algorithm | None = None
     full_pass: bool = False  # FedSGD: K·s must be 1
+    private: tuple[str, ...] = ()
     #: Whether a round depends on what a user did in earlier ones, as the accountant asks.
     memory: bool = field(init=False, repr=False, compare=False)
     #: Whether every upload is proved to be one vector that is linear in the noised gradient.
@@ -193,7 +207,9 @@ class Algorithm:
     def __post_init__(self) -> None:
         first = self.warm_up
         memory = bool(self.remembers) or self.mirrored or (first is not None and first.memory)
-        linear = _is_linear(self.direction) and _is_linear(self.finish)
+        linear = _is_linear(self.direction) and _is_linear(self.finish) and not self.unproved
+        for phase in filter(None, (self, first)):
+            self._check_private(phase)
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "one_sum", linear and (first is None or first.one_sum))
         object.__setattr__(self, "shown", self.title or self.name)
@@ -202,7 +218,54 @@ class Algorithm:
         """This algorithm with some parts replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def _check_private(self, phase: Algorithm) -> None:
+        unknown = set(phase.private) - set(self.remembers)
+        if unknown or set(phase.private) != set(self.private):
+            raise BadInput(
+                f"algorithm.private is {phase.private} for {phase.name!r}; give names of "
+                f"remembers ({', '.join(self.remembers) or 'none'}), the same in the warm-up"
+            )
+
+    @property
+    def shared(self) -> Mapping[str, Size]:
+        """The slots of a user that the server may know: all but the private ones."""
+        return {name: size for name, size in self.remembers.items() if name not in self.private}
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """The fields in use with which no privacy bound was proved, the warm-up's included."""
+        own = self.in_use_beyond(PROVED_FIELDS)
+        return own if self.warm_up is None else (*own, *self.warm_up.unproved)
+
+    def in_use_beyond(self, known: Collection[str]) -> tuple[str, ...]:
+        """The fields that are set and are not ``known``: a caller that knows only those must refuse
+        this algorithm, as it would ignore what it does not know.
+
+        >>> from dpscaffold import scaffold
+        >>> scaffold().in_use_beyond(PROVED_FIELDS), scaffold().in_use_beyond(["name"])[:2]
+        ((), ('direction', 'finish'))
+        """
+        return tuple(
+            one.name
+            for one in fields(self)
+            if one.init and one.name not in known and getattr(self, one.name) != _default(one)
+        )
+
+    def check_upload(self, upload: Upload) -> None:
+        """Refuse an upload that contains a private slot."""
+        leaked = [name for name in upload.totals if name in self.private]
+        if leaked:
+            raise BadInput(
+                f"algorithm.finish uploads {leaked[0]!r}, which algorithm.private keeps at the "
+                f"user; leave it out of the totals, or out of private"
+            )
+
     def phase(self, round: int, warm_rounds: int) -> Algorithm:
         """The algorithm of this round (rounds count from 1): the warm-up first, then the real
         one."""
         return self.warm_up if self.warm_up is not None and round <= warm_rounds else self
+
+
+def _default(one: Field[Any]) -> object:
+    """A field's default; :data:`MISSING`, which equals nothing, where there is none."""
+    return one.default if one.default_factory is MISSING else one.default_factory()

@@ -74,7 +74,7 @@ def play(
     engine = WatchedSimulator(
         [setting], [federation], [subject.streams(rng)], subject.pair.direction
     )
-    tally = UploadTally(subject, len(tables), set(setting.algorithm.remembers))
+    tally = UploadTally(subject, len(tables), set(setting.algorithm.shared))
     for number in range(1, int(times.max(initial=0)) + 1):
         active = np.flatnonzero(times >= number)
         draw, model = Draw(active, active), models[(number - 1) % len(models)]

@@ -28,7 +28,7 @@ class Aggregate:
     """A round's mean upload in the making, part by part as uploads come in."""
 
     def __init__(self, setting: Setting, draw: Draw, x: Tensor) -> None:
-        self.users = setting.users
+        self.users, self.algorithm = setting.users, setting.algorithm
         weights = mean_weights(setting, draw).tolist()
         self.weights = dict(zip(draw.active.tolist(), weights, strict=True))
         self.mean = torch.zeros_like(x)
@@ -38,6 +38,7 @@ class Aggregate:
 
     def add(self, users: Sequence[int], uploads: Upload) -> None:
         """The uploads of some users, (U, P)."""
+        self.algorithm.check_upload(uploads)
         weights = placed(torch.tensor([self.weights[user] for user in users]), self.mean.device)
         self.mean += weights @ uploads.params
         for name, value in uploads.totals.items():

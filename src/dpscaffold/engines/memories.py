@@ -131,6 +131,10 @@ def slot_metrics(
 ) -> dict[str, float | None]:
     """What a row of metrics shows of the server's and the users' slots, in every kind of run:
     ``control_norm`` always (None where there are no controls), what the algorithm adds, and the
-    largest norm of each slot over users."""
-    largest = {f"largest_user_{name}": norm for name, norm in memories.largest().items()}
+    largest norm over users of each slot that is not private."""
+    largest = {
+        f"largest_user_{name}": norm
+        for name, norm in memories.largest().items()
+        if name in algorithm.shared
+    }
     return {"control_norm": None, **algorithm.shows(server), **largest}

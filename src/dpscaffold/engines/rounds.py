@@ -144,8 +144,11 @@ class DrawnCohort:
 
     @cached_property
     def memories(self) -> Slots:
-        """Their slots, where the algorithm is mirrored."""
-        return self.held.recall(self.users) if self.mirrored else {}
+        """Their slots, where the algorithm is mirrored; private ones are nobody else's."""
+        held = self.held.recall(self.users) if self.mirrored else {}
+        return {
+            name: value for name, value in held.items() if name in self.setting.algorithm.shared
+        }
 
     @cached_property
     def seen(self) -> Tensor:

@@ -45,6 +45,7 @@ def describe(
     may_decline: str | None = None,
     hidden_draw: bool = False,
     declared_sizes: bool = False,
+    unproved_hooks: Sequence[str] = (),
 ) -> Mechanism:
     """A :class:`Mechanism` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
 
@@ -98,6 +99,7 @@ def describe(
         may_decline=may_decline,
         hidden_draw=hidden_draw,
         declared_sizes=declared_sizes,
+        unproved_hooks=tuple(unproved_hooks),
     )
     check(run)
     return run

@@ -30,7 +30,7 @@ LEAST_NOISE, MOST_NOISE = 1e-9, 1e7
 STORED_AS = {"cohort_size": "participants"}
 _FIELDS = {stored: field for field, stored in STORED_AS.items()}
 #: Fields that came after runs were first stored.
-LATER = ("may_decline", "hidden_draw", "declared_sizes", "one_sum")
+LATER = ("may_decline", "hidden_draw", "declared_sizes", "one_sum", "unproved_hooks")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class Mechanism:
     tell who takes part. ``declared_sizes`` says that R_i, and with it every rate, divisor and
     weight, is a constant that was declared without looking at the data. ``one_sum`` says that
     every upload is one vector, linear in the noised gradient, so that a third party sees nothing
-    of a round but one weighted sum. With a user as unit the groups say nothing of R_i.
+    of a round but one weighted sum. ``unproved_hooks`` names parts of the algorithm with which no
+    bound was proved: with any of them there is no guarantee. With a user as unit the groups say
+    nothing of R_i.
     """
 
     rounds: int
@@ -129,6 +131,7 @@ class Mechanism:
     hidden_draw: bool = False
     declared_sizes: bool = False
     one_sum: bool = False
+    unproved_hooks: tuple[str, ...] = ()
 
     @property
     def declines(self) -> str | None:
@@ -219,7 +222,8 @@ class Mechanism:
             fields = {_FIELDS.get(name, name): value for name, value in values.items()}
             groups = tuple(Group(**group) for group in fields.pop("groups"))
             membership = tuple(int(i) for i in fields.pop("membership"))
-            run = cls(groups=groups, membership=membership, **fields)
+            hooks = tuple(str(hook) for hook in fields.pop("unproved_hooks", ()))
+            run = cls(groups=groups, membership=membership, unproved_hooks=hooks, **fields)
         except (TypeError, KeyError, ValueError) as error:
             raise PrivacyError(
                 f"the stored description of the run cannot be read ({error})"

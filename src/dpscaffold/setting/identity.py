@@ -36,7 +36,7 @@ def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
     return {
         field.name: _part(value)
         for field in fields(algorithm)
-        if field.init and (value := getattr(algorithm, field.name)) is not None
+        if field.init and (value := getattr(algorithm, field.name)) not in (None, ())
     }
 
 

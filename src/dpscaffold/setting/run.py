@@ -216,6 +216,7 @@ class Setting:
             batch_sizes=self.batch_sizes.tolist(),
             memory=self.algorithm.memory,
             one_sum=self.algorithm.one_sum,
+            unproved_hooks=self.algorithm.unproved,
             noise=privacy.noise,
             clip=privacy.clip,
             sampling=privacy.sampling,

@@ -60,6 +60,7 @@ def upload_lengths(phase: Algorithm, parameters: int) -> Lengths:
     told = Broadcast(1, zero, _announced(phase, parameters))
     at = Participant(told, _zeros(phase.remembers, parameters), Known(1, 1.0, 0.0))
     upload, _ = phase.finish(Local(zero, zero), at)
+    phase.check_upload(upload)
     lengths = {"params": parameters}
     for name, value in upload.totals.items():
         whole = phase.mirrored and name in phase.remembers
@@ -68,7 +69,7 @@ def upload_lengths(phase: Algorithm, parameters: int) -> Lengths:
 
 
 def _announced(phase: Algorithm, parameters: int) -> Slots:
-    memories = {name: value[None] for name, value in _zeros(phase.remembers, parameters).items()}
+    memories = {name: value[None] for name, value in _zeros(phase.shared, parameters).items()}
     alone = Cohort((0,), torch.ones(1), Known(1, 1.0, 0.0), memories, torch.zeros(1).bool())
     server = Server(torch.zeros(parameters), _zeros(phase.keeps, parameters))
     return phase.announce(server, alone)

@@ -3,7 +3,7 @@
 It gathers like any other engine: the same two laws of aggregation in the same order of additions,
 so that a rehearsal ends bit for bit where the simulator does. What is its own is bookkeeping: an
 upload is acknowledged only once the checkpoint that contains it is on disk, and what each site
-remembers is mirrored as the sum of the totals that were applied.
+remembers is mirrored as the sum of the totals that were applied. Private slots are not mirrored.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sites:
         self.setting, self.enrolled, self.post = setting, enrolled, post
         self.patience, self._sleep = patience or Patience(), sleep
         self.memories = Memories(
-            setting.algorithm.remembers, setting.task.parameters, torch.device("cpu")
+            setting.algorithm.shared, setting.task.parameters, torch.device("cpu")
         )
         self.acknowledged: dict[str, str] = {}
         self.last = RoundTally()

@@ -26,7 +26,6 @@ from dpscaffold.deployment.protocol.messages import (
     Refused,
     SignedMessage,
     Vectors,
-    check_values,
     commitment,
     digest,
     fresh_id,
@@ -41,13 +40,13 @@ from dpscaffold.deployment.site.checking import (
     check_anchors,
     check_round,
     check_seen,
-    check_shapes,
     check_vectors,
     counts,
     enrolment_of,
     held,
     named,
     question_of,
+    restored,
     roster_of,
 )
 from dpscaffold.deployment.site.file import Policy, SiteGrant, check_terms, grant, most_within
@@ -318,10 +317,7 @@ class Site:
         known = enrolment_of(memory)
         policy = self.policy()
         work = self._work(known, policy)
-        restore = named(letter.vectors, "restore.") or None
-        if restore is not None:
-            check_shapes(restore, work.remembers())
-        check_values(letter.vectors, policy.largest_value)
+        restore = restored(letter.vectors, work, policy.largest_value)
         acknowledged = text_of(letter.header, "acknowledged", "state-mismatch")
         slots = memory.settle(acknowledged, restore, memory.pending()).slots
         if letter.header.get("over") is True:
@@ -329,7 +325,7 @@ class Site:
             memory.amend(known, over=True)
         fields: dict[str, Json] = {"status": "yes"}
         fields |= counts(booking_of(run, ledger), ledger)
-        shared = {f"slot.{name}": value for name, value in slots.items()}
+        shared = {f"slot.{name}": slots[name] for name in work.shares() if name in slots}
         return fields, shared if self.share_slots else {}
 
     # --- checks

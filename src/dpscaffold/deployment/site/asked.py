@@ -50,6 +50,10 @@ class SiteWork(Protocol):
         """Names and lengths of the site's slots."""
         ...
 
+    def shares(self) -> Mapping[str, int]:
+        """Names and lengths of the slots that the server may know and restore."""
+        ...
+
     def participate(
         self, round: int, user: int, told: Vectors, slots: Vectors
     ) -> tuple[Vectors, Vectors]:

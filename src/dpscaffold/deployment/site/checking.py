@@ -53,13 +53,19 @@ def check_vectors(
     vectors: Vectors, work: SiteWork, round: int, largest: float
 ) -> dict[str, np.ndarray] | None:
     """Names, lengths and values of a task's vectors; gives those to restore memory from."""
-    restore = named(vectors, "restore.")
     told = {k: v for k, v in vectors.items() if not k.startswith("restore.")}
     check_shapes(told, work.expects(round))
+    return restored(vectors, work, largest)
+
+
+def restored(vectors: Vectors, work: SiteWork, largest: float) -> dict[str, np.ndarray] | None:
+    """The slots that the server sends to restore memory from; None where it sends none, although
+    there are some that it may know."""
+    restore = named(vectors, "restore.")
     if restore:
-        check_shapes(restore, work.remembers())
+        check_shapes(restore, work.shares())
     check_values(vectors, largest)
-    return restore or None
+    return restore if restore or not work.shares() else None
 
 
 def check_shapes(vectors: Vectors, wanted: Mapping[str, int]) -> None:

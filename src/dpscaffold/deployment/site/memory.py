@@ -185,7 +185,8 @@ class RunMemory:
         """Bring memory to where the server says it is; ``pending`` is what :meth:`pending` gave.
 
         An acknowledged pending upload becomes the memory; the acknowledgement already in memory
-        leaves it; anything else is ``state-mismatch``, unless the server sends the slots along.
+        leaves it; anything else is ``state-mismatch``, unless the server sends the slots along. It
+        cannot send private ones: those stay as they were.
         """
         memory = self.acknowledged()
         if pending is not None and pending.upload == acknowledged:
@@ -196,7 +197,7 @@ class RunMemory:
         elif memory.upload != acknowledged:
             if restore is None:
                 raise Refused("state-mismatch", f"{acknowledged!r:.50} is not known here")
-            memory = AcknowledgedSlots(acknowledged, dict(restore))
+            memory = AcknowledgedSlots(acknowledged, {**memory.slots, **restore})
             self._write("memory.box", {"upload": acknowledged}, memory.slots)
             self.drop_pending()
         return memory

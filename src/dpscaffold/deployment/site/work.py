@@ -84,6 +84,10 @@ class OfferedWork:
         """The site's slots."""
         return slot_lengths(self.algorithm.remembers, self.task.parameters)
 
+    def shares(self) -> Mapping[str, int]:
+        """Those of the site's slots that the server may know."""
+        return slot_lengths(self.algorithm.shared, self.task.parameters)
+
     def _phase(self, round: int) -> Algorithm:
         return self.algorithm.phase(round, self.warm_rounds)
 
@@ -118,6 +122,7 @@ class OfferedWork:
         upload, kept = participate(
             self.task, phase, [row], self._records, broadcast, self._stacks(slots)
         )
+        phase.check_upload(upload)
         uploaded = {"params": _row(upload.params)}
         for name, value in upload.totals.items():
             # Where the server mirrors memories it needs them to the last bit, and c_i + Δc_i is

@@ -54,7 +54,7 @@ def fused_steps(
         return None
     if model is None or not fits(model, records.device):
         return None
-    way = affine(phase.direction, at)
+    way = affine(phase, at)
     params = at.broadcast.params
     places, draws = given.get("places"), given["draws"]
     too_much = len(draws) * scales.steps * task.parameters > _NOISE
@@ -98,6 +98,9 @@ def model_of(task: Task) -> LinearModel | None:
         return None
     assert isinstance(task, Linear)
     errors = task.loss.errors
-    delta = errors.delta if isinstance(errors, HuberErrors) else 0.0
+    delta = 0.0
+    if type(errors) is HuberErrors:  # a subclass may be another loss
+        assert isinstance(errors, HuberErrors)
+        delta = errors.delta
     name = "huber" if delta else _LOSSES.get(errors)
     return None if name is None else LinearModel(task.features + 1, task.outputs, name, delta)

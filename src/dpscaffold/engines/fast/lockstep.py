@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Cohort, Known, Server, Slots, Upload
+from dpscaffold.algorithms.affine import FAST_FIELDS, understood
 from dpscaffold.algorithms.base import tell_nothing
 from dpscaffold.engines.fast.devices import DeviceWork, Layout, draws_on, scale_numbers, under
 from dpscaffold.engines.fast.draws import addresses, sizes_of
@@ -36,6 +37,9 @@ from dpscaffold.setting import Setting
 
 #: After so many rounds the host waits for the device, so that progress is what was done.
 WAITS = 16
+
+#: Private slots, which are not announced or uploaded, are left to the simulator.
+_KNOWN = FAST_FIELDS - {"private"}
 
 _log = logging.getLogger(__name__)
 
@@ -93,14 +97,14 @@ class Lockstep:
         capture: Capture | None = cuda_graph,
     ) -> Lockstep | None:
         """The runs in step, or None where the simulator has to take them: users hold different
-        numbers of records, the host draws, the runs do not fit the device at once, or the algorithm
-        looks at a number on its way."""
+        numbers of records, the host draws, the runs do not fit the device at once, the algorithm
+        looks at a number on its way, or it has fields that are not known here."""
         for other in settings[1:]:
             refuse_unlike(settings[0], other)
         pairs = zip(settings, streams, strict=True)
         if not draws_on(device, [_row(*pair) for pair in pairs]):
             return None
-        if not _alike(settings, federations):
+        if not understood(settings[0].algorithm, _KNOWN) or not _alike(settings, federations):
             return None
         worker = Worker(settings, federations, device)
         remembered = settings[0].algorithm.remembers.values()

@@ -39,7 +39,7 @@ def scripted_steps(
     tame, records that contribute nothing, and noise that cannot be redrawn identically if a value
     overflows midway: whether noise is used must not depend on what it is.
     """
-    model, way = model_of(task), affine(phase.direction, at)
+    model, way = model_of(task), affine(phase, at)
     rescaled = scales.unit == "user" and scales.sampling == "poisson"
     uneven = scales.own_steps is not None or records.weight is not None
     if model is None or way is None or rescaled or not records.tame or not _repeats(rows):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Broadcast, Participant, Slots, Upload
+from dpscaffold.algorithms.affine import understood
 from dpscaffold.engines.fast.devices import BatchOverflow, draws_on, on_device
 from dpscaffold.engines.fast.graphs import Graphs
 from dpscaffold.engines.fast.scripted import scripted_steps
@@ -45,7 +46,7 @@ def participate(
     itself, unless the run is secret, and records its work where it is given ``graphs``; with
     ``cut`` it is not waited for.
     """
-    if drawn is None and draws_on(records.device, rows):
+    if drawn is None and draws_on(records.device, rows) and understood(phase):
         return on_device(task, phase, rows, records, broadcast, memory, graphs, cut)
     scales = scales_of(rows, records.device)
     at = Participant(broadcast, memory, scales.known)
