@@ -72,6 +72,17 @@ def test_help_and_completion_are_quick_and_leave_torch_alone(tmp_path):
             assert patience, f"{arguments} took {spent:.2f} s of CPU"
 
 
+def test_keys_are_explained_and_completed_without_torch(tmp_path):
+    """The models that declare and explain the keys do not import PyTorch."""
+    code = (
+        "import sys; from dpscaffold.cli.keys import complete_setting, known_keys\n"
+        "assert len(known_keys()) > 300 and complete_setting('plan.rou') == ['plan.rounds=']\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

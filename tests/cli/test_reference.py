@@ -6,19 +6,19 @@ import json
 import re
 import tomllib
 from dataclasses import fields
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import tomli_w
 from click.testing import CliRunner
+from pydantic import Field
 from typer.main import get_command
 
 from dpscaffold.algorithms import SERVERS
 from dpscaffold.cli import app
-from dpscaffold.config import parse
-from dpscaffold.config.reference.keys import keys, words
-from dpscaffold.config.reference.page import annotated, annotated_server, page, stored
+from dpscaffold.config import ConfigTable, parse
+from dpscaffold.config.reference.keys import keys, model_keys
+from dpscaffold.config.reference.page import annotated, annotated_server, page
 from dpscaffold.config.reference.values import NEEDED
 from dpscaffold.deployment.provision import provision, read_federation, read_invitation
 from dpscaffold.deployment.server.config import ServerConfiguration, load_served
@@ -34,10 +34,53 @@ ROWS = {"schema": "rows"}
 WHOLE = ("data.source", "step.step", "algorithm.name")
 AGAIN = "run python -m dpscaffold.config.reference"
 
+#: Other keys that a key needs.
+NEEDS = {
+    "task.delta": {"loss": "huber", "kind": "linear"},
+    "task.module": {"kind": "module"},
+    "task.class_weights": {"kind": "linear"},
+    "algorithm.mu": {"name": "fedprox"},
+    "algorithm.trust": {"name": "scaffold-balanced"},
+    "algorithm.beta": {"server": "momentum"},
+    "algorithm.beta2": {"server": "adam"},
+    "algorithm.tau": {"server": "adam"},
+    "privacy.neighbours": {"sampling": "poisson"},
+    "privacy.allow": {"release": True},
+}
+#: A value of each key that must be refused.
+REFUSED = {
+    "plan.rounds": 0,
+    "plan.local_steps": 0,
+    "plan.user_ratio": 1.5,
+    "plan.data_ratio": 0.0,
+    "plan.learning_rate": -1.0,
+    "plan.server_rate": 0.0,
+    "plan.regularisation": -0.1,
+    "plan.weighting": "size",
+    "plan.warm_rounds": -1,
+    "plan.averaging": "head",
+    "plan.tail": 0.0,
+    "plan.evaluate_every": 0,
+    "plan.checkpoint_every": 0,
+    "plan.max_rounds": 1,
+    "plan.schedule": "step",
+    "plan.steps_by_user": [0],
+    "plan.seed": -1,
+    "privacy.clip": 0.0,
+    "privacy.noise": -1.0,
+    "privacy.colluders": 0,
+    "privacy.sampling": "some",
+    "privacy.unit": "person",
+    "privacy.neighbours": "near",
+    "privacy.delta": 2.0,
+    "privacy.max_participations": 0,
+    "privacy.user_epsilon": 0.0,
+    "privacy.target_epsilon": -1.0,
+    "privacy.allow": ["everything"],
+}
 
-def test_the_stored_reference_is_current():
-    kept = files("dpscaffold.config.reference").joinpath("keys.json").read_text(encoding="utf-8")
-    assert kept == stored(FOUND), AGAIN
+
+def test_the_generated_files_are_current():
     assert (HERE / "docs" / "configuration.md").read_text(encoding="utf-8") == page(FOUND), AGAIN
     written = {"annotated.toml": annotated(FOUND), "annotated-server.toml": annotated_server(FOUND)}
     for name, text in written.items():
@@ -50,19 +93,42 @@ def test_the_annotated_configuration_says_the_defaults():
     assert told == parse({"privacy": {"noise": 30.0}})
 
 
-@pytest.mark.parametrize("name", [n for n in words() if n.split(".")[0] in ("plan", "privacy")])
-def test_examples_are_accepted_and_refused_values_are_refused(name):
-    table, _, key = name.partition(".")
-    entry = words()[name]
-    base = ({"noise": 1.0} if table == "privacy" else {}) | entry.get("with", {})
-    for other in entry.get("without", ()):
-        base.pop(other, None)
-    read = getattr(parse({table: {**base, key: entry["example"]}}), table)
-    given, found = entry["example"], getattr(read, key)
+@pytest.mark.parametrize("entry", [key for key in FOUND if key.table in ("plan", "privacy")])
+def test_examples_are_accepted_and_refused_values_are_refused(entry):
+    table, _, key = entry.name.partition(".")
+    noise = {"noise": 1.0} if table == "privacy" and key != "epsilon" else {}
+    base = noise | NEEDS.get(entry.name, {})
+    read = getattr(parse({table: {**base, key: entry.example}}), table)
+    given, found = entry.example, getattr(read, key)
     assert found == given or list(found) == given
-    if "refused" in entry:
+    if entry.name in REFUSED:
         with pytest.raises(BadInput, match=key):
-            parse({table: {**base, key: entry["refused"]}})
+            parse({table: {**base, key: REFUSED[entry.name]}})
+
+
+def test_a_key_without_an_explanation_is_refused():
+    """A field without a docstring, and a docstring without an example, fail the generator."""
+
+    class Silent(ConfigTable):
+        one: int = 1
+
+    class Half(ConfigTable):
+        one: int = 1
+        """What it means."""
+
+    class Explained(ConfigTable):
+        one: int = Field(default=1, ge=1)
+        """What it means. Example: ``2``"""
+
+    class Again(Explained):
+        one: int = 3
+
+    for model in (Silent, Half):
+        with pytest.raises(BadInput, match=r"plan\.one is not explained"):
+            list(model_keys("plan", "", model))
+    (key,), (again,) = (list(model_keys("plan", "", one)) for one in (Explained, Again))
+    assert (key.about, key.kind, key.example) == ("What it means.", "a whole number (1 or more)", 2)
+    assert (again.about, again.default) == (key.about, 3)
 
 
 def uncommented(text):
@@ -169,7 +235,7 @@ def test_show_spells_out_the_defaults_of_every_kind_of_file(name, tmp_path):
     ("key", "said"),
     [
         ("site.policy.min_noise", "example: policy.min_noise = 5.0"),
-        ("policy.min_noise", "site.policy.min_noise: the least"),
+        ("policy.min_noise", "site.policy.min_noise: The smallest"),
         ("deploy.quorum", "example: --set deploy.quorum=2"),
         ("facts.similarity", 'default: "unknown"'),
         ("site.policy", "site.policy.max_clip "),
@@ -223,7 +289,7 @@ def tables_with(key):
     if key.table == "algorithm":
         place = {"server": key.place} if key.place in SERVERS else {"name": key.place}
         return {"algorithm": {**(place if key.place else {}), name: key.example}}
-    return {"task": {**words()[key.name].get("with", {}), name: key.example}}
+    return {"task": {**NEEDS.get(key.name, {}), name: key.example}}
 
 
 def test_examples_of_data_steps_task_and_algorithm_are_accepted():

@@ -14,7 +14,8 @@ from dpscaffold import BadInput
 from dpscaffold.cli import app
 from dpscaffold.config import load
 from dpscaffold.tuning.folds import fold_federation
-from dpscaffold.tuning.tuning import DEFAULT_RATES, parse_tuning, read_tuning, tune
+from dpscaffold.tuning.settings import DEFAULT_RATES
+from dpscaffold.tuning.tuning import parse_tuning, read_tuning, tune
 
 CPU = torch.device("cpu")
 TOY = {

@@ -22,7 +22,8 @@ from dpscaffold.errors import BadInput
 from dpscaffold.tasks import LOSSES
 from dpscaffold.training.evaluator import Evaluator, baseline
 from dpscaffold.training.optimum import solve
-from dpscaffold.tuning.tuning import TuneSettings, tune
+from dpscaffold.tuning.settings import TuneSettings
+from dpscaffold.tuning.tuning import tune
 
 COLUMNS = 5
 RANGE = {"kind": "number", "low": -9, "high": 15}

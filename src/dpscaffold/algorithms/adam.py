@@ -35,7 +35,16 @@ def with_adam(
     base: Algorithm, beta: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> Algorithm:
     """The algorithm with Adam at the server (FedAdam where the base is FedAvg). Every coordinate
-    moves by up to η_g a round, so ``plan.server_rate`` wants to be small, 0.01 say."""
+    moves by up to η_g a round, so ``plan.server_rate`` should be small, for example 0.01.
+
+    Args:
+        base: The algorithm.
+        beta: β, the decay of the momentum or of the first moment. Value: a number from 0 up to 1.
+            Example: ``0.9``
+        beta2: β₂, the decay of the second moment. Value: a number from 0 up to 1. Example: ``0.99``
+        tau: τ, which is added to the root of the second moment. Value: a number above 0. Example:
+            ``0.001``
+    """
     for name, value in (("beta", beta), ("beta2", beta2)):
         fraction(f"algorithm.{name}", value)
     above("algorithm.tau", tau, 0)

@@ -169,8 +169,12 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
-    """SCAFFOLD with balanced controls; ``trust`` is a in [0, 1] (1: SCAFFOLD, 0: zero-sum
-    correction alone), or ``"auto"``: estimated from the known noise in every round.
+    """SCAFFOLD with balanced controls.
+
+    Args:
+        trust: How far noisy control variates are trusted: 1 is SCAFFOLD, 0 is the zero-sum
+            correction alone, and 'auto' is estimated from the known noise in every round. Value: a
+            number from 0 to 1, or 'auto'. Example: ``0.5``
 
     >>> scaffold_balanced().numbers, scaffold_balanced(0.5).numbers
     ({'trust': 'auto'}, {'trust': 0.5})
@@ -195,7 +199,13 @@ def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
 
 
 def scaffold_balanced_warm(trust: Trust = "auto") -> Algorithm:
-    """Balanced controls whose first round(4/l) rounds only measure control variates."""
+    """Balanced controls whose first round(4/l) rounds only measure control variates.
+
+    Args:
+        trust: How far noisy control variates are trusted: 1 is SCAFFOLD, 0 is the zero-sum
+            correction alone, and 'auto' is estimated from the known noise in every round. Value: a
+            number from 0 to 1, or 'auto'. Example: ``0.5``
+    """
     base = scaffold_balanced(trust)
     warm_up = base.replace(name="warm-up", direction=stay, finish=send_measured)
     return base.replace(

@@ -30,6 +30,10 @@ def fedprox(mu: float = 0.1) -> Algorithm:
     """FedAvg whose steps go along H + λy + μ(y − x); the proximal term stands outside clipping and
     noise.
 
+    Args:
+        mu: μ, the strength of the pull towards the broadcast model. Value: a number, 0 or more.
+            Example: ``0.5``
+
     >>> fedprox(mu=0.0).name
     'fedprox'
     """

@@ -25,6 +25,11 @@ class Momentum:
 def with_momentum(base: Algorithm, beta: float = 0.9) -> Algorithm:
     """The algorithm with momentum at the server (FedAvgM where the base is FedAvg).
 
+    Args:
+        base: The algorithm.
+        beta: β, the decay of the momentum or of the first moment. Value: a number from 0 up to 1.
+            Example: ``0.9``
+
     >>> from dpscaffold import fedavg
     >>> with_momentum(fedavg()).keeps, with_momentum(fedavg()).memory
     ({'velocity': 'vector'}, False)

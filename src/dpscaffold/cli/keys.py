@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,9 +13,10 @@ from dpscaffold.errors import BadInput, nearest
 
 @cache
 def known_keys() -> tuple[dict[str, Any], ...]:
-    """The stored reference, one entry per key and source, step or algorithm that has it."""
-    text = files("dpscaffold.config.reference").joinpath("keys.json").read_text(encoding="utf-8")
-    return tuple(json.loads(text))
+    """The reference, one entry per key and source, step or algorithm that has it."""
+    from dpscaffold.config.reference.keys import keys
+
+    return tuple(asdict(key) for key in keys())
 
 
 #: Tables whose keys ``--set`` changes in a run; the others stand in files of their own.

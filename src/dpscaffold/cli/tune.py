@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpscaffold.config import Configuration
-    from dpscaffold.tuning.tuning import TuneSettings
+    from dpscaffold.tuning.settings import TuneSettings
 
 
 def tune_command(

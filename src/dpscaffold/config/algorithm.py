@@ -24,7 +24,10 @@ class AlgorithmSettings(ConfigTable):
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=True)
 
     name: str = DEFAULT
+    """The algorithm by name, or your own function as 'my_file:factory'. The file is searched next
+    to the configuration. Example: ``"fedprox"``"""
     server: str | None = None
+    """An optimiser at the server, wrapped around the algorithm. Example: ``"momentum"``"""
     _folder: Path | None = PrivateAttr(default=None)
     _built: Algorithm = PrivateAttr()
 

@@ -16,22 +16,59 @@ class PlanSettings(ConfigTable):
     """``[plan]``: the fields of :class:`~dpscaffold.setting.plan.Plan`, which checks them."""
 
     rounds: int = Plan.rounds
+    """T, the number of communication rounds, warm-start rounds included. Value: a whole number, 1
+    or more. Example: ``400``"""
     local_steps: int = Plan.local_steps
+    """K, the number of local steps of each participant in a round. Value: a whole number, 1 or
+    more. Example: ``20``"""
     user_ratio: float = Plan.user_ratio
+    """l, the share of users in a round: ⌊lM⌋ users take part. Value: a number above 0 and at most
+    1. Example: ``0.5``"""
     data_ratio: float = Plan.data_ratio
+    """s, the share of records in a batch: a step uses ⌊sR⌋ of a user's R records. Value: a number
+    above 0 and at most 1. Example: ``0.1``"""
     learning_rate: float | Literal["plan"] = Plan.learning_rate
+    """η₀: the local step size is η₀/(sK). With 'plan', train chooses it from public facts. Value: a
+    number above 0, or 'plan'. Example: ``0.2``"""
     server_rate: float = Plan.server_rate
+    """η_g, the server's step size: the factor of the mean of the users' updates. Value: a number
+    above 0. Example: ``0.5``"""
     regularisation: float = Plan.regularisation
+    """λ, the ℓ2 term of every step, outside clipping and noise. Value: a number, 0 or more.
+    Example: ``0.0``"""
     weighting: Literal["uniform", "records"] = Plan.weighting
+    """How participants are averaged: all equally, or by their numbers of records. Example:
+    ``"records"``"""
     warm_rounds: int | None = None
+    """The number of rounds that only set control variates (scaffold-warm); by default round(4/l).
+    Value: a whole number, 0 or more. Example: ``5``"""
     averaging: Literal["none", "uniform", "tail"] = Plan.averaging
+    """The model that is given out: the last one, the mean of all, or the mean of the last rounds
+    ('tail'). Averaging costs no privacy. Example: ``"tail"``"""
     tail: float = Plan.tail
+    """The share of rounds that 'tail' averages. Value: a number above 0 and at most 1. Example:
+    ``0.25``"""
     evaluate_every: int = Plan.evaluate_every
+    """The number of rounds between two evaluations. The last round is always evaluated. Value: a
+    whole number, 1 or more. Example: ``5``"""
     checkpoint_every: int = Plan.checkpoint_every
+    """The number of rounds between two checkpoints. Value: a whole number, 1 or more. Example:
+    ``20``"""
     seed: int | None = None
+    """The seed of the participants and of a network's initial weights; without secret noise also of
+    batches and noise. Value: a whole number, 0 or more; left out: 0, and with secret noise a new
+    seed of the operating system draws the participants. Example: ``7``"""
     max_rounds: int | None = None
+    """The largest T that the run may be extended to later (train --resume RUN --set plan.rounds=…).
+    ε is calibrated and stated for this number of rounds. Value: a whole number, plan.rounds or
+    more; left out: the run is planned for plan.rounds. Example: ``800``"""
     schedule: Literal["constant", "linear", "cosine", "inverse-sqrt"] = Plan.schedule
+    """How the step size changes over the rounds: constant, linear or cosine decay to 0, or divided
+    by the square root of the round number. Example: ``"cosine"``"""
     steps_by_user: tuple[int, ...] | None = None
+    """The number of local steps of each user, in the users' order, if they differ. The largest must
+    be plan.local_steps, which is used for accounting (algorithm fednova). Value: a list of whole
+    numbers, 1 or more. Example: ``[50, 20, 10]``"""
     _built: Plan = PrivateAttr()
 
     @model_validator(mode="after")
@@ -61,32 +98,38 @@ class PlanSettings(ConfigTable):
 
 class FactsSettings(ConfigTable):
     """``[facts]``: what is public about the data, for ``dpscaffold plan`` and
-    ``plan.learning_rate = "plan"``.
-
-    ``classes`` is 0 where a number is predicted; ``row_norm`` is what preparation guarantees, or
-    ``"none"``. ``planned`` names the keys that were chosen on a public surrogate.
-    """
+    ``plan.learning_rate = "plan"``."""
 
     users: int | None = None
+    """M, the publicly known number of users. Example: ``100``"""
     records: int | tuple[int, ...] | None = None
+    """The number of training records of a user: one number, or one per user. Example: ``4000``"""
     features: int | None = None
+    """The number of features after preprocessing. Example: ``40``"""
     classes: int | None = None
+    """The number of classes; 0 if a number is predicted. Example: ``10``"""
     similarity: float | Literal["unknown"] = "unknown"
+    """γ, the similarity of the users in per cent; 'unknown' assumes 0. Example: ``10.0``"""
     row_norm: float | Literal["none"] | None = None
+    """The row norm that preprocessing guarantees, or 'none'. By default 1 for a plan; in training
+    it is read from the schema. Example: ``1.0``"""
     planned: tuple[str, ...] = ()
+    """The keys that were chosen from public facts; written by 'plan' and 'train'. Example:
+    ``["plan.learning_rate"]``"""
 
 
 class StoppingSettings(ConfigTable):
     """``[stopping]``: end a run early by public rows
-    (:class:`~dpscaffold.training.stopping.Stopping`).
-
-    ``path`` is a CSV or Parquet file of raw rows that are public, ``label`` its column of what is
-    true, by default that of the data. ε is that of all planned rounds, whenever the run ends.
-    """
+    (:class:`~dpscaffold.training.stopping.Stopping`)."""
 
     path: str
+    """A CSV or Parquet file of public raw rows. The run stops when their metric no longer improves;
+    ε is still that of all planned rounds. Example: ``"public.csv"``"""
     label: str | None = None
+    """The label column of this file; by default that of the data. Example: ``"readmitted"``"""
     patience: int = Field(default=5, ge=1)
+    """The number of evaluations without an improvement after which the run stops. Example:
+    ``10``"""
 
 
 assert {f.name for f in fields(Plan)} == set(PlanSettings.model_fields), (

@@ -24,21 +24,50 @@ class PrivacySettings(ConfigTable):
     """
 
     clip: float | Literal["median"] = 1.0
+    """C, the largest gradient norm of a record. 'median' is the paper's heuristic, without a
+    guarantee. Value: a number from 1e-20 to 1e30, or 'median'. Example: ``1.5``"""
     noise: float | None = None
+    """σ_g, the noise in units of the sensitivity 2C/b. It is half of what Opacus calls the noise
+    multiplier. Value: a number, 0 or more. Example: ``30.0``"""
     epsilon: float | None = None
+    """The ε to spend, instead of noise: the noise is solved from it. Value: a number above 0.
+    Example: ``1.0``"""
     view: Literal["server", "third-party", "participant", "paper-third-party"] = "server"
+    """The adversary that epsilon and target_epsilon refer to. Example: ``"third-party"``"""
     colluders: int | None = None
+    """The number of participants that pool what they know (view 'participant'). Value: a whole
+    number, 1 or more. Example: ``2``"""
     sampling: Literal["fixed", "poisson"] = "fixed"
+    """Batches of a fixed size (neighbours replace one record), or Poisson batches (neighbours add
+    or remove one record). Example: ``"poisson"``"""
     unit: Literal["record", "user"] = "record"
+    """What is protected: one record, or all records of one user. Example: ``"user"``"""
     secret: bool = False
+    """Whether batches and noise are drawn from the operating system instead of plan.seed. Only this
+    gives a real guarantee. Example: ``true``"""
     neighbours: Literal["replace-one", "zero-out", "add-remove"] | None = None
+    """The neighbouring relation; by default replace-one, and zero-out with Poisson batches.
+    Example: ``"zero-out"``"""
     delta: float | Literal["1/records"] | None = None
+    """δ; by default 0.1 divided by the number of training records, or by the number of users with
+    unit 'user'. Value: a number above 0 and below 1, or '1/records'. Example: ``1e-05``"""
     max_participations: int | None = None
+    """The number of rounds after which a user declines to take part. Value: a whole number, 1 or
+    more. Example: ``40``"""
     user_epsilon: float | None = None
+    """A user declines before its own ε, given who took part, would exceed this value. It holds over
+    all rounds, later extensions included. Value: a number above 0. Example: ``2.0``"""
     target_epsilon: float | None = None
+    """Training stops before ε in the given view would exceed this value. Value: a number above 0.
+    Example: ``3.0``"""
     budget_file: PathText | None = None
+    """A budget that several runs over the same records share (dpscaffold budget). Example:
+    ``"budget.jsonl"``"""
     release: bool | None = None
+    """Whether the model is meant for release: secret noise, participants that nobody chose, and
+    nothing left unprotected (train --release). Example: ``true``"""
     allow: list[Literal["unprotected-preprocessing", "median-clip"]] | None = None
+    """Exceptions from the rules of a release (train --allow). Example: ``["median-clip"]``"""
     _gaussian: Gaussian = PrivateAttr()
     _budget: Budget = PrivateAttr()
 

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 class ConfigTable(BaseModel):
     """A table of the configuration: frozen, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=True, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
-from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from dpscaffold.algorithms.naming import own_function
 from dpscaffold.checks import choice
 from dpscaffold.config.table import ConfigTable, folder_of
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Target
-from dpscaffold.tasks import (
-    LOSSES,
-    SOFTMAX,
-    Linear,
-    Logistic,
-    Loss,
-    Mlp,
-    ModuleTask,
-    Task,
-    huber,
-    weighted,
-)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dpscaffold.tasks import Loss, Task
 
 
 class RowShape(Protocol):
@@ -45,23 +36,39 @@ class RowShape(Protocol):
 class TaskSettings(ConfigTable):
     """``[task]``: what is learnt, and whether to solve for the central optimum first.
 
-    ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`, by default softmax for classes,
-    squared for numbers and labels (one logistic loss each) for several labels; ``delta`` is where
-    the Huber loss turns from a square to a line. ``kind = "logistic"`` is the linear model under
-    softmax, or under one logistic loss a label.
+    ``loss`` is an entry of :data:`~dpscaffold.tasks.losses.LOSSES`. ``kind = "logistic"`` is the
+    linear model under softmax, or under one logistic loss a label.
     """
 
     kind: Literal["logistic", "linear", "mlp", "module"] = "logistic"
+    """The model: linear with softmax, linear with any loss, one hidden layer, or your own
+    nn.Module. Example: ``"mlp"``"""
     loss: str | None = None
+    """The loss to minimise; by default softmax for classes, squared for numbers, and labels (one
+    logistic loss each) for several labels. Example: ``"softmax"``"""
     delta: float | None = None
+    """Where the Huber loss changes from quadratic to linear. Example: ``1.0``"""
     hidden: int = Field(default=200, ge=1)
+    """The width of the hidden layer (kind 'mlp'). Example: ``64``"""
     module: str | None = None
+    """The function that makes your own module, as 'my_file:factory'. The file is searched next to
+    the configuration. Example: ``"my_net:make"``"""
     shape: tuple[int, ...] | None = None
+    """The shape of a record that the module expects, if it is not a flat row. Example: ``[1, 28,
+    28]``"""
     optimum: bool = False
+    """Whether to solve for the central optimum first and report the gap to it (convex tasks).
+    Example: ``true``"""
     _folder: Path | None = PrivateAttr(default=None)
     class_weights: tuple[float, ...] | dict[str, float] | None = None
+    """The weight of each class in the loss, in the order of the classes or by name: constants
+    chosen without looking at the data. Example: ``[1.0, 3.0]``"""
     metrics: tuple[str, ...] | None = None
+    """The metrics of every evaluation; by default the usual ones of the target. Example:
+    ``["balanced_accuracy"]``"""
     dissimilarity: bool = True
+    """Whether the users' gradients are compared at every evaluation. For a network this takes most
+    of the evaluation's time. Example: ``false``"""
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> TaskSettings:
@@ -77,6 +84,8 @@ class TaskSettings(ConfigTable):
                 "only the convex tasks 'logistic' and 'linear' have a central optimum"
             )
         if self.loss is not None:
+            from dpscaffold.tasks import LOSSES
+
             choice("task.loss", self.loss, tuple(LOSSES))
         if self.kind == "logistic" and self.loss not in (None, "softmax"):
             raise BadInput(
@@ -97,6 +106,8 @@ class TaskSettings(ConfigTable):
 
     def build_loss(self, target: Target) -> Loss:
         """The loss, which must fit the target."""
+        from dpscaffold.tasks import LOSSES, huber, weighted
+
         if self.kind == "logistic" and target.kind == "number":
             raise BadInput(
                 "task.kind is 'logistic', which tells classes apart, and the target is a number; "
@@ -129,6 +140,8 @@ class TaskSettings(ConfigTable):
 
     def build(self, federation: RowShape) -> Task:
         """The task, in the federation's shape."""
+        from dpscaffold.tasks import SOFTMAX, Linear, Logistic, Mlp, ModuleTask
+
         loss = self.build_loss(federation.target)
         outputs = loss.outputs(len(federation.target.classes))
         if self.kind == "logistic" and loss == SOFTMAX:
@@ -144,6 +157,9 @@ class TaskSettings(ConfigTable):
 
 def own_module(name: str, folder: Path | None, argument: str = "task.module") -> nn.Module:
     """What a user's own function makes, which must be a module ready to be trained."""
+    from torch import nn
+    from torch.nn.parameter import UninitializedParameter
+
     factory = own_function(name, folder, argument)
     try:
         made = factory()

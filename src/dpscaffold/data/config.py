@@ -56,10 +56,17 @@ def located(path: str, data_dir: str | None) -> Path:
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
     seed: int = Field(default=0, ge=0)
+    """Seed of the synthetic data, of the partition among users and of the split into train and
+    test. Example: ``1``"""
     declared_sizes: int | tuple[int, ...] | None = None
+    """The users' training sizes as declared to the server: one number, or one per user. Needed for
+    neighbours 'add-remove'. Example: ``1000``"""
     test_ratio: float = Field(default=0.2, gt=0, lt=1)
+    """The share of each user's records that is kept for testing. Example: ``0.25``"""
 
 
 class Synthetic(_Data):
@@ -67,14 +74,26 @@ class Synthetic(_Data):
 
     source: Literal["synthetic"] = "synthetic"
     alpha: float = Field(default=0.0, ge=0)
+    """α: how much the users' models differ. Example: ``5.0``"""
     beta: float = Field(default=0.0, ge=0)
+    """β: how much the users' features differ. Example: ``5.0``"""
     users: int = Field(default=100, ge=1)
+    """M, the number of users. Example: ``50``"""
     records: int = Field(default=5000, ge=2)
+    """R, the number of records of each user, train and test together. By default all records are
+    used. Example: ``1000``"""
     dimension: int = Field(default=40, ge=1)
+    """d, the number of features. Example: ``20``"""
     classes: int = Field(default=10, ge=2)
+    """The number of classes. Example: ``4``"""
     label_noise: float = Field(default=0.05, ge=0, le=1)
+    """The share of labels that are drawn at random. Example: ``0.0``"""
     iid: bool = False
+    """Whether all users have the same model and the same distribution of features. Example:
+    ``true``"""
     size_spread: float = Field(default=0.0, ge=0)
+    """How unequal the users' numbers of records are: the standard deviation of their logarithm.
+    Example: ``0.5``"""
 
 
 class Pooled(_Data):
@@ -87,16 +106,37 @@ class Pooled(_Data):
     """
 
     users: int | None = Field(default=None, ge=1)
+    """M, the number of users. If the data name their users, it may be left out. Example: ``50``"""
     records: int | None = Field(default=None, ge=2)
+    """R, the number of records of each user, train and test together. By default all records are
+    used. Example: ``1000``"""
     partition: Partition | None = None
+    """How records without users are partitioned among them; 'natural' keeps the users that the data
+    name. Example: ``"dirichlet"``"""
     similarity: float = Field(default=10.0, ge=0, le=100)
+    """The percentage of each user's records that is drawn from all classes alike (partition
+    'similarity'). Example: ``0``"""
     alpha: float = Field(default=0.5, gt=0)
+    """The concentration of the Dirichlet distribution (partitions 'dirichlet' and 'quantity'); a
+    small value gives uneven shares. Example: ``0.3``"""
     shards: int = Field(default=2, ge=1)
+    """The number of shards of records sorted by label that each user gets (partition 'shards').
+    Example: ``3``"""
     size_spread: float = Field(default=0.0, ge=0)
+    """How unequal the users' numbers of records are: the standard deviation of their logarithm.
+    Example: ``0.5``"""
     minimum_records: int = Field(default=2, ge=2)
+    """A user with fewer records is left out with a note (partition 'natural') or refused (other
+    partitions). Example: ``10``"""
     minimum_classes: int = Field(default=1, ge=1)
+    """A user with fewer classes among its training records is refused. Example: ``2``"""
     preprocess: tuple[PreprocessingStep, ...] = Field(default=PAPER_STEPS, validate_default=True)
+    """The preprocessing steps of the features, in order. Each step states what it is fitted on.
+    Value: names or tables of steps: standardise, centre, unit-norm, clip-norm, pca. Example:
+    ``["standardise", "unit-norm"]``"""
     data_dir: PathText | None = None
+    """The folder of datasets and of relative paths; by default $DPSCAFFOLD_DATA. Example:
+    ``"data"``"""
 
     @property
     def has_users(self) -> bool:
@@ -142,7 +182,9 @@ class Pooled(_Data):
 
 class _Images(Pooled):
     part: Literal["train", "test", "both"] = "train"
+    """Which of the published files are used: train, test, or both together. Example: ``"both"``"""
     verify: bool = True
+    """Whether the checksums of the files are verified. Example: ``true``"""
 
 
 class Mnist(_Images):
@@ -166,6 +208,7 @@ class Emnist(_Images):
 
     source: Literal["emnist"]
     split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
+    """Which of EMNIST's six splits is used. Example: ``"letters"``"""
     part: Literal["train", "test", "both"] = "both"
     users: int | None = Field(default=40, ge=1)
     records: int | None = Field(default=2500, ge=2)
@@ -314,27 +357,78 @@ def check_sign(name: str, sign: str) -> None:
 
 class TabularFile(Pooled):
     drafted: bool = False
+    """Whether 'init' drafted the configuration by looking at the records. The privacy statement
+    then says so, because this is outside ε. If you remove the key, you vouch that every line is
+    known without looking at the records. Example: ``true``"""
     path: PathText
+    """The file, or a folder or pattern ('sites/*.csv') of files with the same columns. It is
+    searched in the working folder, then in data_dir. Example: ``"visits.csv"``"""
     label: str | tuple[str, ...]
+    """The column to predict. A list of columns with 0 and 1 makes a multi-label target. Example:
+    ``"readmitted"``"""
     user: str | None = None
+    """The column with the user of each record. Without it, each file of a folder or pattern is one
+    user. Example: ``"hospital"``"""
     features: tuple[str, ...] = ()
+    """The columns to learn from; by default all other columns. Example: ``["age", "stay"]``"""
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """The categorical columns, or a table of these columns with their values. Values that are given
+    are public; otherwise they are read from the data, outside the guarantee. Example: ``{ sex =
+    ["f", "m"] }``"""
     missing: Annotated[
         Literal["refuse", "drop"] | float | dict[str, _Rule], BeforeValidator(_fills)
     ] = "refuse"
+    """How missing values are treated: 'refuse'; 'drop' the record (whether a record is complete is
+    then outside the guarantee); or a number that replaces them. A table gives one rule per column
+    ('*' for all others), which may also be 'mean' or 'median' (read from the records, outside the
+    guarantee; or privately, as { fill = 'mean', low = 0, high = 60, noise = 20 }), 'category' or
+    'indicator' (missingness becomes a feature). Value: 'refuse', 'drop', a number, or a table by
+    column of these, 'mean', 'median', 'indicator' or 'category'. Example: ``{ age = "median", ward
+    = "category", "*" = "drop" }``"""
     gaps: NaStrings = None
+    """NA strings: texts that mean a missing value, in addition to an empty cell. Give a list for
+    every column, or a table of lists by column ('*' for all others). Surrounding blanks are
+    ignored, and in a column of numbers '-9' also matches -9.0. The model keeps the list, so new
+    rows are read in the same way. Value: a list of texts, or a table by column of such lists.
+    Example: ``{ weight = ["-9", "?"], "*" = ["?"] }``"""
     values: Annotated[
         dict[str, dict[str, tuple[str, ...]]] | None, BeforeValidator(checked_spellings)
     ] = None
+    """Other spellings of labels and categories: a table by column that gives each value its other
+    spellings. Surrounding blanks are ignored. The model keeps them, so new rows are read in the
+    same way. Value: a table by column of tables of lists of texts. Example: ``{ readmitted = { yes
+    = ["Yes", "ys", "ja"] } }``"""
     unseen: Literal["refuse", "zero"] = "refuse"
+    """How a category is treated that is not among the given ones (or, in new rows, not in the
+    training data): 'refuse' (predict leaves such rows without a prediction), or 'zero', which is
+    none of the known categories. Example: ``"zero"``"""
     classes: tuple[str, ...] = ()
+    """The class labels in order. If they are not given, they are read from the data, which is
+    outside the guarantee. Example: ``["no", "yes"]``"""
     target: Predicted = "class"
+    """What is predicted: a class, a number with its public range, or several labels of 0 and 1 (in
+    an npz file 'labels' then has the shape (n, L)). Training maps the range to -1 to 1 and clips
+    training labels outside it; predictions and metrics have the label's own units. Choose the range
+    without looking at the records. Value: 'class', 'labels', or a table of kind = 'number', low and
+    high. Example: ``{ kind = "number", low = 0, high = 60 }``"""
     exclude: tuple[str, ...] = ()
+    """Columns to leave out, such as identifiers. Example: ``["patient_id"]``"""
     absent: tuple[str, ...] = ()
+    """Columns that some files of a folder or pattern may lack. Their values are missing there and
+    are treated as data.missing says. Files of new rows may lack them, too. Example:
+    ``["creatinine"]``"""
     dates: dict[str, Forms] = Field(default_factory=dict)
+    """Date columns, each with its format (strptime codes). They are read as days since 1970-01-01.
+    Give a list of formats if files differ: the first that fits is used, and two that read the same
+    text as different days are refused. Value: a table by column of texts, or of lists of texts.
+    Example: ``{ admitted = ["%d.%m.%Y", "%Y-%m-%d"] }``"""
     ranges: Annotated[dict[str, tuple[float, float]], BeforeValidator(_ranges)] = Field(
         default_factory=dict
     )
+    """Public ranges of number and date columns. Each column is mapped to -1 to 1, and a value
+    outside is clipped to the nearer end. Unlike 'standardise', this reads nothing from the records,
+    so a release accepts it. Value: a table by column of [low, high]: two numbers, or two days as
+    texts. Example: ``{ age = [0, 110], admitted = ["2020-01-01", "2029-12-31"] }``"""
 
     @model_validator(mode="before")
     @classmethod
@@ -417,10 +511,19 @@ class Csv(TabularFile):
 
     source: Literal["csv"]
     delimiter: Delimiter = ","
+    """The delimiter between columns; 'auto' detects it in each file. Value: one character, or
+    'auto'. Example: ``";"``"""
     encoding: str = "utf-8"
+    """The encoding of the file; 'auto' detects UTF-8, UTF-16 and Windows-1252 in each file.
+    Example: ``"latin-1"``"""
     decimal: DecimalSign = "."
+    """The decimal separator; 'auto' detects it in each file. Example: ``","``"""
     comment: str = Field(default="", max_length=1)
+    """Lines that begin with this character are skipped. Example: ``"#"``"""
     header: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 1
+    """The line with the names of the columns, counted from 1, comments and empty lines included;
+    the lines above it are skipped. 'auto' detects it in each file. Value: 1 to 1000, or 'auto'.
+    Example: ``3``"""
 
     @model_validator(mode="after")
     def _signs(self) -> Csv:
@@ -443,8 +546,18 @@ class Npz(Pooled):
 
     source: Literal["npz"]
     drafted: bool = False
+    """Whether 'init' drafted the configuration by looking at the records. The privacy statement
+    then says so, because this is outside ε. If you remove the key, you vouch that every line is
+    known without looking at the records. Example: ``true``"""
     path: PathText
+    """The .npz file. It is searched in the working folder, then in data_dir. Example:
+    ``"visits.npz"``"""
     target: Predicted = "class"
+    """What is predicted: a class, a number with its public range, or several labels of 0 and 1 (in
+    an npz file 'labels' then has the shape (n, L)). Training maps the range to -1 to 1 and clips
+    training labels outside it; predictions and metrics have the label's own units. Choose the range
+    without looking at the records. Value: 'class', 'labels', or a table of kind = 'number', low and
+    high. Example: ``{ kind = "number", low = 0, high = 60 }``"""
 
     @property
     def has_users(self) -> bool:
@@ -456,6 +569,8 @@ class Leaf(Pooled):
 
     source: Literal["leaf"]
     path: PathText
+    """The LEAF file, or the folder of such files. It is searched in the working folder, then in
+    data_dir. Example: ``"femnist"``"""
 
     @property
     def has_users(self) -> bool:
@@ -466,12 +581,17 @@ class Saved(BaseModel):
     """A federation prepared with ``dpscaffold data prepare`` (its split and preprocessing come with
     it)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     source: Literal["saved"]
     path: PathText
+    """The folder that 'dpscaffold data prepare' wrote. Example: ``"prepared"``"""
     mapped: bool = True
+    """Whether the stored federation is memory-mapped instead of loaded. Example: ``false``"""
     verify: bool = False
+    """Whether the digest of the stored arrays is verified. Example: ``true``"""
     declared_sizes: int | tuple[int, ...] | None = None
+    """The users' training sizes as declared to the server: one number, or one per user. Needed for
+    neighbours 'add-remove'. Example: ``1000``"""
 
 
 _Any = (

@@ -12,15 +12,16 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 
 from dpscaffold.data.blocks import blocks
 from dpscaffold.data.private import clip_rows
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Prepared
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpscaffold.federation import Federation, Records
     from dpscaffold.privacy import Cost, Protection
 
 
@@ -261,7 +262,7 @@ def applied(federation: Federation, steps: Iterable[Prepared]) -> Federation:
     ).validated()
 
 
-def transformed(features: torch.Tensor, steps: Iterable[Prepared]) -> Iterator[np.ndarray]:
+def transformed(features: Tensor, steps: Iterable[Prepared]) -> Iterator[np.ndarray]:
     """The rows of a table after the steps, in blocks of float32."""
     return in_blocks(features.numpy(), steps)
 
@@ -278,4 +279,8 @@ def after(table: Records, steps: tuple[Prepared, ...]) -> Records:
         out[start : start + len(rows)] = rows
         start += len(rows)
     assert out is not None  # a validated table has rows
+    import torch
+
+    from dpscaffold.federation import Records
+
     return Records(torch.from_numpy(out), table.labels, table.offsets)

@@ -32,7 +32,9 @@ def _as_text(path: Any) -> Any:
 
 
 class StepSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class UnitNormSettings(StepSettings):
@@ -46,6 +48,7 @@ class ClipNormSettings(StepSettings):
 
     step: Literal["clip-norm"] = "clip-norm"
     norm: float = Field(gt=0)
+    """Longer rows are scaled down to this norm. Example: ``1.0``"""
 
 
 class FittedStep(StepSettings):
@@ -64,12 +67,22 @@ class FittedStep(StepSettings):
     #: How many noised sums the private fit releases.
     releases: ClassVar[int] = 1
     fit: Literal["unprotected", "public", "private"] = "unprotected"
+    """What the step is fitted on: the private records (outside ε), given statistics, or noised sums
+    (inside ε). Example: ``"public"``"""
     statistics: Annotated[str, BeforeValidator(_as_text)] | None = None
+    """An .npz file with the statistics (fit 'public'). Example: ``"public.npz"``"""
     norm_bound: float | None = Field(default=None, gt=0)
+    """The bound on the norm of a row, chosen without looking at the data (fit 'private'). Example:
+    ``1.0``"""
     noise: float | None = Field(default=None, gt=0)
+    """The noise multiplier of each release (fit 'private'). Example: ``20.0``"""
     epsilon: float | None = Field(default=None, gt=0)
+    """The ε of the step, instead of noise (fit 'private'). Example: ``0.1``"""
     delta: float | None = Field(default=None, gt=0, lt=1)
+    """The δ of the step, with epsilon (fit 'private'). Example: ``1e-06``"""
     entropy: Literal["seed", "system"] = "seed"
+    """Whether the noise is drawn from data.seed or from the operating system (fit 'private').
+    Example: ``"system"``"""
 
     @model_validator(mode="after")
     def _consistent(self) -> FittedStep:
@@ -130,6 +143,7 @@ class Centre(FittedStep):
 
     step: Literal["centre"] = "centre"
     mean: float | list[float] | None = None
+    """The mean to subtract: one number, or one per feature (fit 'public'). Example: ``0.5``"""
 
 
 class Standardise(FittedStep):
@@ -141,8 +155,12 @@ class Standardise(FittedStep):
     releases: ClassVar[int] = 2
     step: Literal["standardise"] = "standardise"
     mean: float | list[float] | None = None
+    """The mean to subtract: one number, or one per feature (fit 'public'). Example: ``0.5``"""
     deviation: float | list[float] | None = None
+    """The standard deviation to divide by: one number, or one per feature (fit 'public'). Example:
+    ``0.25``"""
     floor: float = Field(default=0.0, ge=0)
+    """The smallest standard deviation; smaller ones are replaced by it. Example: ``0.01``"""
 
 
 class Pca(FittedStep):
@@ -154,7 +172,9 @@ class Pca(FittedStep):
 
     step: Literal["pca"] = "pca"
     components: int = Field(gt=0)
+    """The number of principal components that are kept. Example: ``60``"""
     uncentred: bool = False
+    """Confirms that no centring step is meant before the projection. Example: ``true``"""
 
 
 STEPS: dict[str, type[StepSettings]] = {

@@ -30,7 +30,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 
 from dpscaffold.randomness.csprng import on_grid
 from dpscaffold.randomness.streams import Stream
@@ -80,6 +79,8 @@ def released(total: np.ndarray, spread: float, normals: np.ndarray, stream: Stre
     noised = total + spread * normals
     if isinstance(stream, np.random.Generator):
         return noised
+    import torch
+
     scale = torch.tensor(spread, dtype=torch.float64)
     return on_grid(torch.from_numpy(np.atleast_1d(noised)), scale).numpy()
 

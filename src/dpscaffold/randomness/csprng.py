@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The grid's step is at most 2⁻ᴳ of the noise's standard deviation. Rounding to it is a function of
 #: the noised sum, and adds a variance of 2⁻²ᴳ/12 of the noise's.
@@ -73,6 +75,8 @@ class CipherStream:
         low += 0.5  # never log 0
         low *= 2.0**-128
         high += low
+        import torch
+
         radius = torch.from_numpy(high).log_().mul_(-2.0).sqrt_()
         angle = torch.from_numpy(turn).mul_(2 * math.pi * 2.0**-64)
         normals = torch.stack([angle.cos(), angle.sin()]).mul_(radius)
@@ -92,14 +96,15 @@ def on_grid(values: Tensor, spread: Tensor) -> Tensor:
     The grid depends on C, σ_g and b alone. So a rounded value is a function of the noised one, and
     every multiple near the mean can be reached from every dataset.
 
+    >>> import torch
     >>> on_grid(torch.tensor([[0.3, -1.7]], dtype=torch.float64), torch.tensor([[2.0**19]]))
     tensor([[ 0.5000, -1.5000]], dtype=torch.float64)
     """
     step = grid_step(spread)
-    return torch.where(spread > 0, torch.round(values / step) * step, values)
+    return ((values / step).round() * step).where(spread > 0, values)
 
 
 def grid_step(spread: Tensor) -> Tensor:
     """The distance of the grid's values for a noise of this standard deviation, in float64."""
-    safe = torch.where(spread > 0, spread.double(), 1.0)
-    return torch.exp2(torch.floor(torch.log2(safe)) - GRID_BITS)
+    safe = spread.double().where(spread > 0, 1.0)
+    return (safe.log2().floor() - GRID_BITS).exp2()

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpscaffold.checks import choice, floor_share, least_ratio, number, whole
 from dpscaffold.errors import BadInput
 from dpscaffold.randomness.seeds import public_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Weighting = Literal["uniform", "records"]
 Averaging = Literal["none", "uniform", "tail"]
@@ -179,7 +179,7 @@ class Plan:
 
     def batch_sizes(self, sizes: Tensor) -> Tensor:
         """b_i = ⌊sR_i⌋ for every user, (M,); refuses an empty batch."""
-        batch_sizes = torch.floor(self.data_ratio * sizes.double() + 1e-9).long()
+        batch_sizes = (self.data_ratio * sizes.double() + 1e-9).floor().long()
         if bool((batch_sizes < 1).any()):
             user = int((batch_sizes < 1).nonzero()[0])
             size = int(sizes[user])

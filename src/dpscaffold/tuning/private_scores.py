@@ -24,7 +24,7 @@ from dpscaffold.privacy import Mechanism
 from dpscaffold.randomness.csprng import CipherStream
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for
 from dpscaffold.training.stack import Outcome
-from dpscaffold.tuning.tuning import TuneSettings
+from dpscaffold.tuning.settings import TuneSettings
 
 #: Metrics that are means of a score of each record, and how a score is made of such a mean.
 BOUNDED = ("accuracy", "log_loss", "rmse", "mae", "label_accuracy", "subset_accuracy")

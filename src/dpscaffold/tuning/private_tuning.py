@@ -39,7 +39,8 @@ from dpscaffold.training.events import (
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.tuning.folds import fold_federation
 from dpscaffold.tuning.private_scores import ScoreRule, comparison, scored
-from dpscaffold.tuning.tuning import SettingOf, TuneSettings, with_values
+from dpscaffold.tuning.settings import TuneSettings
+from dpscaffold.tuning.tuning import SettingOf, with_values
 
 #: The name of what scores cost.
 SCORE = "validation score"

@@ -17,143 +17,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
 
-from dpscaffold.checks import choice
-from dpscaffold.config import ConfigTable, Configuration, override, parse
+from dpscaffold.config import Configuration, override, parse
 from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
-from dpscaffold.privacy import PrivacyError
-from dpscaffold.privacy.selection import TrialCount
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.training.events import Listener, StackBegun, silence
 from dpscaffold.training.stack import Outcome, Schedule, split, train_stack
 from dpscaffold.tuning.folds import fold_federation
-
-#: Ten values of η₀, evenly spaced on a logarithmic scale.
-DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-
+from dpscaffold.tuning.settings import TuneSettings
 
 #: The run of a configuration on a federation.
 SettingOf = Callable[[Configuration, Federation], Setting]
-
-
-class TuneSettings(ConfigTable):
-    """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
-
-    ``folds_run`` limits how many of the folds are run (all by default). ``output`` is what is
-    validated: the ``last`` iterates (mean of the last 10 % of rounds) or the ``average`` of
-    iterates; by default the one that the plan gives out. ``public`` is a ``[data]`` table of public
-    records to tune on; without it tuning reads the private records. ``metric`` is what is compared,
-    an entry of :data:`~dpscaffold.tasks.metrics.METRICS`; by default accuracy, or RMSE where a
-    number is predicted.
-
-    ``private`` asks for an honest ε (:mod:`dpscaffold.tuning.private_tuning`): about
-    ``trials`` candidates are drawn at random, their number by the law ``stopping`` (of ``shape``
-    η, given that it is at most ``most``), and scored on ``public`` records, or on private ones with
-    noise of deviation ``score_noise``, in units of ``score_bound`` where a record's loss or error
-    is cut at it.
-    """
-
-    grid: dict[str, tuple[Any, ...]] = Field(
-        default_factory=lambda: {"plan.learning_rate": DEFAULT_RATES}
-    )
-    folds: int = Field(default=5, ge=2)
-    folds_run: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
-    output: Literal["last", "average"] | None = None
-    public: DataSettings | None = None
-    metric: str | None = None
-    private: bool = False
-    stopping: Literal["negative-binomial", "poisson"] = "negative-binomial"
-    shape: float = 1.0
-    trials: float = 10.0
-    most: int | None = Field(default=None, ge=1)
-    score_noise: float | None = None
-    score_bound: float | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TuneSettings:
-        if self.metric is not None:
-            choice("tune.metric", self.metric, tuple(METRICS))
-        for key, values in self.grid.items():
-            if "." not in key or key.startswith(("data.", "tune.")):
-                raise BadInput(
-                    f"tune.grid has the key {key!r}; name keys of the run, such as "
-                    f"'plan.learning_rate'"
-                )
-            if not values:
-                raise BadInput(f"tune.grid.{key} is empty; list the values to try")
-        if not self.grid:
-            raise BadInput(
-                "tune.grid is empty; list the values to try, or leave it out for ten values of η₀"
-            )
-        self._check_private()
-        return self
-
-    def _check_private(self) -> None:
-        """Keys of private tuning are refused without it, and others with it."""
-        own = {"stopping", "shape", "trials", "most", "score_noise", "score_bound"}
-        own &= self.model_fields_set
-        if not self.private:
-            if own:
-                raise BadInput(
-                    f"tune.{min(own)} is given, and tune.private is false; set tune.private = true "
-                    f"for a random number of private trials, or leave it out"
-                )
-            return
-        for key in ("folds_run", "output"):
-            if key in self.model_fields_set:
-                raise BadInput(
-                    f"tune.{key} is given, and tune.private is true, which trains each candidate "
-                    f"once and judges the model that its plan gives out; leave it out"
-                )
-        if self.stopping == "poisson" and "shape" in self.model_fields_set:
-            raise BadInput(
-                f"tune.shape is {self.shape:g}, and tune.stopping is 'poisson', which has none; "
-                f"leave it out, or set tune.stopping = 'negative-binomial'"
-            )
-        if self.score_noise is not None and self.public is not None:
-            raise BadInput(
-                f"tune.score_noise is {self.score_noise:g}, and candidates are scored on "
-                f"[tune.public] records, which need none; leave one of them out"
-            )
-        if self.score_noise is not None and not 0 < self.score_noise < math.inf:
-            raise BadInput(
-                f"tune.score_noise is {self.score_noise:g}; give a finite number above 0"
-            )
-        self._check_bound()
-        _ = self.stopping_law
-
-    def _check_bound(self) -> None:
-        if self.score_bound is None:
-            return
-        if not 0 < self.score_bound < math.inf:
-            raise BadInput(
-                f"tune.score_bound is {self.score_bound:g}; give a finite number above 0"
-            )
-        if self.public is not None:
-            raise BadInput(
-                f"tune.score_bound is {self.score_bound:g}, and candidates are scored on "
-                f"[tune.public] records, which need none; leave one of them out"
-            )
-
-    @property
-    def stopping_law(self) -> TrialCount:
-        """The law of the number of private trials."""
-        try:
-            shape = math.inf if self.stopping == "poisson" else self.shape
-            return TrialCount(self.trials, shape, self.most)
-        except PrivacyError as error:
-            raise BadInput(f"tune.trials, tune.shape and tune.most: {error}") from error
-
-    @property
-    def used_folds(self) -> int:
-        """How many folds are run."""
-        return min(self.folds, self.folds_run or self.folds)
 
 
 @dataclass(frozen=True)

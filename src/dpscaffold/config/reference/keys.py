@@ -1,87 +1,236 @@
-"""Every key of a configuration: kind, default and range from the models, its sense from
-``words.toml``."""
+"""Every key of every configuration file.
+
+Names, types, defaults and bounds are read from the models. The explanation is the docstring at the
+field: what the key means, then ``Value:`` where the type does not say which values are allowed, and
+``Example:`` with a TOML value. Nothing here imports PyTorch, so that completion is quick.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
-from collections.abc import Iterator
-from importlib.resources import files
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from dpscaffold.algorithms import ALGORITHMS, SERVERS
-from dpscaffold.config import (
-    AlgorithmSettings,
-    FactsSettings,
-    PlanSettings,
-    PrivacySettings,
-    StoppingSettings,
-    TaskSettings,
-)
-from dpscaffold.config.reference.deployment import deployment_keys
-from dpscaffold.config.reference.fields import Key, Words, entry_of, model_keys
-from dpscaffold.config.reference.values import NEEDED
-from dpscaffold.data.config import SOURCES
-from dpscaffold.data.preprocessing import STEPS
-from dpscaffold.tuning.tuning import TuneSettings
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from dpscaffold.config.reference.values import NEEDED, OMITTED
+from dpscaffold.errors import BadInput
 
 
-def words() -> Words:
-    """``words.toml`` by dotted key."""
-    text = files("dpscaffold.config.reference").joinpath("words.toml").read_text(encoding="utf-8")
-    found: Words = {}
+@dataclass(frozen=True)
+class Key:
+    """One key: ``place`` is the source, step or algorithm that has it, empty if all have it."""
 
-    def walk(prefix: str, table: dict[str, Any]) -> None:
-        if "about" in table and isinstance(table["about"], str):
-            found[prefix] = table
-            return
-        for name, inner in table.items():
-            walk(f"{prefix}.{name}" if prefix else name, inner)
+    name: str
+    place: str
+    kind: str
+    default: Any
+    about: str
+    example: Any
 
-    walk("", tomllib.loads(text))
-    return found
+    @property
+    def table(self) -> str:
+        """The table of the key.
+
+        >>> Key("plan.rounds", "", "a whole number", 100, "T.", 400).table
+        'plan'
+        """
+        return self.name.partition(".")[0]
 
 
 def keys() -> list[Key]:
     """Every key, table by table, in the order in which the models declare them."""
-    said = words()
-    found = [*_data(said)]
-    found += [*model_keys("task", "", TaskSettings, said)]
-    named = {"name": f"{', '.join(ALGORITHMS)}, or 'my_file:factory'", "server": ", ".join(SERVERS)}
-    for name, choice in named.items():
-        said[f"algorithm.{name}"]["range"] = choice
-    found += [*model_keys("algorithm", "", AlgorithmSettings, said), *_numbers(said)]
-    found += [*model_keys("plan", "", PlanSettings, said)]
-    found += [*model_keys("privacy", "", PrivacySettings, said)]
-    found += [*model_keys("facts", "", FactsSettings, said)]
-    found += [*model_keys("stopping", "", StoppingSettings, said)]
-    found += [*model_keys("tune", "", TuneSettings, said)]
-    choice, entry = " or ".join(repr(step) for step in STEPS), said["step.step"]
-    found.append(Key("step.step", "", choice, NEEDED, entry["about"], entry["example"]))
-    for step, kind in STEPS.items():
-        found += [*model_keys("step", step, kind, said, skip=("step",))]
-    return [*found, *deployment_keys(said)]
+    from dpscaffold.algorithms import ALGORITHMS, SERVERS
+    from dpscaffold.config.algorithm import AlgorithmSettings
+    from dpscaffold.config.plan import FactsSettings, PlanSettings, StoppingSettings
+    from dpscaffold.config.privacy import PrivacySettings
+    from dpscaffold.config.task import TaskSettings
+    from dpscaffold.data.config import SOURCES
+    from dpscaffold.data.preprocessing import STEPS
+    from dpscaffold.tuning.settings import TuneSettings
+
+    source = "The source of the records; by default the paper's synthetic data."
+    found = [Key("data.source", "", _either(SOURCES), "synthetic", source, "csv")]
+    for name, model in SOURCES.items():
+        found += model_keys("data", name, model, skip=("source",))
+    found += model_keys("task", "", TaskSettings)
+    choices = {"name": f"{', '.join(ALGORITHMS)}, or 'my_file:factory'"}
+    choices["server"] = ", ".join(SERVERS)
+    found += model_keys("algorithm", "", AlgorithmSettings, kinds=choices)
+    for name, factory in (*ALGORITHMS.items(), *SERVERS.items()):
+        found += argument_keys("algorithm", name, factory, skip=("base",))
+    found += model_keys("plan", "", PlanSettings)
+    found += model_keys("privacy", "", PrivacySettings)
+    found += model_keys("facts", "", FactsSettings)
+    found += model_keys("stopping", "", StoppingSettings)
+    found += model_keys("tune", "", TuneSettings)
+    step = 'The name of the step. A name alone, such as "unit-norm" or "pca:60", uses the defaults.'
+    found.append(Key("step.step", "", _either(STEPS), NEEDED, step, "pca"))
+    for name, settings in STEPS.items():
+        found += model_keys("step", name, settings, skip=("step",))
+    return [*found, *_deployment()]
 
 
-def _data(said: Words) -> Iterator[Key]:
-    """The name of a source, then the keys of each."""
-    choice, entry = " or ".join(repr(source) for source in SOURCES), said["data.source"]
-    yield Key("data.source", "", choice, "synthetic", entry["about"], entry["example"])
-    for source, model in SOURCES.items():
-        yield from model_keys("data", source, model, said, skip=("source",))
+def _deployment() -> Iterator[Key]:
+    """The keys of the server's plan, ``federation.toml`` and ``site.toml``."""
+    from dpscaffold.deployment.protocol.agreement import PublicStep, SchemaSettings
+    from dpscaffold.deployment.provision import FederationFile
+    from dpscaffold.deployment.server.config import DeploySettings
+    from dpscaffold.deployment.site.data_table import SOURCES
+    from dpscaffold.deployment.site.file import Policy, SiteFile
+
+    def records(table: str) -> Iterator[Key]:
+        yield Key(f"{table}.source", "", _either(SOURCES), NEEDED, "The kind of file.", "csv")
+        for name, model in SOURCES.items():
+            yield from model_keys(table, name, model, skip=("source",))
+
+    yield from argument_keys("federation", "", FederationFile)
+    yield from model_keys("schema", "", SchemaSettings)
+    yield from model_keys("prepare", "", PublicStep)
+    yield from model_keys("deploy", "", DeploySettings)
+    yield from records("evaluate")
+    yield from model_keys("site", "", SiteFile, skip=("data", "policy"))
+    yield from records("site.data")
+    yield from model_keys("site.policy", "", Policy)
 
 
-def _numbers(said: Words) -> Iterator[Key]:
-    """The numbers of the algorithms and of the server's optimisers: their factories' arguments."""
-    for skip, table in ((0, ALGORITHMS), (1, SERVERS)):
-        for place, factory in table.items():
-            for name, argument in list(inspect.signature(factory).parameters.items())[skip:]:
-                entry = entry_of(said, f"algorithm.{name}")
-                yield Key(
-                    f"algorithm.{name}",
-                    place,
-                    entry["range"],
-                    argument.default,
-                    entry["about"],
-                    entry["example"],
-                )
+def model_keys(
+    table: str,
+    place: str,
+    model: type[BaseModel],
+    skip: Collection[str] = (),
+    kinds: typing.Mapping[str, str] | None = None,
+) -> Iterator[Key]:
+    """The keys that a model declares, without ``skip``.
+
+    Args:
+        table: The table, for the names of the keys.
+        place: The source, step or algorithm that the model belongs to; empty if there is none.
+        model: The model.
+        skip: Fields that are left out.
+        kinds: Descriptions of allowed values that only the caller knows, by field.
+    """
+    for name, field in model.model_fields.items():
+        if name not in skip:
+            text = next((d for d in _descriptions(model, name) if d), "")
+            about, kind, example = parsed(f"{table}.{name}", text)
+            kind = (kinds or {}).get(name) or kind
+            kind = kind or " ".join((kind_of(field.annotation), *_bounds(field)))
+            yield Key(f"{table}.{name}", place, kind, _default(field), about, example)
+
+
+def _descriptions(model: type[BaseModel], name: str) -> Iterator[str | None]:
+    """The docstring of a field; a field that is declared again keeps that of its parent."""
+    for parent in model.__mro__:
+        if issubclass(parent, BaseModel) and name in parent.model_fields:
+            yield parent.model_fields[name].description
+
+
+def argument_keys(
+    table: str, place: str, factory: Callable[..., Any], skip: Collection[str] = ()
+) -> Iterator[Key]:
+    """The keys that are the arguments of a function or of a dataclass, which explains them in the
+    section ``Args:`` of its docstring."""
+    section = (inspect.getdoc(factory) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    said = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE))
+    for name, argument in inspect.signature(factory).parameters.items():
+        if name not in skip:
+            about, kind, example = parsed(f"{table}.{name}", said.get(name, ""))
+            needed = argument.default is inspect.Parameter.empty
+            default = NEEDED if needed else _plain(argument.default)
+            yield Key(f"{table}.{name}", place, kind, default, about, example)
+
+
+def parsed(name: str, text: str) -> tuple[str, str, Any]:
+    """The parts of a docstring: what a key means, its values (empty if not given), an example.
+
+    >>> parsed("plan.rounds", "T, the number of rounds. Value: 1 or more. Example: ``400``")
+    ('T, the number of rounds.', '1 or more', 400)
+    """
+    parts = re.fullmatch(r"(.*?)(?: Value: (.*)\.)? Example: ``(.*)``", " ".join(text.split()))
+    if parts is None:
+        raise BadInput(f"{name} is not explained; write a docstring with an example at its field")
+    about, kind, example = parts.groups()
+    return about, kind or "", tomllib.loads(f"example = {example}")["example"]
+
+
+def _either(names: Collection[str]) -> str:
+    return " or ".join(repr(name) for name in names)
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.is_required():
+        return NEEDED
+    value = field.get_default(call_default_factory=True)
+    if value is None or value is PydanticUndefined:
+        return OMITTED
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A default as TOML would write it."""
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(exclude_defaults=True) or value.model_dump())
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+}
+_PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "a text": "texts"}
+
+
+def kind_of(annotation: Any) -> str:
+    """A type in words.
+
+    >>> kind_of(int | None), kind_of(tuple[str, ...])
+    ('a whole number', 'a list of texts')
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _NAMES:
+        return _NAMES[annotation]
+    if origin is typing.Literal:
+        return _either(arguments)
+    if origin in (typing.Union, types.UnionType):
+        parts = dict.fromkeys(kind_of(part) for part in arguments if part is not type(None))
+        return " or ".join(parts)
+    if origin in (tuple, list):
+        inner = [part for part in arguments if part is not Ellipsis]
+        said = kind_of(inner[0]) if inner else ""
+        return f"a list of {_PLURALS.get(said, said)}" if inner else "a list"
+    if origin is typing.Annotated:
+        return kind_of(arguments[0])
+    return "a table"
+
+
+_SIGNS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    """The limits that a field declares, in words."""
+    said = []
+    for limit in field.metadata:
+        for sign, phrase in _SIGNS.items():
+            value = getattr(limit, sign, None)
+            if value is not None:
+                said.append(phrase.format(f"{value:g}"))
+        if getattr(limit, "max_length", None) == 1:
+            said.append("one character")
+    if said:
+        yield f"({', '.join(said)})"

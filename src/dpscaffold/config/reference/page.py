@@ -1,13 +1,12 @@
-"""The reference as files: for the command line, for the documentation, and as whole examples."""
+"""The reference as files: a page of the documentation, and annotated examples."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from dpscaffold.config.reference.fields import Key
+from dpscaffold.config.reference.keys import Key
 from dpscaffold.config.reference.values import NEEDED, OMITTED, shown, toml
 
 TITLES = {
@@ -70,11 +69,6 @@ class Entry:
         if len(self.places) == 1:
             return next(iter(self.places))
         return ", ".join(f"{said} ({', '.join(of)})" for said, of in self.places.items())
-
-
-def stored(found: Sequence[Key]) -> str:
-    """The reference as JSON, read by the command line without loading anything else."""
-    return json.dumps([asdict(key) for key in found], indent=1, ensure_ascii=False) + "\n"
 
 
 def grouped(found: Iterable[Key]) -> dict[str, list[Entry]]:

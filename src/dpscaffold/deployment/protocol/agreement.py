@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -24,16 +24,24 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
-from dpscaffold.tasks import Task
+
+if TYPE_CHECKING:
+    from dpscaffold.tasks import Task
 
 
 class PublicStep(ConfigTable):
     """One step of a preparation that needs no fit, or carries public constants."""
 
     step: Literal["unit-norm", "clip-norm", "scale", "shift"]
+    """Subtract a mean (shift), multiply by factors (scale), scale long rows down (clip-norm), or
+    scale all rows to norm 1 (unit-norm). Example: ``"shift"``"""
     norm: float | None = Field(default=None, gt=0)
+    """Longer rows are scaled down to this norm (needed by clip-norm). Example: ``3.0``"""
     mean: tuple[float, ...] | None = None
+    """The values to subtract, one per feature (needed by shift). Example: ``[50.0, 130.0]``"""
     factor: tuple[float, ...] | None = None
+    """The factors of the features, one per feature (needed by scale; shift applies them after the
+    subtraction). Example: ``[0.1, 0.1]``"""
 
     @model_validator(mode="after")
     def _complete(self) -> PublicStep:
@@ -59,35 +67,57 @@ class PublicStep(ConfigTable):
 class SchemaSettings(ConfigTable):
     """``[schema]``: what a row looks like, for parties who cannot look at one another's.
 
-    ``features`` is d after the preparation, ``classes`` how many there are (0: the label is a
-    number, with a public range from ``low`` to ``high``). A table (CSV, Parquet) is read by
-    ``columns``, ``categories`` (with their values), ``label`` and ``class_names``; ``missing``
-    stands for a number that is missing, or that ``gaps`` names as one that means missing. An unseen
-    category is zero everywhere. A record that cannot be read (a label of no class, a text in place
-    of a number) counts and contributes nothing: what a record holds never decides whether the table
-    is accepted. ``values`` are other spellings of labels and categories, and a site may lack the
-    columns ``absent``: their values are missing there.
+    A record that cannot be read (a label of no class, a text in place of a number) is counted and
+    contributes nothing: what a record contains never decides whether the table is accepted.
     """
 
     features: int = Field(ge=1)
+    """d, the number of features of a row: one per column, and one per value of a categorical
+    column. Example: ``4``"""
     classes: int = Field(ge=0)
+    """The number of classes; 0 if the label is a number. Value: a whole number, 2 or more, or 0.
+    Example: ``2``"""
     columns: tuple[str, ...] = ()
+    """The columns to learn from, in order. Leave it out for .npz files, which contain the features.
+    Example: ``["age", "pressure", "sex"]``"""
     categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The values of each categorical column, known beforehand. A value that is not listed is
+    encoded as zeros. Value: a table of lists of texts. Example: ``{ sex = ["f", "m"] }``"""
     label: str = "label"
+    """The column to predict. Example: ``"ill"``"""
     class_names: tuple[str, ...] = ()
+    """The class labels in order. A record with another label, or none, is counted but contributes
+    nothing. Example: ``["no", "yes"]``"""
     low: float | None = Field(default=None, allow_inf_nan=False)
+    """The smallest value that the label can have, if it is a number (classes = 0), known without
+    looking at the records. Sites map low to high to -1 to 1 and clip labels outside; the model's
+    predictions have the label's own units. Value: a finite number. Example: ``0.0``"""
     high: float | None = Field(default=None, allow_inf_nan=False)
+    """The largest value that the label can have, if it is a number. Value: a finite number.
+    Example: ``60.0``"""
     missing: float = Field(default=0.0, allow_inf_nan=False)
+    """The value that replaces a missing number. A record with a value that is not a number is
+    counted but contributes nothing. Value: a finite number. Example: ``-1.0``"""
     gaps: Annotated[
         tuple[str, ...] | dict[str, tuple[str, ...]] | None,
         BeforeValidator(partial(checked_markers, key="schema.gaps")),
     ] = None
+    """NA strings: texts that mean a missing value, as a list for every column or a table of lists
+    by column ('*' for all others). The default NA strings (NA, NaN, an empty cell) need not be
+    listed. The model keeps the list for new rows. Value: a list of texts, or a table by column of
+    such lists. Example: ``{ pressure = ["-9", "?"] }``"""
     values: Annotated[
         dict[str, dict[str, tuple[str, ...]]] | None,
         BeforeValidator(partial(checked_spellings, key="schema.values")),
     ] = None
+    """Other spellings of labels and categories, for every site and for new rows: a table by column
+    that gives each value its other spellings. Value: a table by column of tables of lists of texts.
+    Example: ``{ ill = { yes = ["Yes", "ja"] } }``"""
     absent: tuple[str, ...] = ()
+    """Columns that a site may lack. Their values are missing there. Example: ``["pressure"]``"""
     prepare: tuple[PublicStep, ...] = ()
+    """Preprocessing steps with public constants, in order. Value: a list of tables, see the steps
+    below. Example: ``[{ step = "clip-norm", norm = 3.0 }]``"""
 
     @property
     def dimension(self) -> int:

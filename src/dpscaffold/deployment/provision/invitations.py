@@ -22,8 +22,16 @@ from dpscaffold.errors import BadInput, nearest
 class FederationFile:
     """``federation.toml``: where the server is, under which names, and who is invited.
 
-    ``address`` is what sites connect to; ``hosts`` are further names and addresses of the server's
-    certificate; ``days`` is how long certificates are valid.
+    Args:
+        address: The address that sites connect to: the server's name or IP address, and the port.
+            Value: 'host:port'. Example: ``"fl.example.org:8443"``
+        sites: The sites to invite; one invitation is written for each. Value: a list of names of
+            lowercase letters, digits, '_', '.' and '-', each once. Example: ``["north", "east",
+            "south"]``
+        hosts: Further names and addresses in the server's certificate. Value: a list of texts.
+            Example: ``["10.0.0.5"]``
+        days: The number of days for which the certificates are valid. Value: a whole number from 1
+            to 3650. Example: ``365``
     """
 
     address: str

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -18,37 +18,43 @@ from dpscaffold.config import (
     PlanSettings,
     PrivacySettings,
     TaskSettings,
-    override,
 )
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.provision import host_and_port, read_toml
-from dpscaffold.deployment.server.agreed import ABSENT, Scorer, evaluation_on, setting_of
-from dpscaffold.deployment.server.sites import Patience
-from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 
+if TYPE_CHECKING:
+    from dpscaffold.deployment.server.agreed import Scorer
+    from dpscaffold.deployment.server.sites import Patience
+
 
 class DeploySettings(ConfigTable):
-    """``[deploy]``: where the SuperLink's loopback side is, and how long to wait for whom.
-
-    An unanswered letter goes out again every ``resend`` seconds until ``deadline``. Fewer answers
-    than ``quorum`` make a round void; it is asked again, ``patience`` times, after ``pause`` s.
-    A ``rehearsal`` draws participants, batches and noise from the plan's seed: for comparison with
-    the simulator on public data, and without privacy. ``records`` are the sites' public sizes, for
-    ``privacy.epsilon``: the offer names the noise, so it is solved before anybody has answered.
-    """
+    """``[deploy]``: where the SuperLink's loopback side is, and how long to wait for whom."""
 
     address: str = "127.0.0.1:8444"
+    """The loopback address of the SuperLink, as given to 'dpscaffold server start --inner'. Value:
+    'host:port'. Example: ``"127.0.0.1:18444"``"""
     deadline: float = Field(default=60.0, gt=0)
+    """The number of seconds that a round waits for its sites. Example: ``300.0``"""
     resend: float = Field(default=6.0, gt=0)
+    """The number of seconds after which an unanswered message is sent again. Example: ``10.0``"""
     quorum: int = Field(default=1, ge=1)
+    """The smallest number of answers; with fewer, a round is void and is repeated. Example:
+    ``2``"""
     patience: int = Field(default=3, ge=0)
+    """How often a void round is repeated before the run stops. Example: ``5``"""
     pause: float = Field(default=5.0, ge=0)
+    """The number of seconds between a void round and its repetition. Example: ``30.0``"""
     rehearsal: bool = False
+    """Whether participants, batches and noise are drawn from plan.seed, as in the simulator: for
+    public data, without privacy. Example: ``true``"""
     records: dict[str, Annotated[int, Field(ge=1)]] | None = None
+    """The sites' public sizes by name, for privacy.epsilon. The noise is solved for them, and the
+    run does not begin if the sites have other sizes. With unit 'user', which hides sizes, give 1
+    for each. Value: a table of whole numbers. Example: ``{ north = 400, east = 250 }``"""
 
 
 class ServerConfiguration(ConfigTable):
@@ -69,10 +75,14 @@ class ServerConfiguration(ConfigTable):
     @property
     def patience(self) -> Patience:
         """When a round is void, and when to give up."""
+        from dpscaffold.deployment.server.sites import Patience
+
         return Patience(self.deploy.quorum, self.deploy.patience, self.deploy.pause)
 
     def offer(self) -> Offer:
         """What is offered to the sites; noise is secret unless this is a rehearsal."""
+        from dpscaffold.deployment.server.agreed import setting_of
+
         mechanism = self._mechanism
         offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), mechanism)
         # Sizes are not known yet; everything else can be refused here, before anybody is asked.
@@ -86,6 +96,8 @@ class ServerConfiguration(ConfigTable):
     def _mechanism(self) -> Gaussian | None:
         """The noised query; where ε is given, with the noise that keeps it on the sites' public
         sizes, anybody being free to stay away."""
+        from dpscaffold.deployment.server.agreed import setting_of
+
         if self.privacy is None:
             return None
         given = replace(self.privacy.mechanism, secret=not self.deploy.rehearsal)
@@ -112,6 +124,8 @@ class ServerConfiguration(ConfigTable):
 
     def budget(self) -> Budget:
         """The server's own limits; in a deployed run anybody may stay away."""
+        from dpscaffold.deployment.server.agreed import ABSENT
+
         if self.privacy is None:
             return Budget()
         given = self.privacy.budget
@@ -122,6 +136,8 @@ class ServerConfiguration(ConfigTable):
         if self.evaluate is None:
             return None
         from dpscaffold.deployment.protocol.messages import Refused
+        from dpscaffold.deployment.server.agreed import evaluation_on
+        from dpscaffold.deployment.site.reading import read_records
 
         try:
             records = read_records(self.evaluate, folder, self.rows)
@@ -148,6 +164,8 @@ class ServerConfiguration(ConfigTable):
 
 def load_served(path: Path, overrides: Sequence[str] = ()) -> ServerConfiguration:
     """Read a server's configuration; the first thing wrong is said in one sentence."""
+    from dpscaffold.config import override
+
     tables: Mapping[str, Any] = read_toml(path, "the configuration")
     for item in overrides:
         tables = override(tables, item)

@@ -25,33 +25,52 @@ SMALLEST_DELTA = 1e-12
 
 
 class _SiteTable(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Policy(_SiteTable):
-    """``[policy]``: the most that any server gets of this site's records, whatever it sends.
-
-    ε and δ are towards the server, over all runs together. ``run_epsilon`` is the most for one run,
-    by default ε/``max_runs``. ``largest_value`` bounds every number that the server sends.
-    """
+    """``[policy]``: the most that any server gets of this site's records, whatever it sends."""
 
     epsilon: float = Field(gt=0, le=1e6)
+    """ε towards the server, over all runs on these records together. Example: ``2.0``"""
     delta: float = Field(gt=0, lt=1)
+    """δ towards the server, over all runs together; one run has delta/max_runs. Example:
+    ``1e-06``"""
     max_runs: int = Field(default=10, ge=1)
+    """The largest number of runs. Example: ``5``"""
     run_epsilon: float | None = Field(default=None, gt=0)
+    """The largest ε of one run; by default epsilon/max_runs. Example: ``0.5``"""
     max_participations: int = Field(default=500, ge=1)
+    """The largest number of rounds of one run that this site takes part in. Example: ``200``"""
     min_noise: float = Field(default=1.0, ge=0)
+    """The smallest σ_g that is accepted. Example: ``5.0``"""
     max_clip: float = Field(default=1.5, gt=0)
+    """The largest C that is accepted. Example: ``1.0``"""
     max_local_steps: int = Field(default=100, ge=1)
+    """The largest K that is accepted. Example: ``50``"""
     max_data_ratio: float = Field(default=0.5, gt=0, le=1)
+    """The largest s that is accepted. Example: ``0.2``"""
     units: tuple[Literal["record", "user"], ...] = ("record",)
+    """The accepted units of protection: single records, or all records of this site. Example:
+    ``["record", "user"]``"""
     samplings: tuple[Literal["fixed", "poisson"], ...] = ("fixed", "poisson")
+    """The accepted kinds of batches. Example: ``["poisson"]``"""
     algorithms: tuple[str, ...] = AGREED
+    """The accepted algorithms, by name, from installed code. Example: ``["scaffold",
+    "scaffold-balanced"]``"""
     tasks: tuple[str, ...] = ("logistic", "mlp")
+    """The accepted tasks; your own module by its full name. Example: ``["logistic",
+    "my_net:make"]``"""
     max_parameters: int = Field(default=2_000_000, ge=1)
+    """The largest number of parameters of a model that is accepted. Example: ``100000``"""
     largest_value: float = Field(default=1e4, gt=0, le=1e6)
+    """The largest absolute value that the server may send. Example: ``100.0``"""
     unprotected: bool = False
+    """Whether runs without privacy are accepted. Example: ``true``"""
     rehearsal: bool = False
+    """Whether noise from the plan's seed is accepted; for public data only. Example: ``true``"""
 
     @property
     def most_of_one_run(self) -> float:
@@ -68,15 +87,33 @@ class SiteFile(_SiteTable):
     """``site.toml``. Paths are relative to the file."""
 
     name: str
+    """This site's name in the federation, from its invitation. Example: ``"north"``"""
     server: str
+    """The address of the server, from the invitation. Value: 'host:port'. Example:
+    ``"fl.example.org:8443"``"""
     ca: Path
+    """The certificate that must have signed the server's certificate, from the invitation. Example:
+    ``"ca.crt"``"""
     coordinator: str
+    """The public key that signs the server's messages, from the invitation. Example:
+    ``"MCowBQYDK2VwAyEA…"``"""
     node_key: Path
+    """The key of the connection, made by 'site init'. Only its owner may read it. Example:
+    ``"node.key"``"""
     signing_key: Path
+    """The key that signs this site's messages, made by 'site init'. Only its owner may read it.
+    Example: ``"site.key"``"""
     state: Path
+    """The folder of the ledger and of the memory. Never restore it from a backup, and never copy
+    it. Example: ``"state"``"""
     device: str = "auto"
+    """The device that computes gradients. Value: 'auto', 'cpu' or 'cuda'. Example: ``"cpu"``"""
     share_slots: bool = False
+    """Whether the server may check M·c = Σc_i at the end of a run, for which this site sends its
+    memory. Example: ``true``"""
     records: int | None = Field(default=None, ge=1)
+    """The declared number of records, at least the true number. With Poisson batches it hides
+    whether a single record is present. Example: ``400``"""
     data: dict[str, Any]
     policy: Policy
 

@@ -12,20 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from torch import Tensor
 
-from dpscaffold.data.config import DecimalSign, Delimiter, NaStrings, check_sign
 from dpscaffold.data.prepared import prepare
-from dpscaffold.data.preprocessing import sentence
-from dpscaffold.data.tables.files import AUTO
 from dpscaffold.data.tables.marked import (
     NUMBER,
     numbers_without_markers,
@@ -37,58 +33,16 @@ from dpscaffold.data.tables.marked import (
 from dpscaffold.data.tables.markers import BLANKS, OTHERS, Markers
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import Refused
+from dpscaffold.deployment.site.data_table import (
+    SiteArrays,
+    SiteCsv,
+    SiteData,
+    SiteParquet,
+    site_data,
+)
 from dpscaffold.deployment.site.lines import Columns, UnusedRecords, read_csv
 from dpscaffold.errors import BadInput
 
-
-class _SiteFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    path: str
-
-
-class SiteCsv(_SiteFile):
-    """A site's CSV file. The keys are those of a ``[data]`` table, but nothing is guessed: what is
-    guessed from all records would let one record change how the others are read."""
-
-    source: Literal["csv"]
-    delimiter: Delimiter = ","
-    encoding: str = "utf-8"
-    decimal: DecimalSign = "."
-    gaps: NaStrings = None
-
-    @model_validator(mode="after")
-    def _declared(self) -> SiteCsv:
-        check_sign("data.delimiter", self.delimiter)
-        for name in ("delimiter", "encoding", "decimal"):
-            if getattr(self, name) == AUTO:
-                raise ValueError(
-                    f"data.{name} is 'auto', and a site declares how its file is written, since a "
-                    f"guess would depend on its records; name it"
-                )
-        check_encoding(self.encoding)
-        return self
-
-
-class SiteParquet(_SiteFile):
-    """A site's Parquet file."""
-
-    source: Literal["parquet"]
-    gaps: NaStrings = None
-
-
-class SiteArrays(_SiteFile):
-    """A site's ``.npz`` file with ``features`` and ``labels``."""
-
-    source: Literal["npz"]
-
-
-SiteData = SiteCsv | SiteParquet | SiteArrays
-#: The sources that a site may have, and the model of the table of each.
-SOURCES: dict[str, type[SiteCsv] | type[SiteParquet] | type[SiteArrays]] = {
-    "csv": SiteCsv,
-    "parquet": SiteParquet,
-    "npz": SiteArrays,
-}
 #: A sentence, and whether what it says is fine.
 Note = tuple[str, bool]
 #: Larger numbers are not finite in single precision.
@@ -120,38 +74,6 @@ class SiteRecords:
             torch.cat([self.used, self.used.new_zeros(lacking)]),
             self.notes,
         )
-
-
-def check_encoding(name: str) -> None:
-    """Refuse an encoding that is unknown, or in which lines cannot be told apart."""
-    try:
-        end = "\n".encode(name)
-    except (LookupError, UnicodeError):
-        raise ValueError(
-            f"data.encoding is {name!r}, which is not known; name one, such as 'utf-8' or 'cp1252'"
-        ) from None
-    if end != b"\n" and name.lower() not in ("utf-16", "utf-16-le", "utf-16-be"):
-        raise ValueError(
-            f"data.encoding is {name!r}, whose lines a site cannot tell apart; save it as UTF-8"
-        )
-
-
-def site_data(table: Mapping[str, Any]) -> SiteData:
-    """``[data]`` of a site, or a refusal that says what is wrong with it."""
-    source = table.get("source")
-    if source not in SOURCES:
-        raise BadInput(f"data.source is {source!r}; a site's is one of {', '.join(SOURCES)}")
-    for key in table:
-        if key not in SOURCES[source].model_fields:
-            raise BadInput(
-                f"data.{key} is not of a site's {source} data; the schema comes with the offer, "
-                f"and all records are training records of this one user"
-            )
-    try:
-        return SOURCES[source].model_validate(dict(table))
-    except ValidationError as problem:
-        said = sentence(problem)
-        raise BadInput(said if said.startswith("data.") else f"data.{said}") from None
 
 
 def check_data_table(table: Mapping[str, Any], folder: Path) -> Path:

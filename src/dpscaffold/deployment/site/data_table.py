@@ -1,0 +1,105 @@
+"""``[data]`` of a site, and ``[evaluate]`` of a server: which file, and how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from dpscaffold.data.config import DecimalSign, Delimiter, NaStrings, check_sign
+from dpscaffold.data.preprocessing import sentence
+from dpscaffold.data.tables.files import AUTO
+from dpscaffold.errors import BadInput
+
+
+class _SiteFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    path: str
+    """The file, relative to this one or absolute. It is read by the plan's [schema]. Value: a path.
+    Example: ``"records.csv"``"""
+
+
+class SiteCsv(_SiteFile):
+    """A site's CSV file. The keys are those of a ``[data]`` table, but nothing is guessed: what is
+    guessed from all records would let one record change how the others are read."""
+
+    source: Literal["csv"]
+    delimiter: Delimiter = ","
+    """The delimiter between columns. Value: one character. Example: ``";"``"""
+    encoding: str = "utf-8"
+    """The encoding of the file. It is declared, not guessed, so that no record changes how another
+    one is read. Value: a name such as 'utf-8', 'cp1252' or 'utf-16'. Example: ``"cp1252"``"""
+    decimal: DecimalSign = "."
+    """The decimal separator. Value: '.' or ','. Example: ``","``"""
+    gaps: NaStrings = None
+    """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
+    schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
+
+    @model_validator(mode="after")
+    def _declared(self) -> SiteCsv:
+        check_sign("data.delimiter", self.delimiter)
+        for name in ("delimiter", "encoding", "decimal"):
+            if getattr(self, name) == AUTO:
+                raise ValueError(
+                    f"data.{name} is 'auto', and a site declares how its file is written, since a "
+                    f"guess would depend on its records; name it"
+                )
+        check_encoding(self.encoding)
+        return self
+
+
+class SiteParquet(_SiteFile):
+    """A site's Parquet file."""
+
+    source: Literal["parquet"]
+    gaps: NaStrings = None
+    """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
+    schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
+
+
+class SiteArrays(_SiteFile):
+    """A site's ``.npz`` file with ``features`` and ``labels``."""
+
+    source: Literal["npz"]
+
+
+SiteData = SiteCsv | SiteParquet | SiteArrays
+#: The sources that a site may have, and the model of the table of each.
+SOURCES: dict[str, type[SiteCsv] | type[SiteParquet] | type[SiteArrays]] = {
+    "csv": SiteCsv,
+    "parquet": SiteParquet,
+    "npz": SiteArrays,
+}
+
+
+def check_encoding(name: str) -> None:
+    """Refuse an encoding that is unknown, or in which lines cannot be told apart."""
+    try:
+        end = "\n".encode(name)
+    except (LookupError, UnicodeError):
+        raise ValueError(
+            f"data.encoding is {name!r}, which is not known; name one, such as 'utf-8' or 'cp1252'"
+        ) from None
+    if end != b"\n" and name.lower() not in ("utf-16", "utf-16-le", "utf-16-be"):
+        raise ValueError(
+            f"data.encoding is {name!r}, whose lines a site cannot tell apart; save it as UTF-8"
+        )
+
+
+def site_data(table: Mapping[str, Any]) -> SiteData:
+    """``[data]`` of a site, or a refusal that says what is wrong with it."""
+    source = table.get("source")
+    if source not in SOURCES:
+        raise BadInput(f"data.source is {source!r}; a site's is one of {', '.join(SOURCES)}")
+    for key in table:
+        if key not in SOURCES[source].model_fields:
+            raise BadInput(
+                f"data.{key} is not of a site's {source} data; the schema comes with the offer, "
+                f"and all records are training records of this one user"
+            )
+    try:
+        return SOURCES[source].model_validate(dict(table))
+    except ValidationError as problem:
+        said = sentence(problem)
+        raise BadInput(said if said.startswith("data.") else f"data.{said}") from None

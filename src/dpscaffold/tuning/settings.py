@@ -1,0 +1,148 @@
+"""``[tune]``: which values are tried, and how they are compared."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from dpscaffold.checks import choice
+from dpscaffold.config.table import ConfigTable
+from dpscaffold.data.config import DataSettings
+from dpscaffold.errors import BadInput
+from dpscaffold.privacy import PrivacyError
+from dpscaffold.privacy.selection import TrialCount
+
+#: Ten values of η₀, evenly spaced on a logarithmic scale.
+DEFAULT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class TuneSettings(ConfigTable):
+    """``[tune]``: the grid (dotted keys with lists of values), the folds, and what is compared.
+
+    ``private`` asks for an honest ε (:mod:`dpscaffold.tuning.private_tuning`).
+    """
+
+    grid: dict[str, tuple[Any, ...]] = Field(
+        default_factory=lambda: {"plan.learning_rate": DEFAULT_RATES}
+    )
+    """The values to try, by dotted key; by default ten values of η₀. Example: ``{
+    "plan.learning_rate" = [0.1, 0.5, 2.0] }``"""
+    folds: int = Field(default=5, ge=2)
+    """The number of folds into which each user's training records are split. Example: ``3``"""
+    folds_run: int | None = Field(default=None, ge=1)
+    """How many of the folds are run; by default all. Example: ``1``"""
+    seed: int = Field(default=0, ge=0)
+    """The seed of the folds. Example: ``1``"""
+    output: Literal["last", "average"] | None = None
+    """The model that is evaluated: the last iterates or their average; by default the one that the
+    plan gives out. Example: ``"average"``"""
+    public: DataSettings | None = None
+    """A [data] table of public records to tune on (with `private`: to score on). Without it, tuning
+    reads the private records. Example: ``{ source = "digits" }``"""
+    metric: str | None = None
+    """The metric to compare; by default the main metric of the target (accuracy for classes).
+    Example: ``"log_loss"``"""
+    private: bool = False
+    """Whether to tune with an honest ε: a random number of random candidates, each trained
+    privately. Example: ``true``"""
+    stopping: Literal["negative-binomial", "poisson"] = "negative-binomial"
+    """The distribution of the number of private trials. Example: ``"poisson"``"""
+    shape: float = 1.0
+    """η of the negative binomial distribution: 1 is geometric, 0 logarithmic. A smaller value costs
+    less ε and varies more. Example: ``0.5``"""
+    trials: float = 10.0
+    """The mean number of private trials. Example: ``5.0``"""
+    most: int | None = Field(default=None, ge=1)
+    """The largest number of private trials. The number is drawn again while it is larger, which
+    costs no ε. Example: ``20``"""
+    score_noise: float | None = None
+    """The standard deviation of the noise that every user adds to its number of correct answers (to
+    its share of them with unit 'user'), or, in units of `score_bound`, to its sum of losses or
+    errors. Example: ``10.0``"""
+    score_bound: float | None = None
+    """The bound on one record's loss or error, if private records are scored by log_loss, rmse or
+    mae. Choose it without looking at the records. Example: ``5.0``"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TuneSettings:
+        if self.metric is not None:
+            from dpscaffold.tasks.metrics import METRICS
+
+            choice("tune.metric", self.metric, tuple(METRICS))
+        for key, values in self.grid.items():
+            if "." not in key or key.startswith(("data.", "tune.")):
+                raise BadInput(
+                    f"tune.grid has the key {key!r}; name keys of the run, such as "
+                    f"'plan.learning_rate'"
+                )
+            if not values:
+                raise BadInput(f"tune.grid.{key} is empty; list the values to try")
+        if not self.grid:
+            raise BadInput(
+                "tune.grid is empty; list the values to try, or leave it out for ten values of η₀"
+            )
+        self._check_private()
+        return self
+
+    def _check_private(self) -> None:
+        """Keys of private tuning are refused without it, and others with it."""
+        own = {"stopping", "shape", "trials", "most", "score_noise", "score_bound"}
+        own &= self.model_fields_set
+        if not self.private:
+            if own:
+                raise BadInput(
+                    f"tune.{min(own)} is given, and tune.private is false; set tune.private = true "
+                    f"for a random number of private trials, or leave it out"
+                )
+            return
+        for key in ("folds_run", "output"):
+            if key in self.model_fields_set:
+                raise BadInput(
+                    f"tune.{key} is given, and tune.private is true, which trains each candidate "
+                    f"once and judges the model that its plan gives out; leave it out"
+                )
+        if self.stopping == "poisson" and "shape" in self.model_fields_set:
+            raise BadInput(
+                f"tune.shape is {self.shape:g}, and tune.stopping is 'poisson', which has none; "
+                f"leave it out, or set tune.stopping = 'negative-binomial'"
+            )
+        if self.score_noise is not None and self.public is not None:
+            raise BadInput(
+                f"tune.score_noise is {self.score_noise:g}, and candidates are scored on "
+                f"[tune.public] records, which need none; leave one of them out"
+            )
+        if self.score_noise is not None and not 0 < self.score_noise < math.inf:
+            raise BadInput(
+                f"tune.score_noise is {self.score_noise:g}; give a finite number above 0"
+            )
+        self._check_bound()
+        _ = self.stopping_law
+
+    def _check_bound(self) -> None:
+        if self.score_bound is None:
+            return
+        if not 0 < self.score_bound < math.inf:
+            raise BadInput(
+                f"tune.score_bound is {self.score_bound:g}; give a finite number above 0"
+            )
+        if self.public is not None:
+            raise BadInput(
+                f"tune.score_bound is {self.score_bound:g}, and candidates are scored on "
+                f"[tune.public] records, which need none; leave one of them out"
+            )
+
+    @property
+    def stopping_law(self) -> TrialCount:
+        """The law of the number of private trials."""
+        try:
+            shape = math.inf if self.stopping == "poisson" else self.shape
+            return TrialCount(self.trials, shape, self.most)
+        except PrivacyError as error:
+            raise BadInput(f"tune.trials, tune.shape and tune.most: {error}") from error
+
+    @property
+    def used_folds(self) -> int:
+        """How many folds are run."""
+        return min(self.folds, self.folds_run or self.folds)
