@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from dpscaffold import Facts, Goal, Limits, recommend
+from dpscaffold import recommend
 from dpscaffold.atomic import write_text
 from dpscaffold.config import Configuration, load
 from dpscaffold.data.loading import load_federation
@@ -41,7 +41,8 @@ from dpscaffold.data.shapes import shape_of
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import experiment
 from dpscaffold.paper.solving import sizes_of
-from dpscaffold.planning.recommend import Preset
+from dpscaffold.planning import Facts, Goal, Limits
+from dpscaffold.planning.recommendation import Preset
 from dpscaffold.report.planning import write_plan
 from dpscaffold.training.events import Event, RoundDone, StackBegun
 from dpscaffold.training.stack import Schedule, train_stack

@@ -11,9 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from dpscaffold import Facts, Goal, Limits
-from dpscaffold.planning import shape
-from dpscaffold.planning.recommend import Preset, _candidates
+from dpscaffold.planning import Facts, Goal, Limits, shape
+from dpscaffold.planning.recommendation import Preset, _candidates
 from dpscaffold.planning.trial import choose_rates
 
 

@@ -16,7 +16,6 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from small import federation, module
 
 from dpscaffold import (
-    LOSSES,
     BadInput,
     Federation,
     Gaussian,
@@ -29,11 +28,10 @@ from dpscaffold import (
     fedavg,
     run,
     train,
-    weighted,
 )
 from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import Target
-from dpscaffold.tasks import Batch, loss_named
+from dpscaffold.tasks import LOSSES, Batch, loss_named, weighted
 from dpscaffold.tasks.metrics import METRICS, constant_report
 from dpscaffold.training.evaluator import Evaluator, Measures, baseline, constant_loss
 

@@ -17,7 +17,6 @@ from test_model import clinic
 from torch import nn
 
 from dpscaffold import (
-    LOSSES,
     Gaussian,
     Linear,
     Logistic,
@@ -35,6 +34,7 @@ from dpscaffold.data.tables.table_coding import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import schema_of
 from dpscaffold.models.model import Model
+from dpscaffold.tasks import LOSSES
 from dpscaffold.training.evaluator import Evaluator
 
 PLAN = Plan(rounds=20, local_steps=5, user_ratio=1.0, data_ratio=0.5, learning_rate=1.0)

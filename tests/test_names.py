@@ -95,3 +95,8 @@ def test_every_package_says_what_belongs_there_and_what_does_not() -> None:
     for path in sorted(ROOT.rglob("*/__init__.py")):
         said = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
         assert "Belongs here: " in said and "Does not belong here: " in said, path
+
+
+def test_the_root_has_few_names() -> None:
+    """Whoever wants more imports it from the package that has it."""
+    assert len(dpscaffold.__all__) <= 29

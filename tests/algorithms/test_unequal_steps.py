@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from small import EVERY, PRIVACIES, assert_agree, final, setting
 
-from dpscaffold import LOSSES, BadInput, Federation, Linear, Plan, fedavg, scaffold, train
+from dpscaffold import BadInput, Federation, Linear, Plan, fedavg, scaffold, train
 from dpscaffold.algorithms import Algorithm, fednova
+from dpscaffold.tasks import LOSSES
 
 STEPS = (3, 1, 2, 3, 1, 2)
 UNEVEN = Plan(

@@ -10,22 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpscaffold import (
-    LOSSES,
-    Facts,
-    Gaussian,
-    Linear,
-    Logistic,
-    Plan,
-    fedavg,
-    scaffold,
-)
+from dpscaffold import Gaussian, Linear, Logistic, Plan, fedavg, scaffold
 from dpscaffold.algorithms import with_momentum
+from dpscaffold.planning import Facts
 from dpscaffold.planning.asked import planned_rate
 from dpscaffold.planning.descent import CURVATURE, MOST_NOISE, descent_rate
 from dpscaffold.setting import Setting
 from dpscaffold.setting.noise import dominating_site, round_noise
-from dpscaffold.tasks import Mlp
+from dpscaffold.tasks import LOSSES, Mlp
 
 PLAN = Plan(
     rounds=50,

@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dpscaffold import (
-    LOSSES,
     BadInput,
-    Facts,
     Gaussian,
-    Goal,
-    Limits,
     Linear,
     Logistic,
     Mlp,
@@ -29,13 +25,15 @@ from dpscaffold import (
     scaffold_warm,
 )
 from dpscaffold.cli import app
+from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning import shape as shapes
 from dpscaffold.planning.asked import planned_rate
-from dpscaffold.planning.recommend import Preset, _candidates, _tried
+from dpscaffold.planning.recommendation import Preset, _candidates, _tried
 from dpscaffold.planning.shape import CLASSES, FEATURES, ROUNDS, WEIGHTS, Shape
 from dpscaffold.planning.surrogate import SurrogateAssumptions, SurrogateSetting, invented
 from dpscaffold.planning.trial import RATES, Bench, StepSizeTrial, choose_rates, first_rates
 from dpscaffold.setting import Setting
+from dpscaffold.tasks import LOSSES
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3, similarity=0.0)
 

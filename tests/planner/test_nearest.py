@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpscaffold import BadInput, Facts, Goal, Limits, recommend
+from dpscaffold import BadInput, recommend
 from dpscaffold.cli import app
-from dpscaffold.planning import recommend as planning
+from dpscaffold.planning import Facts, Goal, Limits
+from dpscaffold.planning import recommendation as planning
 from dpscaffold.privacy import RANDOM_PARTICIPATION, calibrate_noise, describe
 
 SMALL = {"users": "12", "records": "60", "features": "6", "classes": "3", "rounds": "40"}

@@ -16,13 +16,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dpscaffold import (
-    LOSSES,
     BadInput,
-    Facts,
     Federation,
     Gaussian,
-    Goal,
-    Limits,
     Linear,
     Logistic,
     Plan,
@@ -32,12 +28,14 @@ from dpscaffold import (
 )
 from dpscaffold.cli import app
 from dpscaffold.config import load
+from dpscaffold.planning import Facts, Goal, Limits
 from dpscaffold.planning.asked import planned_rate
-from dpscaffold.planning.recommend import Recommendation, default_task, numbers_sent
+from dpscaffold.planning.recommendation import Recommendation, default_task, numbers_sent
 from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.surrogate import SurrogateAssumptions, kinds, on_surrogate, surrogate
 from dpscaffold.planning.trial import CLOSE, Bench, Choice, StepSizeTrial, choose_rates
 from dpscaffold.setting import Setting
+from dpscaffold.tasks import LOSSES
 from dpscaffold.tuning.tuning import Score, TuningResult, parse_tuning
 
 FACTS = Facts.of(users=12, records=60, features=6, classes=3)

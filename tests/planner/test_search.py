@@ -11,17 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpscaffold import (
-    Facts,
-    Gaussian,
-    Goal,
-    Limits,
-    Logistic,
-    Plan,
-    recommend,
-    scaffold_balanced,
-)
-from dpscaffold.planning.recommend import Recommendation
+from dpscaffold import Gaussian, Logistic, Plan, recommend, scaffold_balanced
+from dpscaffold.planning import Facts, Goal, Limits
+from dpscaffold.planning.recommendation import Recommendation
 from dpscaffold.planning.surrogate import SurrogateAssumptions
 from dpscaffold.planning.trial import WIDENINGS, Bench, StepSizeTrial, search
 from dpscaffold.report.planning import as_json, write_plan

@@ -18,7 +18,7 @@ from dpscaffold.config import load, parse
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
 from dpscaffold.planning.facts import Facts, Limits
-from dpscaffold.planning.recommend import Goal, recommend
+from dpscaffold.planning.recommendation import Goal, recommend
 from dpscaffold.planning.surrogate import on_surrogate, surrogate
 from dpscaffold.planning.trial import Bench, StepSizeTrial
 from dpscaffold.privacy import bound_for, statement

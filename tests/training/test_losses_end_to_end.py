@@ -14,12 +14,12 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score, mean_absolute_error, r2_score, roc_auc_score
 from typer.testing import CliRunner
 
-from dpscaffold import Linear, Plan, fedavg, huber, train
+from dpscaffold import Linear, Plan, fedavg, train
 from dpscaffold.cli import app
 from dpscaffold.config import parse
 from dpscaffold.data import from_users, load_federation
 from dpscaffold.errors import BadInput
-from dpscaffold.tasks import LOSSES
+from dpscaffold.tasks import LOSSES, huber
 from dpscaffold.training.evaluator import Evaluator, baseline
 from dpscaffold.training.optimum import solve
 from dpscaffold.tuning.settings import TuneSettings

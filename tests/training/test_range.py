@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from typer.testing import CliRunner
 
-from dpscaffold import Gaussian, Linear, Plan, Target, fedavg, load_model, train
+from dpscaffold import Gaussian, Linear, Plan, fedavg, load_model, train
 from dpscaffold.cli import app
 from dpscaffold.data import FederationWriter, from_users, load, load_federation, prepare
 from dpscaffold.data.tables.label_guesses import rounded_range
@@ -21,7 +21,7 @@ from dpscaffold.data.tables.looking import look
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.server.agreed import evaluation_on
 from dpscaffold.errors import BadInput
-from dpscaffold.federation import Federation
+from dpscaffold.federation import Federation, Target
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import LOSSES
 from dpscaffold.tasks.metrics import METRICS

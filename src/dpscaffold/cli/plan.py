@@ -15,7 +15,7 @@ from dpscaffold.errors import BadInput
 if TYPE_CHECKING:
     from dpscaffold.config import Configuration
     from dpscaffold.planning.facts import Facts, Limits
-    from dpscaffold.planning.recommend import Goal, Preset
+    from dpscaffold.planning.recommendation import Goal, Preset
     from dpscaffold.randomness.streams import Sampling
     from dpscaffold.setting.budget import View
 
@@ -58,7 +58,7 @@ def plan_command(
 
     from dpscaffold.config import parse, read_tables
     from dpscaffold.engines.machine import pick_device, stop_signals
-    from dpscaffold.planning.recommend import recommend
+    from dpscaffold.planning.recommendation import recommend
     from dpscaffold.report import planning
     from dpscaffold.report.tuning_progress import Rounds
     from dpscaffold.runs.written import plain
@@ -151,7 +151,7 @@ def _goal(
     delta: float | None,
     sampling: str | None,
 ) -> Goal:
-    from dpscaffold.planning.recommend import Goal
+    from dpscaffold.planning.recommendation import Goal
 
     given = tables.get("privacy", {})
     asked = given.get("epsilon") if epsilon is None else epsilon
@@ -198,7 +198,7 @@ def _limits(
 def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) -> Preset:
     """What a configuration settles: the algorithm, the task, C, s, λ, whatever of the plan is not
     chosen, and the limits that σ_g is solved under."""
-    from dpscaffold.planning.recommend import Preset
+    from dpscaffold.planning.recommendation import Preset
     from dpscaffold.setting.plan import Plan
 
     plan, privacy = tables.get("plan", {}), settings.privacy

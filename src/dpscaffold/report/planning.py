@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.atomic import write_text
-from dpscaffold.planning.recommend import Recommendation, as_tables
+from dpscaffold.planning.recommendation import Recommendation, as_tables
 from dpscaffold.planning.surrogate import SEPARATIONS
 from dpscaffold.planning.trial import Choice
 from dpscaffold.privacy import bound_for
