@@ -9,11 +9,12 @@ import pytest
 from deploy.world import OFFERED, TABLE, new_site
 from typer.testing import CliRunner
 
+from dpscaffold import Gaussian
 from dpscaffold.cli import app
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.server.config import load_served
-from dpscaffold.deployment.site.file import OfferedQuery, SiteGrant, Terms
+from dpscaffold.deployment.site.file import SiteGrant, Terms
 from dpscaffold.deployment.site.ledger import SiteLedger
 from dpscaffold.deployment.site.operation import ledger_of
 from dpscaffold.deployment.site.reading import check_data_table, read_records
@@ -78,7 +79,7 @@ def test_the_ledger_quotes_the_cap(site):
     state = site.parent / "state"
     state.mkdir()
     ledger = SiteLedger(state / "ledger.jsonl", "north")
-    mechanism = OfferedQuery(1.0, 20.0, "fixed", "record", True)
+    mechanism = Gaussian(1.0, 20.0, "fixed", "record", True)
     terms = Terms(5, 4, 1.0, 0.2, "uniform", "scaffold", "logistic", 8, mechanism)
     run = terms.run(50, 10, 1e-7)
     account = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 from deploy.world import new_site
 
+from dpscaffold import Gaussian
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import (
-    OfferedQuery,
     Policy,
     RemainingBudget,
     SiteGrant,
@@ -30,7 +29,7 @@ POLICY = Policy(
     min_noise=5.0,
     algorithms=("scaffold", "package.file:factory"),
 )
-SECRET = OfferedQuery(1.0, 24.0, "fixed", "record", secret=True)
+SECRET = Gaussian(1.0, 24.0, "fixed", "record", secret=True)
 TERMS = Terms(20, 10, 0.5, 0.2, "uniform", "scaffold", "logistic", 410, SECRET)
 
 
@@ -50,11 +49,10 @@ def reason(policy: Policy, terms: Terms) -> str:
         ({"mechanism": replace(SECRET, secret=False)}, "policy-rehearsal"),
         ({"mechanism": replace(SECRET, noise=4.99)}, "policy-noise"),
         ({"mechanism": replace(SECRET, noise=0.0)}, "policy-noise"),
-        ({"mechanism": replace(SECRET, noise=math.nan)}, "policy-noise"),
         ({"mechanism": replace(SECRET, clip=1.6)}, "policy-clip"),
         ({"mechanism": replace(SECRET, clip="median")}, "policy-clip"),
-        ({"mechanism": replace(SECRET, clip=math.nan)}, "policy-clip"),
         ({"mechanism": replace(SECRET, unit="user")}, "policy-unit"),
+        ({"unproved": ("start",)}, "policy-unit"),
         ({"local_steps": 101}, "policy-steps"),
         ({"data_ratio": 0.51}, "policy-steps"),
         ({"algorithm": "fedavg"}, "policy-algorithm"),

@@ -140,12 +140,12 @@ def test_calibrate_the_published_rounds():
         ([*without(SYNTHETIC, "--data-ratio"), "--data-ratio", "-1"], "--data-ratio is -1.0"),
         ([*without(SYNTHETIC, "--records"), "--records", "2"], "a batch of 0"),
         ([*without(SYNTHETIC, "--rounds"), "--rounds", "0"], "rounds=0"),
-        ([*SYNTHETIC, "--sampling", "shuffled"], "sampling='shuffled'"),
-        ([*SYNTHETIC, "--unit", "group"], "unit='group'"),
+        ([*SYNTHETIC, "--sampling", "shuffled"], "--sampling is 'shuffled'"),
+        ([*SYNTHETIC, "--unit", "group"], "--unit is 'group'"),
         ([*SYNTHETIC, "--algorithm", "adam"], "--algorithm is 'adam'"),
         ([*SYNTHETIC, "--max-participations", "0"], "max_participations=0"),
         (without(SYNTHETIC, "--records"), "missing --records"),
-        ([*without(SYNTHETIC, "--noise"), "--noise", "nan"], "noise=nan"),
+        ([*without(SYNTHETIC, "--noise"), "--noise", "nan"], "--noise is nan"),
     ],
 )
 def test_bad_input_is_one_sentence(options, words):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpscaffold.config import Configuration
     from dpscaffold.planning.facts import Facts, Limits
     from dpscaffold.planning.recommendation import Goal, Preset
-    from dpscaffold.randomness.streams import Sampling
+    from dpscaffold.privacy.mechanism import Sampling
     from dpscaffold.setting.budget import View
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dpscaffold.algorithms import DEFAULT
 from dpscaffold.algorithms.naming import build, factory_of
-from dpscaffold.checks import floor_share, shares
+from dpscaffold.checks import at_least, choice, floor_share, shares
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Ledger, Mechanism, Preparation, PrivacyError, charged, statement
-from dpscaffold.privacy.describe import choose_relation, describe
+from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.privacy.drawn import FROM_SYSTEM, SeedKnowledge
 from dpscaffold.privacy.human import GROUPS
-from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
+from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, Sampling, Unit, unusable_noise
 from dpscaffold.runs.ledger import Account, read_account
+from dpscaffold.setting.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
@@ -117,27 +118,23 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
         algorithm = build(name)
     except BadInput as error:
         raise PrivacyError(str(error)) from error
-    if noise > 0 and not LEAST_NOISE <= noise <= MOST_NOISE:
+    if at_least("--noise", noise, 0) and not LEAST_NOISE <= noise <= MOST_NOISE:
         raise PrivacyError(unusable_noise("--noise", noise))
     if floor_share(user_ratio, users) < 1:
         raise PrivacyError(f"--user-ratio is {user_ratio}, which selects none of {users} users")
-    sampling: Any = numbers.sampling or "fixed"
-    unit: Any = numbers.unit or "record"
+    sampling: Any = choice("--sampling", numbers.sampling or "fixed", get_args(Sampling))
+    unit: Any = choice("--unit", numbers.unit or "record", get_args(Unit))
     # Numbers on a command line are declared: nothing is read off data.
     chosen = choose_relation(numbers.neighbours, sampling, unit, declared=True)
     sizes = [records] * users
-    return describe(
-        users=len(sizes),
-        records=sizes,
-        memory=algorithm.memory,
-        one_sum=algorithm.one_sum,
+    return Gaussian(noise=noise, sampling=sampling, unit=unit, neighbours=chosen).run(
+        algorithm,
         rounds=rounds,
         local_steps=local_steps,
+        sizes=sizes,
         **shares(sizes, user_ratio, data_ratio),
-        noise=noise,
-        sampling=sampling,
-        unit=unit,
-        declared_sizes=chosen == "add-remove",
+        weighting="uniform",
+        declared=chosen == "add-remove",
         delta=delta,
         max_participations=numbers.max_participations,
     )

@@ -16,7 +16,7 @@ from dpscaffold.config.task import TaskSettings
 from dpscaffold.data.config import DataSettings, Synthetic
 from dpscaffold.federation import Federation
 from dpscaffold.federation.roster import Roster
-from dpscaffold.privacy import Mechanism, describe
+from dpscaffold.privacy import Mechanism
 from dpscaffold.setting import Setting
 
 
@@ -63,24 +63,18 @@ class Configuration(ConfigTable):
         given = self.privacy
         if given is None:
             return None
-        algorithm = self.algorithm.build()
-        return describe(
-            users=len(sizes),
-            records=sizes,
-            memory=algorithm.memory,
-            one_sum=algorithm.one_sum,
-            rounds=self.plan.max_rounds or self.plan.rounds,
-            local_steps=self.plan.local_steps,
-            **shares(sizes, self.plan.user_ratio, self.plan.data_ratio),
-            noise=1.0 if given.noise is None else given.noise,
-            clip=given.clip,
-            sampling=given.sampling,
-            unit=given.unit,
-            weighting=self.plan.weighting,
-            delta=given.delta,
-            max_participations=given.max_participations,
-            may_decline=given.budget.declines,
-            declared_sizes=self.data.declared_sizes is not None and given.neighbours != "zero-out",
+        plan, limits = self.plan, given.budget
+        return given.mechanism.run(
+            self.algorithm.build(),
+            rounds=plan.max_rounds or plan.rounds,
+            local_steps=plan.local_steps,
+            sizes=sizes,
+            **shares(sizes, plan.user_ratio, plan.data_ratio),
+            weighting=plan.weighting,
+            declared=self.data.declared_sizes is not None,
+            delta=limits.delta,
+            max_participations=limits.max_participations,
+            may_decline=limits.declines,
         )
 
     @property

@@ -10,7 +10,9 @@ from pydantic import PrivateAttr, model_validator
 from dpscaffold.config.table import ConfigTable
 from dpscaffold.data.config import PathText
 from dpscaffold.errors import BadInput
-from dpscaffold.setting.budget import Budget
+from dpscaffold.privacy.describe import Delta
+from dpscaffold.privacy.mechanism import Clip, Relation, Sampling, Unit
+from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
 
 
@@ -23,7 +25,7 @@ class PrivacySettings(ConfigTable):
     (:mod:`dpscaffold.config.release`), ``allow`` what it is told to overlook.
     """
 
-    clip: float | Literal["median"] = 1.0
+    clip: Clip = 1.0
     """C, the largest gradient norm of a record. 'median' is the paper's heuristic, without a
     guarantee. Value: a number from 1e-20 to 1e30, or 'median'. Example: ``1.5``"""
     noise: float | None = None
@@ -32,23 +34,23 @@ class PrivacySettings(ConfigTable):
     epsilon: float | None = None
     """The ε to spend, instead of noise: the noise is solved from it. Value: a number above 0.
     Example: ``1.0``"""
-    view: Literal["server", "third-party", "participant", "paper-third-party"] = "server"
+    view: View = "server"
     """The adversary that epsilon and target_epsilon refer to. Example: ``"third-party"``"""
     colluders: int | None = None
     """The number of participants that pool what they know (view 'participant'). Value: a whole
     number, 1 or more. Example: ``2``"""
-    sampling: Literal["fixed", "poisson"] = "fixed"
+    sampling: Sampling = "fixed"
     """Batches of a fixed size (neighbours replace one record), or Poisson batches (neighbours add
     or remove one record). Example: ``"poisson"``"""
-    unit: Literal["record", "user"] = "record"
+    unit: Unit = "record"
     """What is protected: one record, or all records of one user. Example: ``"user"``"""
     secret: bool = False
     """Whether batches and noise are drawn from the operating system instead of plan.seed. Only this
     gives a real guarantee. Example: ``true``"""
-    neighbours: Literal["replace-one", "zero-out", "add-remove"] | None = None
+    neighbours: Relation | None = None
     """The neighbouring relation; by default replace-one, and zero-out with Poisson batches.
     Example: ``"zero-out"``"""
-    delta: float | Literal["1/records"] | None = None
+    delta: Delta | None = None
     """δ; by default 0.1 divided by the number of training records, or by the number of users with
     unit 'user'. Value: a number above 0 and below 1, or '1/records'. Example: ``1e-05``"""
     max_participations: int | None = None

@@ -25,9 +25,10 @@ from dpscaffold.planning.shape import Shape
 from dpscaffold.planning.trial import SEEDS, Bench, Choice, first_rates, search
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.describe import Delta
+from dpscaffold.privacy.mechanism import Relation
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget, View
-from dpscaffold.setting.gaussian import Gaussian, Neighbours
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan, Weighting
 from dpscaffold.tasks import LOSSES, Linear, Logistic, Task
 from dpscaffold.training.events import Listener, silence
@@ -87,7 +88,7 @@ class Preset:
     task: Task | None = None
     plan: Plan | None = None
     budget: Budget | None = None
-    neighbours: Neighbours | None = None
+    neighbours: Relation | None = None
     declared: bool = False
     remarks: tuple[str, ...] = ()
 

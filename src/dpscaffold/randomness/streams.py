@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
+from dpscaffold.privacy.mechanism import Sampling
 from dpscaffold.randomness.csprng import CipherStream
 
 #: Where draws come from: a seed, in a simulation, or a cipher under a key of the system's.
 Stream = np.random.Generator | CipherStream
 Drawn = TypeVar("Drawn")
-Sampling = Literal["fixed", "poisson"]
 
 #: The purposes of a stream. The numbers are part of the meaning of a seed: never renumber them.
 PARTICIPANTS, BATCHES, NOISE, WEIGHTS = 0, 1, 2, 3

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from dpscaffold.checks import choice, number
 from dpscaffold.errors import BadInput
-from dpscaffold.privacy.describe import choose_relation
-from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, unusable_noise
-from dpscaffold.randomness.streams import Sampling
+from dpscaffold.privacy.describe import Delta, choose_relation, describe
+from dpscaffold.privacy.mechanism import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    Clip,
+    Mechanism,
+    Relation,
+    Sampling,
+    Unit,
+    Weighting,
+    unusable_noise,
+)
 from dpscaffold.setting.budget import View
 
-Unit = Literal["record", "user"]
-Neighbours = Literal["replace-one", "zero-out", "add-remove"]
+if TYPE_CHECKING:
+    from dpscaffold.algorithms import Algorithm
 
 #: Clip bounds that float32 can hold, together with C/‖g‖ and sums of many gradients of length C.
 _CLIPS = (1e-20, 1e30)
@@ -52,12 +62,12 @@ class Gaussian:
     0.15
     """
 
-    clip: float | Literal["median"] = 1.0
+    clip: Clip = 1.0
     noise: float = _Default(1.0)
     sampling: Sampling = "fixed"
     unit: Unit = "record"
     secret: bool = False
-    neighbours: Neighbours | None = None
+    neighbours: Relation | None = None
     epsilon: float | None = None
     view: View | None = None
 
@@ -113,3 +123,55 @@ class Gaussian:
         if self.noise == 0:
             return 0.0 * batch
         return 2 * clip * self.noise / (batch if self.unit == "record" else 1)
+
+    def run(
+        self,
+        algorithm: Algorithm | None,
+        *,
+        rounds: int,
+        local_steps: int,
+        sizes: Sequence[int],
+        cohort_size: int,
+        batch_sizes: Sequence[int],
+        weighting: Weighting,
+        declared: bool,
+        delta: Delta | None,
+        max_participations: int | None = None,
+        may_decline: str | None = None,
+    ) -> Mechanism:
+        """A run of this mechanism, as data for the accountant: every run is described here.
+
+        Args:
+            algorithm: None where it is not known, which counts as the worse (users have a memory).
+            rounds: T, all that are planned.
+            local_steps: K.
+            sizes: R_i of every user; ``batch_sizes`` are their b_i.
+            cohort_size: m.
+            weighting: How uploads are weighted in the mean.
+            declared: Whether R_i are constants that were declared without looking at the data.
+            delta: δ, or None for the default.
+            max_participations: The most rounds that any user takes part in.
+            may_decline: Why a drawn user may stay away.
+        """
+        return describe(
+            rounds=rounds,
+            local_steps=local_steps,
+            users=len(sizes),
+            cohort_size=cohort_size,
+            records=sizes,
+            batch_sizes=batch_sizes,
+            memory=algorithm is None or algorithm.memory,
+            one_sum=algorithm is not None and algorithm.one_sum,
+            unproved_hooks=() if algorithm is None else algorithm.unproved,
+            noise=self.noise,
+            clip=self.clip,
+            sampling=self.sampling,
+            unit=self.unit,
+            weighting=weighting,
+            delta=delta,
+            max_participations=max_participations,
+            may_decline=may_decline,
+            declared_sizes=declared
+            and self.sampling == "poisson"
+            and self.neighbours != "zero-out",
+        )

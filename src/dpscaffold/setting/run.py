@@ -14,11 +14,12 @@ from torch import Tensor
 from dpscaffold.algorithms import Algorithm, Known
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.roster import Roster
-from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged, describe
+from dpscaffold.privacy import Mechanism, bound_for, calibrate_noise, charged
 from dpscaffold.privacy.describe import Delta, choose_relation
 from dpscaffold.privacy.drawn import SeedKnowledge
+from dpscaffold.privacy.mechanism import Sampling
 from dpscaffold.randomness.seeds import Seed, origin_of
-from dpscaffold.randomness.streams import Randomness, Sampling
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting.budget import Budget, View
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.identity import describe_algorithm, describe_task
@@ -207,25 +208,18 @@ class Setting:
         if self.privacy is None:
             return None
         plan, privacy, budget = self.plan, self.privacy, self.budget
-        return describe(
+        return privacy.run(
+            self.algorithm,
             rounds=plan.planned,
             local_steps=plan.local_steps,
-            users=self.users,
+            sizes=self.roster.sizes,
             cohort_size=self.cohort_size,
-            records=self.roster.sizes,
             batch_sizes=self.batch_sizes.tolist(),
-            memory=self.algorithm.memory,
-            one_sum=self.algorithm.one_sum,
-            unproved_hooks=self.algorithm.unproved,
-            noise=privacy.noise,
-            clip=privacy.clip,
-            sampling=privacy.sampling,
-            unit=privacy.unit,
             weighting=plan.weighting,
+            declared=self.roster.declared,
             delta=budget.delta if delta is None else delta,
             max_participations=budget.max_participations,
             may_decline=budget.declines,
-            declared_sizes=self.roster.declared and privacy.neighbours != "zero-out",
         )
 
     def calibrated(self, epsilon: float, view: View | None = None) -> Setting:

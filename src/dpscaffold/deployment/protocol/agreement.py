@@ -22,6 +22,7 @@ from dpscaffold.data.tables.spellings import Spellings, checked_spellings
 from dpscaffold.deployment.protocol.messages import Json, Refused, canonical
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
+from dpscaffold.privacy.mechanism import Clip, Relation, Sampling, Unit
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 
@@ -195,14 +196,14 @@ class SchemaSettings(ConfigTable):
 
 
 class MechanismSettings(ConfigTable):
-    """The noised query; ``secret`` is false in a rehearsal alone."""
+    """A :class:`~dpscaffold.Gaussian` in an offer; ``secret`` is false in a rehearsal alone."""
 
-    clip: float | Literal["median"]
+    clip: Clip
     noise: float
-    sampling: Literal["fixed", "poisson"]
-    unit: Literal["record", "user"]
+    sampling: Sampling
+    unit: Unit
     secret: bool
-    neighbours: Literal["replace-one", "zero-out", "add-remove"] | None = None
+    neighbours: Relation | None = None
 
     @classmethod
     def of(cls, mechanism: Gaussian) -> MechanismSettings:

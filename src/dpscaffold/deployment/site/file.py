@@ -7,9 +7,10 @@ the site will take part in a run, and what that costs at most.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,8 +18,10 @@ from dpscaffold.algorithms.registry import AGREED
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.privacy import Mechanism, PrivacyError, describe, no_guarantee
+from dpscaffold.privacy import Mechanism, PrivacyError, no_guarantee
 from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy.mechanism import Sampling, Unit, Weighting
+from dpscaffold.setting.gaussian import Gaussian
 
 #: Below this δ of one run the accountant's arithmetic has nothing to say.
 SMALLEST_DELTA = 1e-12
@@ -52,10 +55,10 @@ class Policy(_SiteTable):
     """The largest K that is accepted. Example: ``50``"""
     max_data_ratio: float = Field(default=0.5, gt=0, le=1)
     """The largest s that is accepted. Example: ``0.2``"""
-    units: tuple[Literal["record", "user"], ...] = ("record",)
+    units: tuple[Unit, ...] = ("record",)
     """The accepted units of protection: single records, or all records of this site. Example:
     ``["record", "user"]``"""
-    samplings: tuple[Literal["fixed", "poisson"], ...] = ("fixed", "poisson")
+    samplings: tuple[Sampling, ...] = ("fixed", "poisson")
     """The accepted kinds of batches. Example: ``["poisson"]``"""
     algorithms: tuple[str, ...] = AGREED
     """The accepted algorithms, by name, from installed code. Example: ``["scaffold",
@@ -153,18 +156,6 @@ def _sentence(error: ValidationError) -> str:
 
 
 @dataclass(frozen=True)
-class OfferedQuery:
-    """The noised query of an offer: C, σ_g, how batches are drawn, what is protected, and whether
-    noise is secret or, in a rehearsal, drawn from the plan's seed."""
-
-    clip: float | Literal["median"]
-    noise: float
-    sampling: Literal["fixed", "poisson"]
-    unit: Literal["record", "user"]
-    secret: bool
-
-
-@dataclass(frozen=True)
 class Terms:
     """The public numbers of an offer that a policy looks at; without a mechanism, no privacy."""
 
@@ -172,11 +163,13 @@ class Terms:
     local_steps: int
     user_ratio: float
     data_ratio: float
-    weighting: Literal["uniform", "records"]
+    weighting: Weighting
     algorithm: str
     task: str
     parameters: int
-    mechanism: OfferedQuery | None
+    mechanism: Gaussian | None
+    #: Parts of the algorithm with which no bound was proved.
+    unproved: Sequence[str] = ()
 
     @property
     def protected(self) -> bool:
@@ -188,28 +181,25 @@ class Terms:
         ``declared`` says that R_i is a constant that the site declared."""
         if self.mechanism is None:
             raise PrivacyError("a run without privacy has no account")
-        return describe(
+        run = self.mechanism.run(
+            None,
             rounds=self.rounds,
             local_steps=self.local_steps,
-            users=1,
+            sizes=[records],
             cohort_size=1,
-            records=records,
-            batch_sizes=batch,
-            noise=self.mechanism.noise,
-            clip=self.mechanism.clip,
-            sampling=self.mechanism.sampling,
-            unit=self.mechanism.unit,
+            batch_sizes=[batch],
             weighting=self.weighting,
+            declared=declared,
             delta=delta,
-            declared_sizes=declared and self.mechanism.sampling == "poisson",
         )
+        return replace(run, unproved_hooks=tuple(self.unproved))
 
 
 def check_terms(policy: Policy, terms: Terms) -> None:
     """Refuse, with its reason code, what the policy does not allow.
 
     >>> policy = Policy(epsilon=1.0, delta=1e-6, min_noise=5.0)
-    >>> weak = OfferedQuery(1.0, 2.0, "fixed", "record", secret=True)
+    >>> weak = Gaussian(1.0, 2.0, "fixed", "record", secret=True)
     >>> try:
     ...     terms = Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, weak)
     ...     check_terms(policy, terms)
@@ -230,7 +220,7 @@ def check_terms(policy: Policy, terms: Terms) -> None:
     _within("policy-model", "parameters", terms.parameters, policy.max_parameters)
 
 
-def _check_query(policy: Policy, terms: Terms, mechanism: OfferedQuery) -> None:
+def _check_query(policy: Policy, terms: Terms, mechanism: Gaussian) -> None:
     if not mechanism.secret and not policy.rehearsal:
         raise Refused("policy-rehearsal")
     if not mechanism.noise >= policy.min_noise or mechanism.noise <= 0:

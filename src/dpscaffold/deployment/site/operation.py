@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dpscaffold.deployment.protocol.messages import Refused
-from dpscaffold.deployment.site.file import OfferedQuery, Terms, read_site_file
+from dpscaffold.deployment.site.file import Terms, read_site_file
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import StateFolder
 from dpscaffold.deployment.site.recovery import recover
@@ -19,6 +19,7 @@ from dpscaffold.deployment.site.work import opener
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.ledger import spent
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks.metrics import METRICS
 
 THEOREM = "adaptive composition of n·K steps, whatever selection and stopping look at (bound cap)"
@@ -67,7 +68,7 @@ def _run_line(booking: GrantedRun) -> dict[str, Any]:
         "last": booking.last_time,
     }
     if booking.grant.epsilon is not None:
-        terms = Terms(**account["terms"], mechanism=OfferedQuery(**account["mechanism"]))
+        terms = Terms(**account["terms"], mechanism=Gaussian(**account["mechanism"]))
         run = terms.run(
             account["records"], account["batch"], booking.grant.delta, account["declared"]
         )

@@ -16,7 +16,7 @@ from dpscaffold.algorithms import Algorithm, Broadcast
 from dpscaffold.deployment.protocol.agreement import Offer, names_in, read_offer
 from dpscaffold.deployment.protocol.messages import Refused, Vectors
 from dpscaffold.deployment.protocol.shapes import broadcast_lengths, slot_lengths
-from dpscaffold.deployment.site.file import OfferedQuery, Policy, SiteFile, Terms
+from dpscaffold.deployment.site.file import Policy, SiteFile, Terms
 from dpscaffold.deployment.site.reading import SiteRecords, read_records
 from dpscaffold.engines.participation.drawing import Row
 from dpscaffold.engines.participation.participate import participate
@@ -64,7 +64,7 @@ class OfferedWork:
     @cached_property
     def terms(self) -> Terms:
         """The public numbers."""
-        return terms_of(self.offer, self.task)
+        return terms_of(self)
 
     @property
     def warm_rounds(self) -> int:
@@ -144,14 +144,9 @@ def _row(stack: torch.Tensor) -> np.ndarray:
     return np.ascontiguousarray(stack[0].cpu().numpy(), "<f4")
 
 
-def terms_of(offer: Offer, task: Task) -> Terms:
+def terms_of(work: OfferedWork) -> Terms:
     """An offer's numbers, as a policy looks at them."""
-    plan, privacy = offer.plan, offer.privacy
-    mechanism = None
-    if privacy is not None:
-        mechanism = OfferedQuery(
-            privacy.clip, privacy.noise, privacy.sampling, privacy.unit, privacy.secret
-        )
+    offer, plan = work.offer, work.offer.plan
     return Terms(
         rounds=plan.rounds,
         local_steps=plan.local_steps,
@@ -160,8 +155,9 @@ def terms_of(offer: Offer, task: Task) -> Terms:
         weighting=plan.weighting,
         algorithm=offer.algorithm.name,
         task=offer.task.module or offer.task.kind,
-        parameters=task.parameters,
-        mechanism=mechanism,
+        parameters=work.task.parameters,
+        mechanism=work.mechanism,
+        unproved=work.algorithm.unproved,
     )
 
 

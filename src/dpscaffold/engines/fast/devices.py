@@ -29,8 +29,8 @@ from dpscaffold.engines.machine import sent
 from dpscaffold.engines.participation.drawing import Row, distinct, step_sizes
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.participation.steps import Scales, local_steps
-from dpscaffold.randomness.streams import Randomness, Sampling
-from dpscaffold.setting.gaussian import Unit
+from dpscaffold.privacy.mechanism import Sampling, Unit
+from dpscaffold.randomness.streams import Randomness
 from dpscaffold.tasks import Batch, Clip, Task
 
 #: How many numbers of noise are held on a device at a time.

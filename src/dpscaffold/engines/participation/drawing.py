@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpscaffold.randomness.streams import Batches, Randomness, Sampling, in_threads
+from dpscaffold.privacy.mechanism import Sampling
+from dpscaffold.randomness.streams import Batches, Randomness, in_threads
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 

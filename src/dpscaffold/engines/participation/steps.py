@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from dpscaffold.algorithms import Algorithm, Known, Local, Participant, Slots, Upload
+from dpscaffold.privacy.mechanism import Sampling, Unit
 from dpscaffold.randomness.csprng import on_grid
-from dpscaffold.randomness.streams import Sampling
-from dpscaffold.setting.gaussian import Unit
 from dpscaffold.tasks import Batch, Clip, Task
 
 
