@@ -324,9 +324,9 @@ def write_docs(done: Sequence[Trained]) -> None:
         "**Whole plans, trained as they are** (`python benchmarks/plans.py --out FOLDER --device "
         "cuda --data-dir DATA`, then `--out FOLDER --write docs`): made from public facts alone, "
         "with at most 400 rounds, the row's local steps, a fifth of the users in a round and "
-        "Poisson batches; test accuracy of the averaged model in per cent, three seeds, beside the "
-        "best of the frontier at the same ε, chosen among all algorithms, η₀, C, K and averaged "
-        "shares of the rounds that were tried there **with the test data in view**."
+        "Poisson batches; test accuracy of the averaged model in per cent, three seeds, next "
+        "to the best of the frontier at the same ε, chosen among all algorithms, η₀, C, K and "
+        "averaged shares of the rounds that were tried there **with the test data in view**."
     )
     table = "\n".join(lines(done))
     write_text(PAGE, f"{before}{BEGIN}\n{said}\n\n{table}\n{END}{after}")

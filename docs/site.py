@@ -1,12 +1,14 @@
-"""A hook of MkDocs: notebooks become pages, with the outputs that they keep.
+"""A hook of MkDocs: notebooks become pages, formulas become MathML, commands list their options.
 
-It needs nothing beyond MkDocs: cells are written as Markdown, figures as data, so that the site
-asks for nothing from elsewhere.
+The site loads nothing from elsewhere: notebook cells are written as Markdown, figures as data, and
+formulas as MathML, which browsers draw by themselves.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,12 @@ from mkdocs.structure.files import File, Files
 
 #: What marks a link to the notebook itself.
 DOWNLOAD = "{ download }"
+#: A formula, in the syntax that GitHub draws too: a fence of ``math``, or $`…`$ within a line.
+FORMULA = re.compile(
+    r"^```math\n(?P<block>.*?)^```$|\$`(?P<inline>[^`]*)`\$(?P<after>[.,;:)]?)", re.M | re.S
+)
+#: Where the options of all commands are listed.
+OPTIONS = "<!-- options -->"
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -34,11 +42,51 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links to notebooks lead to their pages, and a result's page shows its figure."""
+    """Formulas are drawn, links to notebooks lead to their pages, and a result's page shows its
+    figure."""
     if page.file.src_uri.endswith("/RESULT.md"):
         title, _, rest = markdown.partition("\n")
         return f"{title}\n\n![{title.lstrip('# ')}](figure.png)\n{rest}"
+    markdown = FORMULA.sub(_formula, markdown)
+    if OPTIONS in markdown:
+        markdown = markdown.replace(OPTIONS, "\n\n".join(options()))
     return markdown.replace(".ipynb)", ".md)").replace(f".md){DOWNLOAD}", f".ipynb){DOWNLOAD}")
+
+
+def _formula(match: re.Match[str]) -> str:
+    from latex2mathml.converter import convert
+
+    block = match["block"]
+    shown = convert((block or match["inline"]).strip(), display="block" if block else "inline")
+    if block:
+        return f'<div class="formula">{shown}</div>'
+    return f'<span class="formula">{shown}{match["after"]}</span>'
+
+
+def options() -> Iterator[str]:
+    """The help of every command, as Markdown."""
+    import click
+    from typer.main import get_command
+
+    from dpscaffold.cli import app
+
+    yield "## Options of every command"
+    top = get_command(app)
+    assert isinstance(top, click.Group)
+    for name, command, parent in _commands(top, click.Context(top, info_name="dpscaffold")):
+        with click.Context(command, info_name=name, parent=parent, max_content_width=90) as context:
+            yield f"### {context.command_path}\n\n```text\n{command.get_help(context)}\n```"
+
+
+def _commands(group: Any, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+    import click
+
+    for name in group.list_commands(parent):
+        command = group.get_command(parent, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, click.Context(command, info_name=name, parent=parent))
+        else:
+            yield name, command, parent
 
 
 def _renamed(nav: Any) -> Any:

@@ -1,7 +1,7 @@
 """The code blocks of the documentation, and how each is run.
 
-A fence is ``python``, ``sh``, ``toml``, ``ini`` or ``text``. Comments right above it say what a
-test needs to know and a reader does not:
+A fence is ``python``, ``sh``, ``toml``, ``ini``, ``text`` or ``math``. Comments right above it say
+what a test needs to know and a reader does not:
 
 ``<!-- setup: … -->``         Python that runs first (the reader's own data, for instance)
 ``<!-- file: NAME -->``       the block is also written to this file
@@ -42,7 +42,7 @@ FENCE = re.compile(
 MARK = re.compile(
     r"<!--\s*(setup|file|short|stand-in|slow|not run|says|same as|needs):\s*(.*?)\s*-->", re.S
 )
-KINDS = ("python", "sh", "toml", "ini", "text")
+KINDS = ("python", "sh", "toml", "ini", "text", "math")
 
 
 @dataclass(frozen=True)

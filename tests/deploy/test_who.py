@@ -1,4 +1,4 @@
-"""Who can do what: the lines of the table in docs/deploy.md that no other test holds.
+"""Who can do what: the lines of the table in docs/deploy-protocol.md that no other test holds.
 
 Strangers are in ``test_processes``, a hostile server in ``test_hostile``, a thief in
 ``test_faults`` (``test_a_copied_site_…``); a registered site and a local user are here.
