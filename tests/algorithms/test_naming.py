@@ -161,9 +161,9 @@ def test_the_example_is_what_its_page_says(tmp_path):
         (["algorithm.name=fedavgg"], r"algorithm.name is 'fedavgg' \(did you mean 'fedavg'\?\); "),
         (
             ["algorithm.name=absent:make"],
-            "there is no file absent.py in .*beside the configuration",
+            "there is no file absent.py in .*next to the configuration",
         ),
-        (["algorithm.name=broken:make"], r"import failed .*nothing_of_that_name.*mend broken.py"),
+        (["algorithm.name=broken:make"], r"import failed .*nothing_of_that_name.*fix broken.py"),
         (["algorithm.name=mine:nobody"], "mine has no function 'nobody'"),
         (["algorithm.name=mine:OWN"], "mine has no function 'OWN'"),
         (["algorithm.name=mine:wrong"], "returned str; the factory must return"),
@@ -282,7 +282,7 @@ short = told(lambda gradient, y, at: gradient[..., :3])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lost", "which failed in a round with KeyError: 'nope' (own_failing.py, line 7); mend it"),
+        ("lost", "which failed in a round with KeyError: 'nope' (own_failing.py, line 7); fix it"),
         ("nothing", "whose functions gave what cannot be computed with (TypeError"),
         ("short", "whose functions gave what cannot be computed with (RuntimeError"),
     ],

@@ -63,7 +63,7 @@ def test_a_module_that_ends_itself_or_is_named_as_a_file_is_one_sentence(
 
 def test_a_disk_without_room_is_said_with_what_to_do() -> None:
     full = _sentence(OSError(errno.ENOSPC, "No space left on device"))
-    assert full == "No space left on device; make room on the disk and run the command again"
+    assert full == "No space left on device; free space on the disk and run the command again"
     assert _sentence(PermissionError(errno.EACCES, "Permission denied", "runs")) == (
         "runs: Permission denied"
     )

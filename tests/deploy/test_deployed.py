@@ -233,7 +233,7 @@ class StoppedAway:
 
     def ask(self, letters, accept):
         if any(letter.header.get("round") == self.at for letter in letters.values()):
-            raise ExchangeStopped("told to stop while the SuperLink was away")
+            raise ExchangeStopped("asked to stop while the SuperLink was away")
         return self.real.ask(letters, accept)
 
 

@@ -253,7 +253,7 @@ def test_a_server_told_to_stop_while_the_superlink_is_away_stops_and_goes_on_lat
         local.kill("link")
         wait_for(lambda: "the SuperLink is away" in local.log("server"), local)
         assert local.stop("server") == 143, local.log("server")
-        assert "stopped by SIGTERM (told to stop while the SuperLink was away)" in local.log(
+        assert "stopped by SIGTERM (asked to stop while the SuperLink was away)" in local.log(
             "server"
         )
         summary = json.loads((out / "summary.json").read_text())

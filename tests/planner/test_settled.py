@@ -117,7 +117,7 @@ def test_an_algorithm_of_ones_own_keeps_its_name(tmp_path):
     )
     result = planned(tmp_path, toml("mine:factory"))
     assert result.exit_code == 0, result.exception
-    assert "copy your own file beside" in result.output
+    assert "copy your own file next to" in result.output
     written = tomllib.loads((tmp_path / "plan" / "plan.toml").read_text())
     assert written["algorithm"] == {"name": "mine:factory"}
 

@@ -248,7 +248,7 @@ def test_a_folder_without_a_ledger_or_with_a_damaged_one(tmp_path):
 
 def test_numbers_and_a_folder_are_not_mixed(tmp_path):
     write_ledger(tmp_path)
-    assert "--noise is given beside" in refused("privacy", str(tmp_path), "--noise", "3")
+    assert "--noise is given, and" in refused("privacy", str(tmp_path), "--noise", "3")
 
 
 def test_a_missing_source():

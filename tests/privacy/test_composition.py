@@ -307,7 +307,7 @@ def test_view_and_group_act_on_several_runs(tmp_path):
     assert sentence in " ".join(one.split()) and sentence != both["human"]["server"]["sentence"]
     assert "group=0" in refused("privacy", a, b, "--group", "0")
     assert "--view is 'nobody'" in refused("privacy", a, b, "--view", "nobody")
-    assert "beside --json" in refused("privacy", a, b, "--view", "server", "--json")
+    assert "--json holds every view" in refused("privacy", a, b, "--view", "server", "--json")
 
 
 def test_run_folders_over_other_records(tmp_path):
@@ -345,7 +345,7 @@ def test_bad_compositions_are_one_sentence(tmp_path):
     user = trained(tmp_path / "u", 2, 'secret = true\nunit = "user"')
     assert "given twice" in refused("privacy", a, a)
     assert "same unit" in refused("privacy", a, user)
-    assert "--noise is given beside" in refused("privacy", a, user, "--noise", "3")
+    assert "--noise is given, and" in refused("privacy", a, user, "--noise", "3")
     assert "does not exist" in refused("privacy", a, str(tmp_path / "none"))
     assert "--fixed-in-advance is given, which is about several" in refused(
         "privacy", a, "--fixed-in-advance"

@@ -36,7 +36,7 @@ def _said(name: str, error: Exception) -> str:
     mine = [frame for frame in frames if Path(frame.filename).stem == stem]
     if mine:
         place = f"{Path(mine[-1].filename).name}, line {mine[-1].lineno}"
-        return f"which failed in a round with {what} ({place}); mend it"
+        return f"which failed in a round with {what} ({place}); fix it"
     return (
         f"whose functions gave what cannot be computed with ({what}); each must give tensors of "
         f"the shapes that it is given"

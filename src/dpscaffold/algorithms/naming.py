@@ -77,7 +77,7 @@ def build(
     except (Exception, SystemExit) as error:
         raise BadInput(
             f"algorithm.name is {name!r}, whose factory failed with {type(error).__name__}: "
-            f"{error}; mend it or its numbers"
+            f"{error}; fix it or its numbers"
         ) from error
     if not isinstance(made, Algorithm):
         raise BadInput(
@@ -160,14 +160,14 @@ def _module(place: str, folder: Path | None, said: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not place.startswith(error.name):
-            raise BadInput(f"{said}, whose import failed ({error}); mend the file") from error
+            raise BadInput(f"{said}, whose import failed ({error}); fix the file") from error
         raise BadInput(
             f"{said}, but there is no file {relative} in {folder or Path.cwd()} and Python finds "
-            f"no module {place!r}; put the file beside the configuration"
+            f"no module {place!r}; put the file next to the configuration"
         ) from error
     except (Exception, SystemExit) as error:
         raise BadInput(
-            f"{said}, whose import failed ({type(error).__name__}: {error}); mend the file"
+            f"{said}, whose import failed ({type(error).__name__}: {error}); fix the file"
         ) from error
 
 
@@ -185,7 +185,7 @@ def _from_file(path: Path, place: str, base: Path, said: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script that ends itself would end us
         del sys.modules[unique]
         raise BadInput(
-            f"{said}, whose import failed ({type(error).__name__}: {error}); mend {path.name}"
+            f"{said}, whose import failed ({type(error).__name__}: {error}); fix {path.name}"
         ) from error
     finally:
         sys.path.remove(str(base))

@@ -46,7 +46,7 @@ COMMANDS = {
 
 #: What ``dpscaffold --help`` says of each, in one line of 80 columns.
 SUMMARIES = {
-    "demo": "DP-SCAFFOLD beside its rivals, in about a minute",
+    "demo": "DP-SCAFFOLD compared with its rivals, in about a minute",
     "init": "look at data and draft the configuration that trains on them",
     "train": "train a model and write a run folder",
     "compare": "several runs in one table and one figure",
@@ -210,11 +210,11 @@ def _sentence(error: BaseException) -> str | None:
             " data.records), or store the data with dpscaffold data prepare and map them"
         )
     if isinstance(error, BrokenPipeError):
-        return "what reads the output has gone"
+        return "broken pipe: the reader of our output exited"
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         said = f"{place}{error.strerror or error}"
         if error.errno in _NO_ROOM:
-            return f"{said}; make room on the disk and run the command again"
+            return f"{said}; free space on the disk and run the command again"
         return said
     return str(error) if type(error).__module__.startswith("dpscaffold") else None

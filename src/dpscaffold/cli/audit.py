@@ -32,7 +32,7 @@ def audit_command(
         int | None,
         typer.Option(
             "--one-run",
-            help="also train once on the real records, with so many canaries; this spends privacy",
+            help="also train once on the real records with this many canaries; spends privacy",
         ),
     ] = None,
     out: Annotated[

@@ -23,7 +23,9 @@ def budget_command(
     delta: Annotated[
         float | None, typer.Option("--delta", help="open a new file: δ in all")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the book as JSON")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the budget file's contents as JSON")
+    ] = False,
 ) -> None:
     """Show what runs have booked from a budget file, or open a new one with --epsilon and --delta.
 

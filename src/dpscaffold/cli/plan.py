@@ -94,7 +94,7 @@ def plan_command(
         console.print(f"{out} holds {', '.join(files)}")
         if settings.beside is not None and Path(settings.beside) != out.absolute():
             console.print(
-                f"copy your own file beside {out / 'plan.toml'}, where train looks for it"
+                f"copy your own file next to {out / 'plan.toml'}, where train looks for it"
             )
 
 

@@ -84,7 +84,7 @@ Colluders = Annotated[
     typer.Option("--colluders", help="k participants who pool what they know; 1 by default"),
 ]
 Cap = Annotated[
-    int | None, typer.Option("--max-participations", help="after so many, a user declines")
+    int | None, typer.Option("--max-participations", help="after this many rounds, a user declines")
 ]
 
 
@@ -143,7 +143,7 @@ def privacy(
     shown = {"--all": everything, "--quote": only_quote, "--json": as_json}
     if sum(shown.values()) > 1:
         first, second, *_ = (option for option, on in shown.items() if on)
-        raise PrivacyError(f"{first} is given beside {second}; give one of them")
+        raise PrivacyError(f"{first} is given together with {second}; give one of them")
     if sources and len(sources) > 1:
         refuse_numbers(numbers, sources[0])
         alone = {"--all": everything, "--quote": only_quote}
@@ -248,7 +248,7 @@ def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
         return tuple(VIEWS)
     if as_json:
         raise PrivacyError(
-            f"--view is {view!r} beside --json, which holds every view; give one or the other"
+            f"--view is {view!r}, and --json holds every view; give one or the other"
         )
     name = view.replace("-", "_")
     if name not in VIEWS:

@@ -56,7 +56,7 @@ def reproduce_command(
     row: Annotated[
         list[str] | None, typer.Option(help="only this row of the figure or table")
     ] = None,
-    folds: Annotated[bool, typer.Option(help="run the cross-validation beside the tables")] = True,
+    folds: Annotated[bool, typer.Option(help="run the cross-validation for the tables too")] = True,
     only_runs: Annotated[
         bool, typer.Option("--only-runs", help="write runs.jsonl and nothing else")
     ] = False,
@@ -79,7 +79,9 @@ def reproduce_command(
             f"or --list"
         )
     if list_ and name is not None:
-        raise BadInput(f"--list is given beside {name!r}; it lists all, give one or the other")
+        raise BadInput(
+            f"--list is given together with {name!r}; it lists all, give one or the other"
+        )
     if estimate and not list_:
         raise BadInput("--estimate is given without --list, whose times it adds; give both")
     if list_:

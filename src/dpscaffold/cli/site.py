@@ -44,7 +44,9 @@ def init(
 @app.command()
 def check(
     file: File = Path("site.toml"),
-    offer: Annotated[Path | None, typer.Option(help="a plan to judge, touching no ledger")] = None,
+    offer: Annotated[
+        Path | None, typer.Option(help="a plan to check; no ledger is changed")
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="do not connect")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for monitoring")] = False,
 ) -> None:

@@ -149,7 +149,7 @@ def refuse_numbers(numbers: Numbers, source: Path) -> None:
     given = [_option(name) for name, value in vars(numbers).items() if value is not None]
     if given:
         raise PrivacyError(
-            f"{given[0]} is given beside {source}, which already says it; give one or the other"
+            f"{given[0]} is given, and {source} already says it; give one or the other"
         )
 
 

@@ -166,7 +166,7 @@ def own_module(name: str, folder: Path | None, argument: str = "task.module") ->
     except (Exception, SystemExit) as error:
         raise BadInput(
             f"{argument} is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
-            f"mend it"
+            f"fix it"
         ) from error
     if not isinstance(made, nn.Module):
         shown = made.__name__ + ", a class" if isinstance(made, type) else type(made).__name__

@@ -94,12 +94,12 @@ DRAFTED = (
 )
 #: A record that had no owner was given one by its label: another label would move others too.
 DEALT_BY_LABEL = (
-    "Records were dealt out to users by their labels (data.partition), so that another label of "
+    "Records were partitioned among users by their labels (data.partition), so another label of "
     "one record would move records between several users: who holds which record is outside the "
-    "guarantee, which is for the records as they were dealt."
+    "guarantee, which is for the records as they were partitioned."
 )
 #: Said where sizes are declared: one record more would deal all of them out anew.
-DEALT_BY_NUMBER = "Records were dealt out to users by how many there are (data.partition)."
+DEALT_BY_NUMBER = "Records were partitioned among users by their number (data.partition)."
 
 
 def _looks_at_labels(settings: Pooled) -> bool:

@@ -3,7 +3,7 @@
 Two scores, both in [0, 1]. *Label heterogeneity* is the mean over users of the total-variation
 distance between the user's label frequencies and the pooled ones, ½ Σ_c |p_i(c) − p̄(c)|: the share
 of its records that a user would have to swap to look like the whole. Small samples differ even when
-nothing else does, so what i.i.d. users of the same sizes would score is given beside it. *Feature
+nothing else does, so what i.i.d. users of the same sizes would score is shown too. *Feature
 heterogeneity* is the share of the features' variance that lies between users, Σ R_i‖μ_i − μ‖² / Σ‖x
 − μ‖², and sees shifts that labels do not.
 """

@@ -238,7 +238,7 @@ def prepare(
     if settings.declared_sizes is not None:
         raise BadInput(
             "data.declared_sizes belongs to the configuration that trains; leave it out here and "
-            "give it beside source = 'saved'"
+            "give it together with source = 'saved'"
         )
     require_free(Path(folder), overwrite)  # before the work, not after it
     if not isinstance(settings, TabularFile):

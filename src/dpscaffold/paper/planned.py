@@ -178,7 +178,7 @@ def planner_parts(results: Results, rates: Rates) -> list[str]:
     lost = [one.lost for one in rows]
     parts.append(
         f"η₀ was chosen among the same values on surrogates with the public facts, and no record "
-        f"was read for it; beside it stands the best η₀ **with the test data in view**. Over "
+        f"was read for it; next to it is the best η₀ **with the test data in view**. Over "
         f"{len(rows)} entries planning loses {sum(lost) / len(lost):.2f} points on average, at "
         f"most {max(lost):.2f}, and at most 2 in {sum(x <= 2 for x in lost)} of them."
     )

@@ -62,10 +62,10 @@ def table_parts(results: Results, made: Provenance) -> list[str]:
 def _validation(results: Results) -> str:
     """What became of the choice by cross-validation."""
     if not results.experiment.folds:
-        return "no cross-validation stands beside it."
+        return "no cross-validation is next to it."
     folds = f"{results.experiment.folds}-fold cross-validation on the training records"
     if results.folded:
-        return f"the choice of {folds} stands beside it where it was run."
+        return f"the choice of {folds} is next to it where it was run."
     return f"the choice of {folds} was **not run** here (leave `--no-folds` out to run it)."
 
 

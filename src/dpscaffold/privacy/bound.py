@@ -148,7 +148,7 @@ def largest_epsilon(laws: Laws, delta: float, costs: tuple[Cost, ...] = ()) -> f
     value = max(with_costs(law, costs).epsilon(delta) for law in laws)
     if math.isinf(value):
         raise PrivacyError(
-            f"delta={delta} is below what double precision can resolve after so many steps; give "
+            f"delta={delta} is below what double precision can resolve after this many steps; give "
             f"a larger delta, or use the bound 'random_participation_rdp'"
         )
     return value

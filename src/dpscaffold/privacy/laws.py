@@ -12,7 +12,7 @@ from dpscaffold.privacy.loss import LossDistribution
 from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.queries import participation_losses, step_losses
 
-DRAW_KNOWN = "who takes part can be told: the seed that draws participants is stored with the run"
+DRAW_KNOWN = "who takes part can be known: the seed that draws participants is stored with the run"
 
 
 @lru_cache(maxsize=64)

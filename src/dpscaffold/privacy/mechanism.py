@@ -297,7 +297,7 @@ def check(run: Mechanism) -> None:
         len(run.membership) != run.users or max(run.membership) >= len(run.groups)
     ):
         raise PrivacyError(
-            "membership does not give each user one of the groups; describe the run anew"
+            "membership does not give each user one of the groups; describe the run again"
         )
     if run.max_participations is not None and run.max_participations < 1:
         raise PrivacyError(

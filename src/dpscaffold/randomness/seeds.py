@@ -89,6 +89,6 @@ class Seed:
             return cls(values["origin"], int(values["seed"]), str(values["key"]))
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(
-                f"{where} does not hold the seed of its run ({error}); restore it or start the "
-                f"run anew"
+                f"{where} does not hold the seed of its run ({error}); restore it or start a new "
+                f"run"
             ) from error

@@ -124,7 +124,7 @@ def read_run(path: Path) -> RunRecord:
     history = folder.metrics()
     written = folder.file("metrics.jsonl")
     if not history and written.exists() and b"\n" in written.read_bytes():
-        raise BadInput(f"{written} is damaged; restore it or start the run anew")
+        raise BadInput(f"{written} is damaged; restore it or start a new run")
     if not history:
         raise BadInput(
             f"the run in {path} has no evaluated round yet; let it reach one, or lower "

@@ -136,7 +136,7 @@ class PrivacyAccount:
         elif completed or len(journal) > 1:
             raise BadInput(
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or "
-                f"start the run anew"
+                f"start a new run"
             )
         opening = Opening.of(
             self._fresh,
@@ -155,7 +155,7 @@ class PrivacyAccount:
         if self.ledger.rounds < completed:
             raise BadInput(
                 f"the ledger in {folder.path} records {self.ledger.rounds} of {completed} "
-                f"completed rounds; restore ledger.jsonl or start the run anew"
+                f"completed rounds; restore ledger.jsonl or start a new run"
             )
         if anchor is not None:
             check_anchor(journal, anchor, "the checkpoint")
@@ -297,7 +297,7 @@ class PrivacyAccount:
             if entry.round == round:
                 return entry.users
         raise BadInput(
-            f"{self._journal.path} lacks round {round}; restore it or start the run anew"
+            f"{self._journal.path} lacks round {round}; restore it or start a new run"
         )
 
     def _enter(self, line: Mapping[str, Any], last: bool = True) -> None:

@@ -135,7 +135,7 @@ class RunFolder:
         if saved is None:
             raise BadInput(
                 f"{self.path} holds a private run without the seed that it draws from ({SEED}), so "
-                f"it cannot be resumed; restore the file, or start the run anew elsewhere"
+                f"it cannot be resumed; restore the file, or start a new run elsewhere"
             )
         return Seed.from_json(saved, str(self.file(SEED)))
 
@@ -183,7 +183,7 @@ class RunFolder:
             saved = tomllib.loads(self.file("config.toml").read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(
-                f"{self.file('config.toml')} is damaged ({error}); restore it or start the run anew"
+                f"{self.file('config.toml')} is damaged ({error}); restore it or start a new run"
             ) from error
         if "facts" in saved:  # earlier versions left this default of theirs out
             saved["facts"] = {"similarity": "unknown", **saved["facts"]}
@@ -219,7 +219,7 @@ class RunFolder:
         if saved is None:
             raise BadInput(
                 f"{self.path} holds a run of an earlier version, which did not write down its "
-                f"setting (setting.json), so it cannot be resumed; start it anew elsewhere"
+                f"setting (setting.json), so it cannot be resumed; start a new run elsewhere"
             )
         now = json.loads(json.dumps(setting))
         if longer:
@@ -246,7 +246,7 @@ class RunFolder:
         if not self.file(KEY).exists():
             raise BadInput(
                 f"{self.path} holds a run without the key of its data's identity ({KEY}), so it "
-                f"cannot be resumed; restore the file, or start the run anew elsewhere"
+                f"cannot be resumed; restore the file, or start a new run elsewhere"
             )
         key = read_key(self.file(KEY))
         if given is not None and (not given.exists() or read_key(given) != key):
@@ -262,7 +262,7 @@ class RunFolder:
         if saved is None:
             raise BadInput(
                 f"{self.path} holds a run of an earlier version, which did not write down its "
-                f"data's identity (run.json), so it cannot be resumed; start it anew elsewhere"
+                f"data's identity (run.json), so it cannot be resumed; start a new run elsewhere"
             )
         if saved.get("data") != now.data:
             raise BadInput(
@@ -300,8 +300,8 @@ class RunFolder:
             saved = dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
             raise BadInput(
-                f"{path} cannot be read as a checkpoint ({type(error).__name__}); the run must be "
-                f"started anew"
+                f"{path} cannot be read as a checkpoint ({type(error).__name__}); restore the "
+                f"file, or start a new run elsewhere"
             ) from error
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise BadInput(
@@ -342,7 +342,7 @@ class RunFolder:
         if digest is not None and found != digest:
             raise BadInput(
                 f"{self.file('metrics.jsonl')} is not as this run left it: rounds up to {round} "
-                f"were lost or changed; restore it or start the run anew"
+                f"were lost or changed; restore it or start a new run"
             )
 
     def _metrics_until(self, round: int) -> list[dict[str, Any]]:
@@ -364,10 +364,10 @@ class RunFolder:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(
-                f"{path} is not valid JSON ({error}); restore it or start the run anew"
+                f"{path} is not valid JSON ({error}); restore it or start a new run"
             ) from error
         if not isinstance(found, dict):
-            raise BadInput(f"{path} holds no table of values; restore it or start the run anew")
+            raise BadInput(f"{path} holds no table of values; restore it or start a new run")
         return found
 
 

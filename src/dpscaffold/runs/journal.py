@@ -75,7 +75,7 @@ class Journal:
     ...     Journal(path)
     ... except BadInput as error:
     ...     print(str(error).replace(str(path), "ledger.jsonl"))
-    ledger.jsonl is damaged at line 1 (its chain does not match); restore it or start anew
+    ledger.jsonl is damaged at line 1 (its chain does not match); restore it or start a new run
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -185,8 +185,8 @@ class Journal:
                     earlier.add(writer := body["process"])
                 if body is None or reason:
                     raise BadInput(
-                        f"{self.path} is damaged at line {place} ({reason}); restore it or start "
-                        f"anew"
+                        f"{self.path} is damaged at line {place} ({reason}); restore it or start a "
+                        f"new run"
                     )
                 head, end = body.pop("chain"), end + len(raw)
                 del body["process"]

@@ -30,7 +30,7 @@ from dpscaffold.privacy.preparation import from_sentence
 from dpscaffold.randomness.seeds import SEED, Seed
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
-AGAIN = "restore it or start the run anew"
+AGAIN = "restore it or start a new run"
 #: The key of a line that says up to which round the run was extended.
 EXTENDS = "extends"
 
@@ -295,7 +295,7 @@ def _read(folder: Path) -> tuple[Ledger, Journal | None]:
     for entry in entries:
         if entry.round > ledger.rounds + 1:  # a run takes every round, so a gap is a loss
             raise PrivacyError(
-                f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start anew"
+                f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start a new run"
             )
         ledger.record(entry.round, entry.users, again=entry.again)
     if bool((ledger.participations < saved.participations).any()):

@@ -101,7 +101,7 @@ class TuneSettings(ConfigTable):
             if key in self.model_fields_set:
                 raise BadInput(
                     f"tune.{key} is given, and tune.private is true, which trains each candidate "
-                    f"once and judges the model that its plan gives out; leave it out"
+                    f"once and evaluates the model that its plan gives out; leave it out"
                 )
         if self.stopping == "poisson" and "shape" in self.model_fields_set:
             raise BadInput(

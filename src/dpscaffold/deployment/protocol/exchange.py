@@ -27,7 +27,7 @@ class Exchange(Protocol):
 
 
 class ExchangeStopped(Exception):
-    """The asker was told to stop while it waited. Nothing is lost: who has answered repeats its
+    """The asker was asked to stop while it waited. Nothing is lost: who has answered repeats its
     stored answer when the run goes on."""
 
 

@@ -40,9 +40,9 @@ SERVER = ""
 #: Everything that a site may say besides its uploads. Each is a function of public numbers: the
 #: offer, the policy, counts, columns, and R_i where it is public; none of what a record holds.
 REASONS = {
-    "bad-signature": "the letter is not rightly signed",
-    "not-for-me": "the letter names another site",
-    "version": "the letter is of another version of the protocol",
+    "bad-signature": "the message is not correctly signed",
+    "not-for-me": "the message names another site",
+    "version": "the message is of another version of the protocol",
     "bad-offer": "the offer is not a plan",
     "policy-epsilon": "the site's budget does not allow enough participations",
     "policy-noise": "the noise is below what the site wants",
@@ -73,7 +73,7 @@ REASONS = {
     "ledger-behind": "the server has seen more participations than the site's ledger holds",
     "ledger-damaged": "the site's ledger cannot be read",
     "state-damaged": "the site's memory cannot be read",
-    "busy": "the site is answering another letter",
+    "busy": "the site is answering another message",
     "paused": "the site's operator has paused it",
     "site-error": "something unforeseen happened at the site; its log says what",
 }

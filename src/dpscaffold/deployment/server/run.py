@@ -317,7 +317,7 @@ class Deployment:
         try:
             answers, reasons = engine.settle(over, told, state.output)
         except ExchangeStopped:
-            self.say("the sites were not all told that the run is over; --resume tells them")
+            self.say("not all sites know that the run is over; --resume tells them")
             return None
         for name, reason in reasons.items():
             self.say(f"{name} did not take the model: {reason}")

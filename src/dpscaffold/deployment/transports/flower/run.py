@@ -322,7 +322,7 @@ class FlowerExchange:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.stop():
-                raise ExchangeStopped("told to stop while the SuperLink was away")
+                raise ExchangeStopped("asked to stop while the SuperLink was away")
             time.sleep(self.poll)
 
     def _ask_over(
@@ -342,7 +342,7 @@ class FlowerExchange:
             if self.stop():
                 told_at = told_at or now
                 if now - told_at > _GRACE:
-                    raise ExchangeStopped(f"told to stop while {', '.join(due)} had not answered")
+                    raise ExchangeStopped(f"asked to stop while {', '.join(due)} had not answered")
             sending = [name for name, when in due.items() if when <= now]
             if sending:
                 self.traffic.again += 0 if first else len(sending)
