@@ -14,6 +14,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.planning.facts import rounds_tried
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.privacy.calibrate import LEAST_SOLVED
+from dpscaffold.privacy.ledger import largest_count
 from dpscaffold.privacy.mechanism import MOST_NOISE
 from dpscaffold.setting import Setting
 
@@ -131,20 +132,7 @@ def most_rounds(settings: Sequence[Setting], epsilon: float) -> int:
             for rounds in rounds_tried(limit, one.warm_rounds)[-1:]
         )
 
-    return _largest(keeps, max(one.plan.rounds for one in settings))
-
-
-def _largest(holds: Callable[[int], bool], above: int) -> int:
-    """The largest number below ``above`` that holds, of those that hold from 1 on; 0: none.
-
-    >>> _largest(lambda count: count <= 37, 400), _largest(lambda count: False, 400)
-    (37, 0)
-    """
-    low, high = 0, above
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return largest_count(keeps, max(one.plan.rounds for one in settings) - 1)
 
 
 def _digits(value: float, towards: Callable[[float], int]) -> float:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -267,7 +267,7 @@ class Ledger:
             caps = np.full(len(self.run.groups), most, dtype=np.int64)
             if self.user_budget is not None:
                 within = {
-                    g: _most_within(self.run, g, self.user_budget, most, self.costs)
+                    g: participations_within(self.run, g, self.user_budget, most, self.costs)
                     for g in set(_rounded_groups(self.run))
                 }
                 caps = np.array(
@@ -361,21 +361,31 @@ def distribution_of(counts: NDArray[np.int64], epsilons: NDArray[np.float64]) ->
     }
 
 
-def _most_within(
+def largest_count(holds: Callable[[int], bool], most: int) -> int:
+    """The largest n ≤ ``most`` for which ``holds(n)``, where all smaller ones hold too; 0 where not
+    even 1 does. Found by doubling and halving, so large n are tried only where they may hold.
+
+    >>> largest_count(lambda n: n <= 37, 400), largest_count(lambda n: n <= 37, 20)
+    (37, 20)
+    """
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def participations_within(
     run: Mechanism, group: Group, budget: float, most: int, costs: tuple[Cost, ...] = ()
 ) -> int:
-    """The largest n ≤ ``most`` with ε(n) ≤ ``budget``, what was spent beside training included."""
+    """The largest n ≤ ``most`` with ε(n) ≤ ``budget``, what was spent before training included."""
     if costs and (before := spent(run, 0, group, costs)) > budget:
         raise PrivacyError(
             f"user_epsilon={budget:g} is spent before training: "
             f"{', '.join(cost.name for cost in costs)} alone cost{'s' * (len(costs) == 1)} "
             f"{round_up(before, 4)}; give a larger one"
         )
-    low, high = 0, 1
-    while high <= most and spent(run, high, group, costs) <= budget:
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if spent(run, middle, group, costs) <= budget else (low, middle)
-    return low
+    return largest_count(lambda n: spent(run, n, group, costs) <= budget, most) if budget > 0 else 0

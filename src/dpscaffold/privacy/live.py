@@ -9,7 +9,7 @@ from dpscaffold.privacy.bound import Bound
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.ledger import next_knot
+from dpscaffold.privacy.ledger import largest_count, next_knot
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.showing import round_up
 
@@ -79,13 +79,4 @@ def largest_rounds(
             f"epsilon={epsilon:g} cannot be met even at one round, which costs "
             f"{round_up(first, 4)} ({noise}); give more noise or a larger epsilon"
         )
-    low, high = 1, 2
-    while high <= at_most and bound.epsilon(run, high, costs) <= epsilon:
-        low, high = high, 2 * high
-    high = min(high, at_most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (middle, high) if bound.epsilon(run, middle, costs) <= epsilon else (low, middle)
-        )
-    return low
+    return largest_count(lambda rounds: bound.epsilon(run, rounds, costs) <= epsilon, at_most)

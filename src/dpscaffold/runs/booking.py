@@ -23,6 +23,7 @@ from dpscaffold.runs.folder import RunFolder
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, bound_for
 from dpscaffold.privacy.bound import largest_epsilon
+from dpscaffold.privacy.ledger import largest_count
 from dpscaffold.setting import Setting
 
 #: The file of a run folder that names the run in its budget file, and how that file stood.
@@ -76,15 +77,11 @@ class Prices:
 
     def most_rounds(self, book: BudgetFileContents, grant: BudgetGrant) -> int:
         """The largest number of rounds that the book has room for; 0 where not even one."""
-        low, high = 0, grant.rounds
-        while low < high:
-            middle = (low + high + 1) // 2
-            price = self.of(middle)
-            if book.fits(replace(grant, epsilon=price.epsilon, rounds=middle)):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+
+        def fits(rounds: int) -> bool:
+            return book.fits(replace(grant, epsilon=self.of(rounds).epsilon, rounds=rounds))
+
+        return largest_count(fits, grant.rounds)
 
 
 class BudgetBooking:

@@ -49,9 +49,10 @@ from dpscaffold.deployment.site.checking import (
     restored,
     roster_of,
 )
-from dpscaffold.deployment.site.file import Policy, SiteGrant, check_terms, grant, most_within
+from dpscaffold.deployment.site.file import Policy, SiteGrant, check_terms, grant
 from dpscaffold.deployment.site.ledger import GrantedRun, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
+from dpscaffold.privacy.ledger import participations_within
 
 Said = tuple[dict[str, Json], Vectors]
 
@@ -359,4 +360,4 @@ class Site:
         if granted.epsilon <= epsilon * slack:
             return cap
         run = work.terms.run(work.records, work.batch, granted.delta, work.declared)
-        return most_within(run, epsilon, cap)
+        return participations_within(run, run.groups[0], epsilon, cap)

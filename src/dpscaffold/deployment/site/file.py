@@ -19,7 +19,7 @@ from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.privacy import Mechanism, PrivacyError, no_guarantee
-from dpscaffold.privacy.ledger import spent
+from dpscaffold.privacy.ledger import participations_within, spent
 from dpscaffold.privacy.mechanism import Sampling, Unit, Weighting
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -291,23 +291,9 @@ def grant(
     if policy.run_delta > left.delta * (1 + 1e-9):
         raise Refused("policy-epsilon", f"a delta of {left.delta:g} is left")
     run = terms.run(records, batch, policy.run_delta, declared)
-    count = most_within(run, budget, most)
+    count = participations_within(run, run.groups[0], budget, most)
     if count < least:
         raise Refused(
             "policy-epsilon", f"{budget:.4g} allows {count} participations, and {least} are wanted"
         )
     return SiteGrant(count, spent(run, count, run.groups[0]), policy.run_delta)
-
-
-def most_within(run: Mechanism, budget: float, most: int) -> int:
-    """The largest n ≤ ``most`` whose ε, given n participations, is at most ``budget``."""
-    group = run.groups[0]
-    if budget <= 0:
-        return 0
-    if spent(run, most, group) <= budget:
-        return most
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if spent(run, middle, group) <= budget else (low, middle)
-    return low
