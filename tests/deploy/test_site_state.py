@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from deploy.world import World
 
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.file import Policy, SiteGrant
 from dpscaffold.deployment.site.ledger import RecoveryEntry, SiteLedger
 from dpscaffold.deployment.site.memory import Enrolment, PendingUpload, RunMemory, StateFolder
 from dpscaffold.errors import BadInput
+from dpscaffold.runs import journal
+from dpscaffold.setting.gaussian import Gaussian
 
 POLICY = Policy(epsilon=1.0, delta=1e-6, max_runs=3)
 
@@ -96,10 +99,10 @@ def test_an_emptied_or_shortened_ledger_does_not_follow_its_anchor(tmp_path):
     ledger.participate("aa", 1)
     path = tmp_path / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    assert ledger_at(tmp_path).follows(ledger.anchor) and ledger.follows(before)
+    assert ledger_at(tmp_path).follows([ledger.anchor, before]) and ledger.follows([before])
     for kept in (0, 1, len(lines) - 1):
         path.write_bytes(b"".join(lines[:kept]))
-        assert not ledger_at(tmp_path).follows(ledger.anchor)
+        assert not ledger_at(tmp_path).follows([ledger.anchor])
 
 
 def test_another_sites_ledger_is_refused(tmp_path):
@@ -219,3 +222,22 @@ def test_one_process_at_a_time_and_one_site(tmp_path):
     (tmp_path / "state" / "site.json").write_text('{"format": 2, "site": "north"}')
     with pytest.raises(BadInput, match="has format 2"):
         StateFolder(tmp_path / "state", "north")
+
+
+def test_a_message_reads_the_ledger_again_only_where_the_file_changed(tmp_path, monkeypatch):
+    """So a run costs as many lines as it writes, not their square; a changed file is seen."""
+    world = World(tmp_path, "fedavg", privacy=Gaussian(noise=0.8), rounds=6, user_ratio=1.0)
+    world.enrol()
+    world.drive(until=2)
+    read, real = [], journal._decoded
+    monkeypatch.setattr(journal, "_decoded", lambda raw, head: read.append(1) or real(raw, head))
+    world.drive(until=5)
+    assert not read
+    name = world.names[0]
+    path = world.sites[name].state.ledger
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"round": 2', b'"round": 1'))
+    assert world.reason(name, world.task(name, 6)) == "ledger-damaged"
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    assert world.reason(name, world.task(name, 6)) == "ledger-behind"
+    assert read

@@ -163,7 +163,6 @@ class BudgetFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._journal: Journal | None = None
-        self._size = -1
 
     @classmethod
     def open(cls, path: Path | str, epsilon: float, delta: float) -> BudgetFile:
@@ -211,7 +210,7 @@ class BudgetFile:
         the run is at work too, and the round is refused.
         """
         with self._locked():
-            if self.path.stat().st_size != self._size:
+            if self._journal is None or not self._journal.untouched:
                 booked = self._book().participations.get(participation.run, 0)
                 if booked != after:
                     raise BadInput(
@@ -273,15 +272,13 @@ class BudgetFile:
 
     def _current(self) -> Journal:
         """The journal, read again if another process has written to it since."""
-        size = self.path.stat().st_size
-        if self._journal is None or size != self._size:
-            self._journal, self._size = Journal(self.path), size
+        if self._journal is None or not self._journal.untouched:
+            self._journal = Journal(self.path)
         return self._journal
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        journal = self._journal or Journal(self.path)
-        journal.append({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")})
-        self._journal, self._size = journal, self.path.stat().st_size
+        self._journal = self._journal or Journal(self.path)
+        self._journal.append({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")})
 
     def _book(self) -> BudgetFileContents:
         journal = self._current()

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,20 @@ class Journal:
     ledger.jsonl is damaged at line 1 (its chain does not match); restore it or start a new run
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(
+        self, path: Path | str, visit: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        """Read and verify the file; ``visit`` is called with every line on the way."""
         self.path = Path(path)
         self._process = secrets.token_hex(8)
         self._heads = [START]
         self._end = 0
+        self._left_as = _fingerprint(self.path)
         for line in self._verified():
             self._heads.append(line.chain)
             self._end = line.end
+            if visit is not None:
+                visit(line.body)
         self._size = self.path.stat().st_size if self.path.exists() else 0
 
     def __len__(self) -> int:
@@ -106,6 +112,11 @@ class Journal:
     def first(self) -> str | None:
         """h_1, the chain of the first line, which only copies of this journal share."""
         return self._heads[1] if len(self) else None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the file is as this process left it, so that it need not be read again."""
+        return self._left_as == _fingerprint(self.path)
 
     def follows(self, anchor: Anchor) -> bool:
         """Whether the journal begins with the lines that the anchor was taken of."""
@@ -137,6 +148,7 @@ class Journal:
             sync_folder(self.path.parent)
         self._heads.append(chain)
         self._end = self._size = self._end + len(raw)
+        self._left_as = _fingerprint(self.path)
 
     def _separator(self, descriptor: int) -> bytes:
         """What must stand before the next line: a line may have lost its line feed, no more."""
@@ -213,6 +225,15 @@ def _decoded(raw: bytes, head: str) -> tuple[dict[str, Any] | None, str]:
     if line["chain"] != _link(head, {key: line[key] for key in line if key != "chain"}):
         return None, "its chain does not match"
     return line, ""
+
+
+def _fingerprint(path: Path) -> tuple[int, ...] | None:
+    """What changes when anybody replaces or writes to a file; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _link(head: str, body: Mapping[str, Any]) -> str:

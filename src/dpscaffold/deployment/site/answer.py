@@ -77,6 +77,7 @@ class Site:
     step: Callable[[str], None] = lambda name: None
     refusals: dict[str, int] = field(default_factory=dict)
     _works: dict[str, SiteWork] = field(default_factory=dict)
+    _ledger: SiteLedger | None = None
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, letter: SignedMessage) -> SignedMessage:
@@ -123,8 +124,14 @@ class Site:
         if kind is None:
             raise Refused("version", f"{header.get('kind')!r:.40}")
         run = text_of(header, "run", "unknown-run")
-        ledger = SiteLedger(self.state.ledger, self.name)
-        return kind(letter, run, self.state.run(run), ledger)
+        return kind(letter, run, self.state.run(run), self._current_ledger())
+
+    def _current_ledger(self) -> SiteLedger:
+        """The ledger; it is read and verified again only where its file is not as it was left, so
+        that the cost of a message does not grow with the run."""
+        if self._ledger is None or not self._ledger.untouched:
+            self._ledger = SiteLedger(self.state.ledger, self.name)
+        return self._ledger
 
     # --- enrolment
 

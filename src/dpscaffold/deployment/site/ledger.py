@@ -73,9 +73,7 @@ class SiteLedger:
         self.runs: dict[str, GrantedRun] = {}
         self.lost: list[RecoveryEntry] = []
         try:
-            self._journal = Journal(path)
-            for line in list(self._journal.lines()):
-                self._apply(line)
+            self._journal = Journal(path, self._apply)
         except (BadInput, KeyError, TypeError, ValueError, OSError) as error:
             raise Refused("ledger-damaged", str(error)) from error
         if len(self._journal) and self._site != site:
@@ -84,6 +82,11 @@ class SiteLedger:
                 f"needs a state folder of its own"
             )
         self._site = site
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the file is as this ledger left it."""
+        return self._journal.untouched
 
     @property
     def anchor(self) -> Anchor:
