@@ -29,19 +29,28 @@ def synthetic(
     test_ratio: float = 0.2,
     seed: int = 0,
 ) -> Federation:
-    """Users with their own linear models (dial α) and their own feature distributions (dial β).
+    """The paper's synthetic federation: users with different models (α) and features (β).
 
     User i has W_i ~ N(u_i, Id) and b_i ~ N(u'_i, Id) with u_i, u'_i ~ N(0, α·Id); features
     X ~ N(v_i, Σ) with Σ_jj = j^{−1.2}, v_i ~ N(B_i, Id) and B_i ~ N(0, β·Id); labels argmax(W_iᵀx +
-    b_i), of which a fraction ``label_noise`` is redrawn uniformly. (0, 0) is still heterogeneous;
-    ``iid`` gives all users the same W, b and v. ``size_spread`` makes sizes log-normal with that σ
-    around ``records``.
-
-    Each user's records are split into train and test; features are standardised with the mean and
-    deviation of all users' *training* records pooled, then every row is scaled to unit norm. A
-    classifier adds its own bias.
+    b_i). (0, 0) is still heterogeneous. Features are standardised with the mean and deviation of
+    all users' *training* records pooled, then every row is scaled to unit norm. A classifier adds
+    its own bias.
 
     Generation follows the appendix "Synthetic Data Generation" of the paper, after Li et al. 2020.
+
+    Args:
+        alpha: α, how much the users' models differ.
+        beta: β, how much the users' features differ.
+        users: M, the number of users.
+        records: The records of each user, training and test together.
+        dimension: The number of features.
+        classes: The number of classes.
+        label_noise: The fraction of labels that are redrawn uniformly.
+        iid: Give all users the same W, b and v.
+        size_spread: Make sizes log-normal with this σ around ``records``.
+        test_ratio: The share of each user's records that is kept for testing.
+        seed: The seed of the data.
 
     >>> synthetic(alpha=5, beta=5, users=3, records=50)
     Federation(synthetic (5, 5): 3 users, 40 train records each, 40 features, 10 classes)

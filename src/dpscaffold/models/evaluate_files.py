@@ -66,9 +66,12 @@ def evaluate_files(
 ) -> FilesEvaluation:
     """Evaluate a model on the rows of CSV and Parquet files.
 
-    ``data`` are files, folders and patterns (``sites/*.csv``). ``label`` is the column of what is
-    true and ``site`` of whose each row is; by default those of the training. A file without the
-    latter is a site of its own, as in training.
+    Args:
+        model: The model.
+        data: Files, folders and patterns (``sites/*.csv``).
+        label: The column with the true label; by default that of the training.
+        site: The column with the site of each row; by default that of the training. A file without
+            it is a site of its own, as in training.
     """
     given = [data] if isinstance(data, str | Path) else list(data)
     rows = tables_among(row_files(given), model.columns)

@@ -85,11 +85,18 @@ def predict_files(
 ) -> FilesPredicted:
     """Write a prediction for every row of CSV and Parquet files, in the order of files and rows.
 
-    ``data`` are files, folders and patterns (``sites/*.csv``). Where ``out`` is a ``.csv`` or
-    ``.parquet`` file or a stream, all rows go there, and the first column, ``file``, says from
-    which file each comes. Any other ``out`` is a folder, which then holds for every file one of the
-    same name with what :func:`~dpscaffold.models.predict.predict_file` writes for it alone. Either
-    appears whole or, where one file fails, not at all. Memory is bounded by a batch of rows.
+    The output is complete or, if one file fails, does not appear. Memory is bounded by a batch of
+    rows.
+
+    Args:
+        model: The model.
+        data: Files, folders and patterns (``sites/*.csv``).
+        out: A ``.csv`` or ``.parquet`` file or a stream gets all rows, with a first column ``file``
+            that names the file of each row. Any other name is a folder, with one file of the same
+            name per input file and what :func:`~dpscaffold.models.predict.predict_file` writes for
+            it alone.
+        keep: Columns of the rows to copy.
+        probabilities: Whether to write one probability per class; None: if there are classes.
     """
     answer = Answer(model, tuple(keep), probabilities)
     answer.shape()  # what is wrong with the question is said before files are looked at

@@ -19,9 +19,15 @@ MOST_USERS, MOST_RECORDS, MOST_WEIGHTS, MOST_ROUNDS = 10**7, 10**12, 10**8, 10**
 
 @dataclass(frozen=True)
 class Facts:
-    """Public facts: R_i of every user, features after preparation, classes (0: a number is
-    predicted), γ in per cent or None where it is unknown, and the norm of a row that preparation
-    guarantees (None: none, features are standardised).
+    """Public facts about a federation.
+
+    Args:
+        sizes: R_i, the training records of every user.
+        features: The number of features after preparation.
+        classes: The number of classes; 0 if a number is predicted.
+        similarity: γ in per cent, how alike users are; None if it is unknown.
+        row_norm: The norm of a row that preparation guarantees; None if there is none, as for
+            standardised features.
 
     >>> facts = Facts.of(users=3, records=50, features=40, classes=10)
     >>> facts.sizes, facts.guess.similarity

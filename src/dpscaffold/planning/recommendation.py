@@ -165,7 +165,16 @@ def recommend(
     tell: Listener = silence,
     curve: bool = True,
 ) -> Recommendation:
-    """Algorithm, T, K, l, s, C, η₀ and σ_g from public facts alone.
+    """Choose algorithm, T, K, l, s, C, η₀ and σ_g from public facts alone.
+
+    Args:
+        facts: Public facts about the federation.
+        goal: The ε to keep, against whom, and how batches are drawn.
+        limits: The most rounds, local steps and participants.
+        preset: What is already decided, such as the algorithm or the clip.
+        device: Where surrogates are trained.
+        tell: Called with events while it works.
+        curve: Also compute the accuracy on surrogates at other ε.
 
     >>> facts = Facts.of(users=10, records=40, features=5, classes=2)
     >>> found = recommend(facts, Goal(8.0), Limits(rounds=8, local_steps=2), curve=False)

@@ -24,12 +24,17 @@ LEAST_SOLVED = 1e-3
 def calibrate_noise(
     run: Mechanism, epsilon: float, bound: Bound = RANDOM_PARTICIPATION, costs: Sequence[Cost] = ()
 ) -> float:
-    """The smallest σ_g, to five digits, whose ε is at most ``epsilon``; the run's own noise plays
-    no part.
+    """The smallest σ_g, to five digits, whose ε is at most ``epsilon``.
 
     ε falls as the noise rises. The root of log ε(σ) − log ε is found on a logarithmic scale, then
     rounded up and checked, so the ε of the answer is never above the target and within one per cent
-    of it. ``costs`` are further mechanisms that the budget must cover too.
+    of it.
+
+    Args:
+        run: The run; its own noise is not used.
+        epsilon: The target.
+        bound: The bound by which ε is computed.
+        costs: Further mechanisms that the budget must cover too.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=100, local_steps=5, users=60, cohort_size=12,

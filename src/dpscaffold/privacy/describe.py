@@ -47,12 +47,29 @@ def describe(
     declared_sizes: bool = False,
     unproved_hooks: Sequence[str] = (),
 ) -> Mechanism:
-    """A :class:`Mechanism` from plain numbers: T, K, M, m, R_i, b_i, σ_g, C.
+    """A :class:`Mechanism` from plain numbers. What is not said counts as the worse case.
 
-    ``records`` and ``batch_sizes`` are one number for all users or one per user. δ defaults to
-    1/(10·n), n being the number of records ΣR_i or, with a user as unit, of users M;
-    ``"1/records"`` is the paper's 1/n. With a user as unit nothing of R_i and b_i is kept. What is
-    not said counts as the worse: users have a memory, and uploads are not known to be one sum.
+    Args:
+        rounds: T.
+        local_steps: K.
+        users: M.
+        cohort_size: m, the users that take part in a round.
+        records: R_i, one number for all users or one per user.
+        batch_sizes: b_i, likewise. With a user as unit neither is kept.
+        noise: σ_g.
+        clip: C.
+        sampling: ``"fixed"`` or ``"poisson"``.
+        unit: ``"record"`` or ``"user"``.
+        memory: Whether users keep a memory between rounds.
+        one_sum: Whether uploads are proved to be one vector, linear in the noised gradient.
+        weighting: ``"uniform"`` or ``"records"``.
+        delta: δ, by default 1/(10·n), n being the number of records ΣR_i or, with a user as unit,
+            of users M; ``"1/records"`` is the paper's 1/n.
+        max_participations: The most rounds that any user takes part in.
+        may_decline: Why a drawn user may decline; None if none may.
+        hidden_draw: Whether it stays secret who takes part.
+        declared_sizes: Whether sizes are constants that do not depend on the data.
+        unproved_hooks: Functions of the algorithm that no bound is proved for.
 
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60)

@@ -21,18 +21,20 @@ View = Literal["server", "third-party", "participant", "paper-third-party"]
 class Budget:
     """The limits of a run's privacy spending; all optional.
 
-    - ``delta``: δ, by default 1/(10·ΣR_i), or 1/(10·M) where a user is the unit; ``"1/records"``
-      is the paper's 1/ΣR_i.
-    - ``max_participations``: the most rounds that any user takes part in.
-    - ``user_epsilon``: the most ε that any user spends (given who took part). A drawn user whose
-      next participation would exceed a cap declines; the draw and the divisor stay the same.
-    - ``target_epsilon``: training halts before ε towards ``view`` would exceed it; ``colluders`` is
-      how many participants pool what they know in the view ``participant``.
-    - ``file``: a budget file that several runs over the same records share
-      (:mod:`~dpscaffold.runs.budget_file`). The run's whole plan is granted before it begins, or
-      refused.
-    - ``absent``: why users may stay away though they were drawn (a party on a machine of its own
-      always may); bounds that count everybody's noise then refuse.
+    Args:
+        delta: δ, by default 1/(10·ΣR_i), or 1/(10·M) if a user is the unit; ``"1/records"`` is the
+            paper's 1/ΣR_i.
+        max_participations: The most rounds that any user takes part in.
+        user_epsilon: The most ε that any user spends, given who took part. A drawn user whose next
+            participation would exceed it declines; the draw and the divisor stay the same.
+        target_epsilon: Training halts before ε against ``view`` would exceed it.
+        view: The adversary that ``target_epsilon`` is about.
+        file: A budget file that several runs over the same records share
+            (:mod:`~dpscaffold.runs.budget_file`). The run's whole plan is granted before it begins,
+            or refused.
+        colluders: How many participants share what they know in the view ``participant``.
+        absent: Why users may stay away although they were drawn (a deployed site always may).
+            Bounds that count everybody's noise then refuse.
 
     >>> Budget(target_epsilon=1.0).view
     'server'

@@ -42,21 +42,21 @@ class Gaussian:
     the whole parameter vector. With ``unit="user"`` the noise is 2C·N(0, σ_g²I), which hides a
     user's whole dataset.
 
-    - ``clip``: C, fixed in advance; or ``"median"``, the paper's heuristic, which reads C off the
-      private batch and therefore gives **no guarantee**.
-    - ``noise``: σ_g, in units of the sensitivity 2C/b of replacing one record.
-    - ``sampling``: batches of exactly b records, or ``"poisson"`` with rate b/R and the constant
-      divisor b.
-    - ``secret``: draw batches and noise from the operating system's entropy instead of the plan's
-      seed.
-
-    - ``neighbours``: which datasets are hidden from one another, by name; by default what sampling
-      and data imply. Batches of fixed size, and a user as unit, hide ``"replace-one"``. Poisson
-      batches hide ``"zero-out"`` (a record replaced by an empty one, R_i and b_i staying as they
-      are), and ``"add-remove"`` where the federation's sizes are declared constants.
-
-    - ``epsilon``: in place of noise; a :class:`~dpscaffold.setting.Setting` solves for the smallest
-      noise that keeps it towards ``view`` (by default the budget's), as a configuration does.
+    Args:
+        clip: C, fixed in advance; or ``"median"``, the paper's heuristic, which computes C from
+            the private batch and therefore gives **no guarantee**.
+        noise: σ_g, in units of the sensitivity 2C/b of replacing one record.
+        sampling: ``"fixed"`` draws batches of exactly b records, ``"poisson"`` each record with
+            rate b/R and the constant divisor b.
+        unit: What is hidden: one ``"record"``, or everything of one ``"user"``.
+        secret: Draw batches and noise from the operating system instead of the plan's seed.
+        neighbours: Which datasets are hidden from one another; by default what sampling and data
+            imply. Batches of fixed size, and a user as unit, hide ``"replace-one"``. Poisson
+            batches hide ``"zero-out"`` (a record replaced by an empty one, R_i and b_i staying as
+            they are), and ``"add-remove"`` if the federation's sizes are declared constants.
+        epsilon: Instead of noise: a :class:`~dpscaffold.setting.Setting` solves for the smallest
+            noise that keeps it, as a configuration does.
+        view: The adversary that ``epsilon`` is against; by default the budget's.
 
     >>> Gaussian(clip=1.0, noise=60.0).scale(clip=1.0, batch=800)
     0.15

@@ -23,35 +23,32 @@ Schedule = Literal["constant", "linear", "cosine", "inverse-sqrt"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What the parties agree on before a run; written beside every result.
+    """What the parties agree on before a run; stored with every result.
 
-    =================  ======  =====================================================================
-    field              paper   meaning
-    =================  ======  =====================================================================
-    rounds             T       communication rounds, warm-start rounds included
-    max_rounds                 the largest T that the run may be given later; what is calibrated
-                               and stated is ε of so many rounds. None: that of ``rounds``
-    local_steps        K       steps of each participant in a round
-    steps_by_user      K_i     steps of every user in a round, in the users' order, where they
-                               differ; the largest is ``local_steps``, which is accounted
-    user_ratio         l       ⌊lM⌋ users take part in a round, drawn without replacement
-    data_ratio         s       a step uses a batch of b_i = ⌊sR_i⌋ of the user's R_i records
-    learning_rate      η₀      the local step size is η_l = η₀/(sK)
-    schedule                   how η_l changes over the T rounds: ``constant``, ``linear`` or
-                               ``cosine`` down to 0 at the end, or ``inverse-sqrt``: η_l/√t
-    server_rate        η_g     the server moves by η_g times the mean of the users' moves
-    regularisation     λ       ℓ2 term λy of every step, outside clipping and noise
-    weighting                  the mean over participants: ``uniform``, or by ``records``
-    warm_rounds                rounds that only set control variates; None means round(4/l) where
-                               the algorithm starts warm
-    averaging                  output x^T (``none``), the mean of all x^t (``uniform``), or of the
-                               last ``tail`` fraction of rounds (``tail``); free in privacy
-    evaluate_every             rounds between two evaluations (the last round is always evaluated)
-    checkpoint_every           rounds between two checkpoints
-    seed                       draws participants and the network's first weights; batches and
-                               noise too, unless they are secret
-                               (:mod:`~dpscaffold.randomness.seeds` says what None means)
-    =================  ======  =====================================================================
+    Args:
+        rounds: T, communication rounds, warm-start rounds included.
+        local_steps: K, steps of each participant in a round.
+        user_ratio: l: ⌊lM⌋ users take part in a round, drawn without replacement.
+        data_ratio: s: a step uses a batch of b_i = ⌊sR_i⌋ of the user's R_i records.
+        learning_rate: η₀: the local step size is η_l = η₀/(sK).
+        server_rate: η_g: the server moves by η_g times the mean of the users' moves.
+        regularisation: λ of the ℓ2 term λy of every step, outside clipping and noise.
+        weighting: The mean over participants: ``"uniform"``, or by ``"records"``.
+        warm_rounds: Rounds that only set control variates; None means round(4/l) if the algorithm
+            starts warm.
+        averaging: The output: x^T (``"none"``), the mean of all x^t (``"uniform"``), or of the last
+            ``tail`` fraction of rounds (``"tail"``). It costs no privacy.
+        tail: The fraction of rounds that ``averaging="tail"`` uses.
+        evaluate_every: Rounds between two evaluations; the last round is always evaluated.
+        checkpoint_every: Rounds between two checkpoints.
+        seed: Draws participants and the network's first weights; batches and noise too, unless they
+            are secret (:mod:`~dpscaffold.randomness.seeds` says what None means).
+        max_rounds: The largest T that the run may be given later: ε is calibrated and stated for
+            this many rounds. None: for ``rounds``.
+        schedule: How η_l changes over the T rounds: ``"constant"``, ``"linear"`` or ``"cosine"``
+            down to 0 at the end, or ``"inverse-sqrt"``: η_l/√t.
+        steps_by_user: K_i, the steps of every user in a round, in the users' order, if they differ.
+            The largest is ``local_steps``, which is accounted.
 
     >>> Plan(rounds=10, user_ratio=0.25).cohort_size(users=10)
     2

@@ -45,11 +45,19 @@ def run(
 ) -> Result:
     """Train as a configuration says: ``dpscaffold train`` from Python.
 
-    ``config`` is a TOML file or its tables, ``overrides`` are ``["plan.rounds=100"]`` or
-    ``{"plan.rounds": 100}``. A run folder is written where ``out`` names one, and only there. A
-    release (``privacy.release``) and a run that takes from a ``privacy.budget_file`` need one,
-    because it keeps their ledger.
-    ``data_key`` is that of :func:`~dpscaffold.train`.
+    A run folder is written only if ``out`` names one. A release (``privacy.release``) and a run
+    with a ``privacy.budget_file`` need one, because it keeps their ledger.
+
+    Args:
+        config: A TOML file, or its tables.
+        overrides: Keys to change, as ``["plan.rounds=100"]`` or ``{"plan.rounds": 100}``.
+        out: The run folder to write; None writes nothing.
+        resume: Continue the run in ``out``.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
+        engine: ``"simulator"`` (fast), or ``"loop"`` (the slow reference implementation).
+        progress: Show a live line.
+        listener: Called with every event (:mod:`~dpscaffold.training.events`).
+        data_key: A file with a key, as for :func:`~dpscaffold.train`.
 
     >>> result = run({"data": {"users": 5, "records": 40}}, {"plan.rounds": 2})
     >>> result.rounds, result.folder

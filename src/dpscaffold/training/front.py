@@ -56,21 +56,42 @@ def train(
 ) -> Result:
     """Train one model and return what happened.
 
-    Rounds are evaluated every ``plan.evaluate_every``; ``observer(round, row)`` is called after
-    every round with its metrics (few between evaluations), and ``listener`` with every event
-    (:mod:`~dpscaffold.training.events`), whose rounds carry the parameters. With ``out`` everything
-    is written to a run folder, from which ``resume=True`` goes on: the end is the same, number for
-    number, as without the interruption. ``metrics`` are names
-    (:data:`~dpscaffold.tasks.metrics.METRICS`) or functions of your own, called with the model and
-    the federation; ``dissimilarity=False`` leaves the users' gradients out of the evaluation, which
-    are most of its time for a network. ``stopping`` ends the run early by a public validation set;
-    ε is that of all planned rounds. ``release=True`` is the recipe for a model that is handed out
-    (:mod:`~dpscaffold.config.release`): secret noise, a draw that nobody chose, and a refusal of
-    what the promise would not cover unless ``allow`` names it. ``data_key`` is a file with a key,
-    made where there is none: runs with the same one can be compared as being over the same records,
-    others count as such. ``progress=True`` shows a live line, in notebooks too. ``optimum=True``
-    solves for x* first and reports the gap to it. SIGINT and SIGTERM finish the round, save a
-    checkpoint and return with ``ended="interrupted"``.
+    With ``out`` everything is written to a run folder, from which ``resume=True`` continues: the
+    result is the same, number for number, as without the interruption. SIGINT and SIGTERM finish
+    the round, save a checkpoint and return with ``ended="interrupted"``.
+
+    Args:
+        federation: The users and their records.
+        task: The model and its loss, such as ``Logistic(features, classes)``.
+        algorithm: The federated algorithm, such as ``scaffold()``.
+        plan: Rounds, local steps, sampling rates and step sizes.
+        privacy: Clipping and noise; None trains without privacy.
+        budget: Limits of what may be spent, and δ.
+        engine: ``"simulator"`` (fast), or ``"loop"`` (the slow reference implementation).
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"auto"``.
+        optimum: Also compute the central optimum x*, and report the distance to it.
+        out: The run folder to write; None writes nothing.
+        resume: Continue the run in ``out``.
+        observer: Called as ``observer(round, row)`` after every round with its metrics; they are
+            few between evaluations, which happen every ``plan.evaluate_every`` rounds.
+        listener: Called with every event (:mod:`~dpscaffold.training.events`); those of rounds
+            carry the parameters.
+        config: Tables of a configuration to store with the run.
+        chunk: The number of users that are computed at once; None chooses it.
+        progress: Show a live line, in notebooks too.
+        metrics: Names (:data:`~dpscaffold.tasks.metrics.METRICS`), or functions that are called
+            with the model and the federation.
+        dissimilarity: Whether the users' gradients are compared in evaluations. For a network this
+            is most of the time of an evaluation.
+        stopping: Ends the run early by a public validation set; ε is that of all planned rounds.
+        release: Train a model to publish (:mod:`~dpscaffold.config.release`): noise and sampling
+            from the operating system, and a refusal of what the guarantee would not cover.
+        allow: Refusals of a release that are overruled, by name.
+        data_key: A file with a key, made if it is missing. Runs with the same key file can be
+            compared as being over the same records; others count as such.
+
+    Returns:
+        The model, its metrics and its privacy statement.
 
     >>> from dpscaffold import Gaussian, Logistic, Plan, scaffold, synthetic, train
     >>> federation = synthetic(alpha=1, beta=1, users=10, records=100)

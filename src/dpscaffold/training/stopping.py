@@ -23,11 +23,14 @@ from dpscaffold.tasks.metrics import metrics_for
 
 @dataclass(frozen=True)
 class Stopping:
-    """Stop when ``patience`` evaluations in a row have not bettered the best on public rows.
+    """Stop when ``patience`` evaluations in a row have not improved on the best, on public rows.
 
-    ``rows`` are raw and public: no private record may be among them. They are a CSV or Parquet
-    file with a column ``label``, or rows in any form that a model takes, with ``labels`` (names of
-    classes, numbers, or of several labels a row of 0 and 1 each).
+    Args:
+        rows: Raw public rows: a CSV or Parquet file with a column ``label``, or rows in any form
+            that a model takes, with ``labels``. No private record may be among them.
+        labels: Names of classes, numbers, or for several labels a row of 0 and 1 each.
+        label: The label column of a file.
+        patience: How many evaluations may pass without an improvement.
 
     >>> Stopping([[0.0, 1.0]], labels=["a"], patience=3).patience
     3

@@ -55,14 +55,20 @@ def federation_of(
     notify: Callable[[str], None] | None = None,
     **keys: Any,
 ) -> Federation:
-    """A federation of a data frame, a dataset, a mapping or list of them (one per user), or the
-    partitions of a Flower ``FederatedDataset``.
+    """Make a federation from a data frame, a dataset, a mapping or list of them (one per user), or
+    the partitions of a Flower ``FederatedDataset``.
 
-    ``label`` and ``user`` are columns; ``user_ids`` says whose each record is where no column does.
-    ``keys`` are those of the ``[data]`` table for files: ``categories``, ``dates``, ``missing``,
-    ``gaps``, ``exclude``, ``target``, ``classes``, ``users``, ``partition``, ``preprocess``,
-    ``minimum_records``, … ``split`` chooses among a Flower dataset's. ``notify`` is told what was
-    decided.
+    Args:
+        data: A pandas or Polars frame, an Arrow table, a Hugging Face or PyTorch dataset, a mapping
+            or list of these, or a Flower dataset.
+        label: The column to predict; a list of columns makes several labels.
+        user: The column with the user of each record.
+        user_ids: The user of each record, if no column names it.
+        split: Which split of a Flower dataset is used.
+        notify: Called with what had to be decided.
+        **keys: Keys of the ``[data]`` table for files: ``categories``, ``dates``, ``missing``,
+            ``gaps``, ``exclude``, ``target``, ``classes``, ``users``, ``partition``,
+            ``preprocess``, ``minimum_records``, …
 
     >>> visits = pa.table({"age": [31, 58, 44, 60], "ill": ["no", "yes", "no", "yes"],
     ...                    "clinic": ["north", "south", "north", "south"]})
