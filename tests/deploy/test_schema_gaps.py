@@ -34,7 +34,7 @@ def model_of_offer(rows: SchemaSettings) -> Model:
     """The model with which a run begins that was offered for such rows."""
     offer = offered(rows)
     setting = setting_of(offer, EnrolledRun("", {}, ("north",), "", (30,), True), Budget())
-    return model_of(offer.rows, setting, State.initial(setting, torch.device("cpu")), {})
+    return model_of(offer.rows, setting, State.initial(setting, torch.device("cpu")), None)
 
 
 def test_they_are_missing_by_value_in_the_columns_that_are_named(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from dpscaffold.privacy import (
     rounds_for,
     statement,
 )
-from dpscaffold.privacy.human import ledger_terms, percent, round_up
+from dpscaffold.privacy.human import ledger_terms
 from dpscaffold.privacy.mechanism import MOST_NOISE
+from dpscaffold.privacy.showing import percent, round_up
 from dpscaffold.report.statement_page import render
 
 

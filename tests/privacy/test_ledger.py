@@ -33,9 +33,9 @@ def test_counts_and_prices():
     assert ledger.participations.tolist() == [1, 3, 1, 1] + [0] * 6 and ledger.rounds == 3
     assert ledger.of(1) == ledger.largest() == pytest.approx(CAP.epsilon(run, 3))
     assert 0 == ledger.of(9) < ledger.of(0) < ledger.of(1)
-    spread = ledger.distribution()
-    assert spread["participations"] == {0: 6, 1: 3, 3: 1}
-    assert spread["epsilon"]["max"] == ledger.largest() and spread["epsilon"]["min"] == 0.0
+    counts, spread = ledger.distribution()
+    assert counts == {0: 6, 1: 3, 3: 1}
+    assert spread.max == ledger.largest() and spread.min == 0.0
 
 
 def test_recording_again_changes_nothing():

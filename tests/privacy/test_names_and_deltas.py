@@ -312,4 +312,4 @@ def test_who_was_left_out_stands_in_the_statement(tmp_path):
             said = train(data, Logistic(1, 2), fedavg(), plan, privacy).privacy
             (sentence,) = [s for s in said["preprocessing"] if "left out before training" in s]
             assert "fewer than 5 records" in sentence
-            assert ("u2" in json.dumps(said, ensure_ascii=False)) == (unit == "record")
+            assert ("u2" in json.dumps(said.to_json(), ensure_ascii=False)) == (unit == "record")

@@ -27,7 +27,7 @@ def test_a_plan():
         "paper_third_party",
     ]
     assert all(row["reason"] for row in said["bounds"] if not row["applies"])
-    json.dumps(said, allow_nan=False)
+    json.dumps(said.to_json(), allow_nan=False)
 
 
 def test_a_memoryless_single_step_is_better_hidden_from_a_third_party():
@@ -88,7 +88,7 @@ def test_no_guarantee_is_said_and_epsilon_is_null(changes, words):
         )
         assert all(row["epsilon"] is None for row in said["bounds"])
         assert words in render(said)
-        json.dumps(said, allow_nan=False)
+        json.dumps(said.to_json(), allow_nan=False)
 
 
 def test_a_run_without_privacy():

@@ -72,7 +72,7 @@ def test_more_rounds_are_those_of_a_longer_run_and_their_epsilon_adds(tmp_path: 
     # The live numbers, the folder, the written statement and a later reading agree.
     assert more.final["epsilon_server"] == said["server"]["epsilon"]
     assert json.loads((tmp_path / "run" / "privacy.json").read_text()) == json.loads(
-        json.dumps(read_account(tmp_path / "run").statement())
+        json.dumps(read_account(tmp_path / "run").statement().to_json())
     )
     assert f"{len(said['parts'])} parts" in said["quote"]
     assert "more rounds once after" in said["quote"]

@@ -68,7 +68,7 @@ def test_a_user_who_never_took_part_has_spent_it_too(tmp_path):
     idle = int(ledger.participations.argmin())
     assert ledger.participations[idle] == 0
     assert exact(0) <= ledger.of(idle) <= exact(0) * 1.003
-    assert ledger.distribution()["epsilon"]["min"] == ledger.of(idle)
+    assert ledger.distribution()[1].min == ledger.of(idle)
 
 
 def test_the_cap_per_user_leaves_room_for_it():

@@ -303,12 +303,13 @@ def _spent(going: RunInProgress) -> RealRunCost:
     assert going.folder is not None
     said = going.accounts.statement()
     going.accounts.write_statement(going.folder, said)
-    quoted, file = said["quoted"], going.setting.budget.file
+    quoted, file = said.quoted, going.setting.budget.file
+    assert quoted is not None and quoted.epsilon is not None and said.delta is not None
     return RealRunCost(
         str(going.folder.path),
-        float(quoted["epsilon"]),
-        float(said["delta"]),
-        str(quoted["towards"]),
-        bool(said["simulated"]),
+        quoted.epsilon,
+        said.delta,
+        quoted.towards,
+        said.simulated,
         None if file is None else str(file),
     )

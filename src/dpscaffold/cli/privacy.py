@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -30,9 +30,10 @@ from dpscaffold.privacy import (
 )
 from dpscaffold.privacy.bound import PARTICIPANT
 from dpscaffold.privacy.errors import bad_delta
-from dpscaffold.privacy.human import GROUPS, losses, percent
-from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.human import GROUPS, losses
+from dpscaffold.privacy.showing import digits_up, percent, round_up
 from dpscaffold.privacy.statement import NO_NOISE
+from dpscaffold.privacy.statement_types import HumanTerms, Statement
 from dpscaffold.report.fitting import legible
 
 Source = Annotated[
@@ -173,24 +174,24 @@ def privacy(
     if about.run is not None and about.run.noise == 0.0:
         raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
     said = about.statement(tuple(group) if group else GROUPS, colluders)
-    if not said["guarantee"]:
+    if not said.guarantee:
         given: dict[str, object] = {"--delta": delta, "--view": view, "--colluders": colluders}
         given |= {"--group": group, "--plot": plot, "--tradeoff": tradeoff}
-        refuse_given(given, f"but nothing is promised ({said['reason']}); leave it out")
+        refuse_given(given, f"but nothing is promised ({said.reason}); leave it out")
     if tradeoff is not None:
         draw_tradeoff(about, said, tradeoff)
     if plot is not None:
         from dpscaffold.report.privacy_plot import plot_epsilon
 
         run = about.whole("--plot")
-        plot_epsilon(run, plot, about.extra_costs, said["participant"]["colluders"])
+        plot_epsilon(run, plot, about.extra_costs, said.participant.colluders or 1)
     if as_json:
-        typer.echo(json.dumps(said, indent=2, allow_nan=False))
+        typer.echo(json.dumps(said.to_json(), indent=2, allow_nan=False))
     elif only_quote:
-        typer.echo(said["quote"])
+        typer.echo(said.quote)
     else:
         asked = everything or view is not None or bool(group) or colluders is not None
-        asked = asked or bool(said.get("parts"))  # they are told part by part
+        asked = asked or bool(said.parts)  # they are told part by part
         if source is not None and source.is_dir() and not asked:
             show_short(said, source, Console(soft_wrap=False))
         else:
@@ -223,7 +224,7 @@ def several(
         show_together(answer, Console(soft_wrap=False), views, groups=group is not None)
 
 
-def draw_tradeoff(about: StatementSubject, said: dict[str, Any], path: Path) -> None:
+def draw_tradeoff(about: StatementSubject, said: Statement, path: Path) -> None:
     """The trade-off curve of the bounds that are quoted, one line per different bound."""
     from dpscaffold.report.tradeoff_plot import plot_tradeoff
 
@@ -231,15 +232,14 @@ def draw_tradeoff(about: StatementSubject, said: dict[str, Any], path: Path) -> 
     repeats = about.ledger.repeats if about.ledger else ()
     quoted: dict[Bound, list[str]] = {}
     for view in VIEWS:
-        bound = bound_for(run, view, repeats, said["participant"]["colluders"])
+        bound = bound_for(run, view, repeats, said.participant.colluders or 1)
         quoted.setdefault(bound, []).append(view.replace("_", " "))
     curves = {
-        ", ".join(views): TradeOff.of(
-            losses(bound, run, said["rounds"], about.extra_costs, repeats)
-        )
+        ", ".join(views): TradeOff.of(losses(bound, run, said.rounds, about.extra_costs, repeats))
         for bound, views in quoted.items()
     }
-    plot_tradeoff(curves, path, said["human"]["server"]["groups"][-1]["size"])
+    assert said.human is not None  # a guarantee has them
+    plot_tradeoff(curves, path, said.human["server"].groups[-1].size)
 
 
 def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
@@ -256,23 +256,24 @@ def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
     return (name,)
 
 
-def show_short(said: dict[str, Any], folder: Path, console: Console) -> None:
+def show_short(said: Statement, folder: Path, console: Console) -> None:
     """What a run promises, on one screen."""
     from dpscaffold.report.ending import outside_names, privacy_line
 
     console.print(f"privacy  {privacy_line(said)}", highlight=False)
-    if said.get("human"):
-        console.print(said["person"], highlight=False)
+    if said.human:
+        console.print(said.person, highlight=False)
         rows = []
         for who, words in ADVERSARIES.items():
-            epsilon = (said.get(who) or {}).get("epsilon")
-            terms = said["human"].get(who)
+            entry = said.ledger if who == "ledger" else said.towards(who)
+            epsilon = entry.epsilon if entry else None
+            terms = said.human.get(who)
             if epsilon is not None:
-                right = percent(terms["accuracy"]) if terms else "–"
+                right = percent(terms.accuracy) if terms else "–"
                 rows.append((words, round_up(epsilon), right))
         console.print(legible(("against", "ε", "best guess right"), rows, console.width))
-    if said.get("delta_note"):
-        console.print(said["delta_note"], highlight=False)
+    if said.delta_note:
+        console.print(said.delta_note, highlight=False)
     console.print(f"outside  {', '.join(outside_names(said))}", highlight=False)
     more = f"dpscaffold privacy {folder} --all, --quote or --json; {folder}/privacy.md"
     console.print(f"more     {more}", highlight=False, soft_wrap=True)
@@ -287,29 +288,27 @@ ADVERSARIES = {
 }
 
 
-def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
+def show(said: Statement, console: Console, views: Sequence[str] = tuple(VIEWS)) -> None:
     """The table of views × bounds, the assumptions that all share, and what to quote."""
-    if said["bounds"]:
+    if said.bounds and said.mechanism is not None:
         show_bounds(said, console, views)
-        console.print(f"delta: {digits_up(said['delta'], 4)}", highlight=False)
+        console.print(f"delta: {digits_up(said.delta or 0.0, 4)}", highlight=False)
         show_deltas(said, console, views)
-        console.print(f"neighbours: {said['mechanism']['neighbours']}", highlight=False)
-    k = said["participant"].get("colluders", 1) if said["guarantee"] else 1
+        console.print(f"neighbours: {said.mechanism.neighbours}", highlight=False)
+    k = said.participant.colluders or 1
     if k > 1 and PARTICIPANT in views:
         console.print(f"participant: {k} participants pool what they know", highlight=False)
-    if said.get("human"):
-        show_human(said, console)
-    console.print(f"quote: {said['quote']}", highlight=False)
-    for row in said["bounds"] if said["guarantee"] else []:
-        if not row["applies"]:
-            console.print(
-                f"{row['name']} does not apply: {row['reason']}", style="dim", highlight=False
-            )
-    if "journal" in said:
-        console.print(f"head of the journal: {said['journal']['head']}", style="dim")
-    if said.get("tuning"):
-        console.print(f"tuning: {said['tuning']}", style="dim", highlight=False)
-    for sentence in said["outside"]:
+    if said.human:
+        show_human(said, said.human, console)
+    console.print(f"quote: {said.quote}", highlight=False)
+    for row in said.bounds if said.guarantee else ():
+        if not row.applies:
+            console.print(f"{row.name} does not apply: {row.reason}", style="dim", highlight=False)
+    if said.journal is not None:
+        console.print(f"head of the journal: {said.journal.head}", style="dim")
+    if said.tuning:
+        console.print(f"tuning: {said.tuning}", style="dim", highlight=False)
+    for sentence in said.outside:
         console.print(f"outside the guarantee: {sentence}", style="dim", highlight=False)
 
 
@@ -317,7 +316,7 @@ def show(said: dict[str, Any], console: Console, views: Sequence[str] = tuple(VI
 NARROW = 60
 
 
-def show_bounds(said: dict[str, Any], console: Console, views: Sequence[str]) -> None:
+def show_bounds(said: Statement, console: Console, views: Sequence[str]) -> None:
     """Every bound that applies, by view; the one to quote is marked."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("view", no_wrap=True)
@@ -325,15 +324,15 @@ def show_bounds(said: dict[str, Any], console: Console, views: Sequence[str]) ->
     table.add_column("bound", no_wrap=True)
     table.add_column("theorem", overflow="fold")
     short = []
-    first = said.get("quoted", {})
     for view in views:
         # A draw that somebody chose is quoted alike towards everybody.
-        best = first["bound"] if first.get("towards") == "everybody" else said[view].get("bound")
-        for row in said["bounds"]:
-            if view in row["views"] and row["applies"]:
-                quoted = best == row["name"]
-                cells = view, round_up(row["epsilon"]), row["name"] + " ← quote" * quoted
-                table.add_row(*cells, row["theorem"], style="bold" if quoted else "")
+        first = said.quoted if said.quotes_ledger else None
+        best = (first or said.towards(view)).bound
+        for row in said.bounds:
+            if view in row.views and row.applies:
+                quoted = best == row.name
+                cells = view, round_up(row.epsilon), row.name + " ← quote" * quoted
+                table.add_row(*cells, row.theorem, style="bold" if quoted else "")
                 short.append(cells)
     if short:
         narrow = console.width < NARROW
@@ -341,21 +340,20 @@ def show_bounds(said: dict[str, Any], console: Console, views: Sequence[str]) ->
         console.print(legible(heads, short, console.width) if narrow else table)
 
 
-def show_deltas(said: dict[str, Any], console: Console, views: Sequence[str]) -> None:
+def show_deltas(said: Statement, console: Console, views: Sequence[str]) -> None:
     """ε at smaller δ, one line a view."""
-    for view in views if said.get("epsilon_by_delta") else ():
+    for view in views if said.epsilon_by_delta else ():
         shown = ", ".join(
-            f"{round_up(row[view])} at {digits_up(row['delta'])}"
-            for row in said["epsilon_by_delta"]
+            f"{round_up(row.by_view[view])} at {digits_up(row.delta)}"
+            for row in said.epsilon_by_delta or ()
         )
         console.print(f"epsilon by delta, {view.replace('_', ' ')}: {shown}", highlight=False)
 
 
-def show_human(said: dict[str, Any], console: Console) -> None:
+def show_human(said: Statement, human: Mapping[str, HumanTerms], console: Console) -> None:
     """The best membership test by view, and several records of one person."""
-    human = said["human"]
     from dpscaffold.report.human_tables import groups_table, terms_table
 
     for head, rows in (terms_table(human), groups_table(human)):
         console.print(legible(head, rows, console.width))
-    console.print(said["person"], highlight=False)
+    console.print(said.person, highlight=False)

@@ -15,6 +15,7 @@ from dpscaffold.privacy.describe import choose_relation
 from dpscaffold.privacy.drawn import FROM_SYSTEM, SeedKnowledge
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.mechanism import LEAST_NOISE, MOST_NOISE, Sampling, Unit, unusable_noise
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.ledger import Account, read_account
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -56,7 +57,7 @@ class StatementSubject:
 
     def statement(
         self, groups: tuple[int, ...] = GROUPS, colluders: int | None = None
-    ) -> dict[str, Any]:
+    ) -> Statement:
         """What may be said; of a run folder, the very statement that its run writes."""
         if self.account:
             return self.account.statement(groups, colluders)

@@ -81,8 +81,8 @@ def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunP
     if about.run is None:
         raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
     said = about.statement(colluders=colluders)
-    if not said["guarantee"]:
-        raise PrivacyError(f"{source} promises nothing ({said['reason']}), so nothing adds up")
+    if not said.guarantee:
+        raise PrivacyError(f"{source} promises nothing ({said.reason}), so nothing adds up")
     begun = [part for part in about.parts if part.rounds]
     ledgers: list[Ledger | None] = [*begun] if begun else [about.ledger]
     found = []
@@ -92,7 +92,7 @@ def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunP
         part = RunPart(
             name=str(source) if len(ledgers) == 1 else f"{source} (part {k + 1})",
             run=run,
-            rounds=ledger.rounds if about.parts and ledger else said["rounds"],
+            rounds=ledger.rounds if about.parts and ledger else said.rounds or 0,
             bounds={view: bound_for(run, view, repeats, colluders) for view in VIEWS},
             ledger=ledger,
             costs=tuple(about.extra_costs) if k == 0 else (),
@@ -157,7 +157,7 @@ def show_together(
     wanted = (GIVEN, *views) if answer.quoted == GIVEN else (*views, GIVEN)
     view = next((view for view in wanted if view in answer.human), None)
     if view and groups:
-        table = groups_table({view: answer.human[view].to_json()}, view)
+        table = groups_table(answer.human, view)
         console.print(f"{_label(view)}, several records of one person:", highlight=False)
         console.print(legible(*table, console.width))
     for sentence in sentences(answer, view):

@@ -152,7 +152,10 @@ def train_command(
         data_key=data_key,
     )
     if as_json:
-        answer = summarise(result) | {"folder": str(request.folder), "privacy": result.privacy}
+        answer = summarise(result) | {
+            "folder": str(request.folder),
+            "privacy": result.privacy.to_json(),
+        }
         typer.echo(json.dumps(plain(answer), indent=2))
     elif not quiet:
         typer.echo("\n".join(ending(result, request.folder)))

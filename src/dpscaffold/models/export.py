@@ -58,13 +58,14 @@ def _refuse_unprotected(model: Model) -> None:
             f"{model.unprotected[0]}{f' (and {more} more)' if more else ''} Prepare the data with "
             f"public or private statistics, and name classes and categories beforehand"
         )
-    if not model.privacy.get("guarantee"):
+    said = model.privacy
+    if said is None or not said.guarantee:
         raise BadInput(
             f"--only-protected is given, but the model was trained without a guarantee "
-            f"({model.privacy.get('reason') or 'it has no privacy statement'}); train it with "
+            f"({(said and said.reason) or 'it has no privacy statement'}); train it with "
             f"privacy.noise or privacy.epsilon"
         )
-    if model.privacy.get("simulated", True):  # statements that do not say it count as simulated
+    if said.simulated:
         raise BadInput(
             "--only-protected is given, but the model comes from a simulation, whose noise can be "
             "removed by whoever has its seed; train it with --release"
@@ -86,7 +87,7 @@ def described(model: Model) -> dict[str, str]:
             name: {value: list(listed) for value, listed in pairs}
             for name, pairs in (coding.values if coding else ())
         },
-        "privacy": model.privacy.get("quote", "No privacy statement is known."),
+        "privacy": model.privacy.quote if model.privacy else "No privacy statement is known.",
         "leaves_unprotected": list(model.unprotected),
     }
     return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}

@@ -26,7 +26,7 @@ from dpscaffold.models.storage import (
     digest_of,
 )
 from dpscaffold.models.trained import Origin
-from dpscaffold.report.notebook import ShownStatement
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.stored import task_of
 
@@ -48,8 +48,9 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
     folder = find_model(Path(folder))
     index = _read_index(folder)
     tensors = _read_weights(folder, index)
-    privacy = ShownStatement(json.loads(_checked(folder, PRIVACY, index)))
+    stated = json.loads(_checked(folder, PRIVACY, index))
     try:
+        privacy = Statement.from_json(stated) if stated else None
         arrays = {
             name.removeprefix("preparation."): value.numpy()
             for name, value in tensors.items()

@@ -17,6 +17,7 @@ from dpscaffold.data.prepared import prepare
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
 from dpscaffold.models.trained import Origin, TrainedParameters
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.notebook import html_table
 from dpscaffold.tasks import Task
 
@@ -50,12 +51,12 @@ class Model(TrainedParameters):
         federation: Federation,
         task: Task,
         params: Tensor,
-        privacy: Mapping[str, Any] | None = None,
+        privacy: Statement | None = None,
         origin: Origin | None = None,
     ) -> Model:
         """The model of a federation that these parameters make of a task."""
         parts = (task, params, federation.preparation, federation.target, federation.schema)
-        return cls(*parts, privacy or {}, origin or Origin(data=federation.title))
+        return cls(*parts, privacy, origin or Origin(data=federation.title))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ class Model(TrainedParameters):
             ("predicts", f"{self.target} {', '.join(self.classes[:8])}"),
             ("columns", listed),
             ("trained by", f"{self.origin.algorithm} on {self.origin.data}"),
-            ("privacy", self.privacy.get("quote")),
+            ("privacy", self.privacy.quote if self.privacy else None),
             ("leaves unprotected", " ".join(self.unprotected) or None),
         ]
         return html_table("Model", rows)

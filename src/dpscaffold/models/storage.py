@@ -63,8 +63,8 @@ def save_model(model: TrainedParameters, folder: Path) -> Path:
 
 def _files(model: TrainedParameters) -> dict[str, bytes]:
     """The contents of a model's folder, by name; model.json, which has the digests, last."""
-    statement = plain(dict(model.privacy))
-    unit = (statement.get("mechanism") or {}).get("unit", "record")
+    mechanism = model.privacy.mechanism if model.privacy else None
+    unit = mechanism.unit if mechanism else "record"
     listed, arrays = entries(unnamed(model.preparation, unit))
     tensors: dict[str, Tensor] = {"params": model.params.detach().cpu().contiguous()}
     for name, array in arrays.items():
@@ -73,10 +73,10 @@ def _files(model: TrainedParameters) -> dict[str, bytes]:
         tensors[f"constant.{name}"] = value.detach().cpu().clone().contiguous()
     contents = {
         WEIGHTS: save_tensors(tensors),
-        PRIVACY: as_json(statement),
+        PRIVACY: as_json(plain(model.privacy.to_json() if model.privacy else {})),
     }
-    if statement:
-        contents[PAGE] = render(statement).encode()
+    if model.privacy:
+        contents[PAGE] = render(model.privacy).encode()
     index = {
         "format": FORMAT if model.target.low is None else RANGED,
         "task": task_entry(model.task),

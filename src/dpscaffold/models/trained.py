@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from dpscaffold.federation.schema import Prepared, Schema, Target
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.tasks import Task
 
 
@@ -35,7 +34,7 @@ class TrainedParameters:
     preparation: tuple[Prepared, ...]
     target: Target
     schema: Schema
-    privacy: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    privacy: Statement | None = field(default=None, repr=False)
     origin: Origin = field(default_factory=Origin)
 
     @property

@@ -22,9 +22,6 @@ from .errors import PrivacyError as PrivacyError
 from .goals import AttackGoal as AttackGoal
 from .goals import noise_for as noise_for
 from .goals import rounds_for as rounds_for
-from .human import GroupTerms as GroupTerms
-from .human import HumanTerms as HumanTerms
-from .human import TruePositives as TruePositives
 from .human import human_terms as human_terms
 from .ledger import Ledger as Ledger
 from .live import Spending as Spending
@@ -40,4 +37,8 @@ from .preparation import Remark as Remark
 from .preparation import charged as charged
 from .showing import round_up as round_up
 from .statement import statement as statement
+from .statement_types import GroupTerms as GroupTerms
+from .statement_types import HumanTerms as HumanTerms
+from .statement_types import Statement as Statement
+from .statement_types import TruePositives as TruePositives
 from .tradeoff import TradeOff as TradeOff

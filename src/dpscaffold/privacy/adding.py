@@ -9,15 +9,14 @@ means in human terms is less than a loss distribution would tell, and is stated 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import VIEWS
-from dpscaffold.privacy.bounds import LEDGER, PAPER_THIRD_PARTY
+from dpscaffold.privacy.bounds import LEDGER
 from dpscaffold.privacy.composition import ADDED
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS, terms_of
@@ -25,10 +24,18 @@ from dpscaffold.privacy.ledger import Ledger, distribution_of
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.preparation import Preparation
-from dpscaffold.privacy.quote import for_a_person, quote, quoted
+from dpscaffold.privacy.quote import with_quote
 from dpscaffold.privacy.statement import large_delta, statement
-
-Said = dict[str, Any]
+from dpscaffold.privacy.statement_types import (
+    BoundRow,
+    EpsilonAtDelta,
+    HumanTerms,
+    PartSummary,
+    PlannedEpsilon,
+    SpentByUsers,
+    Statement,
+    ViewGuarantee,
+)
 
 
 def statement_of_parts(
@@ -41,7 +48,7 @@ def statement_of_parts(
     groups: Sequence[int] = GROUPS,
     colluders: int = 1,
     planned: Sequence[str] = (),
-) -> Said:
+) -> Statement:
     """As :func:`statement`, of a run that was planned in these parts; one part is stated as it is.
 
     A part of which no round was run has released nothing. ``extra_costs`` were spent once, beside
@@ -53,7 +60,7 @@ def statement_of_parts(
     >>> first, second = Ledger(run), Ledger(run)
     >>> first.record(1, [0, 1]); second.record(1, [0, 2])
     >>> one, both = statement_of_parts([first]), statement_of_parts([first, second])
-    >>> both["server"]["epsilon"] == 2 * one["server"]["epsilon"], both["delta"] == 2 * one["delta"]
+    >>> both.server.epsilon == 2 * one.server.epsilon, both.delta == 2 * one.delta
     (True, True)
     """
     begun = [part for k, part in enumerate(parts) if k == 0 or part.rounds]
@@ -76,81 +83,110 @@ def statement_of_parts(
         return each[0]
     run = replace(begun[0].run, rounds=sum(part.run.rounds for part in begun))
     charged = [part.charged(extra_costs if k == 0 else ()) for k, part in enumerate(begun)]
-    return _added(each, charged, run, tuple(groups), [c.name for c in extra_costs], draw_given)
-
-
-def _added(
-    each: Sequence[Said],
-    parts: Sequence[Ledger],
-    run: Mechanism,
-    groups: tuple[int, ...],
-    costs: Sequence[str],
-    draw_given: bool,
-) -> Said:
-    """The first part's statement with every number that is spent replaced by the sum."""
-    said = dict(each[0])
-    delta = math.fsum(one["delta"] for one in each) if each[0]["guarantee"] else each[0]["delta"]
-    said["rounds"] = sum(one["rounds"] for one in each)
-    said["mechanism"] = {**said["mechanism"], "rounds": run.rounds}
-    said["delta"], said["run"] = delta, run.to_dict()
-    said["parts"] = [_part(one) for one in each]
-    if not said["guarantee"]:
+    said = _added(each, run)
+    if not said.guarantee:
         return said
-    for view in (*VIEWS, PAPER_THIRD_PARTY.name):
-        said[view] = _view([one[view] for one in each], delta)
-    rows = zip(*(one["bounds"] for one in each), strict=True)
-    said["bounds"] = [_row(same, delta) for same in rows]
-    # The largest of each part, added: at least the largest sum over users.
-    replaced = _total([one["ledger"]["replace_one"] for one in each])
-    said["ledger"] = {**_ledger(parts), "replace_one": replaced}
-    for view in VIEWS:
-        said[view]["ledger"] = said["ledger"]["epsilon"]
-    whole = math.fsum(one["planned"]["epsilon"] for one in each)
-    said["planned"] = {"rounds": run.rounds, "epsilon": whole}
-    said["epsilon_by_delta"] = [
-        {"delta": math.fsum(row["delta"] for row in same)}
-        | {view: _total([row[view] for row in same]) for view in VIEWS}
-        for same in zip(*(one["epsilon_by_delta"] for one in each), strict=True)
-    ]
-    stated = replace(run, delta=min(delta, 1 - 1e-12))
-    said["human"] = _human(said, stated, groups)
-    said["delta_note"] = note = large_delta(stated)
-    rest = [sentence for sentence in said["outside"] if sentence != each[0]["delta_note"]]
-    said["outside"] = [*([note] if note else []), *rest]
-    said["quoted"] = quoted(said, draw_given)
-    said["person"] = for_a_person(said)
+    stated = replace(run, delta=min(said.delta or 0.0, 1 - 1e-12))
+    said = _with_spent(_restated(said, each, stated), each, charged)
+    said = replace(said, human=_human(said, stated, tuple(groups)))
+    said = with_quote(said, stated, [c.name for c in extra_costs], draw_given)
     times = "once" if len(each) == 2 else f"{len(each) - 1} times"
-    said["quote"] = quote(said, stated, costs, draw_given) + (
-        f" The run was given more rounds {times} after it was planned: epsilon and delta are the "
-        f"sums of its {len(each)} parts, as for runs one after another."
+    return replace(
+        said,
+        quote=f"{said.quote} The run was given more rounds {times} after it was planned: epsilon "
+        f"and delta are the sums of its {len(each)} parts, as for runs one after another.",
     )
-    return said
 
 
-def _part(said: Said) -> dict[str, Any]:
-    views = {view: said[view]["epsilon"] for view in VIEWS}
-    return {"rounds": said["rounds"], "delta": said["delta"], "epsilon": views}
+def _added(each: Sequence[Statement], run: Mechanism) -> Statement:
+    """The first part's statement for all rounds, with the parts and the δ of all of them."""
+    first = each[0]
+    deltas = [one.delta or 0.0 for one in each]
+    assert first.mechanism is not None  # parts are those of a private run
+    return replace(
+        first,
+        rounds=sum(one.rounds or 0 for one in each),
+        mechanism=replace(first.mechanism, rounds=run.rounds),
+        delta=math.fsum(deltas) if first.guarantee else first.delta,
+        run=run,
+        parts=tuple(
+            PartSummary(
+                one.rounds or 0, one.delta, {view: one.towards(view).epsilon for view in VIEWS}
+            )
+            for one in each
+        ),
+    )
 
 
-def _view(same: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
+def _restated(said: Statement, each: Sequence[Statement], stated: Mechanism) -> Statement:
+    """Every ε over the draw as the sum over the parts, at the δ of all of them."""
+    delta, note = said.delta or 0.0, large_delta(stated)
+    rest = [sentence for sentence in said.outside if sentence != each[0].delta_note]
+    by_delta = zip(*(one.epsilon_by_delta or () for one in each), strict=True)
+    return replace(
+        said,
+        server=_view([one.server for one in each], delta),
+        third_party=_view([one.third_party for one in each], delta),
+        participant=_view([one.participant for one in each], delta),
+        paper_third_party=_view([one.paper_third_party for one in each], delta),
+        bounds=tuple(_row(same, delta) for same in zip(*(one.bounds for one in each), strict=True)),
+        epsilon_by_delta=tuple(
+            EpsilonAtDelta(
+                math.fsum(row.delta for row in same),
+                {view: _total([row.by_view[view] for row in same]) for view in VIEWS},
+            )
+            for same in by_delta
+        ),
+        delta_note=note,
+        outside=(*([note] if note else []), *rest),
+    )
+
+
+def _with_spent(said: Statement, each: Sequence[Statement], parts: Sequence[Ledger]) -> Statement:
+    """What users spent given who took part, each user's sum over the parts, and ε as planned."""
+    spent = spent_over_parts(parts)
+    counts, spread = distribution_of(np.sum([part.participations for part in parts], axis=0), spent)
+    ledger = SpentByUsers(
+        epsilon=float(spent.max()),
+        bound=LEDGER.name,
+        # The largest of each part, added: at least the largest sum over users.
+        replace_one=_total([one.ledger.replace_one if one.ledger else None for one in each]),
+        participations=counts,
+        epsilon_over_users=spread,
+    )
+    whole = _total([one.planned.epsilon if one.planned else None for one in each])
+    assert said.mechanism is not None
+    return replace(
+        said,
+        ledger=ledger,
+        planned=PlannedEpsilon(said.mechanism.rounds, whole),
+        server=replace(said.server, ledger=ledger.epsilon),
+        third_party=replace(said.third_party, ledger=ledger.epsilon),
+        participant=replace(said.participant, ledger=ledger.epsilon),
+    )
+
+
+def _view(same: Sequence[ViewGuarantee], delta: float) -> ViewGuarantee:
     """One view of all parts: the sum, and that it is one."""
-    said = {**same[0], "epsilon": _total([one["epsilon"] for one in same])}
-    if "replace_one" in said:
-        said["replace_one"] = _total([one["replace_one"] for one in same])
-    if "delta" in said:
-        said |= {"delta": delta, "composition": ADDED}
-    if "training_alone" in said:  # of the first part with the preparation's cost beside it
-        alone = [one.get("training_alone", one["epsilon"]) for one in same]
-        said["training_alone"] = _total(alone)
-    return said
+    first = same[0]
+    # What other mechanisms cost is counted in the first part.
+    alone = [one.epsilon if one.training_alone is None else one.training_alone for one in same]
+    return replace(
+        first,
+        epsilon=_total([one.epsilon for one in same]),
+        replace_one=_total([one.replace_one for one in same]),
+        delta=None if first.delta is None else delta,
+        composition=first.composition if first.delta is None else ADDED,
+        training_alone=None if first.training_alone is None else _total(alone),
+    )
 
 
-def _row(same: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
+def _row(same: Sequence[BoundRow], delta: float) -> BoundRow:
     """One bound of all parts; it applies where it does to each."""
-    barred = next((row for row in same if not row["applies"]), None)
-    epsilon = None if barred else _total([row["epsilon"] for row in same])
-    said = {**same[0], "epsilon": epsilon, "delta": delta}
-    return said | ({"applies": False, "reason": barred["reason"]} if barred else {})
+    barred = next((row for row in same if not row.applies), None)
+    if barred is not None:
+        return replace(same[0], epsilon=None, delta=delta, applies=False, reason=barred.reason)
+    return replace(same[0], epsilon=_total([row.epsilon for row in same]), delta=delta)
 
 
 def spent_over_parts(parts: Sequence[Ledger]) -> NDArray[np.float64]:
@@ -158,27 +194,15 @@ def spent_over_parts(parts: Sequence[Ledger]) -> NDArray[np.float64]:
     return np.asarray(np.sum([part.epsilons() for part in parts], axis=0))
 
 
-def _ledger(parts: Sequence[Ledger]) -> dict[str, Any]:
-    """What users spent given who took part: each user's sum over the parts."""
-    spent = spent_over_parts(parts)
-    spread = distribution_of(np.sum([part.participations for part in parts], axis=0), spent)
-    return {
-        "epsilon": float(spent.max()),
-        "bound": LEDGER.name,
-        "participations": spread["participations"],
-        "epsilon_over_users": spread["epsilon"],
-    }
-
-
-def _human(said: Said, run: Mechanism, groups: tuple[int, ...]) -> dict[str, Any]:
+def _human(said: Statement, run: Mechanism, groups: tuple[int, ...]) -> dict[str, HumanTerms]:
     """What (Σ ε, Σ δ) means for one person, by view."""
-    spent = {view: said[view]["epsilon"] for view in VIEWS}
-    spent["ledger"] = said["ledger"]["epsilon"]
+    spent = {view: said.towards(view).epsilon for view in VIEWS}
+    spent["ledger"] = said.ledger.epsilon if said.ledger else None
     found = {}
     for view, epsilon in spent.items():
         if epsilon is not None:
             law = privacy_parameters(epsilon, run.delta, epsilon / 64 or 1.0)
-            found[view] = terms_of((law,), run, "added", groups).to_json()
+            found[view] = terms_of((law,), run, "added", groups)
     return found
 
 

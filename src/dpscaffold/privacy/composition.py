@@ -27,11 +27,12 @@ from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.drawn import FRESH, UNKNOWN, SeedKnowledge
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.human import GROUPS, HumanTerms, check_group, losses, terms_of
+from dpscaffold.privacy.human import GROUPS, check_group, losses, terms_of
 from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.loss import LONGEST, LossDistribution, privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.statement_types import HumanTerms
 
 ADDED = "epsilon and delta added (Rogers, Roth, Ullman, Vadhan 2016)"
 CONVOLVED = "loss distributions convolved, every plan being fixed in advance (Zhu, Dong, Wang 2022)"

@@ -6,6 +6,7 @@ bounds on what any test can do, whatever it knows besides, and are rounded towar
 >>> from dpscaffold.privacy import RANDOM_PARTICIPATION, describe
 >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
 ...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
+>>> from dpscaffold.privacy import round_up
 >>> terms = human_terms(RANDOM_PARTICIPATION, run)
 >>> round_up(terms.accuracy), round_up(terms.true_positives[0].rate), round_up(terms.mu)
 ('0.543', '0.018', '0.218')
@@ -15,9 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from dpscaffold.privacy.costs import Cost, with_costs
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.statement_types import GroupTerms, HumanTerms, TruePositives
 from dpscaffold.privacy.tradeoff import TradeOff
 
 #: The false-positive rates at which a membership test is judged (Carlini et al. 2022).
@@ -35,81 +34,6 @@ FALSE_POSITIVES = (0.01, 0.001)
 GROUPS = (2, 5, 10)
 #: Where the curve is tabulated: dense near 0, where a careful adversary works.
 CURVE = (0.0, *(float(a) for a in np.geomspace(1e-4, 0.1, 13)), *(k / 20 for k in range(3, 21)))
-
-
-@dataclass(frozen=True)
-class TruePositives:
-    """At ``false_positives`` false alarms, a test finds at most ``rate`` of those it looks for."""
-
-    false_positives: float
-    rate: float
-
-
-@dataclass(frozen=True)
-class GroupTerms:
-    """The same for k records that change together; ``epsilon`` is None where none is proved."""
-
-    size: int
-    accuracy: float
-    true_positives: tuple[TruePositives, ...]
-    epsilon: float | None
-
-
-@dataclass(frozen=True)
-class HumanTerms:
-    """What one loss distribution means for what it protects, a record or a user.
-
-    - ``accuracy``: at even odds, the best test is right with probability 1/2 + ``advantage``/2.
-    - ``true_positives``: the largest true-positive rate at small false-positive rates.
-    - ``mu``: approximate Gaussian privacy, the smallest μ over false-positive rates in
-      ``mu_range`` = [δ, 1 − δ]; None where none holds.
-    - ``groups``: k records of one person (k users, where users are the unit).
-    - ``curve``: (α, f(α)), f rounded down.
-    """
-
-    bound: str
-    protects: str
-    neighbours: str
-    delta: float
-    advantage: float
-    accuracy: float
-    true_positives: tuple[TruePositives, ...]
-    mu: float | None
-    mu_range: tuple[float, float]
-    groups: tuple[GroupTerms, ...]
-    curve: tuple[tuple[float, float], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        said = asdict(self)
-        said["mu_approximate"] = True
-        said["sentence"] = self.sentence()
-        return said
-
-    def sentence(self) -> str:
-        """What to tell a person, every figure rounded up."""
-        found = " and ".join(
-            f"{percent(t.rate)} at {t.false_positives * 100:g} % false alarms"
-            for t in self.true_positives
-        )
-        what = "user's whole dataset" if self.protects == "user" else "record"
-        replaced = "(replace-one)" in self.neighbours
-        return (
-            f"Even if all but the noise is known, the best test of whether one {what} was used"
-            f"{', or another in its place,' if replaced else ''} is right at most "
-            f"{percent(self.accuracy)} of the time, where a coin is right 50 %; of those it looks "
-            f"for it finds at most {found}."
-        )
-
-
-def percent(value: float) -> str:
-    """A probability as a percentage, rounded up to a tenth (to a hundredth below 1 %).
-
-    >>> percent(0.54211), percent(0.0020124)
-    ('54.3 %', '0.21 %')
-    """
-    digits = 1 if value >= 0.01 else 2
-    return f"{min(100.0, float(round_up(value * 100, digits))):.{digits}f} %"
 
 
 def losses(

@@ -22,6 +22,7 @@ from dpscaffold.privacy.laws import participations_laws
 from dpscaffold.privacy.loss import LossDistribution
 from dpscaffold.privacy.mechanism import Group, Mechanism
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.statement_types import EpsilonSpread
 
 VERSION = 2
 #: Where users have more distinct rates than this, rates are rounded up to so many for per-user
@@ -237,11 +238,10 @@ class Ledger:
                 )
         return values
 
-    def distribution(self) -> dict[str, Any]:
+    def distribution(self) -> tuple[dict[int, int], EpsilonSpread]:
         """How often users took part and what it cost: counts, and quantiles of ε over users."""
-        found = distribution_of(self.participations, self.epsilons())
-        found["epsilon"]["max"] = self.largest()
-        return found
+        counts, spread = distribution_of(self.participations, self.epsilons())
+        return counts, replace(spread, max=self.largest())
 
     def declines(self, user: int) -> bool:
         """Whether this user's next participation would exceed its cap."""
@@ -343,22 +343,19 @@ def _rounded_groups(run: Mechanism) -> tuple[Group, ...]:
     return tuple(distinct[float(rate)] for rate in nearest)
 
 
-def distribution_of(counts: NDArray[np.int64], epsilons: NDArray[np.float64]) -> dict[str, Any]:
+def distribution_of(
+    counts: NDArray[np.int64], epsilons: NDArray[np.float64]
+) -> tuple[dict[int, int], EpsilonSpread]:
     """How many users took part how often, and quantiles of their ε: each is one user's, never an
     average with a smaller one.
 
-    >>> distribution_of(np.array([0, 2, 2]), np.array([0.0, 1.5, 1.5]))["participations"]
+    >>> distribution_of(np.array([0, 2, 2]), np.array([0.0, 1.5, 1.5]))[0]
     {0: 1, 2: 2}
     """
     numbers, users = np.unique(counts, return_counts=True)
-    levels = {"min": 0.0, "quarter": 0.25, "median": 0.5, "three_quarters": 0.75, "max": 1.0}
-    return {
-        "participations": {int(n): int(u) for n, u in zip(numbers, users, strict=True)},
-        "epsilon": {
-            name: float(np.quantile(epsilons, level, method="higher"))
-            for name, level in levels.items()
-        },
-    }
+    levels = (float(np.quantile(epsilons, k / 4, method="higher")) for k in range(5))
+    by_count = {int(n): int(u) for n, u in zip(numbers, users, strict=True)}
+    return by_count, EpsilonSpread(*levels)
 
 
 def largest_count(holds: Callable[[int], bool], most: int) -> int:

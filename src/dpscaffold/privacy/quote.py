@@ -7,102 +7,121 @@ part: over the draw is a promise about chance, and a known seed is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY
+from dpscaffold.privacy.bound import SERVER
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.statement_types import (
+    QuotedEpsilon,
+    SpentByUsers,
+    Statement,
+    ViewGuarantee,
+)
 
 SIMULATION = "A simulation, whose noise comes from a stored seed."
 SHARED = "Two runs of one seed share their noise, and their epsilons do not add."
 
 
-def quote(
-    said: Mapping[str, Any], run: Mechanism, costs: Sequence[str] = (), draw_given: bool = False
-) -> str:
-    """The sentence of a statement; ``costs`` names the other mechanisms that are counted in it."""
+def with_quote(
+    said: Statement, run: Mechanism, costs: Sequence[str] = (), draw_given: bool = False
+) -> Statement:
+    """The statement with the ε to quote, in numbers, in a sentence, and for one person.
+
+    ``costs`` names the other mechanisms that are counted in it, and ``draw_given`` says that the
+    seed of the draw was somebody's choice.
+    """
+    said = replace(said, quoted=_quoted(said, draw_given))
+    return replace(said, person=_person(said), quote=_sentence(said, run, costs, draw_given))
+
+
+def _sentence(said: Statement, run: Mechanism, costs: Sequence[str], draw_given: bool) -> str:
+    """The sentence of a statement."""
     each = "Each user" if run.unit == "user" else "Each record"
-    if said["simulated"]:
+    if said.simulated:
         would = f"With secret noise {each.lower()} would be protected with"
         return " ".join([SIMULATION, f"{would} {_over_the_draw(said, run, costs)}.",
-                         *_replacing(said[SERVER], run), *_given(said, "would have spent"),
+                         *_replacing(said.server, run), *_given(said, "would have spent"),
                          SHARED])  # fmt: skip
-    if draw_given and "ledger" in said:
-        first = _given_first(said, run, costs, each)
-        return " ".join([first, *_replacing(said["ledger"], run, "everybody")])
+    if draw_given and said.ledger is not None:
+        first = _given_first(said, said.ledger, run, costs)
+        return " ".join([first, *_replacing(said.ledger, run, "everybody")])
     sentence = f"{each} is protected with {_over_the_draw(said, run, costs)}."
     if draw_given:
         sentence += (
             " That holds for a draw that nobody chose: where its seed is given, as in this plan, "
             "quote what the run's ledger says."
         )
-    return " ".join([sentence, *_replacing(said[SERVER], run), *_given(said, "spent")])
+    return " ".join([sentence, *_replacing(said.server, run), *_given(said, "spent")])
 
 
-def quoted(said: Mapping[str, Any], draw_given: bool) -> dict[str, Any]:
+def _quoted(said: Statement, draw_given: bool) -> QuotedEpsilon:
     """The ε that the sentence begins with: ``towards`` whom, and by which ``bound``; and that for
     replacing one record by another."""
-    if draw_given and not said["simulated"] and "ledger" in said:
-        spent = said["ledger"]
-        return {**_numbers(spent), "towards": "everybody"}
-    return {**_numbers(said[SERVER]), "towards": SERVER}
+    known = draw_given and not said.simulated and said.ledger is not None
+    first = said.ledger if known and said.ledger is not None else said.server
+    return QuotedEpsilon(
+        epsilon=first.epsilon,
+        replace_one=first.replace_one,
+        bound=first.bound,
+        towards="everybody" if known else SERVER,
+    )
 
 
-def _numbers(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: said[name] for name in ("epsilon", "replace_one", "bound")}
-
-
-def for_a_person(said: Mapping[str, Any]) -> str:
+def _person(said: Statement) -> str:
     """What the quoted ε means for one person, in the same order and with the same condition."""
-    human = said["human"]
-    terms = human.get("ledger") if said["quoted"]["towards"] != SERVER else None
-    sentence = str((terms or human[SERVER])["sentence"])
-    if said["simulated"]:
+    human = said.human or {}
+    terms = human.get("ledger") if said.quotes_ledger else None
+    sentence = (terms or human[SERVER]).sentence()
+    if said.simulated:
         return f"With secret noise it would hold: {sentence[0].lower()}{sentence[1:]}"
     return sentence
 
 
-def _given_first(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str], each: str) -> str:
+def _given_first(said: Statement, spent: SpentByUsers, run: Mechanism, costs: Sequence[str]) -> str:
     """What was spent given who took part, since the draw was known in advance."""
+    each = "Each user" if run.unit == "user" else "Each record"
     return (
-        f"{each} is protected with epsilon = {round_up(said['ledger']['epsilon'])} towards "
-        f"everybody, at delta = {digits_up(run.delta)}{_with(costs)} ({run.neighbours}; given who "
-        f"took part, as the draw came from a given seed). Over a draw that nobody chose it would "
-        f"be {_over_the_draw(said, run, costs)}."
+        f"{each} is protected with epsilon = {round_up(spent.epsilon)} towards everybody, at "
+        f"delta = {digits_up(run.delta)}{_with(costs)} ({run.neighbours}; given who took part, as "
+        f"the draw came from a given seed). Over a draw that nobody chose it would be "
+        f"{_over_the_draw(said, run, costs)}."
     )
 
 
-def _replacing(said: Mapping[str, Any], run: Mechanism, whom: str = "the server") -> list[str]:
+def _replacing(
+    said: ViewGuarantee | SpentByUsers, run: Mechanism, whom: str = "the server"
+) -> list[str]:
     """ε of the other relation, where the sentence is not about replacing a record."""
-    if run.relation == "replace-one" or said["replace_one"] is None:
+    if run.relation == "replace-one" or said.replace_one is None:
         return []
     return [
-        f"For replacing one record by another, epsilon = {round_up(said['replace_one'])} towards "
+        f"For replacing one record by another, epsilon = {round_up(said.replace_one)} towards "
         f"{whom}."
     ]
 
 
-def _over_the_draw(said: Mapping[str, Any], run: Mechanism, costs: Sequence[str]) -> str:
+def _over_the_draw(said: Statement, run: Mechanism, costs: Sequence[str]) -> str:
     outsider = "a third party"
-    if said[THIRD_PARTY]["bound"] != RANDOM_PARTICIPATION.name:
-        outsider += f" that took no part ({_towards_participants(said[PARTICIPANT])})"
+    if said.third_party.bound != RANDOM_PARTICIPATION.name:
+        outsider += f" that took no part ({_towards_participants(said.participant)})"
     return (
-        f"epsilon = {round_up(said[SERVER]['epsilon'])} towards the server and "
-        f"{round_up(said[THIRD_PARTY]['epsilon'])} towards {outsider}, at delta = "
+        f"epsilon = {round_up(said.server.epsilon)} towards the server and "
+        f"{round_up(said.third_party.epsilon)} towards {outsider}, at delta = "
         f"{digits_up(run.delta)}{_with(costs)} ({run.neighbours}; over the random draw of "
         f"participants)"
     )
 
 
-def _given(said: Mapping[str, Any], verb: str) -> list[str]:
+def _given(said: Statement, verb: str) -> list[str]:
     """What was spent given who took part, beside the bound over the draw."""
-    if "ledger" not in said:
+    if said.ledger is None:
         return []
     return [
         f"Given who took part, the most that any user {verb} is "
-        f"{round_up(said['ledger']['epsilon'])}; the two numbers answer different questions, quote "
+        f"{round_up(said.ledger.epsilon)}; the two numbers answer different questions, quote "
         f"either with its label."
     ]
 
@@ -111,7 +130,7 @@ def _with(costs: Sequence[str]) -> str:
     return f", together with {', '.join(costs)}" if costs else ""
 
 
-def _towards_participants(said: Mapping[str, Any]) -> str:
-    k = said["colluders"]
+def _towards_participants(said: ViewGuarantee) -> str:
+    k = said.colluders
     who = "one that did" if k == 1 else f"{k} that did, together"
-    return f"{round_up(said['epsilon'])} towards {who}"
+    return f"{round_up(said.epsilon)} towards {who}"

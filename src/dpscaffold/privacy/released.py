@@ -4,10 +4,17 @@ several δ; and what it means for one person."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from dpscaffold.privacy.bound import PARTICIPANT, REPEATED, VIEWS, Bound, Laws
+from dpscaffold.privacy.bound import (
+    PARTICIPANT,
+    REPEATED,
+    SERVER,
+    THIRD_PARTY,
+    VIEWS,
+    Bound,
+    Laws,
+)
 from dpscaffold.privacy.bounds import (
     AGGREGATE_PARTICIPANT,
     BOUNDS,
@@ -23,6 +30,15 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import human_terms, ledger_terms, losses, spent_laws
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.statement_types import (
+    BoundRow,
+    EpsilonAtDelta,
+    HumanTerms,
+    PlannedEpsilon,
+    SpentByUsers,
+    Statement,
+    ViewGuarantee,
+)
 from dpscaffold.privacy.tradeoff import TradeOff
 
 #: At which fractions of its own δ a statement gives ε too.
@@ -39,7 +55,7 @@ class Released:
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
-    >>> round(Released(run, rounds=400).promised()["server"]["epsilon"], 2)
+    >>> round(Released(run, rounds=400).towards("server").epsilon, 2)
     0.86
     """
 
@@ -58,29 +74,37 @@ class Released:
         """The bound that is quoted towards a view."""
         return bound_for(self.run, view, self.repeats, self.colluders)
 
-    def promised(self) -> dict[str, Any]:
+    def guaranteed(self, groups: tuple[int, ...]) -> Statement:
         """The part of a statement that has numbers, where there is a guarantee."""
-        said: dict[str, Any] = {"bounds": self.by_bound()}
-        said |= {view: self.towards(view) for view in VIEWS}
-        said[PARTICIPANT]["colluders"] = self.colluders
-        said[PAPER_THIRD_PARTY.name] = self._published()
-        if self.ledger is not None:
-            spread = self.ledger.distribution()
-            said["ledger"] = {
-                "epsilon": self.ledger.largest(),
-                "bound": LEDGER.name,
-                "replace_one": self._replacing(
-                    self.ledger.largest(), spent_laws(self.ledger, self.costs)
-                ),
-                "participations": spread["participations"],
-                "epsilon_over_users": spread["epsilon"],
-            }
-            whole = RANDOM_PARTICIPATION.epsilon(self.run, costs=self.costs)
-            said["planned"] = {"rounds": self.run.rounds, "epsilon": whole}
-        said["epsilon_by_delta"] = self._by_delta()
-        return said
+        return Statement(
+            guarantee=True,
+            server=self.towards(SERVER),
+            third_party=self.towards(THIRD_PARTY),
+            participant=replace(self.towards(PARTICIPANT), colluders=self.colluders),
+            paper_third_party=self._published(),
+            ledger=self._spent(self.ledger) if self.ledger is not None else None,
+            planned=self._planned() if self.ledger is not None else None,
+            epsilon_by_delta=self._by_delta(),
+            human=self.for_people(groups),
+        )
 
-    def for_people(self, groups: tuple[int, ...]) -> dict[str, Any]:
+    def _spent(self, ledger: Ledger) -> SpentByUsers:
+        """What users spent given who took part."""
+        largest = ledger.largest()
+        counts, spread = ledger.distribution()
+        return SpentByUsers(
+            epsilon=largest,
+            bound=LEDGER.name,
+            replace_one=self._replacing(largest, spent_laws(ledger, self.costs)),
+            participations=counts,
+            epsilon_over_users=spread,
+        )
+
+    def _planned(self) -> PlannedEpsilon:
+        whole = RANDOM_PARTICIPATION.epsilon(self.run, costs=self.costs)
+        return PlannedEpsilon(self.run.rounds, whole)
+
+    def for_people(self, groups: tuple[int, ...]) -> dict[str, HumanTerms]:
         """What the quoted bounds and the ledger mean for one person, by view."""
         terms = {
             view: human_terms(
@@ -89,15 +113,14 @@ class Released:
             for view in VIEWS
         }
         given = ledger_terms(self.ledger, self.costs, groups) if self.ledger is not None else None
-        named = terms | ({"ledger": given} if given else {})
-        return {view: found.to_json() for view, found in named.items()}
+        return terms | ({"ledger": given} if given else {})
 
-    def by_bound(self, reason: str | None = None) -> list[dict[str, Any]]:
+    def by_bound(self, reason: str | None = None) -> tuple[BoundRow, ...]:
         """The table of bounds; ``reason`` is why none of them holds."""
         # That against participants is for as many as are asked about.
         against = aggregate_among(among(self.run, self.colluders))
         bounds = [against if b is AGGREGATE_PARTICIPANT else b for b in BOUNDS.values()]
-        return [self._row(bound, reason or self._barred(bound)) for bound in bounds]
+        return tuple(self._row(bound, reason or self._barred(bound)) for bound in bounds)
 
     def _barred(self, bound: Bound) -> str | None:
         """Why a bound that would hold for the plan does not hold for what was run, or None."""
@@ -105,7 +128,7 @@ class Released:
             return bound.applies(self.run) or REPEATED
         return None
 
-    def _row(self, bound: Bound, reason: str | None) -> dict[str, Any]:
+    def _row(self, bound: Bound, reason: str | None) -> BoundRow:
         """One line of the table of bounds, the cost of other mechanisms included."""
         run, ledger = self.run, self.ledger
         epsilon: float | None = None
@@ -119,42 +142,41 @@ class Released:
                 counted = run.rounds if bound is CAP else self.rounds
                 if not reason:
                     epsilon = bound.epsilon(run, counted, self.costs, self.repeats)
-        return {
-            "name": bound.name,
-            "title": bound.title,
-            "views": list(bound.views),
-            "epsilon": None if epsilon is None else _finite(epsilon),
-            "delta": run.delta,
-            "neighbours": run.neighbours,
-            "applies": reason is None,
-            "reason": reason,
-            "theorem": bound.theorem,
-            "assumptions": list(bound.assumptions),
-            "reference": bound.reference,
-            "explanation": bound.explain(),
-        }
+        return BoundRow(
+            name=bound.name,
+            title=bound.title,
+            views=tuple(bound.views),
+            epsilon=None if epsilon is None else _finite(epsilon),
+            delta=run.delta,
+            neighbours=run.neighbours,
+            applies=reason is None,
+            reason=reason,
+            theorem=bound.theorem,
+            assumptions=tuple(bound.assumptions),
+            reference=bound.reference,
+            explanation=bound.explain(),
+        )
 
-    def towards(self, view: str) -> dict[str, Any]:
+    def towards(self, view: str) -> ViewGuarantee:
         """What is quoted towards a view, and by which bound."""
         run, bound = self.run, self.bound(view)
         epsilon = _finite(bound.epsilon(run, self.rounds, self.costs, self.repeats))
         laws = losses(bound, run, self.rounds, self.costs, self.repeats)
-        said: dict[str, Any] = {
-            "epsilon": epsilon,
-            "replace_one": self._replacing(epsilon, laws),
-            "delta": run.delta,
-            "bound": bound.name,
-            "neighbours": run.neighbours,
-            "theorem": bound.theorem,
-            "assumptions": list(bound.assumptions),
-            "reference": bound.reference,
-        }
-        if self.costs:
-            said["training_alone"] = bound.epsilon(run, self.rounds, repeats=self.repeats)
-            said["composition"] = "loss distributions composed adaptively (Zhu, Dong, Wang 2022)"
-        if self.ledger is not None:
-            said["ledger"] = self.ledger.largest()
-        return said
+        added = "loss distributions composed adaptively (Zhu, Dong, Wang 2022)"
+        alone = bound.epsilon(run, self.rounds, repeats=self.repeats) if self.costs else None
+        return ViewGuarantee(
+            epsilon,
+            replace_one=self._replacing(epsilon, laws),
+            delta=run.delta,
+            bound=bound.name,
+            neighbours=run.neighbours,
+            theorem=bound.theorem,
+            assumptions=tuple(bound.assumptions),
+            reference=bound.reference,
+            training_alone=alone,
+            composition=added if self.costs else None,
+            ledger=self.ledger.largest() if self.ledger is not None else None,
+        )
 
     def _replacing(self, epsilon: float | None, laws: Laws) -> float | None:
         """ε for replacing one record by another. Where ε itself is for removing a record's content,
@@ -167,20 +189,20 @@ class Released:
             return None
         return _finite(TradeOff.of(laws).epsilon(self.run.delta, group=2))
 
-    def _published(self) -> dict[str, Any]:
+    def _published(self) -> ViewGuarantee:
         """The paper's own number, which is no theorem for every loss."""
         bound = PAPER_THIRD_PARTY
         reason = bound.applies(self.run) or (REPEATED if self.repeats else None)
         epsilon = None if reason else _finite(bound.epsilon(self.run, self.rounds, self.costs))
-        return {
-            "epsilon": epsilon,
-            "bound": bound.name,
-            "reason": reason,
-            "note": "for comparison only; not a theorem for every loss",
-            "reference": bound.reference,
-        }
+        return ViewGuarantee(
+            epsilon,
+            bound=bound.name,
+            reason=reason,
+            note="for comparison only; not a theorem for every loss",
+            reference=bound.reference,
+        )
 
-    def _by_delta(self) -> list[dict[str, Any]]:
+    def _by_delta(self) -> tuple[EpsilonAtDelta, ...]:
         """ε of every view, and given who took part, at several δ, from the run's own down; None
         where it cannot be resolved."""
         run, bounds = self.run, {view: self.bound(view) for view in VIEWS}
@@ -191,14 +213,16 @@ class Released:
         columns = {view: laws[bound] for view, bound in bounds.items()}
         if self.ledger is not None and (spent := spent_laws(self.ledger, self.costs)):
             columns["ledger"] = spent
-        return [
-            {"delta": run.delta * part}
-            | {
-                name: _finite(max(law.epsilon(run.delta * part) for law in of))
-                for name, of in columns.items()
-            }
+        return tuple(
+            EpsilonAtDelta(
+                run.delta * part,
+                {
+                    name: _finite(max(law.epsilon(run.delta * part) for law in of))
+                    for name, of in columns.items()
+                },
+            )
             for part in DELTAS
-        ]
+        )
 
 
 def _finite(value: float) -> float | None:

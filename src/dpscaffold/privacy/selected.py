@@ -17,6 +17,7 @@ from dpscaffold.privacy.drawn import FROM_SYSTEM
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
+from dpscaffold.privacy.record import JsonRecord
 from dpscaffold.privacy.renyi import round_curve
 from dpscaffold.privacy.selection import (
     TrialCount,
@@ -55,6 +56,33 @@ class Trials:
         return () if self.score is None else (self.score,)
 
 
+@dataclass(frozen=True, eq=False)
+class WinnerGuarantee(JsonRecord):
+    """ε towards a third party who is given the winner of a private tuning alone; ``method`` is the
+    theorem."""
+
+    adversary: str
+    epsilon: float
+    delta: float
+    neighbours: str
+    method: str
+
+
+@dataclass(frozen=True, eq=False)
+class AllTrialsGuarantee(JsonRecord):
+    """ε towards the server, which saw all trials of a private tuning, and towards ``colluders``
+    participants together."""
+
+    adversary: str
+    trials: int
+    epsilon: float
+    participant: float
+    colluders: int
+    delta: float
+    neighbours: str
+    method: str
+
+
 @dataclass(frozen=True)
 class SelectionCost:
     """ε by view at one δ; ``trials`` is how many there were, which only the server may know."""
@@ -80,28 +108,28 @@ class SelectionCost:
             f"Training again with these values is a further run, whose epsilon adds."
         )
 
-    def to_third_parties(self) -> dict[str, Any]:
+    def to_third_parties(self) -> WinnerGuarantee:
         """What may be handed out with the winner; the number of trials is not in it."""
-        return {
-            "adversary": "a third party, given the winner alone: " + VIEWS[THIRD_PARTY],
-            "epsilon": self.epsilon[THIRD_PARTY],
-            "delta": self.delta,
-            "neighbours": self.neighbours,
-            "method": self.method[THIRD_PARTY],
-        }
+        return WinnerGuarantee(
+            adversary="a third party, given the winner alone: " + VIEWS[THIRD_PARTY],
+            epsilon=self.epsilon[THIRD_PARTY],
+            delta=self.delta,
+            neighbours=self.neighbours,
+            method=self.method[THIRD_PARTY],
+        )
 
-    def to_server(self) -> dict[str, Any]:
+    def to_server(self) -> AllTrialsGuarantee:
         """What the server and participants can learn from all trials."""
-        return {
-            "adversary": "the server, in every trial: " + VIEWS[SERVER],
-            "trials": self.trials,
-            "epsilon": self.epsilon[SERVER],
-            "participant": self.epsilon[PARTICIPANT],
-            "colluders": self.colluders,
-            "delta": self.delta,
-            "neighbours": self.neighbours,
-            "method": self.method[SERVER],
-        }
+        return AllTrialsGuarantee(
+            adversary="the server, in every trial: " + VIEWS[SERVER],
+            trials=self.trials,
+            epsilon=self.epsilon[SERVER],
+            participant=self.epsilon[PARTICIPANT],
+            colluders=self.colluders,
+            delta=self.delta,
+            neighbours=self.neighbours,
+            method=self.method[SERVER],
+        )
 
 
 def account(trials: Trials) -> SelectionCost:

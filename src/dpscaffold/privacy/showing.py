@@ -38,3 +38,13 @@ def digits_up(value: float, digits: int = 3) -> str:
     exact = Decimal(repr(value))  # as it was written, so that 1e-5 stays what it is
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
+
+
+def percent(value: float) -> str:
+    """A probability as a percentage, rounded up to a tenth (to a hundredth below 1 %).
+
+    >>> percent(0.54211), percent(0.0020124)
+    ('54.3 %', '0.21 %')
+    """
+    digits = 1 if value >= 0.01 else 2
+    return f"{min(100.0, float(round_up(value * 100, digits))):.{digits}f} %"

@@ -1,23 +1,30 @@
-"""The privacy statement of a plan or a run, as a dictionary: what is promised, to whom, by which
-theorem."""
+"""Builds the privacy statement of a plan or a run: what is promised, to whom, by which theorem."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from dpscaffold.privacy.bound import PARTICIPANT, SERVER, THIRD_PARTY, VIEWS, no_guarantee
-from dpscaffold.privacy.bounds import PAPER_THIRD_PARTY
+from dpscaffold.privacy.bound import THIRD_PARTY, VIEWS, no_guarantee
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.ledger import Ledger
 from dpscaffold.privacy.mechanism import Mechanism
-from dpscaffold.privacy.preparation import Preparation, left_open, said_of, told
-from dpscaffold.privacy.quote import for_a_person, quote, quoted
+from dpscaffold.privacy.preparation import Preparation, left_open, told
+from dpscaffold.privacy.quote import with_quote
 from dpscaffold.privacy.released import Released
+from dpscaffold.privacy.selected import WinnerGuarantee
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.statement_types import (
+    CostEntry,
+    MechanismSummary,
+    PreparationStep,
+    QuotedEpsilon,
+    RateRange,
+    Statement,
+    ViewGuarantee,
+)
 
 NO_NOISE = "no noise is added (noise=0), so epsilon is infinite"
 SINGLE_UPLOADS = (
@@ -46,8 +53,8 @@ def statement(
     groups: Sequence[int] = GROUPS,
     colluders: int = 1,
     planned: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Everything that may be said about a run's privacy, ready for JSON.
+) -> Statement:
+    """Everything that may be said about a run's privacy.
 
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
     beside the bound over the draw, never in its place. ``preparation`` are the steps that made the
@@ -66,17 +73,17 @@ def statement(
     >>> run = describe(rounds=400, local_steps=50, users=100, cohort_size=20,
     ...                records=4000, batch_sizes=800, noise=60, delta=2.5e-6)
     >>> said = statement(run)
-    >>> round(said["server"]["epsilon"], 2), said["server"]["bound"]
+    >>> round(said.server.epsilon, 2), said.server.bound
     (0.86, 'random_participation')
     """
+    steps = _prepared(preparation, "record" if run is None else run.unit)
     if run is None:
-        return {
-            "simulated": False,
-            **_empty(NOT_PRIVATE),
-            **_prepared(preparation, "record"),
-            "outside": _outside(preparation, False, ledger, None, planned),
-            "run": None,
-        }
+        return replace(
+            _unprotected(NOT_PRIVATE),
+            preprocessing=tuple(step.sentence for step in steps),
+            preparation=steps,
+            outside=_outside(preparation, False, ledger, None, planned),
+        )
     if seed_public:  # it is the seed of the draw too
         run = replace(run, hidden_draw=False)
     costs = tuple(extra_costs)
@@ -84,88 +91,70 @@ def statement(
     rounds = rounds if rounds is not None else (ledger.rounds if ledger else run.rounds)
     released = Released(run, rounds, ledger, costs, colluders)
     reason = no_guarantee(run) or (NO_NOISE if run.noise == 0.0 else None)
-    said: dict[str, Any] = {
-        "simulated": seed_public,
-        "guarantee": reason is None,
-        "reason": reason,
-        "delta": run.delta,
-        "delta_note": large_delta(run),
-        "rounds": rounds,
-        "mechanism": _mechanism(run),
-        "views": dict(VIEWS),
-    }
-    if reason is not None:
-        said = {**_empty(reason), **said, "bounds": released.by_bound(reason)}
-    else:
-        said |= released.promised()
-        said["human"] = released.for_people(tuple(groups))
-        said["quoted"] = quoted(said, draw_given)
-        said["person"] = for_a_person(said)
-        said["quote"] = quote(said, run, [cost.name for cost in costs], draw_given)
-    said["extra_costs"] = [
-        {"name": c.name, "noise": c.noise, "epsilon": c.epsilon, "delta": c.delta}
-        for c in extra_costs
-    ]
-    said |= _prepared(preparation, run.unit)
-    if planned:
-        said["tuning"] = chosen_in_public(planned)
-    outside = _outside(preparation, seed_public, ledger, allowed, planned)
-    said["outside"] = [SINGLE_UPLOADS, *outside]
-    if said["delta_note"]:
-        said["outside"].insert(0, said["delta_note"])
-    said["run"] = run.to_dict()
-    return said
+    note = large_delta(run)
+    outside = [SINGLE_UPLOADS, *_outside(preparation, seed_public, ledger, allowed, planned)]
+    said = replace(
+        _unprotected(reason) if reason else released.guaranteed(tuple(groups)),
+        simulated=seed_public,
+        delta=run.delta,
+        delta_note=note,
+        rounds=rounds,
+        mechanism=_mechanism(run),
+        views=dict(VIEWS),
+        bounds=released.by_bound(reason),
+        extra_costs=tuple(CostEntry(c.name, c.noise, c.epsilon, c.delta) for c in costs),
+        preprocessing=tuple(step.sentence for step in steps),
+        preparation=steps,
+        tuning=chosen_in_public(planned) if planned else None,
+        outside=(*([note] if note else []), *outside),
+        run=run,
+    )
+    return said if reason else with_quote(said, run, [cost.name for cost in costs], draw_given)
 
 
 def winner_statement(
     run: Mechanism,
-    given: Mapping[str, Any],
+    given: WinnerGuarantee,
     preparation: Sequence[Preparation],
     outside: Sequence[str],
-) -> dict[str, Any]:
+) -> Statement:
     """The statement of the winner of a private tuning, for whoever is given the winner alone.
 
     ``run`` is the winner's mechanism; ``given`` is what
     :meth:`~dpscaffold.privacy.selected.SelectionCost.to_third_parties` says.
     """
-    epsilon, delta = given["epsilon"], given["delta"]
-    reason = None if math.isfinite(epsilon) else "the trials together have no finite epsilon"
-    said = _empty("it saw every trial and not the winner alone: this statement does not cover it")
+    reason = None if math.isfinite(given.epsilon) else "the trials together have no finite epsilon"
+    epsilon = None if reason else given.epsilon
+    not_covered = "it saw every trial and not the winner alone: this statement does not cover it"
+    steps = _prepared(preparation, run.unit)
     each = "user" if run.unit == "user" else "record"
-    third = {
-        "epsilon": None if reason else epsilon,
-        "bound": "selection",
-        "theorem": given["method"],
-    }
-    said |= {
-        "simulated": False,
-        "guarantee": reason is None,
-        "reason": reason,
-        "delta": delta,
-        "delta_note": large_delta(replace(run, delta=delta)),
-        "rounds": run.rounds,
-        "mechanism": _mechanism(run),
-        "views": {THIRD_PARTY: given["adversary"]},
-        THIRD_PARTY: third,
-        "quoted": {"epsilon": third["epsilon"], "bound": third["bound"], "towards": THIRD_PARTY},
-        **_prepared(preparation, run.unit),
-        "outside": [
+    note = large_delta(replace(run, delta=given.delta))
+    return replace(
+        _unprotected(not_covered),
+        guarantee=reason is None,
+        reason=reason,
+        delta=given.delta,
+        delta_note=note,
+        rounds=run.rounds,
+        mechanism=_mechanism(run),
+        views={THIRD_PARTY: given.adversary},
+        third_party=ViewGuarantee(epsilon, bound="selection", theorem=given.method),
+        quoted=QuotedEpsilon(epsilon=epsilon, bound="selection", towards=THIRD_PARTY),
+        preprocessing=tuple(step.sentence for step in steps),
+        preparation=steps,
+        outside=(
+            *([note] if note else []),
             "Metrics computed on private records without noise, if they are published.",
             "How many trials there were, their scores and how long they took.",
             *outside,
-        ],
-        "run": run.to_dict(),
-    }
-    said["quote"] = (
-        f"No guarantee: {reason}."
+        ),
+        run=run,
+        quote=f"No guarantee: {reason}."
         if reason
-        else f"Each {each} is protected with epsilon = {round_up(epsilon)} at delta = "
-        f"{digits_up(delta)} towards a third party who is given the winner of a private tuning "
-        f"alone ({run.neighbours})."
+        else f"Each {each} is protected with epsilon = {round_up(given.epsilon)} at delta = "
+        f"{digits_up(given.delta)} towards a third party who is given the winner of a private "
+        f"tuning alone ({run.neighbours}).",
     )
-    if said["delta_note"]:
-        said["outside"].insert(0, said["delta_note"])
-    return said
 
 
 #: What a whole plan chooses; of less than this something else was settled otherwise.
@@ -211,53 +200,49 @@ def large_delta(run: Mechanism) -> str | None:
     )
 
 
-def _empty(reason: str) -> dict[str, Any]:
-    nothing = {"epsilon": None, "bound": None, "reason": reason}
-    return {
-        "guarantee": False,
-        "reason": reason,
-        "delta": None,
-        "delta_note": None,
-        SERVER: dict(nothing),
-        THIRD_PARTY: dict(nothing),
-        PARTICIPANT: dict(nothing),
-        PAPER_THIRD_PARTY.name: dict(nothing),
-        "bounds": [],
-        "quote": reason[0].upper() + reason[1:] + ".",
-    }
+def _unprotected(reason: str) -> Statement:
+    """A statement without any guarantee, for this reason."""
+    nothing = ViewGuarantee(reason=reason)
+    return Statement(
+        simulated=False,
+        guarantee=False,
+        reason=reason,
+        server=nothing,
+        third_party=nothing,
+        participant=nothing,
+        paper_third_party=nothing,
+        quote=reason[0].upper() + reason[1:] + ".",
+    )
 
 
-def _mechanism(run: Mechanism) -> dict[str, Any]:
+def _mechanism(run: Mechanism) -> MechanismSummary:
     """What is released, in words and numbers."""
     # Of a whole user not even the size may be told, and no rate plays a part.
     rates = sorted(group.rate for group in run.groups) if run.unit == "record" else None
     scale = "2C·σ_g" if run.unit == "user" else "2C·σ_g/b"
-    return {
-        "unit": run.unit,
-        "neighbours": run.neighbours,
-        "relation": run.relation,
-        "sampling": {"fixed": "batches of fixed size", "poisson": "Poisson batches"}[run.sampling],
-        "rate": {"min": rates[0], "max": rates[-1]} if rates else None,
-        "clip": run.clip,
-        "noise": run.noise,
-        "noise_scale": f"standard deviation {scale} on the batch mean of clipped gradients",
-        "rounds": run.rounds,
-        "local_steps": run.local_steps,
-        "users": run.users,
-        "participants": run.cohort_size,
-        "memory": run.memory,
-        "weighting": run.weighting,
-        "max_participations": run.max_participations,
-        "may_decline": run.declines,
-    }
+    return MechanismSummary(
+        unit=run.unit,
+        neighbours=run.neighbours,
+        relation=run.relation,
+        sampling={"fixed": "batches of fixed size", "poisson": "Poisson batches"}[run.sampling],
+        rate=RateRange(rates[0], rates[-1]) if rates else None,
+        clip=run.clip,
+        noise=run.noise,
+        noise_scale=f"standard deviation {scale} on the batch mean of clipped gradients",
+        rounds=run.rounds,
+        local_steps=run.local_steps,
+        users=run.users,
+        participants=run.cohort_size,
+        memory=run.memory,
+        weighting=run.weighting,
+        max_participations=run.max_participations,
+        may_decline=run.declines,
+    )
 
 
-def _prepared(preparation: Sequence[Preparation], unit: str) -> dict[str, Any]:
-    """How the records were prepared: the sentences, and each with its protection."""
-    return {
-        "preprocessing": [told(step, unit) for step in preparation],
-        "preparation": said_of(preparation, unit),
-    }
+def _prepared(preparation: Sequence[Preparation], unit: str) -> tuple[PreparationStep, ...]:
+    """How the records were prepared, each step with its protection."""
+    return tuple(PreparationStep(told(step, unit), step.protection) for step in preparation)
 
 
 def _outside(
@@ -266,7 +251,7 @@ def _outside(
     ledger: Ledger | None,
     allowed: Sequence[str] | None = None,
     planned: Sequence[str] = (),
-) -> list[str]:
+) -> tuple[str, ...]:
     """What no bound covers."""
     # A release says it unless the whole plan was chosen in public: the rest may rest on other runs.
     tuned = not planned if allowed is None else not set(planned) >= WHOLE_PLAN
@@ -288,4 +273,4 @@ def _outside(
             "quote the bound 'cap' instead of the ledger, and the planned number of rounds "
             "instead of those run."
         )
-    return outside
+    return tuple(outside)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpscaffold.privacy.preparation import WITHIN
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.evaluator import baseline
 from dpscaffold.training.progress import duration
@@ -83,39 +85,37 @@ def _short(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
-def privacy_line(said: Mapping[str, Any]) -> str:
+def privacy_line(said: Statement) -> str:
     """ε with its adversary, δ and neighbours, in one line; one number where two agree."""
-    if not said.get("guarantee"):
-        return str(said.get("reason") or "no guarantee")
-    mechanism, first = said["mechanism"], said["quoted"]
-    unit = "site's whole data" if mechanism["unit"] == "user" else "record"
-    shown = round_up(first["epsilon"])
+    mechanism, first = said.mechanism, said.quoted
+    if not said.guarantee or mechanism is None or first is None or said.delta is None:
+        return said.reason or "no guarantee"
+    unit = "site's whole data" if mechanism.unit == "user" else "record"
+    shown = round_up(first.epsilon)
     text = (
-        f"ε = {shown} at δ = {digits_up(said['delta'])} for "
-        f"{RELATIONS.get(mechanism['relation'], 'one')} {unit}, against "
+        f"ε = {shown} at δ = {digits_up(said.delta)} for "
+        f"{RELATIONS.get(mechanism.relation or '', 'one')} {unit}, against "
     )
-    known = first["towards"] == "everybody"
-    text += "everybody who knows who took part" if known else "the server"
-    other = first.get("replace_one")
+    text += "everybody who knows who took part" if said.quotes_ledger else "the server"
+    other = first.replace_one
     if other is not None and round_up(other) != shown:
         text += f"; {round_up(other)} for replacing it"
-    third = (said.get("third_party") or {}).get("epsilon")
+    third = said.third_party.epsilon
     if third is not None and round_up(third) != shown:
         text += f"; {round_up(third)} against who sees only the model"
-    if said.get("simulated"):
+    if said.simulated:
         return f"a simulation, as its seed is stored; with secret noise {text}"
     return text
 
 
-def outside_names(said: Mapping[str, Any]) -> list[str]:
+def outside_names(said: Statement) -> list[str]:
     """What ε does not cover, in a word each."""
-    steps: Sequence[Mapping[str, Any]] = said.get("preparation") or ()
     names = ["metrics"]
-    for step in steps:
-        if step["protection"] == "drafted":
+    for step in said.preparation:
+        if step.protection == "drafted":
             names.append("the drafted configuration")
-        elif step["protection"] == "unprotected":
-            sentence = str(step["sentence"])
+        elif step.protection not in WITHIN:
+            sentence = step.sentence
             found = [name for word, name in NAMES.items() if re.search(word, sentence, re.I)]
             names.append(found[0] if found else " ".join(sentence.split()[:4]).rstrip(".,"))
     return list(dict.fromkeys(names))

@@ -52,29 +52,3 @@ def small_curve(values: Sequence[float], what: str) -> RawHtml | None:
         f'aria-label="{label}"><polyline fill="none" stroke="currentColor" stroke-width="1.5" '
         f'points="{points}"/></svg>'
     )
-
-
-class ShownStatement(dict[str, Any]):
-    """A privacy statement: a dictionary that shows itself by the sentence to quote.
-
-    >>> ShownStatement({"quote": "Nothing is promised."})
-    Nothing is promised.
-    """
-
-    def __repr__(self) -> str:
-        return str(self.get("quote", "no statement"))
-
-    def _repr_html_(self) -> str:
-        from dpscaffold.privacy.showing import round_up  # the accountant takes long to import
-
-        views = ("server", "third_party", "participant")
-        found = ((view.replace("_", " "), self.get(view) or {}) for view in views)
-        rows: list[tuple[str, Any]] = [
-            (f"ε towards the {view}", f"{round_up(said['epsilon'])} ({said['bound']})")
-            for view, said in found
-            if said.get("epsilon") is not None
-        ]
-        delta = self.get("delta")
-        rows += [("δ", None if delta is None else f"{delta:.3g}"), ("to quote", repr(self))]
-        rows.append(("outside the guarantee", f"{len(self.get('outside', ()))} things"))
-        return html_table("Privacy statement", rows)

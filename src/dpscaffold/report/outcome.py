@@ -67,7 +67,7 @@ class StoredRun:
     def promises(self) -> bool:
         """Whether the run keeps a promise about its records: it is private and no simulation."""
         said = self.run.privacy
-        return bool(said.get("mechanism")) and not said.get("simulated")
+        return said is not None and said.mechanism is not None and not said.simulated
 
     @property
     def exposed(self) -> bool:
@@ -218,8 +218,9 @@ def _warnings(told: StoredRun) -> list[Block]:
         found.append("This run is not finished: its numbers are those of the last evaluated round.")
     elif ended == "budget":
         found.append(f"This run was ended by its privacy budget: {summary.get('message', '')}.")
-    if told.run.privacy.get("guarantee") is False or not told.run.privacy:
-        reason = str(told.run.privacy.get("reason") or "no privacy statement was found")
+    said = told.run.privacy
+    if said is None or not said.guarantee:
+        reason = (said.reason if said else None) or "no privacy statement was found"
         found.append(f"{reason[0].upper()}{reason[1:]}. Nothing here protects a record.")
     if summary.get("warning") and told.shows("train_loss"):
         text = str(summary["warning"])
@@ -229,16 +230,15 @@ def _warnings(told: StoredRun) -> list[Block]:
 
 def _epsilon(told: StoredRun) -> str:
     said = told.run.privacy
-    value = (said.get("server") or {}).get("epsilon")
-    if value is None:
+    if said is None or said.server.epsilon is None or said.delta is None:
         return "no guarantee"
-    given = (said.get("ledger") or {}).get("epsilon")
-    parts = [f"{round_up(value)} over the draw"]
-    parts += [] if given is None else [f"{round_up(given)} given who took part"]
-    if (said.get("quoted") or {}).get("towards") == "everybody":
+    parts = [f"{round_up(said.server.epsilon)} over the draw"]
+    if said.ledger is not None:
+        parts.append(f"{round_up(said.ledger.epsilon)} given who took part")
+    if said.quotes_ledger:
         parts.reverse()
-    simulated = "simulated: " if said.get("simulated") else ""
-    return f"{simulated}{', '.join(parts)} (δ = {digits_up(said['delta'])})"
+    simulated = "simulated: " if said.simulated else ""
+    return f"{simulated}{', '.join(parts)} (δ = {digits_up(said.delta)})"
 
 
 def _number(value: Any) -> str:

@@ -76,7 +76,7 @@ def _promise(found: Recommendation) -> list[str]:
         lines.append(f"What is proved of this plan is ε = {proved} towards the server.")
     elif run.relation != "replace-one":
         said = Released(run, run.rounds, colluders=found.setting.budget.colluders)
-        replaced = said.towards(goal.view)["replace_one"]
+        replaced = said.towards(goal.view).replace_one
         if replaced is not None:
             lines.append(
                 f"This is for removing a record's content. For replacing one record by another, "

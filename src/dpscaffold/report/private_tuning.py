@@ -64,8 +64,8 @@ def write_private_tuning(tuned: PrivateTuningResult, folder: Path) -> list[str]:
 def _outside(tuned: PrivateTuningResult) -> str:
     said = tuned.privacy.to_third_parties()
     return (
-        f"Given this alone, epsilon = {round_up(said['epsilon'])} at delta = "
-        f"{digits_up(said['delta'])}; "
+        f"Given this alone, epsilon = {round_up(said.epsilon)} at delta = "
+        f"{digits_up(said.delta)}; "
         f"training again with it is a further run, whose epsilon adds."
         + "".join(f" Outside the guarantee: {one}" for one in tuned.outside)
     )

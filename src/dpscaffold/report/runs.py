@@ -6,21 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.table import Table
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import TextColumn, fitted
 from dpscaffold.runs.folder import RunFolder
 from dpscaffold.runs.ledger import SUMMARY, read_account
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
-
-if TYPE_CHECKING:
-    pass
 
 #: The panels of a comparison: metric, label, whether to draw it only if every run has it.
 PANELS = (
@@ -38,7 +36,7 @@ class RunRecord:
     folder: Path
     summary: dict[str, Any]
     history: list[dict[str, Any]]
-    privacy: dict[str, Any]
+    privacy: Statement | None
     repeats: tuple[RunRecord, ...] = ()
 
     def deviation(self, metric: str) -> float | None:
@@ -63,20 +61,15 @@ class RunRecord:
         return str(self.summary.get("metric") or _shown_in(self.history))
 
     @property
-    def quoted(self) -> dict[str, Any]:
-        """The ε to quote; statements of earlier versions name that of the server alone."""
-        said = self.privacy
-        told = dict(said.get("quoted") or said.get("server") or {})
-        if said.get("parts"):  # earlier versions quoted the first part of a run given more rounds
-            place = "ledger" if told.get("towards") == "everybody" else "server"
-            told["epsilon"] = said[place]["epsilon"]
-        return told
+    def private(self) -> bool:
+        """Whether the run clips gradients and adds noise."""
+        return self.privacy is not None and self.privacy.mechanism is not None
 
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
         metric = self.metric
         final = self.summary.get("final") or (self.history[-1] if self.history else {})
-        server = self.privacy.get("server") or {}
+        said = self.privacy
         return {
             "run": self.label,
             "data": self.summary.get("data"),
@@ -86,11 +79,11 @@ class RunRecord:
             "train_loss": self.summary.get("late_train_loss", final.get("train_loss")),
             "log10_gap": final.get("log10_gap"),
             "gradient_dissimilarity": final.get("gradient_dissimilarity"),
-            "simulated": bool(self.privacy.get("simulated", False)),
-            "epsilon": self.quoted.get("epsilon"),
-            "epsilon_server": server.get("epsilon"),
-            "delta": self.privacy.get("delta"),
-            "bound": server.get("bound"),
+            "simulated": said is not None and said.simulated,
+            "epsilon": said.quoted_epsilon if said else None,
+            "epsilon_server": said.server.epsilon if said else None,
+            "delta": said.delta if said else None,
+            "bound": said.server.bound if said else None,
             "seconds": self.summary.get("seconds"),
             f"optimum_{metric}": self.summary.get(f"optimum_{metric}"),
             **self._deviations(metric),
@@ -130,18 +123,16 @@ def read_run(path: Path) -> RunRecord:
             f"the run in {path} has no evaluated round yet; let it reach one, or lower "
             f"plan.evaluate_every"
         )
-    privacy = folder.read_json("privacy.json")
+    privacy = folder.statement()
     if privacy is None and folder.file(SUMMARY).exists():  # a private run that has not ended
         privacy = read_account(folder.path).statement()
-    return RunRecord(path, folder.read_json("summary.json") or {}, history, privacy or {})
+    return RunRecord(path, folder.read_json("summary.json") or {}, history, privacy)
 
 
 def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
     """Runs that differ in their seed as one: the mean of every number, by round too."""
-    privacy = max(
-        (run.privacy for run in runs),
-        key=lambda said: (said.get("quoted") or {}).get("epsilon") or 0,
-    )
+    stated = [run.privacy for run in runs if run.privacy is not None]
+    privacy = max(stated, key=lambda said: said.quoted_epsilon or 0.0, default=None)
     by_round: dict[Any, list[Mapping[str, Any]]] = {}
     for run in runs:
         for row in run.history:
@@ -152,7 +143,7 @@ def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
     summary |= {"final": _mean(finals)} if len(finals) == len(runs) else {}
     if any(run.summary.get("ended") != "completed" for run in runs):
         summary["ended"] = "unfinished"
-    return RunRecord(folder, summary, history, dict(privacy), tuple(runs))
+    return RunRecord(folder, summary, history, privacy, tuple(runs))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -225,7 +216,7 @@ def labels(runs: list[RunRecord]) -> list[str]:
 def _epsilon(run: RunRecord, row: Mapping[str, Any]) -> str:
     if row["epsilon_server"] is not None:
         return round_up(row["epsilon_server"])
-    return "none" if run.privacy.get("mechanism") is not None else "not private"
+    return "none" if run.private else "not private"
 
 
 def _optima(
@@ -246,18 +237,17 @@ def epsilon_note(runs: list[RunRecord]) -> str:
     """What the ε column means: δ, neighbours and bound, one line for each that occurs."""
     lines = []
     for run in runs:
-        first = run.quoted
-        if first.get("epsilon") is not None:
-            neighbours = run.privacy["mechanism"]["neighbours"]
-            known = first.get("towards") == "everybody"
-            whom = "given who took part, as the draw is known" if known else "towards the server"
-            bound = str(first["bound"]).replace("_", " ")
-            seeded = run.privacy.get("simulated", True)  # earlier versions did not say it
-            would = ", with secret noise; these are simulations" if seeded else ""
-            lines.append(
-                f"ε {whom} at δ = {digits_up(run.privacy['delta'])}, {neighbours}, by {bound} "
-                f"(PLD){would}"
-            )
+        said = run.privacy
+        if said is None or said.quoted_epsilon is None or said.mechanism is None:
+            continue
+        known = said.quotes_ledger
+        whom = "given who took part, as the draw is known" if known else "towards the server"
+        bound = str((said.quoted or said.server).bound).replace("_", " ")
+        would = ", with secret noise; these are simulations" if said.simulated else ""
+        lines.append(
+            f"ε {whom} at δ = {digits_up(said.delta or 0.0)}, {said.mechanism.neighbours}, by "
+            f"{bound} (PLD){would}"
+        )
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -289,7 +279,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
             points = [
                 (row["round"], row[metric]) for row in run.history if row.get(metric) is not None
             ]
-            private = run.privacy.get("mechanism") is not None
+            private = run.private
             if points:
                 axis.plot(
                     *zip(*points, strict=True),

@@ -2,107 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.statement_types import MechanismSummary, SpentByUsers, Statement
 from dpscaffold.report.human_tables import groups_table, terms_table
 
 
-def render(said: Mapping[str, Any], title: str = "Privacy statement") -> str:
+def render(said: Statement, title: str = "Privacy statement") -> str:
     """One page: what to quote, the mechanism, the views, ε by bound, what is outside, the
     references.
-
-    ``said`` is what :func:`dpscaffold.privacy.statement` returns.
 
     >>> from dpscaffold.privacy import statement
     >>> print(render(statement(None)).splitlines()[2])
     **No guarantee: the run is not private (no clipping, no noise).**
     """
-    title += " of a simulation" if said.get("simulated") else ""
-    parts = [f"# {title}", f"**{said['quote']}**"]
-    if said.get("mechanism"):
-        parts += ["## Mechanism", _mechanism(said)]
+    title += " of a simulation" if said.simulated else ""
+    parts = [f"# {title}", f"**{said.quote}**"]
+    if said.mechanism:
+        parts += ["## Mechanism", _mechanism(said, said.mechanism)]
         parts += [
             "## Adversaries",
-            "\n".join(f"- `{name}`: {text}." for name, text in said["views"].items()),
+            "\n".join(f"- `{name}`: {text}." for name, text in (said.views or {}).items()),
         ]
-    if said.get("bounds"):
+    if said.bounds:
         parts += ["## Epsilon by bound", _bounds(said)]
-    if said.get("epsilon_by_delta"):
+    if said.epsilon_by_delta:
         parts += ["## Epsilon by delta", _by_delta(said)]
-    if said.get("human"):
+    if said.human:
         parts += ["## In human terms", _human(said)]
-    if said.get("ledger"):
-        parts += ["## Ledger", _ledger(said["ledger"])]
-    if said.get("journal"):
-        journal = said["journal"]
-        parts.append(f"Journal of {journal['lines']} lines, head `{journal['head']}`.")
-    if said.get("extra_costs"):
+    if said.ledger:
+        parts += ["## Ledger", _ledger(said.ledger)]
+    if said.journal:
+        parts.append(f"Journal of {said.journal.lines} lines, head `{said.journal.head}`.")
+    if said.extra_costs:
         parts += ["## Other mechanisms on the same records", _costs(said)]
-    if said.get("preprocessing"):
+    if said.preprocessing:
         parts += [
             "## Preprocessing",
-            "\n".join(f"- {sentence}" for sentence in said["preprocessing"]),
+            "\n".join(f"- {sentence}" for sentence in said.preprocessing),
         ]
-    if said.get("tuning"):
-        parts += ["## Tuning", said["tuning"][0].upper() + said["tuning"][1:]]
+    if said.tuning:
+        parts += ["## Tuning", said.tuning[0].upper() + said.tuning[1:]]
     parts += [
         "## Outside the guarantee",
-        "\n".join(f"- {sentence}" for sentence in said["outside"]),
+        "\n".join(f"- {sentence}" for sentence in said.outside),
     ]
-    if said.get("bounds"):
+    if said.bounds:
         parts += ["## Why each bound holds", _reasons(said)]
     return "\n\n".join(parts) + "\n"
 
 
-def _mechanism(said: Mapping[str, Any]) -> str:
-    m = said["mechanism"]
-    rate = m["rate"]
+def _mechanism(said: Statement, m: MechanismSummary) -> str:
+    rate = m.rate
     rates = ""  # with a user as unit, nothing is said of sizes
     if rate is not None:
-        least = "" if rate["min"] == rate["max"] else f"{rate['min']:.4g} to "
-        rates = f", rate {least}{rate['max']:.4g}"
+        least = "" if rate.min == rate.max else f"{rate.min:.4g} to "
+        rates = f", rate {least}{rate.max:.4g}"
     rows = [
-        ("unit", m["unit"]),
-        ("neighbours", m["neighbours"]),
-        *_replaced(said),
-        ("sampling", f"{m['sampling']}{rates}"),
+        ("unit", m.unit),
+        ("neighbours", m.neighbours),
+        *_replaced(said, m),
+        ("sampling", f"{m.sampling}{rates}"),
         (
             "clip C",
-            "median of the batch's norms (private)" if m["clip"] == "median" else f"{m['clip']:g}",
+            "median of the batch's norms (private)" if isinstance(m.clip, str) else f"{m.clip:g}",
         ),
-        ("noise σ_g", f"{m['noise']:g} ({m['noise_scale']})"),
-        ("rounds × local steps", f"{said['rounds']} × {m['local_steps']}"),
-        ("participants", f"{m['participants']} of {m['users']} users a round, drawn uniformly"),
-        ("delta", digits_up(said["delta"], 4)),
+        ("noise σ_g", f"{m.noise:g} ({m.noise_scale})"),
+        ("rounds × local steps", f"{said.rounds} × {m.local_steps}"),
+        ("participants", f"{m.participants} of {m.users} users a round, drawn uniformly"),
+        ("delta", digits_up(said.delta or 0.0, 4)),
     ]
-    if m["max_participations"] is not None:
-        rows.append(("cap", f"at most {m['max_participations']} participations a user"))
-    if m["may_decline"] is not None:
-        rows.append(("a drawn user may decline", m["may_decline"]))
+    if m.max_participations is not None:
+        rows.append(("cap", f"at most {m.max_participations} participations a user"))
+    if m.may_decline is not None:
+        rows.append(("a drawn user may decline", m.may_decline))
     return _table(("", ""), rows)
 
 
-def _replaced(said: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _replaced(said: Statement, m: MechanismSummary) -> list[tuple[str, str]]:
     """ε for replacing a record, where the page's ε is for another relation."""
-    found = [(view, said[view].get("replace_one")) for view in said["views"]]
-    if said["mechanism"]["relation"] == "replace-one" or not all(e for _, e in found):
+    found = [(view, said.towards(view).replace_one) for view in said.views or ()]
+    if m.relation == "replace-one" or not all(e for _, e in found):
         return []
     shown = ", ".join(f"{round_up(epsilon)} ({view})" for view, epsilon in found)
     return [("epsilon for replacing one record by another", f"{shown}: a group of two")]
 
 
-def _bounds(said: Mapping[str, Any]) -> str:
-    quoted = {view: said[view].get("bound") for view in said["views"]}
+def _bounds(said: Statement) -> str:
+    quoted = {view: said.towards(view).bound for view in said.views or ()}
     rows = []
-    for row in said["bounds"]:
-        marks = [view for view, name in quoted.items() if name == row["name"]]
-        value = round_up(row["epsilon"]) if row["epsilon"] is not None else "does not apply"
+    for row in said.bounds:
+        marks = [view for view, name in quoted.items() if name == row.name]
+        value = round_up(row.epsilon) if row.epsilon is not None else "does not apply"
         rows.append(
             (
-                f"`{row['name']}`",
-                ", ".join(row["views"]),
+                f"`{row.name}`",
+                ", ".join(row.views),
                 value,
                 "quote: " + ", ".join(marks) if marks else "",
             )
@@ -110,13 +106,13 @@ def _bounds(said: Mapping[str, Any]) -> str:
     return _table(("bound", "holds against", "epsilon", ""), rows)
 
 
-def _human(said: Mapping[str, Any]) -> str:
+def _human(said: Statement) -> str:
     """The best membership test by view, and groups of records of one person."""
-    human = said["human"]
+    human = said.human or {}
     server = human["server"]
-    low = server["mu_range"][0]
-    parts = [said.get("person", server["sentence"]), _table(*terms_table(human))]
-    if server["groups"]:
+    low = server.mu_range[0]
+    parts = [said.person or server.sentence(), _table(*terms_table(human))]
+    if server.groups:
         parts += ["Several of one person, towards the server:", _table(*groups_table(human))]
     parts.append(
         f"Bounds on every test, from the run's loss distribution (trade-off function of Dong, "
@@ -126,53 +122,50 @@ def _human(said: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _by_delta(said: Mapping[str, Any]) -> str:
+def _by_delta(said: Statement) -> str:
     """One row per δ, from the run's own down."""
-    views = [view for view in said["epsilon_by_delta"][0] if view != "delta"]
-    rows = [
-        (digits_up(row["delta"]), *(round_up(row[view]) for view in views))
-        for row in said["epsilon_by_delta"]
-    ]
+    found = said.epsilon_by_delta or ()
+    views = list(found[0].by_view)
+    rows = [(digits_up(row.delta), *(round_up(row.by_view[v]) for v in views)) for row in found]
     titles = {"ledger": "given who took part"}
     return _table(("delta", *(titles.get(v, v.replace("_", " ")) for v in views)), rows)
 
 
-def _ledger(ledger: Mapping[str, Any]) -> str:
-    e = ledger["epsilon_over_users"]
-    counts = ledger["participations"]
+def _ledger(ledger: SpentByUsers) -> str:
+    e, counts = ledger.epsilon_over_users, ledger.participations
     return (
         f"Given who took part, the largest epsilon over users is "
-        f"**{round_up(ledger['epsilon'])}**; the median user spent {round_up(e['median'])}, the "
-        f"least {round_up(e['min'])}. Participations per user: {min(map(int, counts))} to "
-        f"{max(map(int, counts))}."
+        f"**{round_up(ledger.epsilon)}**; the median user spent {round_up(e.median)}, the "
+        f"least {round_up(e.min)}. Participations per user: {min(counts)} to "
+        f"{max(counts)}."
     )
 
 
-def _costs(said: Mapping[str, Any]) -> str:
+def _costs(said: Statement) -> str:
     lines = []
-    for cost in said["extra_costs"]:
+    for cost in said.extra_costs or ():
         price = (
-            f"Gaussian, multiplier {cost['noise']:g}"
-            if cost["noise"] is not None
-            else (f"epsilon {round_up(cost['epsilon'])}, delta {digits_up(cost['delta'])}")
+            f"Gaussian, multiplier {cost.noise:g}"
+            if cost.noise is not None
+            else (f"epsilon {round_up(cost.epsilon)}, delta {digits_up(cost.delta)}")
         )
-        lines.append(f"- {cost['name']}: {price}")
-    how = said["server"].get("composition")
+        lines.append(f"- {cost.name}: {price}")
+    how = said.server.composition
     if how:
-        alone = round_up(said["server"]["training_alone"])
+        alone = round_up(said.server.training_alone)
         lines.append(
             f"\nIncluded in the quoted numbers ({how}); training alone: {alone} towards the server."
         )
     return "\n".join(lines)
 
 
-def _reasons(said: Mapping[str, Any]) -> str:
+def _reasons(said: Statement) -> str:
     lines = []
-    for row in said["bounds"]:
-        if row["applies"]:
-            lines.append(f"- `{row['name']}`: {row['explanation']} *{row['reference']}.*")
+    for row in said.bounds:
+        if row.applies:
+            lines.append(f"- `{row.name}`: {row.explanation} *{row.reference}.*")
         else:
-            lines.append(f"- `{row['name']}` does not apply: {row['reason']}.")
+            lines.append(f"- `{row.name}` does not apply: {row.reason}.")
     return "\n".join(lines)
 
 

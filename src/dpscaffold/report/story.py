@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.statement_types import MechanismSummary
 from dpscaffold.report.blocks import (
     BarChart,
     Block,
@@ -107,19 +107,16 @@ def _curve(
 
 def _sites(told: StoredRun) -> Section:
     """The users, as far as they may be shown."""
-    said = told.run.privacy
-    mechanism = said.get("mechanism")
-    if not mechanism:
+    mechanism = told.run.privacy.mechanism if told.run.privacy else None
+    if mechanism is None:
         return Section("The sites", ())
-    users = mechanism["users"]
     rows = [
-        ("users (sites)", str(users)),
-        ("taking part in a round", f"{mechanism['participants']}, drawn uniformly"),
-        ("local steps of each", str(mechanism["local_steps"])),
+        ("users (sites)", str(mechanism.users)),
+        ("taking part in a round", f"{mechanism.participants}, drawn uniformly"),
+        ("local steps of each", str(mechanism.local_steps)),
     ]
-    rate = mechanism.get("rate")
-    if rate:
-        low, high = rate["min"], rate["max"]
+    if mechanism.rate:
+        low, high = mechanism.rate.min, mechanism.rate.max
         share = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         rows.append(("share of its records in a batch", share))
     text = (
@@ -132,28 +129,27 @@ def _sites(told: StoredRun) -> Section:
 def _spending(told: StoredRun) -> Section:
     """ε over rounds, and what users spent; who was left out and why."""
     said = told.run.privacy
-    ledger, mechanism = said.get("ledger"), said.get("mechanism")
-    if not mechanism or not said.get("guarantee"):
+    if said is None or said.mechanism is None or not said.guarantee:
         return Section("What was spent", ())
     blocks: list[Block | None] = [_curve([told], "epsilon_server", "ε towards the server")]
+    ledger = said.ledger
     if ledger:
-        spread = ledger["epsilon_over_users"]
-        counts = {int(key): int(value) for key, value in ledger["participations"].items()}
+        spread, counts = ledger.epsilon_over_users, ledger.participations
         blocks += [
             BarChart("How often users took part", "participations", "users", _binned(counts)),
             Text(
                 f"Given who took part, the user who spent most spent ε = "
-                f"{round_up(ledger['epsilon'])}, the median user {round_up(spread['median'])} and "
-                f"the least {round_up(spread['min'])}."
+                f"{round_up(ledger.epsilon)}, the median user {round_up(spread.median)} and "
+                f"the least {round_up(spread.min)}."
             ),
-            _left_out(counts, mechanism),
+            _left_out(counts, said.mechanism),
         ]
     return section("What was spent, and who was left out", blocks)
 
 
-def _left_out(counts: dict[int, int], mechanism: dict[str, Any]) -> Bullets:
+def _left_out(counts: Mapping[int, int], mechanism: MechanismSummary) -> Bullets:
     said = []
-    cap = mechanism.get("max_participations")
+    cap = mechanism.max_participations
     if counts.get(0):
         said.append(f"{counts[0]} users were never drawn: the draw is uniform and blind to data.")
     if cap is not None:
@@ -162,13 +158,13 @@ def _left_out(counts: dict[int, int], mechanism: dict[str, Any]) -> Bullets:
             f"A user takes part at most {cap} times; {full} users reached that and stayed away "
             f"from then on, so that they spend no more."
         )
-    if mechanism.get("may_decline"):
-        said.append(f"A drawn user may decline: {mechanism['may_decline']}.")
+    if mechanism.may_decline:
+        said.append(f"A drawn user may decline: {mechanism.may_decline}.")
     nobody = "Nobody was left out: every user took part, and none was capped."
     return Bullets(tuple(said or [nobody]))
 
 
-def _binned(counts: dict[int, int], most: int = 24) -> tuple[tuple[str, float], ...]:
+def _binned(counts: Mapping[int, int], most: int = 24) -> tuple[tuple[str, float], ...]:
     """Users by number of participations, joined where there are many numbers."""
     low, high = min(counts), max(counts)
     step = -(-(high - low + 1) // most)
@@ -187,14 +183,14 @@ def _again(told: StoredRun) -> Section:
     command = "dpscaffold train config.toml --out runs/again"
     seed = "With the same seed, machine and versions every number is repeated."
     config, said = told.config, told.run.privacy
-    if said.get("mechanism"):
+    if told.run.private:
         config = without_seed(config)
-    if said.get("simulated"):
+    if told.run.private and said is not None and said.simulated:
         seed += (
             " The seed is left out here, because it gives the noise away: publish results of a "
             "simulation, not its seed."
         )
-    elif said.get("mechanism"):
+    elif told.run.private:
         seed = (
             "Its noise came from the operating system and is kept nowhere, so another run has "
             "other noise of the same law. The seed of the draw is left out here: it would tell who "

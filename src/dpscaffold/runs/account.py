@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.atomic import write_text
 from dpscaffold.runs.booking import BudgetBooking
 from dpscaffold.runs.journal import Anchor, Journal
@@ -372,7 +373,7 @@ class PrivacyAccount:
         assert self._later is not None  # parts come with a folder
         return (self._later if part else self.spending).shown(rounds, repeats)
 
-    def statement(self) -> dict[str, Any]:
+    def statement(self) -> Statement:
         """The privacy statement of what was released so far; with a folder, what the folder says
         to anyone who reads it."""
         prepared = self.setting.roster.schema.preparation
@@ -397,7 +398,7 @@ class PrivacyAccount:
             colluders=self.budget.colluders,
         )
 
-    def write_statement(self, folder: RunFolder, said: dict[str, Any]) -> None:
+    def write_statement(self, folder: RunFolder, said: Statement) -> None:
         """The ledger's summary, then ``privacy.json`` and ``privacy.md``."""
         if self._journal is not None:
             self._write_summary(folder)

@@ -44,6 +44,7 @@ from dpscaffold.atomic import (
 from dpscaffold.runs.data_key import KEY, read_key, write_key
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.errors import BadInput
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import SEED, Seed
 from dpscaffold.setting.plan import Plan
 
@@ -354,6 +355,19 @@ class RunFolder:
         self.write_text("metrics.jsonl", _lines(rows))
         self._metrics_hash = hashlib.sha256(_lines(rows).encode())
         return rows
+
+    def statement(self) -> Statement | None:
+        """The privacy statement, or None where the run has none yet."""
+        found = self.read_json("privacy.json")
+        if found is None:
+            return None
+        try:
+            return Statement.from_json(found)
+        except ValueError as error:
+            raise BadInput(
+                f"{self.file('privacy.json')} is not a privacy statement that this version reads "
+                f"({error}); restore it"
+            ) from error
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the run, or None."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpscaffold.privacy.statement_types import JournalHead, Statement
 from dpscaffold.runs.journal import Anchor, Journal, digest
 from dpscaffold.runs.parts import RoundEntry, Parts
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
@@ -107,7 +108,7 @@ class Account:
 
     def statement(
         self, groups: Sequence[int] = GROUPS, colluders: int | None = None
-    ) -> dict[str, Any]:
+    ) -> Statement:
         """The privacy statement: every round that was journalled counts, kept or lost."""
         said = statement_of_parts(
             self.parts or (self.ledger,),
@@ -120,9 +121,9 @@ class Account:
             colluders=self.colluders if colluders is None else colluders,
             planned=self.planned,
         )
-        if self.anchor is not None:
-            said["journal"] = vars(self.anchor)
-        return said
+        if self.anchor is None:
+            return said
+        return replace(said, journal=JournalHead(self.anchor.lines, self.anchor.head))
 
 
 def read_account(folder: Path) -> Account:

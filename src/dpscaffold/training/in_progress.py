@@ -26,7 +26,6 @@ from dpscaffold.models.model import Model
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
 from dpscaffold.randomness.streams import Randomness
-from dpscaffold.report.notebook import ShownStatement
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.data_key import fresh_key, identity, open_key
 from dpscaffold.runs.folder import Identity, RunFolder
@@ -401,8 +400,8 @@ class RunInProgress:
             state.output.cpu(),
             state.round,
             ended,
+            statement,
             optimum,
-            ShownStatement(statement),
             self.folder.path if self.folder else None,
             self.seconds,
             message,

@@ -13,6 +13,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model, Raw
 from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.notebook import html_table, small_curve
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import shown_metric
@@ -36,8 +37,8 @@ class Result:
     params: Tensor
     rounds: int
     ended: str
+    privacy: Statement
     optimum: Optimum | None = None
-    privacy: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     seconds: float = 0.0
     message: str = ""
@@ -55,16 +56,15 @@ class Result:
     def _told(self) -> list[tuple[str, Any]]:
         """The few values that stand for a run."""
         metric = shown_metric(self.federation.target)
-        value, first = self.final.get(metric), self.privacy.get("quoted") or {}
-        server = first.get("epsilon")
-        whom = "ε towards the server" if first.get("towards") == "server" else "ε given the draw"
+        value, epsilon = self.final.get(metric), self.privacy.quoted_epsilon
+        whom = "ε given the draw" if self.privacy.quotes_ledger else "ε towards the server"
         return [
             ("algorithm", self.setting.label),
             ("data", self.federation.title),
             ("rounds", self.rounds),
             ("ended", self.ended),
             (metric.replace("_", " "), None if value is None else f"{value:.4f}"),
-            (whom, None if server is None else round_up(server)),
+            (whom, None if epsilon is None else round_up(epsilon)),
         ]
 
     def _repr_html_(self) -> str:
@@ -74,7 +74,7 @@ class Result:
             values = [float(row[name]) for row in self.history if row.get(name) is not None]
             what = name.replace("_", " ")
             rows.append((f"{what} by round", small_curve(values, what)))
-        rows.append(("privacy", self.privacy.get("quote")))
+        rows.append(("privacy", self.privacy.quote))
         return html_table("Result", rows)
 
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
@@ -120,7 +120,7 @@ def summarise(result: Result) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "algorithm": result.setting.label,
         "data": result.setting.roster.title,
-        "simulated": bool(result.privacy.get("simulated", False)),
+        "simulated": result.privacy.simulated,
         "ended": result.ended,
         "message": result.message,
         "rounds": result.rounds,

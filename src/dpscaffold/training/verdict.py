@@ -14,6 +14,7 @@ import torch
 
 from dpscaffold.algorithms import scaffold_balanced
 from dpscaffold.federation.roster import FEW_USERS
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.setting import Setting
 from dpscaffold.setting.noise import dominating_site, round_noise, site_noise
 
@@ -86,9 +87,7 @@ def _constant(federation: Federation) -> str:
     return f'always answering "{target.classes[most]}"'
 
 
-def cause(
-    setting: Setting, statement: Mapping[str, Any], overshoots: bool, named: bool = False
-) -> str:
+def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool = False) -> str:
     """The largest cause of a bad model, and what helps; ``overshoots`` says that the training loss
     is above that of a constant answer. ``named`` says to name sites and their sizes, which are
     private."""
@@ -101,14 +100,14 @@ def cause(
         return f"more rounds may help (plan.rounds is {plan.rounds})"
     if privacy.clip == "median":
         return ""
-    changes, quieter = _quieter(setting, (statement.get("server") or {}).get("epsilon"))
+    changes, quieter = _quieter(setting, statement.server.epsilon)
     if changes:
         times = _noise(setting) / _noise(quieter)
         options = " ".join(f"--set {key}={value}" for key, (value, _) in changes.items())
         why = next(iter(changes.values()))[1]
         why = why if named else why.partition(" (")[0]
         return f"{why}; {times:.2g} times less noise at the same ε: {options}"
-    tuned = str(statement.get("tuning") or "")
+    tuned = statement.tuning or ""
     if overshoots and "plan" not in tuned and setting.roster.schema.target.kind != "labels":
         return (
             f"the step size {plan.learning_rate:g} is too large for the noise: --set "

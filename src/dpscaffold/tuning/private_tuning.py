@@ -26,6 +26,7 @@ from dpscaffold.privacy import Cost, Mechanism, charged
 from dpscaffold.privacy.preparation import left_open
 from dpscaffold.privacy.selected import SelectionCost, Trials, account
 from dpscaffold.privacy.statement import winner_statement
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import (
     Evaluated,
@@ -127,10 +128,10 @@ class PrivateTuningResult:
             "metric": self.compared.metric.name,
             "scored_on": self.scored_on,
             "number_of_trials": str(self.tune.stopping_law),
-            "privacy": {**self.privacy.to_third_parties(), "outside": list(self.outside)},
+            "privacy": {**self.privacy.to_third_parties().to_json(), "outside": list(self.outside)},
         }
 
-    def statement(self) -> dict[str, Any]:
+    def statement(self) -> Statement:
         """The privacy statement of the winner, as its model carries it; it needs one."""
         assert self.winner.run is not None
         prepared = self.federation.roster.schema.preparation
@@ -140,7 +141,7 @@ class PrivateTuningResult:
     def seen_by_server(self) -> dict[str, Any]:
         """Every trial and what they cost together, for the server's own records."""
         trials = [{"values": trial.values, "score": trial.score} for trial in self.trials]
-        privacy = {**self.privacy.to_server(), "outside": list(self.outside)}
+        privacy = {**self.privacy.to_server().to_json(), "outside": list(self.outside)}
         return {"trials": trials, "privacy": privacy}
 
 

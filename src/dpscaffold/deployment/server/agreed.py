@@ -4,8 +4,7 @@ and its score on public data. None of it needs a record."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from dpscaffold.federation.roster import Roster
 from dpscaffold.federation.schema import Schema
 from dpscaffold.models.model import Model
 from dpscaffold.models.trained import Origin
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.tasks.metrics import METRICS
@@ -43,9 +43,7 @@ def roster_of(rows: SchemaSettings, enrolled: EnrolledRun, ratio: float) -> Rost
     return Roster(sizes, enrolled.names, described, title, enrolled.declared)
 
 
-def model_of(
-    rows: SchemaSettings, setting: Setting, state: State, said: Mapping[str, Any]
-) -> Model:
+def model_of(rows: SchemaSettings, setting: Setting, state: State, said: Statement | None) -> Model:
     """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
     the public steps that were offered."""
     schema = setting.roster.schema
@@ -63,7 +61,7 @@ def model_of(
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
     steps = (coding, *schema.preparation)
     params = state.output.cpu()
-    return Model(setting.task, params, steps, schema.target, schema, dict(said), origin)
+    return Model(setting.task, params, steps, schema.target, schema, said, origin)
 
 
 def setting_of(offer: Offer, enrolled: EnrolledRun, budget: Budget) -> Setting:

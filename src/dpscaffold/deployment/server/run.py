@@ -34,6 +34,7 @@ from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import FinishedRound, rounds
 from dpscaffold.errors import BadInput, Diverged
 from dpscaffold.models.storage import WITHIN
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
@@ -58,7 +59,7 @@ class DeploymentResult:
     ended: str
     message: str
     state: State
-    statement: dict[str, Any]
+    statement: Statement
     history: list[dict[str, Any]]
     gap: float | None
     refusals: dict[str, int]
@@ -309,11 +310,9 @@ class Deployment:
             ended, message, state, said, self.history, gap, dict(self.post.refusals)
         )
 
-    def _settle(
-        self, engine: Sites, state: State, said: Mapping[str, Any], over: bool
-    ) -> float | None:
+    def _settle(self, engine: Sites, state: State, said: Statement, over: bool) -> float | None:
         """Give the model to the sites; M·c − Σc_i where all of them share their slots."""
-        told: dict[str, Json] = json.loads(json.dumps(plain({"server": said.get("server")})))
+        told: dict[str, Json] = {"server": plain(said.server.to_json())}
         try:
             answers, reasons = engine.settle(over, told, state.output)
         except ExchangeStopped:
