@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscaffold.cli import app
-from dpscaffold.privacy import Ledger, describe, statement
+from dpscaffold.privacy import Ledger, Statement, describe, statement
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.report.statement_page import render
 
@@ -142,7 +142,7 @@ def test_secret_noise_with_a_given_seed_quotes_the_ledger_first(tmp_path):
     assert "given who took part, as the draw came from a given seed" in said["quote"]
     over = round_up(said["server"]["epsilon"])
     assert said["quote"].index(given) < said["quote"].index(f"it would be epsilon = {over}")
-    assert f"**{said['quote']}**" in render(said)
+    assert f"**{said['quote']}**" in render(Statement.from_json(said))
 
 
 def test_the_best_seed_of_many_is_below_its_own_ledger():
