@@ -65,8 +65,8 @@ def _guaranteed(said: Statement) -> list[Block | None]:
         Bullets(tuple(f"{TOWARDS.get(v, v)} {text}." for v, text in (said.views or {}).items())),
         Text(
             f"What is hidden (the neighbours): {mechanism.neighbours}. Each gradient is clipped "
-            f"to {mechanism.clip} and gets Gaussian noise, {mechanism.noise_scale}, with "
-            f"σ_g = {mechanism.noise:g}; {mechanism.sampling}."
+            f"to {mechanism.clip} and gets Gaussian noise, {mechanism.noise_scale}, with σ_g = "
+            f"{mechanism.noise:g}; {mechanism.sampling}."
         ),
         Text("What has to be true for it to hold:"),
         Bullets(tuple(f"{text[0].upper()}{text[1:]}." for text in assumed)),

@@ -135,9 +135,8 @@ def _ledger(ledger: SpentByUsers) -> str:
     e, counts = ledger.epsilon_over_users, ledger.participations
     return (
         f"Given who took part, the largest epsilon over users is "
-        f"**{round_up(ledger.epsilon)}**; the median user spent {round_up(e.median)}, the "
-        f"least {round_up(e.min)}. Participations per user: {min(counts)} to "
-        f"{max(counts)}."
+        f"**{round_up(ledger.epsilon)}**; the median user spent {round_up(e.median)}, the least "
+        f"{round_up(e.min)}. Participations per user: {min(counts)} to {max(counts)}."
     )
 
 

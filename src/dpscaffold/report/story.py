@@ -139,8 +139,8 @@ def _spending(told: StoredRun) -> Section:
             BarChart("How often users took part", "participations", "users", _binned(counts)),
             Text(
                 f"Given who took part, the user who spent most spent ε = "
-                f"{round_up(ledger.epsilon)}, the median user {round_up(spread.median)} and "
-                f"the least {round_up(spread.min)}."
+                f"{round_up(ledger.epsilon)}, the median user {round_up(spread.median)} and the "
+                f"least {round_up(spread.min)}."
             ),
             _left_out(counts, said.mechanism),
         ]
