@@ -16,7 +16,7 @@ from torch import nn
 from dpscaffold import Linear, Logistic, Mlp, Model, ModuleTask, load_model
 from dpscaffold.data import from_users
 from dpscaffold.data.loading import load_federation
-from dpscaffold.data.tables.table_coding import days
+from dpscaffold.data.tables.cells import days
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.export import export

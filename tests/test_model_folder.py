@@ -30,7 +30,7 @@ from dpscaffold import (
     train,
 )
 from dpscaffold.data import load_federation
-from dpscaffold.data.tables.table_coding import Coding
+from dpscaffold.data.tables.codec import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import schema_of
 from dpscaffold.models.model import Model

@@ -24,8 +24,8 @@ from dpscaffold.data import federation_of, load_federation
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import prepare, table_of
 from dpscaffold.data.stored import entries, steps
+from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.raw import raw_parts
-from dpscaffold.data.tables.table_coding import Coding
 from dpscaffold.data.tables.tables import read_table
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
@@ -285,7 +285,7 @@ def test_several_labels_and_numbers_may_lack_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"gaps": [""]}, "gaps holds an empty text; empty cells are gaps already"),
+        ({"gaps": [""]}, "gaps holds an empty text; empty cells mean missing"),
         ({"gaps": {"age": ["?", " "]}}, "gaps.age holds an empty text"),
         ({"gaps": [-9]}, "gaps holds -9, which is no text; write it as '-9'"),
         ({"gaps": {"age": [9999]}}, "gaps.age holds 9999, which is no text"),

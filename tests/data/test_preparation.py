@@ -28,7 +28,7 @@ from dpscaffold.data.prepared import (
 )
 from dpscaffold.data.prepared import prepare as prepared
 from dpscaffold.data.stored import entries, steps
-from dpscaffold.data.tables.table_coding import Coding
+from dpscaffold.data.tables.codec import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target

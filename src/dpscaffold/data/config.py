@@ -22,11 +22,11 @@ from pydantic import (
 )
 
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
+from dpscaffold.data.tables.cells import Forms, days, refuse_two_readings
 from dpscaffold.data.tables.files import AUTO, is_many
 from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.markers import Markers, checked_markers, refuse_declared
+from dpscaffold.data.tables.missing import NaStrings, checked_na_strings, refuse_declared
 from dpscaffold.data.tables.spellings import Spellings, checked_spellings
-from dpscaffold.data.tables.table_coding import Forms, days, refuse_two_readings
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import Kind, Target
 
@@ -340,8 +340,8 @@ def _ranges(given: Any) -> Any:
 
 
 #: Texts that mean a missing value: a list for all columns, or lists by column.
-NaStrings = Annotated[
-    tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(checked_markers)
+NaKey = Annotated[
+    tuple[str, ...] | dict[str, tuple[str, ...]] | None, BeforeValidator(checked_na_strings)
 ]
 #: The character between two columns of a CSV file.
 Delimiter = Annotated[str, Field(min_length=1, max_length=1)] | Literal["auto"]
@@ -385,7 +385,7 @@ class TabularFile(Pooled):
     'indicator' (missingness becomes a feature). Value: 'refuse', 'drop', a number, or a table by
     column of these, 'mean', 'median', 'indicator' or 'category'. Example: ``{ age = "median", ward
     = "category", "*" = "drop" }``"""
-    gaps: NaStrings = None
+    gaps: NaKey = None
     """NA strings: texts that mean a missing value, in addition to an empty cell. Give a list for
     every column, or a table of lists by column ('*' for all others). Surrounding blanks are
     ignored, and in a column of numbers '-9' also matches -9.0. The model keeps the list, so new
@@ -490,14 +490,14 @@ class TabularFile(Pooled):
         """No value that is declared is a gap at once."""
         known = dict(self.categories) if isinstance(self.categories, dict) else {}
         classes = {self.label: self.classes} if isinstance(self.label, str) else {}
-        markers = Markers.given(self.gaps)
-        refuse_declared(markers, known, classes)
+        na = NaStrings.given(self.gaps)
+        refuse_declared(na, known, classes)
         if self.values:
             labels = (self.label,) if isinstance(self.label, str) else self.label
             named = () if kind_in(self.target) == "number" else labels
             spelled = Spellings.given(self.values)
             spelled.require((*named, *self.categories), "values")
-            spelled.require_known({**known, **classes}, markers, "values")
+            spelled.require_known({**known, **classes}, na, "values")
         return self
 
     @property

@@ -45,7 +45,7 @@ from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.tables.coding import TableSource
 from dpscaffold.data.tables.files import Dialect
 from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.markers import Markers
+from dpscaffold.data.tables.missing import NaStrings
 from dpscaffold.data.tables.spellings import Spellings
 from dpscaffold.data.tables.tables import feature_blocks, identifiers_in, read_table, scan_table
 from dpscaffold.data.writer import FederationWriter, require_free
@@ -213,7 +213,7 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.dates,
         settings.unseen,
         settings.seed,
-        gaps=Markers.given(settings.gaps),
+        gaps=NaStrings.given(settings.gaps),
         values=Spellings.given(settings.values),
         absent=settings.absent,
         ranges=settings.ranges,

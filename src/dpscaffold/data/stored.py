@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
-from dpscaffold.data.tables.table_coding import Coding
+from dpscaffold.data.tables.codec import Coding
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy.costs import Cost

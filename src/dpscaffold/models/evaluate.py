@@ -6,7 +6,7 @@ rows are private and the numbers are published.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,9 @@ import pyarrow.compute
 import torch
 from torch import Tensor
 
-from dpscaffold.data.tables.table_coding import held_labels
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation
-from dpscaffold.federation.labels import pack, unpack
+from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Target
 from dpscaffold.models.model import Model
 from dpscaffold.tasks.metrics import METRICS, Metric, constant_report, metrics_for, report
@@ -111,30 +110,25 @@ def score_rows(
 ) -> ScoredRows:
     """Scores and truths of the rows of a file that have a prediction. Where the file has no column
     of sites, all are ``whose``."""
-    from dpscaffold.data.tables.raw import coding_of, file_columns, unmarked
+    from dpscaffold.data.tables.labels import read_labels
+    from dpscaffold.data.tables.raw import coding_of, file_columns
 
     wanted = label_columns(model, data, label)
     coding = coding_of(model.preparation, model.columns)
-    numbers = wanted if model.target.kind == "number" else ()
     if site is None and model.origin.site in file_columns(data):
         site = model.origin.site
     scores, truths, owners, left_out, gap = [], [], [], 0, ""
     for part in model.parts(data, [*wanted, *([site] if site else [])]):
-        complete = pa.array(part.complete)
         left_out += int((~part.complete).sum())
         gap = gap or part.gap
         if not part.complete.any():
             continue
         scores.append(model.scores_of(part.features))
-        held = part.others.filter(complete)
-        others = {
-            name: unmarked(coding, held.column(name), name, name in numbers, part.decimal)
-            for name in held.schema.names
-        }
-        columns = {name: others[name] for name in wanted}
-        truths.append(_truths(columns, model.target, part.decimal))
+        held, reader = part.others.filter(pa.array(part.complete)), coding.reader(part.decimal)
+        labels = read_labels(model.target, {name: held.column(name) for name in wanted}, reader)
+        truths.append(torch.from_numpy(labels.require()))
         if site:
-            owners.append(others[site].fill_null("(none)"))
+            owners.append(reader.texts(site, held.column(site))[0].fill_null("(none)"))
     number, sites = torch.zeros(sum(map(len, truths)), dtype=torch.int64), (whose,)
     if not scores:
         return ScoredRows(torch.empty(0, 0), torch.empty(0), number, (), left_out, gap)
@@ -180,34 +174,6 @@ def score_held_out(model: Model, federation: Federation) -> ScoredRows:
     site = torch.repeat_interleave(torch.arange(test.users), test.sizes)
     scores = model.scores_of(test.features.numpy())
     return ScoredRows(scores, federation.target.restored(test.labels), site, federation.names)
-
-
-def _truths(columns: Mapping[str, pa.Array], target: Target, decimal: str) -> Tensor:
-    """Labels as the model's numbers."""
-    for name, column in columns.items():
-        if column.null_count:
-            raise BadInput(f"column '{name}' lacks a value; leave such rows out")
-    if target.kind == "labels":
-        held = [held_labels(column.to_pylist(), name) for name, column in columns.items()]
-        return torch.from_numpy(pack(np.stack(held, axis=1)))
-    ((name, column),) = columns.items()
-    if target.kind == "number":
-        from dpscaffold.data.tables.marked import pointed, trimmed
-
-        try:
-            read = pointed(trimmed(column), decimal).cast(pa.float32())
-            return torch.from_numpy(read.to_numpy(zero_copy_only=False).copy())
-        except pa.ArrowInvalid as problem:
-            what = str(problem).splitlines()[0]
-            raise BadInput(f"column '{name}' should hold numbers ({what})") from None
-    index = pa.compute.index_in(column, pa.array(target.classes, pa.string()))
-    if index.null_count:
-        strange = column.filter(pa.compute.is_null(index))[0].as_py()
-        raise BadInput(
-            f"column '{name}' holds '{strange}', which is no class of the model; its classes are "
-            f"{', '.join(target.classes[:10])}"
-        )
-    return torch.from_numpy(index.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
 def evaluate(model: Model, scored: ScoredRows, metrics: Sequence[Metric] = ()) -> Evaluation:

@@ -15,7 +15,9 @@ from torch import nn
 
 from dpscaffold.atomic import whole_file
 from dpscaffold.checks import choice
-from dpscaffold.data.tables.table_coding import Coding
+from dpscaffold.data.tables.cells import CellReader
+from dpscaffold.data.tables.codec import Coding
+from dpscaffold.data.tables.missing import default_na_strings
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 
@@ -144,8 +146,8 @@ def _with_texts(onnx: Any, core: Any, model: Model) -> Any:
     for k, name in enumerate(model.columns):
         if name in known:
             inputs.append(helper.make_tensor_value_info(name, kinds.STRING, ["rows", 1]))
-            gaps = coding.markers.of(name) if coding else ()
-            other = coding.spellings.of(name) if coding else {}
+            cells = coding.reader() if coding else CellReader()
+            gaps, other = cells.na.of(name), cells.spellings.of(name)
             nodes.append(_encoder(helper, name, known[name], gaps, other, f"code {k}"))
             parts.append(f"code {k}")
     at = {name: j for j, name in enumerate(numbers)}
@@ -172,11 +174,11 @@ def _encoder(
     other: Mapping[str, str],
     out: str,
 ) -> Any:
-    """A text ↦ the number of its category, also in another spelling; the empty text and what stands
-    for it (``gaps``) are missing, others are unknown."""
+    """A text ↦ the number of its category, also in another spelling; NA strings (``gaps``, and
+    those of every file) are missing, others are unknown."""
     known = {value: float(k) for k, value in enumerate(values)}
     known |= {text: known[value] for text, value in other.items() if value in known}
-    known |= {gap: float("nan") for gap in ("", *gaps) if gap not in known}
+    known |= {gap: float("nan") for gap in (*default_na_strings(), *gaps)}
     return helper.make_node(
         "LabelEncoder",
         [name],

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dpscaffold.data.prepared import ClipNorm, Project, Ranges, Scale, Shift, Standardised, UnitNorm
-from dpscaffold.data.tables.markers import numbers_among
-from dpscaffold.data.tables.table_coding import Coding
+from dpscaffold.data.tables.codec import Coding
+from dpscaffold.data.tables.missing import NaStrings, numbers_among
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 from dpscaffold.privacy.preparation import Remark
@@ -84,49 +84,21 @@ def _stage(step: Any) -> nn.Module:
 
 
 class _Coding(nn.Module):
-    """Numbers as they are (dates as days since 1970) and categories one-hot, in the order of the
-    training."""
+    """The second half of the table codec: cells as numbers (dates as days since 1970, categories by
+    their numbers) become features."""
 
     fills: Tensor
 
     def __init__(self, coding: Coding) -> None:
         super().__init__()
-        at = {name: j for j, name in enumerate(coding.columns)}
-        self.numbers = [at[name] for name in coding.numbers]
-        self.indicators = [at[name] for name in coding.indicators]
-        self.categories = [
-            (at[name], len(values), name in coding.own) for name, values in coding.categories
-        ]
-        self.lenient = coding.unseen == "zero"
-        self.fill = None if isinstance(coding.missing, str) else float(coding.missing)
-        plain, own = math.nan if self.fill is None else self.fill, dict(coding.fills)
-        fills = [own.get(name, plain) for name in coding.numbers]
-        self.register_buffer("fills", torch.tensor(fills, dtype=torch.float32))
+        self.layout = coding.layout
+        self.register_buffer("fills", torch.tensor(self.layout.fills, dtype=torch.float32))
+        at, na = {name: j for j, name in enumerate(coding.columns)}, NaStrings(coding.gaps)
         measured = [name for name in coding.numbers if name not in dict(coding.dates)]
-        self.gaps = [(at[n], g) for n in measured for g in numbers_among(coding.markers.of(n))]
+        self.gaps = [(at[name], g) for name in measured for g in numbers_among(na.of(name))]
 
     def forward(self, rows: Tensor) -> Tensor:
-        parts = []
-        rows = self._without_gaps(rows)
-        if self.numbers:
-            numbers = rows[:, self.numbers]
-            parts.append(torch.where(torch.isnan(numbers), self.fills.to(rows.dtype), numbers))
-        if self.indicators:
-            parts.append(torch.isnan(rows[:, self.indicators]).to(rows.dtype))
-        for j, count, own in self.categories:
-            codes = rows[:, j : j + 1]
-            if own:
-                codes = torch.where(torch.isnan(codes), float(count), codes)
-                count = count + 1
-            one = (codes == torch.arange(count, dtype=rows.dtype)).to(rows.dtype)
-            if self.lenient:
-                parts.append(one)
-                continue
-            known = one.sum(dim=1, keepdim=True) > 0
-            if self.fill is not None:
-                known = known | torch.isnan(codes)
-            parts.append(torch.where(known, one, torch.full_like(one, float("nan"))))
-        return torch.cat(parts, dim=1)
+        return self.layout.features(self._without_gaps(rows), self.fills)
 
     def _without_gaps(self, rows: Tensor) -> Tensor:
         """NaN where a number stands that means a missing one."""

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import torch
 
 from dpscaffold.atomic import whole_file
+from dpscaffold.data.tables.cells import as_text
 from dpscaffold.data.tables.files import Format
 from dpscaffold.data.tables.raw import KINDS, RowBatch, file_kind
 from dpscaffold.errors import BadInput
@@ -89,7 +90,7 @@ class Answer:
         for part in parts:
             count = len(part.complete)
             arrays = [pa.repeat(pa.scalar(text, pa.string()), count) for text in before]
-            arrays += [part.others.column(name) for name in self.keep]
+            arrays += [as_text(part.others.column(name), name)[0] for name in self.keep]
             arrays += _arrays(self.model, part, columns)
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=shape))
             rows += count

@@ -24,7 +24,7 @@ from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.preprocessing import sentence
 from dpscaffold.data.sources.arrays import from_huggingface, from_pooled
-from dpscaffold.data.tables.markers import NO_MARKERS, Markers
+from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.tables import read_table
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
@@ -179,7 +179,7 @@ def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) ->
     return replace(read_table(source), title=TITLE)
 
 
-def arrow_table(data: Any, gaps: Markers = NO_MARKERS) -> pa.Table:
+def arrow_table(data: Any, gaps: NaStrings = NO_NA_STRINGS) -> pa.Table:
     """A frame or dataset as an Arrow table; numbered classes that have names get them. Where there
     are ``gaps``, columns of Python's own values may mix numbers with texts."""
     data = data.collect() if hasattr(data, "collect_schema") and hasattr(data, "collect") else data
@@ -197,7 +197,7 @@ def arrow_table(data: Any, gaps: Markers = NO_MARKERS) -> pa.Table:
         ) from None
 
 
-def _as_texts(frame: Any, gaps: Markers) -> Any:
+def _as_texts(frame: Any, gaps: NaStrings) -> Any:
     """A pandas frame whose columns that mix texts with other values are texts, where markers are
     among them; Arrow would take no such column."""
     marked = [name for name in frame.columns if gaps.of(str(name)) and frame[name].dtype == object]

@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 
-from dpscaffold.data.tables.table_coding import refuse_two_readings
+from dpscaffold.data.tables.cells import refuse_two_readings
 from dpscaffold.errors import BadInput
 
 _DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")

@@ -12,19 +12,14 @@ import pyarrow as pa
 
 from dpscaffold.data.prepared import Ranges
 from dpscaffold.data.tables.alike import alike_values
+from dpscaffold.data.tables.cells import CellReader, Forms
+from dpscaffold.data.tables.codec import Coding
 from dpscaffold.data.tables.files import Dialect
 from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.markers import NO_MARKERS, Markers
+from dpscaffold.data.tables.labels import LABELS_READ_OFF, by_value, read_labels
+from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.spellings import NO_SPELLINGS, Spellings, toml_key
-from dpscaffold.data.tables.table_coding import (
-    LABELS_READ_OFF,
-    Coding,
-    Forms,
-    by_value,
-    held_labels,
-)
 from dpscaffold.errors import BadInput, nearest
-from dpscaffold.federation.labels import pack
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
 
@@ -46,7 +41,7 @@ class TableSource:
     ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.tables.gaps`). ``path``
     may be a folder or a pattern of files with the same columns; without ``user`` each is a user
     then. ``gaps`` are the texts that stand for a missing value beside an empty cell
-    (:mod:`dpscaffold.data.tables.markers`), and ``values`` the other spellings of labels and
+    (:mod:`dpscaffold.data.tables.missing`), and ``values`` the other spellings of labels and
     categories (:mod:`dpscaffold.data.tables.spellings`). ``absent`` are columns that some files may
     lack: their values are missing there. ``ranges`` are public ranges of columns of numbers, which
     are mapped to −1 to 1.
@@ -69,7 +64,7 @@ class TableSource:
     #: Tables that are held already, by name, in place of files; ``many``: one per user.
     held: tuple[tuple[str, pa.Table], ...] = ()
     many: bool = False
-    gaps: Markers = NO_MARKERS
+    gaps: NaStrings = NO_NA_STRINGS
     values: Spellings = NO_SPELLINGS
     absent: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -129,37 +124,34 @@ def code_labels(
                 f"{table.path}: label column '{table.label}' has {len(classes)} different values; "
                 f"is it the label?"
             )
-    index = {text: i for i, text in enumerate(classes)}
-    strange = next((text for text in present if text not in index), None)
+    if len(classes) < 2:
+        raise BadInput(
+            f"{table.path}: label column '{table.label}' holds a single class, '{classes[0]}'; a "
+            "classifier needs at least 2"
+        )
+    found = read_labels(Target("class", classes), {"": pa.array(texts, pa.string())}, CellReader())
+    strange = next((texts[i] for i in np.unique(codes) if not found.known[i]), None)
     if strange is not None:
         raise BadInput(
             f"{table.path}: label '{strange}' is not among classes{nearest(strange, classes)}; "
             f"they are {', '.join(classes[:10])} (values.{toml_key(str(table.label))} reads other "
             f"spellings as one of them)"
         )
-    if len(classes) < 2:
-        raise BadInput(
-            f"{table.path}: label column '{table.label}' holds a single class, '{classes[0]}'; a "
-            "classifier needs at least 2"
-        )
-    lookup = np.array([index.get(text, -1) for text in texts], dtype=np.int64)
-    return lookup[codes], classes
+    return found.values[codes], classes
 
 
 def code_label_sets(
     table: TableSource, numbers: Mapping[str, Mapping[str, int]], codes: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """(N,) sets of labels from the coded texts of every label column."""
-    held = []
-    for name in table.labels:
-        texts, used = list(numbers[name]), np.unique(codes[name])
-        lookup = np.zeros(len(texts), dtype=bool)
-        try:
-            lookup[used] = held_labels([texts[i] for i in used], name)
-        except BadInput as problem:
-            raise BadInput(f"{table.path}: {problem}") from None
-        held.append(lookup[codes[name]])
-    return pack(np.stack(held, axis=1))
+    held = {
+        name: pa.array([*numbers[name]], pa.string()).take(pa.array(codes[name]))
+        for name in table.labels
+    }
+    found = read_labels(Target("labels", table.labels), held, CellReader())
+    if found.problem:
+        raise BadInput(f"{table.path}: {found.problem}")
+    return found.values
 
 
 def code_users(numbers: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

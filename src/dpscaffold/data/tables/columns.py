@@ -5,24 +5,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
 from dpscaffold.data.tables.files import TableFile
-from dpscaffold.data.tables.marked import (
-    NoNumber,
-    Sightings,
-    numbers_of,
-    numbers_without_markers,
-    tidy,
-    without_markers,
-)
 from dpscaffold.data.tables.opening import csv_batches, csv_names, is_utf8
 from dpscaffold.errors import BadInput, nearest
 
@@ -144,175 +135,59 @@ def read_batches(
     numbers: Sequence[str],
     texts: Sequence[str],
     names: Sequence[str],
-    seen: Sightings | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of some columns: ``numbers`` as float32, ``texts`` as strings, missing values and
-    what the file's ``gaps`` name as nulls; ``seen`` is told which of these stand where.
+    """Batches of some columns as they are in the file: typed (Parquet, tables in memory) or texts
+    (CSV), where ``numbers`` without NA strings and decimal comma are float32. Columns that the file
+    lacks, or that its folders name, are constants.
 
     Memory is bounded by the batch, whatever the size of the file.
     """
-    path, constants = file.path, _constants(file, seen)
+    constants: dict[str, str | None] = dict.fromkeys(file.lacks) | dict(file.constants)
+    wanted = [name for name in dict.fromkeys((*numbers, *texts)) if name not in constants]
     there = [name for name in names if name not in constants]
-    inside = [name for name in numbers if name not in constants]
-    written = [name for name in texts if name not in constants]
     try:
-        if file.table is not None:
-            chosen = file.table.select([*inside, *written] or there[:1])
-            for batch in chosen.to_batches(max_chunksize=_BATCH_ROWS):
-                cast = _cast(file, batch, inside, written, seen)
-                yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
-        elif file.kind == "parquet":
-            with pa.parquet.ParquetFile(path) as opened:
-                for batch in opened.iter_batches(
-                    batch_size=_BATCH_ROWS, columns=[*inside, *written]
-                ):
-                    cast = _cast(file, batch, inside, written, seen)
-                    yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
-        else:
-            # Markers are texts, so numbers beside which they may stand are read as texts first;
-            # and so are numbers with a decimal comma, which may have points between thousands.
-            comma = file.decimal != "."
-            types = {
-                name: pa.string() if comma or file.gaps.of(name) else pa.float32()
-                for name in inside
-            }
-            types |= {name: pa.string() for name in written}
-            convert = pa.csv.ConvertOptions(
-                column_types=types,
-                include_columns=[*inside, *written] or there[:1],
-                strings_can_be_null=True,
-            )
-            for batch in csv_batches(file, convert):
-                cast = _unmarked(file, batch, inside, written, seen)
-                yield _with_constants(cast, batch.num_rows, constants, numbers, texts)
+        for batch in _batches(file, wanted or there[:1], numbers):
+            yield _with_constants(batch, constants, (*numbers, *texts))
     except (UnicodeError, LookupError):
         raise NotText(_not_text(file)) from None
     except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
             raise NotText(_not_text(file)) from None
         kind = NotNumbers if _NO_NUMBER.search(str(problem)) else BadInput
-        raise kind(_explained(path, problem, names)) from None
+        raise kind(_explained(file.path, problem, names)) from None
     except OSError as problem:
-        raise BadInput(_unreadable(path, problem)) from None
+        raise BadInput(_unreadable(file.path, problem)) from None
 
 
-def _constants(file: TableFile, seen: Sightings | None) -> dict[str, str | None]:
-    """The columns that the file's folders name, where a marker is none, too; and those that it
-    lacks, without a value."""
-    found: dict[str, str | None] = dict.fromkeys(file.lacks)
-    for name, value in file.constants:
-        told = None if seen is None else (seen, name)
-        column = without_markers(pa.array([value], pa.string()), file.gaps.of(name), seen=told)
-        found[name] = tidy(column)[0].as_py()
-    return found
-
-
-def _unmarked(
-    file: TableFile,
-    batch: pa.RecordBatch,
-    numbers: Sequence[str],
-    texts: Sequence[str],
-    seen: Sightings | None,
-) -> pa.RecordBatch:
-    """A batch of a CSV file with nulls where a marker stands."""
-    if file.decimal == "." and not any(file.gaps.of(name) for name in (*numbers, *texts)):
-        return batch
-    columns = [_numbers_in(file, batch.column(name), name, seen) for name in numbers]
-    columns += [_texts_in(file, batch.column(name), name, seen) for name in texts]
-    return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
-
-
-def _texts_in(file: TableFile, column: pa.Array, name: str, seen: Sightings | None) -> pa.Array:
-    """A column of texts with nulls where a marker stands."""
-    told = None if seen is None else (seen, name)
-    return without_markers(column, file.gaps.of(name), seen=told)
-
-
-def _numbers_in(file: TableFile, column: pa.Array, name: str, seen: Sightings | None) -> pa.Array:
-    """A column of numbers, typed or as texts, as float32 with nulls where a marker stands."""
-    markers, told = file.gaps.of(name), None if seen is None else (seen, name)
-    if not pa.types.is_string(column.type):
-        return numbers_without_markers(column, markers, told).cast(pa.float32(), safe=False)
-    try:
-        return numbers_of(column, markers, file.decimal, told)
-    except NoNumber as wrong:
-        raise NotNumbers(_no_number(file.path, name, str(wrong))) from None
+def _batches(
+    file: TableFile, wanted: Sequence[str], numbers: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    if file.table is not None:
+        yield from file.table.select(wanted).to_batches(max_chunksize=_BATCH_ROWS)
+    elif file.kind == "parquet":
+        with pa.parquet.ParquetFile(file.path) as opened:
+            yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted))
+    else:
+        typed = {n for n in numbers if file.decimal == "." and not file.gaps.of(n)}
+        types = {name: pa.float32() if name in typed else pa.string() for name in wanted}
+        convert = pa.csv.ConvertOptions(
+            column_types=types, include_columns=list(wanted), strings_can_be_null=True
+        )
+        yield from csv_batches(file, convert)
 
 
 def _with_constants(
-    batch: pa.RecordBatch,
-    rows: int,
-    constants: dict[str, str | None],
-    numbers: Sequence[str],
-    texts: Sequence[str],
+    batch: pa.RecordBatch, constants: Mapping[str, str | None], wanted: Sequence[str]
 ) -> pa.RecordBatch:
-    """The batch with the columns that the file's folders name."""
-    if not constants:
-        return batch
-    columns = []
-    for name, kind in [*((n, pa.float32()) for n in numbers), *((t, pa.string()) for t in texts)]:
-        if name in constants:
-            try:
-                columns.append(pa.array([constants[name]] * rows, pa.string()).cast(kind))
-            except pa.ArrowInvalid:
-                raise BadInput(
-                    f"the folder {name}={constants[name]} names no number; list {name} in "
-                    f"categories or leave it out"
-                ) from None
-        else:
-            columns.append(batch.column(name))
-    return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
-
-
-def _cast(
-    file: TableFile,
-    batch: pa.RecordBatch,
-    numbers: Sequence[str],
-    texts: Sequence[str],
-    seen: Sightings | None,
-) -> pa.RecordBatch:
-    path = file.path
-    columns: list[Any] = []
-    for name in numbers:
-        column = _as_texts(batch.column(name))
-        kind = column.type
-        if pa.types.is_boolean(kind):
-            column = column.cast(pa.int8())
-        elif not (
-            pa.types.is_integer(kind)
-            or pa.types.is_floating(kind)
-            or pa.types.is_decimal(kind)
-            or pa.types.is_null(kind)
-            or pa.types.is_string(kind)  # numbers, perhaps beside markers of gaps
-        ):
-            raise NotNumbers(
-                f"{path}: column '{name}' holds {kind}, and numbers are expected; list it in "
-                f"categories or dates, or leave it out (exclude)"
-            )
-        columns.append(_numbers_in(file, column, name, seen))
-    for name in texts:
-        column = batch.column(name)
-        if pa.types.is_dictionary(column.type):  # its values may be of a kind that cannot be taken
-            column = column.dictionary.cast(pa.string()).take(column.indices)
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("s"), safe=False)  # a form of dates has no more
-        try:
-            columns.append(_texts_in(file, column.cast(pa.string()), name, seen))
-        except pa.ArrowException:
-            raise BadInput(
-                f"{path}: column '{name}' holds {column.type}, and texts are expected; leave it "
-                f"out (exclude)"
-            ) from None
-    return pa.RecordBatch.from_arrays(columns, names=[*numbers, *texts])
-
-
-def _as_texts(column: pa.Array) -> pa.Array:
-    """A column of texts of any kind as plain ones; other columns as they are."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    kind = column.type
-    wide = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return column.cast(pa.string()) if wide else column
+    """The batch with the columns that the file's folders name, or that it lacks."""
+    rows = batch.num_rows
+    columns = [
+        pa.repeat(pa.scalar(constants[name], pa.string()), rows)
+        if name in constants
+        else batch.column(name)
+        for name in wanted
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=list(wanted)) if constants else batch
 
 
 #: Arrow's complaint of a value that is no number.
@@ -334,14 +209,14 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
         column = (
             names[int(wrong[1])] if int(wrong[1]) < len(names) else f"number {int(wrong[1]) + 1}"
         )
-        return _no_number(path, column, wrong[2], where)
+        return no_number(path, column, wrong[2], where)
     if "Empty CSV file" in text:
         alone = " but for one line" if path.exists() and path.stat().st_size > 3 else ""
         return f"{path} is empty{alone}; fill it, or take it away"
     return f"{path} cannot be read: {text.rstrip('.')}"
 
 
-def _no_number(path: Path, column: str, wrong: str, where: str = "") -> str:
+def no_number(path: Path, column: str, wrong: str, where: str = "") -> str:
     """What may be done about a text among numbers: whoever knows what it means decides."""
     if re.fullmatch(r"[+-]?\d{1,3}\.\d{3}", wrong):
         plain = wrong.replace(".", "")

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from dpscaffold.data.tables.markers import NO_MARKERS, Markers
+from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.errors import BadInput
 
 Format = Literal["csv", "parquet"]
@@ -71,7 +71,7 @@ class TableFile:
     user: str = ""
     constants: tuple[tuple[str, str], ...] = ()
     table: pa.Table | None = None
-    gaps: Markers = NO_MARKERS
+    gaps: NaStrings = NO_NA_STRINGS
     lacks: tuple[str, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dpscaffold.data.tables.cell_kinds import kinds, numbers_in
-from dpscaffold.data.tables.markers import BLANKS
+from dpscaffold.data.tables.missing import BLANKS
 
 #: Words for nothing, without their blanks and dots; what holds no letter and no digit is one too.
 _WORDS = """

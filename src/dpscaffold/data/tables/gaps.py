@@ -9,7 +9,7 @@ import numpy as np
 
 from dpscaffold.data.tables.coding import TableSource
 from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.markers import OTHERS
+from dpscaffold.data.tables.missing import OTHERS
 from dpscaffold.errors import BadInput, nearest
 
 Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
@@ -73,8 +73,8 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
             )
 
 
-def check_markers(table: TableSource, names: Sequence[str]) -> None:
-    """Refuse markers for a column that is not there."""
+def check_na_strings(table: TableSource, names: Sequence[str]) -> None:
+    """Refuse NA strings for a column that is not there."""
     for name, _ in table.gaps.columns:
         if name not in (*names, OTHERS):
             raise BadInput(

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpscaffold.data.tables.alike import same_values
 from dpscaffold.data.tables.cell_kinds import numbers_in
-from dpscaffold.data.tables.table_coding import by_value
+from dpscaffold.data.tables.labels import by_value
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 

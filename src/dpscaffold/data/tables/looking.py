@@ -26,6 +26,7 @@ from dpscaffold.data.tables.cell_kinds import (
     is_compact,
     numbers_in,
 )
+from dpscaffold.data.tables.cells import CellReader, as_text
 from dpscaffold.data.tables.columns import (
     column_names,
     common_columns,
@@ -47,9 +48,8 @@ from dpscaffold.data.tables.files import (
 )
 from dpscaffold.data.tables.gap_guesses import markers_in, pointed_out
 from dpscaffold.data.tables.label_guesses import described_label, target_in
-from dpscaffold.data.tables.marked import GROUPED, tidy
-from dpscaffold.data.tables.markers import BLANKS
-from dpscaffold.data.tables.table_coding import held_labels
+from dpscaffold.data.tables.labels import read_labels
+from dpscaffold.data.tables.missing import BLANKS, GROUPED, tidy
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 
@@ -150,7 +150,8 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     whole = [name for name in names if name not in lacking]
     chosen = told or (_label(whole, cells),)
     for name in chosen if len(chosen) > 1 else ():
-        held_labels([cell for cell in cells[name] if cell is not None], name)
+        there = pa.array([cell for cell in cells[name] if cell is not None], pa.string())
+        read_labels(Target("labels", chosen), {name: there}, CellReader()).require()
     site = user or _site(whole, cells, chosen, files)
     by_file = site is None and is_many(path)
     found = _counted(files, {name: gaps[name] for name in (*chosen, *([site] if site else ()))})
@@ -341,7 +342,7 @@ def _labels_in(label: str | None, names: list[str]) -> tuple[str, ...]:
 
 def _cells(file: TableFile, batch: pa.RecordBatch, name: str) -> list[str | None]:
     """A column of a batch as texts with a decimal point."""
-    texts: list[str | None] = tidy(batch.column(name)).to_pylist()
+    texts: list[str | None] = tidy(as_text(batch.column(name), name)[0]).to_pylist()
     return [_pointed(text) for text in texts] if file.decimal == "," else texts
 
 

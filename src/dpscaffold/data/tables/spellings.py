@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpscaffold.data.tables.markers import BLANKS, Markers
+from dpscaffold.data.tables.missing import BLANKS, NaStrings
 from dpscaffold.errors import BadInput, nearest
 
 #: A column, and each of its values with the other spellings of it.
@@ -61,7 +61,7 @@ class Spellings:
                     f"categories, or leave it out of {key}"
                 )
 
-    def require_known(self, known: Mapping[str, Sequence[str]], markers: Markers, key: str) -> None:
+    def require_known(self, known: Mapping[str, Sequence[str]], na: NaStrings, key: str) -> None:
         """Refuse a value that is not among those that are given for a column, a spelling that is
         one of them, and one that means missing."""
         for name, pairs in self.columns:
@@ -78,7 +78,7 @@ class Spellings:
                         f"{key}.{name} reads '{both}' as '{value}', and '{both}' is among the "
                         f"given values of the column; take it out of one of them"
                     )
-                gap = next((text for text in (value, *listed) if text in markers.of(name)), None)
+                gap = next((text for text in (value, *listed) if text in na.of(name)), None)
                 if gap is not None:
                     raise BadInput(
                         f"{key}.{name} and gaps both name '{gap}'; take it out of one of them"

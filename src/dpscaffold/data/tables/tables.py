@@ -8,16 +8,18 @@ result may be a mapped file (:func:`dpscaffold.data.prepare`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.tables.alike import alike_users
+from dpscaffold.data.tables.cells import CellReader
+from dpscaffold.data.tables.codec import CellProblem, Coding, report
 from dpscaffold.data.tables.coding import (
     Codes,
     TableSource,
@@ -31,14 +33,16 @@ from dpscaffold.data.tables.coding import (
     ranges_of,
 )
 from dpscaffold.data.tables.columns import (
+    NotNumbers,
     common_columns,
+    no_number,
     read_batches,
     require_column,
     split_tables,
 )
 from dpscaffold.data.tables.files import TableFile, is_many, left_aside, no_tables, table_files
 from dpscaffold.data.tables.gaps import (
-    check_markers,
+    check_na_strings,
     check_rules,
     fill_of,
     for_the_rest,
@@ -46,9 +50,7 @@ from dpscaffold.data.tables.gaps import (
     rule_of,
 )
 from dpscaffold.data.tables.identifiers import Identifiers
-from dpscaffold.data.tables.marked import Sightings, respelled, tidy
-from dpscaffold.data.tables.spellings import Spellings
-from dpscaffold.data.tables.table_coding import Coding, days
+from dpscaffold.data.tables.missing import SeenNaStrings
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 
@@ -69,7 +71,7 @@ class Scan:
     user_names: tuple[str, ...]
     notes: tuple[str, ...]
     preparation: tuple[Prepared, ...]
-    seen: Sightings
+    seen: SeenNaStrings
 
     @property
     def dimension(self) -> int:
@@ -120,7 +122,7 @@ def scan_table(table: TableSource) -> Scan:
     files, names = common_columns(files, table.is_optional, needed(table))
     numbers, texts = _roles(table, names)
     check_rules(table, numbers, texts)
-    check_markers(table, names)
+    check_na_strings(table, names)
     coded = [] if table.predicts == "number" else list(table.labels)
     wanted = {
         text: Codes()
@@ -131,7 +133,7 @@ def scan_table(table: TableSource) -> Scan:
     looked_at = [name for name in numbers if rules[name] == "drop" or is_fitted(rules[name])]
     if table.predicts == "number":
         looked_at += table.labels
-    seen = Sightings()
+    seen = SeenNaStrings()
     found, sizes = _looked_through(files, table, looked_at, wanted, names, seen)
     codes = {text: column.codes() for text, column in wanted.items()}
     kept, gaps = _kept(table, codes, found, texts, sum(sizes))
@@ -146,7 +148,7 @@ def scan_table(table: TableSource) -> Scan:
         tuple(name for name in categories if not table.categories[name]),
         table.unseen,
         dates=tuple((name, form) for name, form in table.dates.items() if name in numbers),
-        fills=_fills(table, rules, found, kept),
+        fills=(*_fills(table, rules, found, kept), *_constant_fills(table, texts)),
         indicators=tuple(name for name in numbers if rules[name] == "indicator"),
         own=tuple(text for text in texts if rule_of(table, text) == "category"),
         gaps=table.gaps.among(name for name in names if name in {*numbers, *texts, *needed(table)}),
@@ -179,22 +181,83 @@ def _looked_through(
     numbers: Sequence[str],
     texts: Mapping[str, Codes],
     names: list[str],
-    told: Sightings,
+    seen: SeenNaStrings,
 ) -> tuple[dict[str, np.ndarray], list[int]]:
-    """All values of these columns of numbers, and the records of every file; what stands in the
-    columns of text is added to their codes."""
-    seen: dict[str, list[np.ndarray]] = {name: [] for name in numbers}
+    """All values of these columns of numbers, and the records of every file; the values of columns
+    of text are added to their codes."""
+    found: dict[str, list[np.ndarray]] = {name: [] for name in numbers}
     sizes = []
     for file in files:
-        records = 0
-        for batch, columns in _columns(file, table, numbers, list(texts), names, told):
-            for text, column in texts.items():
-                column.add(batch.column(text))
-            for name in numbers:
-                seen[name].append(columns[name])
+        records, refuse = 0, RefuseRecords(file.path)
+        for batch, reader in _batches(file, table, numbers, list(texts), names, seen):
+            with _named(file):
+                for name, codes in texts.items():
+                    text, wrong = reader.texts(name, batch.column(name))
+                    report(refuse, name, "unreadable", wrong, batch.column(name), known=("",))
+                    codes.add(text)
+                for name in numbers:
+                    values, wrong = reader.numbers(name, batch.column(name))
+                    form = table.dates.get(name)
+                    report(refuse, name, "unreadable", wrong, batch.column(name), form)
+                    found[name].append(values)
             records += batch.num_rows
         sizes.append(records)
-    return {name: np.concatenate(parts) if parts else _NONE for name, parts in seen.items()}, sizes
+    return {name: np.concatenate(parts) if parts else _NONE for name, parts in found.items()}, sizes
+
+
+def _batches(
+    file: TableFile,
+    table: TableSource,
+    numbers: Sequence[str],
+    texts: Sequence[str],
+    names: list[str],
+    seen: SeenNaStrings,
+) -> Iterator[tuple[pa.RecordBatch, CellReader]]:
+    """Batches of a file, and how their cells are read."""
+    reader = CellReader(table.gaps, table.values, table.dates, file.decimal, seen)
+    plain = [name for name in numbers if name not in table.dates]
+    dated = [name for name in numbers if name in table.dates]
+    for batch in read_batches(file, plain, [*texts, *dated], names):
+        yield batch, reader
+
+
+@contextmanager
+def _named(file: TableFile) -> Iterator[None]:
+    """Whatever is wrong with the columns of a file is said with its path."""
+    try:
+        yield
+    except BadInput as problem:
+        raise (
+            problem if str(file.path) in str(problem) else BadInput(f"{file.path}: {problem}")
+        ) from None
+
+
+class RefuseRecords:
+    """The policy for training: a cell that cannot be read refuses the file, and so does a missing
+    value of a record that is kept (all are, if ``keep`` is not given)."""
+
+    def __init__(self, path: Path, keep: np.ndarray | None = None) -> None:
+        self.path, self.keep, self.lacking = path, keep, ""
+
+    def __call__(self, problem: CellProblem) -> None:
+        name = problem.column
+        if problem.kind == "missing" and (self.keep is None or (problem.rows & self.keep).any()):
+            self.lacking = self.lacking or name
+        if problem.kind != "unreadable":
+            return  # numbers that are not finite are refused after the preparation
+        if problem.form is None and not problem.known:
+            raise NotNumbers(no_number(self.path, name, problem.text))
+        what = f"holds '{problem.text}', {problem.unreadable()}"
+        raise BadInput(f"{self.path}: column '{name}' {what}")
+
+    def require_all(self) -> None:
+        """Refuse missing values, once all cells have been read."""
+        name = self.lacking
+        if name:
+            raise BadInput(
+                f"{self.path}: column '{name}' lacks a value in some records; set missing = 'drop' "
+                f"to leave them out or a number to fill them, or missing.{name} = 'median'"
+            )
 
 
 def files_of(table: TableSource) -> tuple[TableFile, ...]:
@@ -250,6 +313,14 @@ def _fills(
     return tuple(fills)
 
 
+def _constant_fills(table: TableSource, texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Categorical columns with a number as their own rule: a record without a value has zeros."""
+    if not isinstance(table.missing, Mapping):
+        return ()
+    rules = {text: rule_of(table, text) for text in texts}
+    return tuple((text, float(r)) for text, r in rules.items() if isinstance(r, int | float))
+
+
 def _users(
     table: TableSource,
     files: Sequence[TableFile],
@@ -267,63 +338,23 @@ def _users(
     return numbers[kept], tuple(file.user for file in files)
 
 
-def _columns(
-    file: TableFile,
-    table: TableSource,
-    numbers: Sequence[str],
-    texts: Sequence[str],
-    names: list[str],
-    seen: Sightings,
-) -> Iterator[tuple[pa.RecordBatch, dict[str, np.ndarray]]]:
-    """Batches of a file, and its numbers, dates among them, as float32 with NaN where missing."""
-    dated = [name for name in numbers if name in table.dates]
-    plain = [name for name in numbers if name not in table.dates]
-    for raw in read_batches(file, plain, [*texts, *dated], names, seen):
-        batch = _tidied(raw, [*texts, *dated], table.values)
-        read = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in plain}
-        for name in dated:
-            try:
-                read[name] = days(name, batch.column(name).to_pylist(), table.dates[name])
-            except BadInput as problem:
-                raise BadInput(f"{file.path}: {problem}") from None
-        yield batch, read
-
-
-def _tidied(batch: pa.RecordBatch, texts: Sequence[str], values: Spellings) -> pa.RecordBatch:
-    """A batch whose texts have no blanks around them, and one spelling of each value."""
-    for place, name in enumerate(batch.schema.names):
-        if name in texts:
-            plain = respelled(tidy(batch.column(place)), values.of(name))
-            batch = batch.set_column(place, name, plain)
-    return batch
-
-
 def feature_blocks(scan: Scan) -> Iterator[tuple[int, np.ndarray]]:
     """The second reading: (number of the first record, float32 rows) of the records that are
     kept."""
     table, coding, seen, done = scan.table, scan.coding, 0, 0
-    numbers, texts = coding.numbers, [name for name, _ in coding.categories]
-    fills, names = dict(coding.fills), list(scan.names)
+    texts, names = [name for name, _ in coding.categories], list(scan.names)
     mapped = ranges_of(table, coding) if table.ranges else None
     for file in scan.files:
-        for batch, read in _columns(file, table, numbers, texts, names, scan.seen):
+        for batch, reader in _batches(file, table, coding.numbers, texts, names, scan.seen):
             keep = scan.kept[seen : seen + batch.num_rows]
-            rows = np.empty((batch.num_rows, scan.dimension), dtype=np.float32)
-            for j, name in enumerate(numbers):
-                fill = fills.get(name, coding.missing)
-                rows[:, j] = _number_column(file, read[name], name, keep, fill)
-            at = len(numbers)
-            for name in coding.indicators:
-                rows[:, at] = np.isnan(read[name])
-                at += 1
-            for text, values in coding.categories:
-                width = len(values) + (text in coding.own)
-                _one_hot(batch.column(text), values, rows[:, at : at + width])
-                at += width
+            columns = {name: batch.column(name) for name in coding.columns}
+            with _named(file):
+                refuse = RefuseRecords(file.path, keep)
+                kept = coding.encode(columns, refuse, reader)[keep]
+                refuse.require_all()
             seen += batch.num_rows
-            kept = rows[keep]
             yield done, kept if mapped is None else mapped(kept)
-            done += int(keep.sum())
+            done += len(kept)
 
 
 def _roles(table: TableSource, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -399,28 +430,3 @@ def _require_all(table: TableSource, name: str, gone: np.ndarray, fillable: bool
             f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} "
             f"records; {advice}"
         )
-
-
-def _number_column(
-    file: TableFile, values: np.ndarray, name: str, keep: np.ndarray, fill: str | float
-) -> np.ndarray:
-    gone = np.isnan(values) & keep
-    if not gone.any():
-        return values
-    if isinstance(fill, str):
-        raise BadInput(
-            f"{file.path}: column '{name}' lacks a value in some records; set missing = 'drop' "
-            f"to leave them out or a number to fill them, or missing.{name} = 'median'"
-        )
-    return np.where(gone, np.float32(fill), values)
-
-
-def _one_hot(column: pa.Array, values: tuple[str, ...], out: np.ndarray) -> None:
-    """A feature per value; one more than values is for the records that lack one. A value that is
-    not among them is zero everywhere."""
-    known = pa.compute.index_in(column, pa.array(values, pa.string())).fill_null(-1)
-    index = known.to_numpy(zero_copy_only=False)
-    if out.shape[1] > len(values):
-        gone = column.is_null().to_numpy(zero_copy_only=False)
-        index = np.where(gone, len(values), index)
-    out[:] = index[:, None] == np.arange(out.shape[1])

@@ -17,7 +17,9 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dpscaffold.config import AlgorithmSettings, ConfigTable, PlanSettings, TaskSettings
 from dpscaffold.data.prepared import ClipNorm, Scale, Shift, UnitNorm
-from dpscaffold.data.tables.markers import OTHERS, Markers, checked_markers, refuse_declared
+from dpscaffold.data.tables.cells import Forms, refuse_two_readings
+from dpscaffold.data.tables.codec import Coding
+from dpscaffold.data.tables.missing import OTHERS, NaStrings, checked_na_strings, refuse_declared
 from dpscaffold.data.tables.spellings import Spellings, checked_spellings
 from dpscaffold.deployment.protocol.messages import Json, Refused, canonical
 from dpscaffold.errors import BadInput
@@ -101,7 +103,7 @@ class SchemaSettings(ConfigTable):
     counted but contributes nothing. Value: a finite number. Example: ``-1.0``"""
     gaps: Annotated[
         tuple[str, ...] | dict[str, tuple[str, ...]] | None,
-        BeforeValidator(partial(checked_markers, key="schema.gaps")),
+        BeforeValidator(partial(checked_na_strings, key="schema.gaps")),
     ] = None
     """NA strings: texts that mean a missing value, as a list for every column or a table of lists
     by column ('*' for all others). The default NA strings (NA, NaN, an empty cell) need not be
@@ -114,6 +116,9 @@ class SchemaSettings(ConfigTable):
     """Other spellings of labels and categories, for every site and for new rows: a table by column
     that gives each value its other spellings. Value: a table by column of tables of lists of texts.
     Example: ``{ ill = { yes = ["Yes", "ja"] } }``"""
+    dates: dict[str, Forms] = Field(default_factory=dict)
+    """Columns of dates with their form (strptime's codes) or a list of forms. They become days
+    since 1970. Value: a table of forms by column. Example: ``{ age = "%d.%m.%Y" }``"""
     absent: tuple[str, ...] = ()
     """Columns that a site may lack. Their values are missing there. Example: ``["pressure"]``"""
     prepare: tuple[PublicStep, ...] = ()
@@ -133,9 +138,24 @@ class SchemaSettings(ConfigTable):
         return Target("class", self.class_names or Target.numbered(self.classes).classes)
 
     @property
-    def markers(self) -> Markers:
-        """What stands for a missing value, by column."""
-        return Markers.given(self.gaps)
+    def na_strings(self) -> NaStrings:
+        """The texts that mean a missing value, by column."""
+        return NaStrings.given(self.gaps)
+
+    @property
+    def coding(self) -> Coding:
+        """How columns become features, at the sites and in the model of the run."""
+        columns = self.columns or tuple(str(j) for j in range(self.features))
+        return Coding(
+            columns,
+            tuple((n, self.categories[n]) for n in columns if n in self.categories),
+            self.missing,
+            unseen="zero",
+            dates=tuple(self.dates.items()),
+            gaps=self.na_strings.among((*columns, self.label)),
+            values=self.spellings.columns,
+            absent=self.absent,
+        )
 
     @property
     def spellings(self) -> Spellings:
@@ -155,16 +175,21 @@ class SchemaSettings(ConfigTable):
                 f"schema.features is {self.features}, and the columns make {self.width}; they must "
                 f"agree"
             )
-        refuse_declared(self.markers, self.categories, {self.label: self.class_names})
+        refuse_declared(self.na_strings, self.categories, {self.label: self.class_names})
         self.spellings.require(
             (*([self.label] if self.classes else ()), *self.categories), "schema.values"
         )
         given = {**self.categories, self.label: self.class_names}
-        self.spellings.require_known(given, self.markers, "schema.values")
+        self.spellings.require_known(given, self.na_strings, "schema.values")
         known = {*self.columns, self.label, OTHERS}
-        stray = sorted({name for name, _ in self.markers.columns} - known)
+        stray = sorted({name for name, _ in self.na_strings.columns} - known)
         if stray:
             raise BadInput(f"schema.gaps names {stray[0]!r}, which is not among the columns")
+        stray = sorted({*self.dates} - ({*self.columns} - {*self.categories}))
+        if stray:
+            raise BadInput(f"schema.dates names {stray[0]!r}, which is not a column of numbers")
+        for name, forms in self.dates.items():
+            refuse_two_readings(name, forms)
         stray = sorted(set(self.absent) - set(self.columns))
         if stray:
             raise BadInput(f"schema.absent names {stray[0]!r}, which is not among the columns")
@@ -234,8 +259,12 @@ class Offer(ConfigTable):
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
         tables = self.model_dump(mode="json")
-        for key in ("gaps", "low", "high", "values", "absent"):
-            if tables["rows"][key] in (None, []):  # the digest is that of before there was the key
+        for key in ("gaps", "low", "high", "values", "absent", "dates"):
+            if tables["rows"][key] in (
+                None,
+                [],
+                {},
+            ):  # the digest is as before the key
                 del tables["rows"][key]
         tables["algorithm"] = {k: v for k, v in tables["algorithm"].items() if v is not None}
         return dict(json.loads(canonical(tables)))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dpscaffold.data.tables.table_coding import Coding
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.engines import State
@@ -47,19 +46,8 @@ def model_of(rows: SchemaSettings, setting: Setting, state: State, said: Stateme
     """The model of a deployed run: raw rows are coded as the sites code theirs, and prepared by
     the public steps that were offered."""
     schema = setting.roster.schema
-    coded = tuple((n, rows.categories[n]) for n in rows.columns if n in rows.categories)
-    marked = rows.markers.among((*schema.columns, rows.label))
-    coding = Coding(
-        schema.columns,
-        coded,
-        rows.missing,
-        unseen="zero",
-        gaps=marked,
-        values=rows.spellings.columns,
-        absent=rows.absent,
-    )
     origin = Origin(setting.label, setting.roster.title, state.round, rows.label)
-    steps = (coding, *schema.preparation)
+    steps = (rows.coding, *schema.preparation)
     params = state.output.cpu()
     return Model(setting.task, params, steps, schema.target, schema, said, origin)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from dpscaffold.data.config import DecimalSign, Delimiter, NaStrings, check_sign
+from dpscaffold.data.config import DecimalSign, Delimiter, NaKey, check_sign
 from dpscaffold.data.preprocessing import sentence
 from dpscaffold.data.tables.files import AUTO
 from dpscaffold.errors import BadInput
@@ -32,7 +32,7 @@ class SiteCsv(_SiteFile):
     one is read. Value: a name such as 'utf-8', 'cp1252' or 'utf-16'. Example: ``"cp1252"``"""
     decimal: DecimalSign = "."
     """The decimal separator. Value: '.' or ','. Example: ``","``"""
-    gaps: NaStrings = None
+    gaps: NaKey = None
     """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
     schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
 
@@ -53,7 +53,7 @@ class SiteParquet(_SiteFile):
     """A site's Parquet file."""
 
     source: Literal["parquet"]
-    gaps: NaStrings = None
+    gaps: NaKey = None
     """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
     schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
 

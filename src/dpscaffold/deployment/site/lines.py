@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from dpscaffold.data.tables.markers import BLANKS
+from dpscaffold.data.tables.missing import BLANKS
 
 #: A longer line (in bytes) is not read.
 LONGEST = 1 << 20

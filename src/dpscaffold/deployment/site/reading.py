@@ -16,21 +16,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet
 import torch
 from torch import Tensor
 
 from dpscaffold.data.prepared import prepare
-from dpscaffold.data.tables.marked import (
-    NUMBER,
-    numbers_without_markers,
-    pointed,
-    respelled,
-    tidy,
-    without_markers,
-)
-from dpscaffold.data.tables.markers import BLANKS, OTHERS, Markers
+from dpscaffold.data.tables.codec import CellProblem, read_cells
+from dpscaffold.data.tables.labels import read_labels
+from dpscaffold.data.tables.missing import BLANKS, OTHERS, NaStrings
 from dpscaffold.deployment.protocol.agreement import SchemaSettings
 from dpscaffold.deployment.protocol.messages import Refused
 from dpscaffold.deployment.site.data_table import (
@@ -109,8 +102,8 @@ def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings)
             schema = _with_own_gaps(schema, data)
             found = _opened(path, data, schema)
             decimal = data.decimal if isinstance(data, SiteCsv) else "."
-            rows, labels, faults = _from_table(found, schema, decimal)
-            fine = _filled(found, schema, decimal)
+            rows, labels, fine = _from_table(found, schema, decimal)
+            faults = found.faults
         features = _prepared(rows, schema, faults)
     except BadInput as error:
         raise Refused("data-unfit", str(error)) from error
@@ -175,11 +168,13 @@ def _with_own_gaps(schema: SchemaSettings, data: SiteCsv | SiteParquet) -> Schem
     """The schema with the site's own NA strings added to those of each column."""
     if not data.gaps:
         return schema
-    own, wanted = Markers.given(data.gaps), (*schema.columns, schema.label)
+    own, wanted = NaStrings.given(data.gaps), (*schema.columns, schema.label)
     stray = next((n for n, _ in own.columns if n not in (*wanted, OTHERS)), None)
     if stray is not None:
         raise BadInput(f"data.gaps names {stray!r}, which is not a column of the offer")
-    return schema.changed(gaps={name: (*schema.markers.of(name), *own.of(name)) for name in wanted})
+    return schema.changed(
+        gaps={name: (*schema.na_strings.of(name), *own.of(name)) for name in wanted}
+    )
 
 
 def _opened(path: Path, data: SiteCsv | SiteParquet, schema: SchemaSettings) -> Columns:
@@ -215,100 +210,33 @@ def _read_parquet(path: Path, wanted: tuple[str, ...]) -> Columns:
 
 def _from_table(
     table: Columns, schema: SchemaSettings, decimal: str
-) -> tuple[np.ndarray, np.ndarray, UnusedRecords]:
-    """Rows (n, width) as numbers, then one-hot categories, and labels (n,)."""
-    faults, parts = table.faults, []
-    for name in schema.columns:
-        if name not in schema.categories:
-            values, wrong = _numbers(table.columns[name], schema.markers.of(name), decimal)
-            faults.add(f"{name!r} is not a number", np.flatnonzero(wrong))
-            parts.append(np.where(np.isnan(values), schema.missing, values)[:, None])
-    for name in schema.columns:
-        if name in schema.categories:
-            known = schema.categories[name]
-            index, wrong = _index(table.columns[name], known, schema.spellings.of(name))
-            faults.add(f"{name!r} is not UTF-8", np.flatnonzero(wrong))
-            parts.append(index[:, None] == np.arange(len(known)))
-    label = table.columns[schema.label]
-    if schema.classes:
-        labels, _ = _index(label, schema.class_names, schema.spellings.of(schema.label))
-        unknown = labels < 0
-    else:
-        labels, wrong = _numbers(label, schema.markers.of(schema.label), decimal)
-        unknown = wrong | np.isnan(labels)
-    faults.add(_no_label(schema, repr(schema.label)), np.flatnonzero(unknown))
-    return np.concatenate(parts, axis=1), np.where(unknown, 0, labels), faults
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Rows (n, width) and labels (n,) by the table codec, and what was filled. Records with a cell
+    that cannot be read are added to the table's unused ones."""
+    columns = {name: column.combine_chunks() for name, column in table.columns.items()}
+    coding, faults = schema.coding, table.faults
+    reader = coding.reader(decimal)
+
+    def unused(problem: CellProblem) -> None:
+        what = "UTF-8" if problem.column in schema.categories else "a number"
+        faults.add(f"{problem.column!r} is not {what}", np.flatnonzero(problem.rows))
+
+    cells = read_cells(coding, columns, unused, reader)
+    labels = read_labels(schema.target, {schema.label: columns[schema.label]}, reader)
+    faults.add(_no_label(schema, repr(schema.label)), np.flatnonzero(~labels.known))
+    return coding.layout.encode(cells), labels.values, _filled(cells, table, schema)
 
 
-def _filled(table: Columns, schema: SchemaSettings, decimal: str) -> list[str]:
+def _filled(cells: np.ndarray, table: Columns, schema: SchemaSettings) -> list[str]:
     """How often a missing number or an unknown category was read by the schema's rule."""
     used, said = table.faults.used(table.records), []
-    for name in schema.columns:
+    for name, column in zip(schema.columns, cells.T, strict=True):
         if name in schema.categories:
-            known = schema.categories[name]
-            index, _ = _index(table.columns[name], known, schema.spellings.of(name))
-            gone, rule = index < 0, "not among the offer's categories, and are zero everywhere"
+            gone = ~(column >= 0)
+            rule = "not among the offer's categories, and are zero everywhere"
         else:
-            values, _ = _numbers(table.columns[name], schema.markers.of(name), decimal)
-            gone, rule = np.isnan(values), f"missing, and read as {schema.missing:g}"
+            gone, rule = np.isnan(column), f"missing, and read as {schema.missing:g}"
         count = int((gone & used).sum())
         if count:
             said.append(f"{count} of {int(used.sum())} values of {name!r} are {rule}")
     return said
-
-
-def _numbers(
-    column: pa.ChunkedArray, markers: tuple[str, ...], decimal: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """A column as float32, NaN where a number is missing, and where something else stands that is
-    no finite number, (n,) bool. Each value by itself: none changes how another one is read."""
-    typed = pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal
-    if any(of(column.type) for of in typed):
-        known = numbers_without_markers(column, markers)
-        wrong = np.zeros(len(column), dtype=bool)
-    else:
-        text, wrong = _texts(column)
-        plain = tidy(without_markers(text, markers, number=True, decimal=decimal))
-        text = pointed(pc.utf8_trim_whitespace(plain), decimal)
-        right = pc.match_substring_regex(text, NUMBER)
-        wrong = wrong | ~_plain(pc.fill_null(right, True)).astype(bool)
-        known = pc.if_else(right, text, pa.scalar(None, pa.string()))
-    values = _plain(pc.cast(known, pa.float32(), safe=False).fill_null(np.nan))
-    return values, wrong | np.isinf(values)
-
-
-def _index(
-    column: pa.ChunkedArray, known: tuple[str, ...], other: Mapping[str, str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the known texts each value is, also in an ``other`` spelling, -1 for none of them;
-    and which are not even text."""
-    text, wrong = _texts(column)
-    names = pa.array([name.strip(BLANKS) for name in known], pa.string())
-    found = pc.index_in(respelled(pc.utf8_trim(text, BLANKS), other), names)
-    return _plain(pc.fill_null(found, -1)).astype(np.int64), wrong
-
-
-def _texts(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, np.ndarray]:
-    """A column as texts, and which values are not UTF-8, (n,) bool; these are None."""
-    try:
-        text = pc.cast(column, pa.string())
-        text.validate(full=True)
-        return text, np.zeros(len(column), dtype=bool)
-    except pa.ArrowInvalid:
-        raw = pc.cast(column, pa.large_binary()).to_pylist()
-    except pa.ArrowNotImplementedError as error:
-        raise BadInput(f"a column holds neither numbers nor texts: {error}") from error
-    texts = [None if value is None else _decoded(value) for value in raw]
-    wrong = [text is None and value is not None for text, value in zip(texts, raw, strict=True)]
-    return pa.chunked_array([texts], pa.string()), np.array(wrong, dtype=bool)
-
-
-def _decoded(value: bytes) -> str | None:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _plain(column: pa.ChunkedArray) -> np.ndarray:
-    return np.asarray(column.to_numpy())
