@@ -320,13 +320,13 @@ def test_sites_are_told_the_range_and_offers_without_one_stay_as_they_were() -> 
     ("target", "said"),
     [
         ("number", 'data.target is "number" without a range; .*low = 0, high = 60'),
-        ({"kind": "number"}, "target: low is missing"),
-        ({"kind": "number", "low": 3}, "target: high is missing"),
+        ({"kind": "number"}, "target.low is missing"),
+        ({"kind": "number", "low": 3}, "target.high is missing"),
         ({"kind": "number", "low": 3, "high": 3}, "low must be below high"),
-        ({"kind": "number", "low": 3, "high": float("inf")}, "target: high"),
+        ({"kind": "number", "low": 3, "high": float("inf")}, "target.high"),
         ({"kind": "class", "low": 3, "high": 4}, "target has kind 'class'"),
         ({"low": 3, "high": 4}, "target has kind None"),
-        ({"kind": "number", "low": 3, "high": 9, "top": 1}, "target: top"),
+        ({"kind": "number", "low": 3, "high": 9, "top": 1}, "target.top"),
     ],
 )
 def test_a_number_without_a_range_is_refused_before_a_record_is_read(

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from dpscaffold.config.configuration import Configuration
 from dpscaffold.config.plan import FactsSettings
-from dpscaffold.config.sentences import sentence_of, tables_with
 from dpscaffold.data.config import BLANK
+from dpscaffold.data.sentences import members, sentence_of
 from dpscaffold.errors import BadInput, nearest
 
 
@@ -198,4 +198,17 @@ def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Configuratio
     try:
         return Configuration.model_validate(tables, context={"folder": folder})
     except ValidationError as error:
-        raise BadInput(sentence_of(error)) from None
+        raise BadInput(sentence_of(error, Configuration, explained=True)) from None
+
+
+def tables_with(key: str) -> list[str]:
+    """The tables of a configuration that have a key.
+
+    >>> tables_with("epsilon"), tables_with("seed")
+    (['privacy'], ['data', 'plan'])
+    """
+    return [
+        name
+        for name, field in Configuration.model_fields.items()
+        if any(key in model.model_fields for model in members(field.annotation))
+    ]

@@ -21,7 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.data.preprocessing import PreprocessingStep, check_order, sentence
+from dpscaffold.data.preprocessing import PreprocessingStep, check_order
+from dpscaffold.data.sentences import sentence_of
 from dpscaffold.data.tables.cells import Forms, days, refuse_two_readings
 from dpscaffold.data.tables.files import AUTO, is_many
 from dpscaffold.data.tables.fills import PrivateFill
@@ -271,7 +272,7 @@ def _range(given: Any) -> Any:
     try:
         return Range.model_validate(given)
     except ValidationError as problem:
-        raise ValueError(f"target: {sentence(problem)}") from None
+        raise ValueError(sentence_of(problem, Range, "target")) from None
 
 
 #: What is predicted: its kind, or a number with its range.
@@ -311,7 +312,7 @@ def _fills(given: Any) -> Any:
         try:
             rules[name] = PrivateFill.model_validate(rule) if isinstance(rule, dict) else rule
         except ValidationError as problem:
-            raise ValueError(f"missing.{name}: {sentence(problem)}") from None
+            raise ValueError(sentence_of(problem, PrivateFill, f"missing.{name}")) from None
     return rules
 
 
@@ -660,4 +661,4 @@ def parse_data(table: dict[str, Any]) -> Any:
     try:
         return _ADAPTER.validate_python(table)
     except ValidationError as problem:
-        raise BadInput(f"data: {sentence(problem)}") from None
+        raise BadInput(sentence_of(problem, _Any, "data")) from None

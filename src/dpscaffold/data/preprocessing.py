@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from dpscaffold.data.sentences import sentence_of
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.privacy.preparation import Protection
 
@@ -246,23 +247,6 @@ def parse_steps(items: Iterable[str | dict[str, Any] | StepSettings]) -> tuple[S
     try:
         return check_order(_ADAPTER.validate_python(tuple(items)))
     except ValidationError as problem:
-        raise BadInput(f"preprocess: {sentence(problem)}") from None
+        raise BadInput(sentence_of(problem, PreprocessingStep, "preprocess")) from None
     except ValueError as problem:
         raise BadInput(f"preprocess: {problem}") from None
-
-
-def sentence(problem: ValidationError) -> str:
-    """The first complaint of a validation, as one sentence without the library's wording around
-    it."""
-    first = problem.errors(include_url=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    place = ".".join(
-        str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-"))
-    )
-    if first["type"] == "value_error" or not place:
-        return message
-    return (
-        f"{place}: {message[0].lower()}{message[1:]} (got {first['input']!r})"
-        if first["type"] != "missing"
-        else f"{place} is missing"
-    )

@@ -21,7 +21,8 @@ import torch
 from dpscaffold.config import Configuration, override, parse
 from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.data.sentences import sentence_of
+from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
@@ -152,12 +153,6 @@ def parse_tuning(
     if not isinstance(asked, Mapping):
         raise BadInput(f"tune is {asked!r}; write a table, as in tune.folds = 5")
     given = dict(asked)
-    for key in given:
-        if key not in TuneSettings.model_fields:
-            known = list(TuneSettings.model_fields)
-            raise BadInput(
-                f"unknown key tune.{key}{nearest(key, known)}; known here: {', '.join(known)}"
-            )
     if isinstance(given.get("grid"), Mapping):
         given["grid"] = _flat(given["grid"])
     try:
@@ -165,14 +160,7 @@ def parse_tuning(
         refuse_private_as_public(settings, table)
         return settings, table
     except ValidationError as error:
-        first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, BadInput):
-            raise cause from None
-        if isinstance(cause, ValueError):
-            raise BadInput(f"tune: {cause}") from None
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"tune.{where} is {first['input']!r}: {first['msg']}") from None
+        raise BadInput(sentence_of(error, TuneSettings, "tune")) from None
 
 
 def refuse_private_as_public(settings: Configuration, table: TuneSettings) -> None:

@@ -22,7 +22,7 @@ from dpscaffold.data.config import TabularFile
 from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of, target_of
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
-from dpscaffold.data.preprocessing import sentence
+from dpscaffold.data.sentences import sentence_of
 from dpscaffold.data.sources.arrays import from_huggingface, from_pooled
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.tables import read_table
@@ -94,7 +94,7 @@ def _settings(label: Any, user: str | None, many: bool, keys: Mapping[str, Any])
     try:
         return Held.model_validate({**given, "user": user, "many": many, **keys})
     except ValidationError as problem:
-        raise BadInput(f"data: {sentence(problem)}") from None
+        raise BadInput(sentence_of(problem, Held, "data")) from None
 
 
 def _by_user(data: Any, split: str | None) -> dict[str, Any] | None:

@@ -19,10 +19,11 @@ from dpscaffold.config import (
     PrivacySettings,
     TaskSettings,
 )
+from dpscaffold.data.sentences import sentence_of
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.provision import host_and_port, read_toml
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.errors import BadInput
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 
@@ -179,26 +180,6 @@ def load_served(path: Path, overrides: Sequence[str] = ()) -> ServerConfiguratio
     try:
         settings = ServerConfiguration.model_validate(dict(tables))
     except ValidationError as error:
-        raise BadInput(f"{path}: {_sentence(error)}") from None
+        raise BadInput(f"{path}: {sentence_of(error, ServerConfiguration)}") from None
     host_and_port("deploy.address", settings.deploy.address)
     return settings
-
-
-def _sentence(error: ValidationError) -> str:
-    # A key that is unknown is said before one that is missing: it is often the same, misspelt.
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, BadInput):
-        return str(cause)
-    place = [str(part) for part in first["loc"]]
-    where = ".".join(place)
-    if isinstance(cause, ValueError):
-        return f"{where}: {cause}"
-    if first["type"] == "extra_forbidden":
-        models: dict[str, type[ConfigTable]] = {"deploy": DeploySettings, "schema": SchemaSettings}
-        models["plan"] = PlanSettings
-        known = list(models.get(place[0], ServerConfiguration).model_fields)
-        return f"unknown key {where}{nearest(place[-1], known)}; known here: {', '.join(known)}"
-    if first["type"] == "missing":
-        return f"{where} is missing"
-    return f"{where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dpscaffold.data.config import DecimalSign, Delimiter, NaKey, check_sign
-from dpscaffold.data.preprocessing import sentence
+from dpscaffold.data.sentences import sentence_of
 from dpscaffold.data.tables.files import AUTO
 from dpscaffold.errors import BadInput
 
@@ -101,5 +101,4 @@ def site_data(table: Mapping[str, Any]) -> SiteData:
     try:
         return SOURCES[source].model_validate(dict(table))
     except ValidationError as problem:
-        said = sentence(problem)
-        raise BadInput(said if said.startswith("data.") else f"data.{said}") from None
+        raise BadInput(sentence_of(problem, SOURCES[source], "data")) from None

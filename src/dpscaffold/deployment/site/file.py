@@ -15,9 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpscaffold.algorithms.registry import AGREED
+from dpscaffold.data.sentences import sentence_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Mechanism, PrivacyError, no_guarantee
 from dpscaffold.privacy.ledger import participations_within, spent
 from dpscaffold.privacy.mechanism import Sampling, Unit, Weighting
@@ -127,7 +128,7 @@ def read_site_file(path: Path) -> SiteFile:
     try:
         site = SiteFile.model_validate(tables)
     except ValidationError as error:
-        raise BadInput(f"{path}: {_sentence(error)}") from None
+        raise BadInput(f"{path}: {sentence_of(error, SiteFile)}") from None
     site_name(site.name)
     host_and_port("server", site.server)
     checked_public("coordinator", site.coordinator)
@@ -141,18 +142,6 @@ def read_site_file(path: Path) -> SiteFile:
         key: folder / getattr(site, key) for key in ("ca", "node_key", "signing_key", "state")
     }
     return site.model_copy(update=placed)
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    where = ".".join(place)
-    if first["type"] == "extra_forbidden":
-        known = list((Policy if place[0] == "policy" else SiteFile).model_fields)
-        return f"unknown key {where}{nearest(place[-1], known)}; known here: {', '.join(known)}"
-    if first["type"] == "missing":
-        return f"{where} is missing"
-    return f"{where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
 @dataclass(frozen=True)

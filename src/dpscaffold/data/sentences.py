@@ -1,0 +1,186 @@
+"""What is wrong with a table, in one sentence."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpscaffold.errors import BadInput, nearest
+
+
+def sentence_of(error: ValidationError, model: Any, root: str = "", explained: bool = False) -> str:
+    """The first error as a sentence that names the key, the value and what would do.
+
+    Args:
+        error: What pydantic found.
+        model: What was validated: a model, or a union of models.
+        root: The table that the model describes, where that is not the whole file.
+        explained: Whether ``dpscaffold config explain`` knows the keys.
+
+    >>> class Table(BaseModel):
+    ...     rounds: int
+    >>> try:
+    ...     Table(rounds="ten")
+    ... except ValidationError as problem:
+    ...     print(sentence_of(problem, Table, "plan"))
+    plan.rounds is 'ten'; give a whole number
+    """
+    found = [(tuple(filter(None, [root])) + one["loc"], one) for one in error.errors()]
+    # An unknown key comes before a missing one: it is often the same key, misspelt.
+    place, first = min(found, key=lambda one: one[1]["type"] != "extra_forbidden")
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, BadInput):
+        return str(cause)
+    if isinstance(cause, ValueError):
+        return f"{place[0]}: {cause}" if place else str(cause)
+    place, first = _understood(place, first, found)
+    sources = _sources(model)
+    shown = _shown(place, sources)
+    if first["type"] == "extra_forbidden":
+        keys = [str(part) for part in place[1 if root else 0 :] if not isinstance(part, int)]
+        known = known_keys(model, keys[:-1])
+        here = f"; known here: {', '.join(known)}" if known else ""
+        return f"unknown key {shown}{nearest(keys[-1], known)}{here}"
+    if first["type"] == "missing":
+        about = f"; dpscaffold config explain {shown} says what it is" if explained else ""
+        return f"{shown} is missing{about}"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        table = "give a table" if "[" in shown else f"write a table: [{shown}], and its keys below"
+        return f"{shown} is {first['input']!r}; {table}"
+    wrong = [one for where, one in found if _shown(where, sources) == shown]
+    return f"{shown} is {first['input']!r}{_near(first['input'], wrong)}; give {_any(wrong, shown)}"
+
+
+Place = tuple[int | str, ...]
+
+
+def _understood(place: Place, first: Any, found: Sequence[tuple[Place, Any]]) -> tuple[Place, Any]:
+    """The error to speak of, where the value of a key fits no member of a union: the one deepest in
+    a list, if any, as the list was understood, and one of its entries was not."""
+    tried = [k for k, part in enumerate(place) if _MEMBER.match(str(part))]
+    if not tried:
+        return place, first
+    head = place[: tried[0]]
+    rivals = [one for one in found if one[0][: len(head)] == head]
+    deepest = max(rivals, key=lambda one: len(one[0]))
+    within = any(isinstance(part, int) for part in deepest[0][len(head) :])
+    return deepest if within else (place, first)
+
+
+#: How pydantic names a member of a union, after the key whose value fits none.
+_MEMBER = re.compile(
+    r"(float|int|str|bool|(constrained|literal|function|tuple|list|dict|nullable)[-\[].*)$"
+)
+
+
+def _shown(place: Place, sources: Collection[str]) -> str:
+    """A place as people write it: without the members of a union that were tried there, and
+    without the source of the data, which is no key of its own."""
+    tagged = len(place) > 2 and place[0] == "data" and place[1] in sources
+    shown = ""
+    for k, part in enumerate(place):
+        if isinstance(part, int):
+            shown += f"[{part}]"
+        elif not (k == 1 and tagged) and not (k and _MEMBER.match(part)):
+            shown += f".{part}" if shown else part
+    return shown
+
+
+#: What would do, by the beginning of pydantic's name for what is wrong.
+_WANTED = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a table",
+}
+#: Examples of tables and lists, where a single value is a common mistake.
+_EXAMPLES = {
+    "data.missing": '{ "*" = "mean" }',
+    "data.categories": '["sex", "ward"]',
+    "data.exclude": '["patient"]',
+}
+
+
+def _any(wrong: Sequence[Any], shown: str) -> str:
+    """What would do, by each member of a union.
+
+    >>> _any([{"type": "int_parsing"}, {"type": "float_type"}], "plan.rounds")
+    'a whole number or a number'
+    """
+    kinds = list(dict.fromkeys(_expected(one) for one in wrong))
+    example = f", such as {_EXAMPLES[shown]}" if shown in _EXAMPLES else ""
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}{example}" if kinds[1:] else kinds[0] + example
+
+
+def _expected(one: Any) -> str:
+    if one["type"] == "literal_error":
+        return str(one["ctx"]["expected"])
+    if one["type"].partition("_")[0] in _WANTED:
+        return _WANTED[one["type"].partition("_")[0]]
+    said = str(one["msg"]).removeprefix("Input should be ")
+    number = "a number " if said.startswith(("greater than", "less than")) else ""
+    return f"{number}{said[:1].lower()}{said[1:]}"
+
+
+def _near(value: Any, wrong: Sequence[Any]) -> str:
+    """A hint where a mistyped choice is meant."""
+    texts = [str(one["ctx"]["expected"]) for one in wrong if one["type"] == "literal_error"]
+    choices = [choice for text in texts for choice in text.split("'")[1::2]]
+    return nearest(value, choices) if isinstance(value, str) else ""
+
+
+#: The keys by whose value the members of a union are told apart.
+_TAGS = ("source", "step")
+
+
+def _sources(model: Any) -> set[str]:
+    """The sources of data that a model, or a table of it, may have."""
+    tops = members(model)
+    below = [
+        one for top in tops for f in top.model_fields.values() for one in members(f.annotation)
+    ]
+    fields = [one.model_fields["source"] for one in (*tops, *below) if "source" in one.model_fields]
+    return {tag for field in fields for tag in typing.get_args(field.annotation)}
+
+
+def known_keys(model: Any, location: Sequence[str]) -> list[str]:
+    """The keys of the table at a place, walking from the top; a tag of a union selects its
+    member."""
+    candidates = members(model)
+    for part in location:
+        found: list[type[BaseModel]] = []
+        for candidate in candidates:
+            fields = candidate.model_fields
+            named = [f for name, f in fields.items() if part in (name, f.alias)]
+            tags = [fields[tag].annotation for tag in _TAGS if tag in fields]
+            if named:
+                found += members(named[0].annotation)
+            elif any(part in typing.get_args(tag) for tag in tags):
+                found.append(candidate)
+        candidates = found
+    return (
+        [field.alias or name for name, field in candidates[0].model_fields.items()]
+        if candidates
+        else []
+    )
+
+
+#: What a model may stand within, in an annotation.
+_HOLDERS = (typing.Union, types.UnionType, Annotated, tuple, list)
+
+
+def members(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in _HOLDERS:
+        return [model for part in typing.get_args(annotation) for model in members(part)]
+    return []
