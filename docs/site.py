@@ -20,6 +20,12 @@ DOWNLOAD = "{ download }"
 FORMULA = re.compile(
     r"^```math\n(?P<block>.*?)^```$|\$`(?P<inline>[^`]*)`\$(?P<after>[.,;:)]?)", re.M | re.S
 )
+#: A symbol with an index, such as R_i; what comes first is left as it is: code, formulas, links.
+SYMBOL = re.compile(
+    r"^[ \t]*```.*?^[ \t]*```|\$?`[^`]*`\$?|\]\([^)]*\)|<[^>]*>"
+    r"|(?<![A-Za-z]{3})(?P<letter>[A-Za-zα-ω])_(?P<index>[a-z])(?!\w)",
+    re.M | re.S,
+)
 #: Where the options of all commands are listed.
 OPTIONS = "<!-- options -->"
 
@@ -47,10 +53,16 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri.endswith("/RESULT.md"):
         title, _, rest = markdown.partition("\n")
         return f"{title}\n\n![{title.lstrip('# ')}](figure.png)\n{rest}"
+    if not page.file.src_uri.startswith("notebooks/"):
+        markdown = SYMBOL.sub(_symbol, markdown)
     markdown = FORMULA.sub(_formula, markdown)
     if OPTIONS in markdown:
         markdown = markdown.replace(OPTIONS, "\n\n".join(options()))
     return markdown.replace(".ipynb)", ".md)").replace(f".md){DOWNLOAD}", f".ipynb){DOWNLOAD}")
+
+
+def _symbol(match: re.Match[str]) -> str:
+    return f"{match['letter']}<sub>{match['index']}</sub>" if match["index"] else match[0]
 
 
 def _formula(match: re.Match[str]) -> str:

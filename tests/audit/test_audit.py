@@ -96,7 +96,7 @@ def test_nobody_beats_the_engine_as_it_is(config, overrides):
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_a_third_of_the_claim_is_proved(config, sampling):
-    """The setting named in docs/security.md, with fewer games."""
+    """The setting named in docs/audits.md, with fewer games."""
     setting = ("plan.rounds=1", "plan.local_steps=1", "plan.data_ratio=1.0", "privacy.noise=1.0")
     noise = () if sampling == "fixed" else ("privacy.sampling=poisson", "privacy.noise=0.5")
     report = audited(config, *setting, *noise, limits=replace(QUICK, trials=8000))

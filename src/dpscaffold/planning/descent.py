@@ -13,7 +13,7 @@ long a step may be.
 
 So the noise in the scores is known before the run, and a probability is moved by little: this is
 what keeps the log-loss below that of a constant answer. The limits were chosen on made-up tables
-(docs/planning.md); no record is read here.
+(docs/drafts.md); no record is read here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How large a surrogate is, and what stays the same where it is smaller than what it stands for.
 
 A plan is tried a hundred times, so a surrogate has at most some number of users, records, steps,
-rounds, features and classes. What is smaller is made up for (docs/planning.md says why):
+rounds, features and classes. What is smaller is made up for (docs/planning-method.md says why):
 
 - m, K and b: noise of such a spread that the mean of a round's moves has the variance of the real
   run, (2Cσ_g/b)²/(mK) in every coordinate. The distance of a round, Kη_l = η₀/s, stays.

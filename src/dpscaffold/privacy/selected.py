@@ -33,7 +33,7 @@ COMPOSED = (
 )
 STOPPED = (
     "random stopping (Papernot and Steinke 2022, Theorems 2 and 6; the profile's form in "
-    "docs/privacy.md): the number of trials is hidden"
+    "docs/privacy-proofs.md): the number of trials is hidden"
 )
 
 

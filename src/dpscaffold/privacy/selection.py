@@ -4,7 +4,7 @@ A mechanism Q (a candidate drawn at random, trained and scored) is run J times a
 is released, by an order on outputs that is fixed beforehand. J is drawn independently of the data,
 and neither J nor any other output is released. If J were a constant, the ε of the winner could grow
 with it; a random J hides how many trials were lost (Liu and Talwar 2019; Papernot and Steinke
-2022). docs/privacy.md has the conditions and the proof.
+2022). docs/privacy-proofs.md has the conditions and the proof.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def selected_renyi(
     + log E[J]/(λ−1), the best over orders λ̂. Theorem 6, Poisson with mean μ, the outcome of no
     trial at all counted too: e^{(λ−1)ε′(λ)} = e^{−μ} + μ·e^{(λ−1)(ε(λ) + μδ̂)}, where Q is
     (log(1 + 1/(λ−1)), δ̂)-DP, which ``profile`` says. A bound on J (``most``) is covered: E[J] is
-    that of the bounded law, and Poisson chances are divided by P[J ≤ N] (docs/privacy.md).
+    that of the bounded law, and Poisson chances are divided by P[J ≤ N] (docs/privacy-proofs.md).
 
     >>> orders = np.array([2.0, 8.0, 64.0])
     >>> selected_renyi(TrialCount(5.0), orders, 0.01 * orders).round(3).tolist()
@@ -235,8 +235,8 @@ def selected_profile(
     """ε of the winner at δ from Q's privacy profile, for negative binomial J.
 
     For every ε̂ with δ̂ = profile(ε̂): δ′(ε + (1+η)·log(e^ε̂ + δ̂(1−γ)/γ)) ≤ E[J]·δ_Q(ε), so ε′ is
-    ε_Q(δ/E[J]) plus the smallest such term (docs/privacy.md; Koskela, Redberg, Wang 2024). A bound
-    on J only lowers E[J].
+    ε_Q(δ/E[J]) plus the smallest such term (docs/privacy-proofs.md; Koskela, Redberg, Wang 2024).
+    A bound on J only lowers E[J].
 
     >>> pure = lambda epsilon: 0.0 if epsilon >= 0.5 else 1.0
     >>> round(selected_profile(TrialCount(5.0), pure, lambda delta: 0.5, 1e-6), 6)  # 3ε

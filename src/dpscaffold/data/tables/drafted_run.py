@@ -1,6 +1,6 @@
 """The part of a draft that says how to train: scaling, task, algorithm, plan and privacy.
 
-It is gradient descent on the records of all sites together (docs/planning.md says why): every site
+It is gradient descent on the records of all sites together (docs/drafts.md says why): every site
 takes one step on all its records in every round, and the mean is weighted by records. Differences
 between sites then disturb nothing, and no site's noise is louder than another's.
 """
