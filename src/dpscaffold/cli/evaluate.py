@@ -13,8 +13,7 @@ from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.models.evaluate import Evaluation
-    from dpscaffold.models.evaluate_files import FilesEvaluation
+    from dpscaffold.models.evaluate import Evaluation, FilesEvaluation
     from dpscaffold.models.model import Model
 
 
@@ -73,7 +72,7 @@ def _of_files(
 ) -> FilesEvaluation | None:
     """The rows of many files; None where a single one is meant."""
     from dpscaffold.data.tables.files import is_many
-    from dpscaffold.models.evaluate_files import evaluate_files
+    from dpscaffold.models.evaluate import evaluate_files
 
     return evaluate_files(model, data, label, site) if len(data) > 1 or is_many(data[0]) else None
 

@@ -13,8 +13,7 @@ from dpscaffold.cli.chosen_model import ModuleOption, chosen_model
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.models.predict import PredictionCounts
-    from dpscaffold.models.predict_files import FilesPredicted
+    from dpscaffold.models.predict import FilesPredicted, PredictionCounts
 
 
 def predict_command(
@@ -48,8 +47,7 @@ def predict_command(
 ) -> None:
     """Predict for every row of files, in order; columns are found by name."""
     from dpscaffold.data.tables.files import is_many
-    from dpscaffold.models.predict import Answer, predict_file
-    from dpscaffold.models.predict_files import predict_files
+    from dpscaffold.models.predict import Answer, predict_file, predict_files
 
     if as_json and out is None:
         raise BadInput("--json is given without --out, and CSV is printed then; name a file")
@@ -58,56 +56,51 @@ def predict_command(
     target = sys.stdout.buffer if out is None else out
     columns = Answer(model, tuple(kept), probabilities).shape().names
     if len(data) > 1 or is_many(data[0]):
-        many = predict_files(model, data, target, kept, probabilities)
-        _tell_files(many, out, columns, as_json)
+        _report(predict_files(model, data, target, kept, probabilities), out, columns, as_json)
     else:
-        one = predict_file(model, data[0], target, kept, probabilities)
-        _tell(one, out, columns, as_json)
+        _report(predict_file(model, data[0], target, kept, probabilities), out, columns, as_json)
 
 
-def _tell(done: PredictionCounts, out: Path | None, columns: list[str], as_json: bool) -> None:
-    """What became of a file."""
-    if as_json:
-        written = {"file": str(out)} | _counted(done) | {"columns": columns}
-        typer.echo(json.dumps(written, indent=2))
-        return
-    if out is not None:
-        typer.echo(f"{done.rows} rows: {out}", err=True)
-    _tell_gaps(done, "")
-
-
-def _tell_files(done: FilesPredicted, out: Path | None, columns: list[str], as_json: bool) -> None:
-    """What became of many files."""
+def _report(
+    done: PredictionCounts | FilesPredicted, out: Path | None, columns: list[str], as_json: bool
+) -> None:
+    """Report how many rows were predicted, of one file or of many."""
     from dpscaffold.data.tables.rowfiles import named
-    from dpscaffold.models.predict_files import FILE, is_folder
+    from dpscaffold.models.predict import FilesPredicted
 
+    files = done.files if isinstance(done, FilesPredicted) else ()
     if as_json and out is not None:
-        entries = [
-            {"file": file.name}
-            | ({} if file.out is None else {"out": str(file.out)})
-            | _counted(file.predicted)
-            for file in done.files
-        ]
-        written = columns if is_folder(out) else [FILE, *columns]
-        said = {"folder" if is_folder(out) else "file": str(out)} | _counted(done)
-        said |= {"columns": written}
-        more = {"files": entries, "left_aside": done.aside, "notes": done.notes}
-        typer.echo(json.dumps(said | more, indent=2))
+        found = _of_many(done, out, columns) if isinstance(done, FilesPredicted) else {}
+        one = {"file": str(out)} | _counted(done) | {"columns": columns}
+        typer.echo(json.dumps(found or one, indent=2))
         return
-    for note in done.notes:
+    for note in done.notes if isinstance(done, FilesPredicted) else ():
         typer.echo(note, err=True)
     if out is not None:
-        files = "1 file" if len(done.files) == 1 else f"{len(done.files)} files"
-        typer.echo(f"{done.rows} rows of {files}: {out}", err=True)
-    lacking = [f"{f.name} {f.predicted.incomplete}" for f in done.files if f.predicted.incomplete]
-    _tell_gaps(done, f" ({named(lacking)})")
+        count = f" of {len(files)} file{'' if len(files) == 1 else 's'}" if files else ""
+        typer.echo(f"{done.rows} rows{count}: {out}", err=True)
+    if done.incomplete:
+        lacking = [f"{f.name} {f.predicted.incomplete}" for f in files if f.predicted.incomplete]
+        where = f" ({named(lacking)})" if lacking else ""
+        many = f"{done.incomplete} of {done.rows} rows have no prediction{where}"
+        typer.echo(f"{many}: the model was trained without such records ({done.gap})", err=True)
+
+
+def _of_many(done: FilesPredicted, out: Path, columns: list[str]) -> dict[str, Any]:
+    """What JSON says of many files."""
+    from dpscaffold.models.predict import FILE, is_folder
+
+    entries = [
+        {"file": file.name}
+        | ({} if file.out is None else {"out": str(file.out)})
+        | _counted(file.predicted)
+        for file in done.files
+    ]
+    folder = is_folder(out)
+    said = {"folder" if folder else "file": str(out)} | _counted(done)
+    said |= {"columns": columns if folder else [FILE, *columns]}
+    return said | {"files": entries, "left_aside": done.aside, "notes": done.notes}
 
 
 def _counted(done: PredictionCounts | FilesPredicted) -> dict[str, Any]:
     return {"rows": done.rows, "without_prediction": done.incomplete, "why": done.gap}
-
-
-def _tell_gaps(done: PredictionCounts | FilesPredicted, where: str) -> None:
-    if done.incomplete:
-        many = f"{done.incomplete} of {done.rows} rows have no prediction{where}"
-        typer.echo(f"{many}: the model was trained without such records ({done.gap})", err=True)

@@ -1,12 +1,19 @@
-"""Predictions for the rows of a file, batch by batch: memory does not grow with the file."""
+"""Predictions for the rows of files, batch by batch: memory does not grow with a file.
+
+The rows of one file go to one table (:func:`predict_file`); those of many to one table that names
+the file of each row, or to a folder with one file for each (:func:`predict_files`).
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
 import numpy as np
@@ -15,14 +22,33 @@ import pyarrow.csv
 import pyarrow.parquet
 import torch
 
-from dpscaffold.atomic import whole_file
+from dpscaffold.atomic import draft_of, put_in_place, whole_file
 from dpscaffold.data.tables.cells import as_text
-from dpscaffold.data.tables.files import Format
-from dpscaffold.data.tables.raw import KINDS, RowBatch, file_kind
+from dpscaffold.data.tables.files import Format, TableFile, is_many
+from dpscaffold.data.tables.raw import (
+    KINDS,
+    RowBatch,
+    coding_of,
+    file_columns,
+    file_kind,
+    require_columns,
+)
+from dpscaffold.data.tables.rowfiles import (
+    RowFiles,
+    differing_columns,
+    left_aside_note,
+    named_problem,
+    row_files,
+    tables_among,
+)
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 
 PREDICTION, PROBABILITY = "prediction", "probability"
+#: The column that says from which file a row comes.
+FILE = "file"
+#: Bytes of a printed table that are held in memory before they go to a temporary file.
+SPOOLED = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -56,7 +82,7 @@ def predict_file(
     if isinstance(out, Path):
         written_kind(out)
     parts = iter(model.parts(data, keep))
-    first = list(islice(parts, 1))  # what is wrong with the file is found before anything is said
+    first = list(islice(parts, 1))  # a file that cannot be read is refused before any output
     with batch_writer(out, shape) as writer, one_thread():
         return answer.write(chain(first, parts), writer, shape)
 
@@ -189,3 +215,210 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class FilePredicted:
+    """What became of one file: its name, how many rows of it were predicted, and, where each file
+    has predictions of its own, where these are."""
+
+    name: str
+    predicted: PredictionCounts
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class FilesPredicted:
+    """What became of all files, in their order; ``aside`` are the files of folders that are of
+    another kind, ``notes`` what is worth a word."""
+
+    files: tuple[FilePredicted, ...]
+    aside: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(file.predicted.rows for file in self.files)
+
+    @property
+    def incomplete(self) -> int:
+        """Rows of all files that have no prediction."""
+        return sum(file.predicted.incomplete for file in self.files)
+
+    @property
+    def gap(self) -> str:
+        """Why the first of these has none, with its file."""
+        first = (f"{f.name}, {f.predicted.gap}" for f in self.files if f.predicted.gap)
+        return next(first, "")
+
+
+def predict_files(
+    model: Model,
+    data: Path | str | Sequence[Path | str],
+    out: Path | str | IO[bytes],
+    keep: Sequence[str] = (),
+    probabilities: bool | None = None,
+) -> FilesPredicted:
+    """Write a prediction for every row of CSV and Parquet files, in the order of files and rows.
+
+    The output is complete or, if one file fails, does not appear. Memory is bounded by a batch of
+    rows.
+
+    Args:
+        model: The model.
+        data: Files, folders and patterns (``sites/*.csv``).
+        out: A ``.csv`` or ``.parquet`` file or a stream gets all rows, with a first column ``file``
+            that names the file of each row. Any other name is a folder, with one file of the same
+            name per input file and what :func:`predict_file` writes for it alone.
+        keep: Columns of the rows to copy.
+        probabilities: Whether to write one probability per class; None: if there are classes.
+    """
+    answer = Answer(model, tuple(keep), probabilities)
+    answer.shape()  # what is wrong with the question is said before files are looked at
+    given = [data] if isinstance(data, str | Path) else list(data)
+    rows = tables_among(row_files(given), model.columns)
+    coding = coding_of(model.preparation, model.columns)
+    # What is wrong with a file's columns is said before any row is predicted.
+    columns = [require_columns(file, coding, keep) for file in rows.files]
+    notes = (left_aside_note(rows.aside), differing_columns(rows.names, columns))
+    if not isinstance(out, Path | str):
+        done = _printed(answer, rows, out)
+    else:
+        out = Path(out)
+        _require_apart(out, _targets(out, rows), given, rows)
+        done = _into_folder(answer, rows, out) if is_folder(out) else _table(answer, rows, out)
+    return FilesPredicted(done, rows.aside, tuple(note for note in notes if note))
+
+
+def is_folder(out: Path) -> bool:
+    """Whether predictions of many files go to a folder of files, or all to one.
+
+    >>> is_folder(Path("said")), is_folder(Path("said.parquet"))
+    (True, False)
+    """
+    if out.is_dir() or not out.suffix:
+        if out.exists() and not out.is_dir():
+            raise BadInput(f"{out} is a file; name a folder, or a .csv or .parquet file")
+        return True
+    if out.suffix.lower() not in KINDS:
+        raise BadInput(
+            f"--out is {out}, and predictions are written as CSV or Parquet; name a .csv or "
+            f".parquet file for one table, or a folder (a name without an ending) for one file per "
+            f"file of rows"
+        )
+    return False
+
+
+def _table(answer: Answer, rows: RowFiles, out: Path | IO[bytes]) -> tuple[FilePredicted, ...]:
+    """All rows in one table."""
+    shape = answer.shape(FILE)
+    with batch_writer(out, shape) as writer, one_thread():
+        return tuple(
+            FilePredicted(name, _written(answer, file, writer, shape, name))
+            for file, name in zip(rows.files, rows.names, strict=True)
+        )
+
+
+def _printed(answer: Answer, rows: RowFiles, out: IO[bytes]) -> tuple[FilePredicted, ...]:
+    """All rows in one table, of which nothing is printed before the last file has been read."""
+    with SpooledTemporaryFile(SPOOLED) as spool:
+        try:
+            done = _table(answer, rows, spool)
+            spool.seek(0)
+        except OSError as problem:
+            raise BadInput(
+                f"a temporary file cannot be written: {problem.strerror or problem}; name a file "
+                f"with --out"
+            ) from None
+        shutil.copyfileobj(spool, out)
+    return done
+
+
+def _into_folder(answer: Answer, rows: RowFiles, out: Path) -> tuple[FilePredicted, ...]:
+    """A file of predictions for each, in a folder that takes its name when all are whole."""
+    place, shape, done = out.resolve(), answer.shape(), []
+    _require_only(out, rows.names, shape.names)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _draft(place) as draft, one_thread():
+            for file, name in zip(rows.files, rows.names, strict=True):
+                target = draft / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with open_writer(target, file_kind(target), shape) as writer:
+                    found = _written(answer, file, writer, shape)
+                done.append(FilePredicted(name, found, out / name))
+            put_in_place(draft, place)
+    except OSError as problem:
+        raise BadInput(f"{out} cannot be written: {problem.strerror or problem}") from None
+    return tuple(done)
+
+
+@contextmanager
+def _draft(folder: Path) -> Iterator[Path]:
+    """A folder to fill beside ``folder``; it is gone afterwards, unless it was put in place."""
+    draft = draft_of(folder)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _written(
+    answer: Answer, file: TableFile, writer: Any, shape: pa.Schema, *before: str
+) -> PredictionCounts:
+    """Write the rows of a file; what is wrong with them is said with its name."""
+    try:
+        return answer.write(answer.model.parts(file, answer.keep), writer, shape, *before)
+    except BadInput as problem:
+        raise named_problem(file.path, problem) from None
+
+
+def _targets(out: Path, rows: RowFiles) -> list[Path]:
+    return [out / name for name in rows.names] if is_folder(out) else [out]
+
+
+def _require_apart(
+    out: Path, targets: Sequence[Path], data: Sequence[Path | str], rows: RowFiles
+) -> None:
+    """Refuse predictions that would be written over rows, or be read as rows the next time."""
+    read = {file.path.resolve(): file.path for file in rows.files}
+    many = [path for path in map(Path, data) if is_many(path)]
+    for target in targets:
+        full = target.resolve()
+        if full in read:
+            raise BadInput(
+                f"--out {out} would write over {read[full]}, which is read; name another"
+            )
+        for path in many:
+            inside = (
+                full.is_relative_to(path.resolve())
+                if path.is_dir()
+                else full.match(os.path.abspath(path))
+            )
+            if inside:
+                raise BadInput(
+                    f"--out {out} lies in {path}, whose files are read: its predictions would be "
+                    f"rows the next time; name another place"
+                )
+
+
+def _require_only(out: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse a folder that holds anything but earlier predictions of these files: it is replaced
+    whole, and files of the same names may be somebody's records."""
+    if not out.is_dir():
+        return
+    for path in sorted(path for path in out.rglob("*") if not path.is_dir()):
+        name = path.relative_to(out).as_posix()
+        if name not in names or not _has_columns(path, columns):
+            raise BadInput(
+                f"--out {out} holds {name}, which is no earlier prediction of these rows; name a "
+                f"new or an empty folder"
+            )
+
+
+def _has_columns(path: Path, columns: Sequence[str]) -> bool:
+    try:
+        return file_columns(path) == list(columns)
+    except BadInput:
+        return False
