@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -36,6 +37,8 @@ INSTEAD = {
     r"judg(?:e|es|ed|ing)": "evaluate",
     r"deal(?:s|t|ing)? (?:\w+ )?out": "partition",
     r"handed out": "published, or given to others",
+    r"reads? (?:\w+ )?off": "computed from",
+    r"beaten": "disproved",
 }
 FORBIDDEN = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b", re.I)
 LONGEST = 90
@@ -77,6 +80,12 @@ def opening(text: str) -> str | None:
     return None if not title.startswith("# ") or other or words(first) < 8 else first
 
 
+def cells(notebook: Path) -> str:
+    """The Markdown of a notebook."""
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(c["source"]) for c in found if c["cell_type"] == "markdown")
+
+
 def name(path: Path) -> str:
     return path.relative_to(HERE).as_posix()
 
@@ -100,6 +109,12 @@ def test_pages_use_common_words(page):
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_a_page_starts_with_its_answer(page):
     assert opening(page.read_text(encoding="utf-8")) is not None
+
+
+@pytest.mark.parametrize("notebook", sorted(DOCS.rglob("*.ipynb")), ids=name)
+def test_notebooks_are_written_like_pages(notebook):
+    text = cells(notebook)
+    assert dialect(text) == [] and too_long(text) == [] and opening(text) is not None
 
 
 def test_the_checks_notice_what_they_look_for():

@@ -4,6 +4,7 @@ fetched from elsewhere."""
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -44,13 +45,28 @@ class Parts(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built as ``make docs`` builds it; a warning is an error."""
-    if find_spec("mkdocs") is None or find_spec("mkdocstrings") is None:
+    if any(find_spec(name) is None for name in ("mkdocs", "mkdocstrings", "latex2mathml")):
         pytest.skip("the site is built with pip install 'dpscaffold[docs]'")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {path: Parts(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
+
+
+def test_symbols_and_formulas_are_typeset():
+    """Indices are set below, also next to other letters; code, links and names stay as they are."""
+    pytest.importorskip("mkdocs")
+    hook = runpy.run_path(str(DOCS / "site.py"))
+    text = "b_i = sR_i, `R_i`, [a](x_i.md), data_dir, σ_g\n\n```sh\nR_i\n```\n"
+    shown = hook["SYMBOL"].sub(hook["_symbol"], text)
+    index = "<sub>{}</sub>".format
+    wanted = text.replace("b_i = sR_i", f"b{index('i')} = sR{index('i')}", 1)
+    assert shown == wanted.replace("σ_g", f"σ{index('g')}")
+    pytest.importorskip("latex2mathml")
+    drawn = hook["FORMULA"].sub(hook["_formula"], "so $`\\sigma_g`$.\n\n```math\nx^2\n```\n")
+    assert drawn.count("<math") == 2 and "$" not in drawn and "```" not in drawn
+    assert ".</span>" in drawn and '<div class="formula">' in drawn
 
 
 def test_what_a_browser_would_fetch_is_noticed():
