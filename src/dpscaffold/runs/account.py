@@ -16,15 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.atomic import write_text
-from dpscaffold.runs.booking import BudgetBooking
-from dpscaffold.runs.journal import Anchor, Journal
-from dpscaffold.runs.parts import Parts, allowed_in_parts, priced, spent_in_parts
-from dpscaffold.runs.folder import RunFolder
-from dpscaffold.runs.ledger import EXTENDS, JOURNAL, PREPARATION, SUMMARY, Opening, LedgerSummary, check_anchor, read_account, read_entries, read_ledger, read_opening, read_parts
-from dpscaffold.runs.target import EpsilonTarget
-from dpscaffold.runs.written import plain
 from dpscaffold.engines import Draw
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import (
@@ -36,10 +28,31 @@ from dpscaffold.privacy import (
     statement,
 )
 from dpscaffold.privacy.adding import spent_over_parts
-from dpscaffold.report.statement_page import render
 from dpscaffold.privacy.preparation import said_of
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.report.statement_page import render
+from dpscaffold.runs.booking import BudgetBooking
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.journal import Anchor, Journal
+from dpscaffold.runs.ledger import (
+    EXTENDS,
+    JOURNAL,
+    PREPARATION,
+    SUMMARY,
+    LedgerSummary,
+    Opening,
+    check_anchor,
+    read_account,
+    read_entries,
+    read_ledger,
+    read_opening,
+    read_parts,
+)
+from dpscaffold.runs.parts import Parts, allowed_in_parts, priced, spent_in_parts
+from dpscaffold.runs.target import EpsilonTarget
+from dpscaffold.runs.written import plain
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 
@@ -297,9 +310,7 @@ class PrivacyAccount:
         for entry in read_entries(self._journal):
             if entry.round == round:
                 return entry.users
-        raise BadInput(
-            f"{self._journal.path} lacks round {round}; restore it or start a new run"
-        )
+        raise BadInput(f"{self._journal.path} lacks round {round}; restore it or start a new run")
 
     def _enter(self, line: Mapping[str, Any], last: bool = True) -> None:
         """Add a line to the journal, then name the journal's new head in ``ledger.json``; of

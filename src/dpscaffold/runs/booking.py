@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from dpscaffold.runs.budget_file import BudgetFile, BudgetFileContents, BudgetGrant, BookedRound
-from dpscaffold.runs.journal import Anchor, digest
-from dpscaffold.runs.parts import Parts
-from dpscaffold.runs.folder import RunFolder
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy import Cost, Ledger, Mechanism, bound_for
 from dpscaffold.privacy.bound import largest_epsilon
 from dpscaffold.privacy.ledger import largest_count
+from dpscaffold.runs.budget_file import BookedRound, BudgetFile, BudgetFileContents, BudgetGrant
+from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.journal import Anchor, digest
+from dpscaffold.runs.parts import Parts
 from dpscaffold.setting import Setting
 
 #: The file of a run folder that names the run in its budget file, and how that file stood.

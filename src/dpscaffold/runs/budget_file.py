@@ -32,9 +32,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.runs.journal import Anchor, Journal
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.runs.journal import Anchor, Journal
 
 #: The name of a budget file where a site's ledger has the site's.
 NAME = "budget file"

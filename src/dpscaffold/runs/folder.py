@@ -41,11 +41,11 @@ from dpscaffold.atomic import (
     write_text,
     write_texts,
 )
-from dpscaffold.runs.data_key import KEY, read_key, write_key
-from dpscaffold.runs.written import plain, versions
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import SEED, Seed
+from dpscaffold.runs.data_key import KEY, read_key, write_key
+from dpscaffold.runs.written import plain, versions
 from dpscaffold.setting.plan import Plan
 
 #: The layout of checkpoint.pt; raise it when an older one can no longer be read.

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpscaffold.privacy.statement_types import JournalHead, Statement
-from dpscaffold.runs.journal import Anchor, Journal, digest
-from dpscaffold.runs.parts import RoundEntry, Parts
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
 from dpscaffold.privacy.adding import statement_of_parts
-from dpscaffold.privacy.drawn import UNKNOWN, SeedKnowledge, Origin
+from dpscaffold.privacy.drawn import UNKNOWN, Origin, SeedKnowledge
 from dpscaffold.privacy.human import GROUPS
 from dpscaffold.privacy.preparation import from_sentence
+from dpscaffold.privacy.statement_types import JournalHead, Statement
 from dpscaffold.randomness.seeds import SEED, Seed
+from dpscaffold.runs.journal import Anchor, Journal, digest
+from dpscaffold.runs.parts import Parts, RoundEntry
 
 JOURNAL, SUMMARY, PREPARATION = "ledger.jsonl", "ledger.json", "preprocessing.json"
 AGAIN = "restore it or start a new run"
@@ -106,9 +106,7 @@ class Account:
         parts = tuple(_at_delta(part, each) for part in self.parts)
         return replace(self, ledger=_at_delta(self.ledger.charged(self.costs), each), parts=parts)
 
-    def statement(
-        self, groups: Sequence[int] = GROUPS, colluders: int | None = None
-    ) -> Statement:
+    def statement(self, groups: Sequence[int] = GROUPS, colluders: int | None = None) -> Statement:
         """The privacy statement: every round that was journalled counts, kept or lost."""
         said = statement_of_parts(
             self.parts or (self.ledger,),

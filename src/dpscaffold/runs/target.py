@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpscaffold.runs.parts import Parts, priced, spent_in_parts
 from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, largest_rounds
+from dpscaffold.runs.parts import Parts, priced, spent_in_parts
 from dpscaffold.setting.budget import Budget
 
 
@@ -21,7 +21,9 @@ class EpsilonTarget:
     most_rounds: int
 
     @classmethod
-    def of(cls, run: Mechanism, costs: tuple[Cost, ...], budget: Budget, planned: int) -> EpsilonTarget:
+    def of(
+        cls, run: Mechanism, costs: tuple[Cost, ...], budget: Budget, planned: int
+    ) -> EpsilonTarget:
         """The target of a budget that has one, for a run of so many rounds at most."""
         epsilon = budget.target_epsilon
         assert epsilon is not None
