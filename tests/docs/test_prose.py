@@ -95,6 +95,15 @@ def test_a_newcomer_reads_the_readme_in_four_minutes():
     assert len(README.read_text(encoding="utf-8").split()) <= 800
 
 
+def test_a_user_reads_the_changes_of_a_version_in_five_minutes():
+    text = (HERE / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in re.split(r"^## ", text, flags=re.M)[1:]:
+        assert len(version.split()) <= 1300, version.partition("\n")[0]
+        lines = [line for line in version.splitlines() if line.strip()]
+        assert len(lines) == len(set(lines)), "a line stands there twice"
+    assert FORBIDDEN.search(re.sub(r"`[^`]*`", "", text)) is None
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_paragraph_is_a_wall(page):
     assert too_long(page.read_text(encoding="utf-8")) == []
