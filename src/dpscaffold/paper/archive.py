@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dpscaffold.paper.cases import Case
+from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.runs.written import plain
-from dpscaffold.training.evaluator import late
+from dpscaffold.training.evaluator import Metrics, late
 from dpscaffold.training.stack import Outcome
 
 #: The file that an experiment's finished runs are appended to.
@@ -26,8 +27,8 @@ class FinishedRun:
     """A finished run: evaluated rounds, the metrics of the averaged model, and what made it."""
 
     digest: str
-    history: list[dict[str, Any]]
-    average: dict[str, Any]
+    history: list[HistoryRow]
+    average: Metrics
     diverged: int | None
     seconds: float
     made: dict[str, Any]
@@ -40,7 +41,9 @@ class FinishedRun:
     @property
     def metrics(self) -> int:
         """How many metrics its last evaluation has."""
-        return sum(value is not None for value in self.history[-1].values()) if self.history else 0
+        if not self.history:
+            return 0
+        return 1 + sum(value is not None for value in self.history[-1].metrics.values())
 
     def late(self, metric: str, fraction: float = 0.1) -> float | None:
         """The mean over the last 10 % of rounds; None for a run that diverged."""
@@ -80,7 +83,7 @@ class Archive:
             privacy = outcome.setting.privacy
             finished = FinishedRun(
                 case.digest,
-                [_short(row) for row in outcome.history],
+                [HistoryRow(row.round, _short(row.metrics)) for row in outcome.history],
                 _short(outcome.average),
                 outcome.diverged,
                 round(outcome.seconds, 3),
@@ -109,14 +112,16 @@ class Archive:
 def _read(path: Path) -> Iterable[FinishedRun]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            yield FinishedRun(**json.loads(line))
-        except (json.JSONDecodeError, TypeError):
+            values = json.loads(line)
+            history = [HistoryRow.from_json(row) for row in values.pop("history")]
+            yield FinishedRun(history=history, **values)
+        except (ValueError, TypeError, KeyError, AttributeError):
             continue
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with few digits: results are to be read and kept, not continued from."""
+def _short(metrics: MetricValues) -> Metrics:
+    """Metrics with few digits: results are to be read and kept, not continued from."""
     return {
         key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-        for key, value in row.items()
+        for key, value in metrics.items()
     }

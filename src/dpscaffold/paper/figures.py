@@ -112,8 +112,9 @@ def _curve(axis: Axes, results: Results, place: tuple[str, str, str], look: dict
     by_round: dict[int, list[float]] = {}
     for run in results.shown(place):
         for entry in run.finished.history:
-            if entry.get(metric) is not None:
-                by_round.setdefault(entry["round"], []).append(entry[metric])
+            value = entry.metrics.get(metric)
+            if value is not None:
+                by_round.setdefault(entry.round, []).append(value)
     if not by_round:
         return
     rounds = sorted(by_round)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from dpscaffold.engines import Hardware, Loop, State
 from dpscaffold.engines.rounds import plain_draws, rounds
 from dpscaffold.federation import Federation
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
 from dpscaffold.training.evaluator import evaluate_all
 from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
@@ -43,9 +43,10 @@ def train_loop(
         if not bool(torch.isfinite(state.params).all()):
             outcome.diverged = done.number
             break
-        row: dict[str, Any] = {"round": done.number}
+        row = HistoryRow(done.number)
         if done.number in evaluated:
-            row |= evaluate_all(evaluators, [state.params], schedule.full)[0]
+            found = evaluate_all(evaluators, [state.params], schedule.full)[0]
+            row = HistoryRow(done.number, found)
             outcome.history.append(row)
             tell(Evaluated(done.number, (row,)))
         tell(RoundDone(done.number, setting.plan.rounds, (state.params,), (row,)))

@@ -15,6 +15,7 @@ from dpscaffold.atomic import whole_file
 from dpscaffold.paper.archive import Archive, FinishedRun
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment
+from dpscaffold.runs.history import MetricValues
 
 Place = tuple[str, str, str]
 
@@ -238,7 +239,7 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
         "diverged": finished.diverged,
     }
 
-    def row(output: str, round: int | None, values: dict[str, Any]) -> dict[str, Any]:
+    def row(output: str, round: int | None, values: MetricValues) -> dict[str, Any]:
         return (
             base
             | {"output": output, "round": round}
@@ -251,7 +252,7 @@ def _tidy(name: str, run: CaseResult, shown: bool) -> list[dict[str, Any]]:
     if finished.average:
         rows.append(row(averaged(settings.plan.tail), finished.rounds, finished.average))
     if shown:
-        rows += [row(ITERATE, entry["round"], entry) for entry in finished.history]
+        rows += [row(ITERATE, entry.round, entry.metrics) for entry in finished.history]
     return rows
 
 

@@ -295,10 +295,12 @@ def _score(outcome: Outcome, federation: Federation) -> float:
     if outcome.diverged is not None:
         return 0.0
     if federation.target.kind == "class":
-        return float(outcome.average["test_accuracy"])
-    error = float(outcome.average["test_rmse"])
+        return outcome.average["test_accuracy"] or 0.0
+    error = outcome.average["test_rmse"]
+    if error is None or not math.isfinite(error):
+        return 0.0
     spread = float(federation.test.labels.double().var())
-    return max(0.0, 1 - error**2 / spread) if math.isfinite(error) else 0.0
+    return max(0.0, 1 - error**2 / spread)
 
 
 def _round(rate: float) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpscaffold.privacy.preparation import WITHIN
 from dpscaffold.privacy.showing import digits_up, round_up
 from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.runs.history import MetricValues
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.evaluator import baseline
 from dpscaffold.training.progress import duration
@@ -53,7 +53,7 @@ def ending(result: Result, folder: Path) -> list[str]:
         found, why = judged(result, constant, named=True)
         sentence = f"{found.sentence}: " if found else ""
         optimum = result.optimum.metrics if result.optimum else {}
-        lines.append(f"quality  {sentence}{_metrics(result.final, constant, optimum)}")
+        lines.append(f"quality  {sentence}{_metrics(result.final.metrics, constant, optimum)}")
         lines += [f"         {why}"] if why else []
     lines.append(f"privacy  {privacy_line(result.privacy)}")
     lines.append(f"outside  {', '.join(outside_names(result.privacy))}; see {folder}/privacy.md")
@@ -68,7 +68,9 @@ def _stopped(result: Result) -> str:
 
 
 def _metrics(
-    final: Mapping[str, Any], constant: Mapping[str, Any], optimum: Mapping[str, Any]
+    final: MetricValues,
+    constant: MetricValues,
+    optimum: MetricValues,
 ) -> str:
     """The pooled metrics, each next to the constant baseline, and to the central optimum where it
     was solved."""

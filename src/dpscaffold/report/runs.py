@@ -16,6 +16,7 @@ from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.drawing import new_figure, save_figure
 from dpscaffold.report.fitting import TextColumn, fitted
 from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.ledger import SUMMARY, read_account
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
@@ -35,7 +36,7 @@ class RunRecord:
 
     folder: Path
     summary: dict[str, Any]
-    history: list[dict[str, Any]]
+    history: list[HistoryRow]
     privacy: Statement | None
     repeats: tuple[RunRecord, ...] = ()
 
@@ -97,9 +98,9 @@ class RunRecord:
         return {"seeds": len(self.repeats), **found}
 
 
-def _shown_in(history: list[dict[str, Any]]) -> str:
+def _shown_in(history: list[HistoryRow]) -> str:
     """The first test metric of a history: the one that is shown."""
-    names = (name for row in history for name in row if name.startswith("test_"))
+    names = (name for row in history for name in row.metrics if name.startswith("test_"))
     return next(names, "test_accuracy")
 
 
@@ -133,11 +134,15 @@ def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
     """Runs that differ in their seed as one: the mean of every number, by round too."""
     stated = [run.privacy for run in runs if run.privacy is not None]
     privacy = max(stated, key=lambda said: said.quoted_epsilon or 0.0, default=None)
-    by_round: dict[Any, list[Mapping[str, Any]]] = {}
+    by_round: dict[int, list[HistoryRow]] = {}
     for run in runs:
         for row in run.history:
-            by_round.setdefault(row.get("round"), []).append(row)
-    history = [_mean(rows) for rows in by_round.values() if len(rows) == len(runs)]
+            by_round.setdefault(row.round, []).append(row)
+    history = [
+        HistoryRow(round, _mean([row.metrics for row in rows]))
+        for round, rows in by_round.items()
+        if len(rows) == len(runs)
+    ]
     summary = _mean([run.summary for run in runs])
     finals = [run.summary["final"] for run in runs if run.summary.get("final")]
     summary |= {"final": _mean(finals)} if len(finals) == len(runs) else {}
@@ -266,7 +271,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     panels = [
         (m, label)
         for m, label in PANELS
-        if any(row.get(m) is not None for run in runs for row in run.history)
+        if any(row.metrics.get(m) is not None for run in runs for row in run.history)
     ]
     if not any(metric == "log10_gap" for metric, _ in panels):
         panels.insert(1, ("train_loss", "train loss F(x)"))
@@ -277,7 +282,9 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     for axis, (metric, label) in zip(axes if len(panels) > 1 else [axes], panels, strict=True):
         for k, run in enumerate(runs):
             points = [
-                (row["round"], row[metric]) for row in run.history if row.get(metric) is not None
+                (row.round, value)
+                for row in run.history
+                if (value := row.metrics.get(metric)) is not None
             ]
             private = run.private
             if points:
@@ -308,7 +315,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
 def _draw_band(axis: Any, run: RunRecord, metric: str, colour: str) -> None:
     """One standard deviation over seeds on either side of the mean."""
     values = [
-        {row["round"]: row[metric] for row in one.history if row.get(metric) is not None}
+        {row.round: value for row in one.history if (value := row.metrics.get(metric)) is not None}
         for one in run.repeats
     ]
     rounds = sorted(set.intersection(*(set(one) for one in values))) if values else []

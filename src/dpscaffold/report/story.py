@@ -94,7 +94,9 @@ def _curve(
     for told in runs:
         rows = told.run.history
         points = tuple(
-            (float(r["round"]), float(r[metric])) for r in rows if r.get(metric) is not None
+            (float(row.round), value)
+            for row in rows
+            if (value := row.metrics.get(metric)) is not None
         )
         if points and told.shows(metric):
             lines.append(Line(told.name, points))

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.atomic import (
     binary_file,
     hold,
@@ -311,25 +312,22 @@ class RunFolder:
             )
         return saved
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
+    def append_metrics(self, row: HistoryRow) -> None:
         """Add one evaluated round."""
         with self.file("metrics.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(_lines([plain(row)]))
-        self._metrics_hash.update(_lines([plain(row)]).encode())
+            stream.write(_lines([row]))
+        self._metrics_hash.update(_lines([row]).encode())
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[HistoryRow]:
         """All evaluated rounds; a line cut short by a crash is dropped."""
         path = self.file("metrics.jsonl")
         rows = []
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for line in text.split("\n"):
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                rows.append(HistoryRow.from_json(json.loads(line)))
+            except ValueError:
                 break
-            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-                break
-            rows.append(row)
         return rows
 
     @property
@@ -346,10 +344,10 @@ class RunFolder:
                 f"were lost or changed; restore it or start a new run"
             )
 
-    def _metrics_until(self, round: int) -> list[dict[str, Any]]:
-        return [row for row in self.metrics() if row["round"] <= round]
+    def _metrics_until(self, round: int) -> list[HistoryRow]:
+        return [row for row in self.metrics() if row.round <= round]
 
-    def rewind_metrics(self, round: int) -> list[dict[str, Any]]:
+    def rewind_metrics(self, round: int) -> list[HistoryRow]:
         """Keep the evaluated rounds up to ``round``: what came after is run again."""
         rows = self._metrics_until(round)
         self.write_text("metrics.jsonl", _lines(rows))
@@ -392,8 +390,8 @@ def _without_rounds(tables: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: tables[key] for key in tables if key != "facts"}, "plan": plan}
 
 
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def _lines(rows: list[HistoryRow]) -> str:
+    return "".join(json.dumps(plain(row)) + "\n" for row in rows)
 
 
 def _is_left_over(path: Path) -> bool:

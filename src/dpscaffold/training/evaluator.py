@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.labels import unpack
 from dpscaffold.federation.schema import Target
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.tasks import Batch, Loss, Task
 from dpscaffold.tasks.base import apart
 from dpscaffold.tasks.clipping import prepared
@@ -295,7 +296,7 @@ def evaluate_all(
 
 
 def late(
-    history: Sequence[Mapping[str, Any]],
+    history: Sequence[HistoryRow],
     metric: str,
     rounds: int,
     fraction: float = 0.1,
@@ -304,12 +305,12 @@ def late(
     """The mean of a metric over the last ``fraction`` of ``rounds``, as the paper's tables report
     it; None for a run that diverged (at some round), or where a value is missing.
 
-    >>> late([{"round": 9, "loss": 3.0}, {"round": 10, "loss": 1.0}], "loss", 20, 0.6)
+    >>> late([HistoryRow(9, {"loss": 3.0}), HistoryRow(10, {"loss": 1.0})], "loss", 20, 0.6)
     2.0
     """
     first = rounds - max(1, round(fraction * rounds))
-    rows = [row for row in history if row["round"] > first] or history[-1:]
-    values = [row.get(metric) for row in rows]
+    rows = [row for row in history if row.round > first] or history[-1:]
+    values = [row.metrics.get(metric) for row in rows]
     found = [float(value) for value in values if value is not None and math.isfinite(value)]
     if diverged is not None or not found or len(found) < len(values):
         return None

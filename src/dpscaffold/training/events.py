@@ -6,14 +6,14 @@ work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpscaffold.runs.history import HistoryRow
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Row = Mapping[str, Any]
 
 
 class StopRequested(RuntimeError):
@@ -25,7 +25,7 @@ class Evaluated:
     """The models of a round were evaluated: one row of metrics per run."""
 
     round: int
-    rows: Sequence[Row]
+    rows: Sequence[HistoryRow]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RoundDone:
     round: int
     of: int
     params: Sequence[Tensor]
-    rows: Sequence[Row]
+    rows: Sequence[HistoryRow]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def silence(event: Event) -> None:
 class CallbackListener:
     """A listener for one run that calls ``observer(round, row)`` after every round."""
 
-    observer: Callable[[int, Row], None]
+    observer: Callable[[int, HistoryRow], None]
 
     def __call__(self, event: Event) -> None:
         """Hand a finished round on."""

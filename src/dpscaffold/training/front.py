@@ -13,20 +13,21 @@ from dpscaffold.engines.machine import pick_devices
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.models.model import Model
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
 from dpscaffold.setting.budget import Budget
 from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.setting.plan import Plan
 from dpscaffold.tasks import Task
 from dpscaffold.tasks.fitting import require_task
-from dpscaffold.training.events import CallbackListener, Listener, ListenerList, Row, silence
+from dpscaffold.training.events import CallbackListener, Listener, ListenerList, silence
 from dpscaffold.training.in_progress import OwnMetric, RunInProgress
 from dpscaffold.training.optimum import solve
 from dpscaffold.training.progress import Progress
 from dpscaffold.training.result import Result
 from dpscaffold.training.stopping import Stopping
 
-Observer = Callable[[int, Row], None]
+Observer = Callable[[int, HistoryRow], None]
 
 
 def train(

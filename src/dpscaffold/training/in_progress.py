@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.data_key import fresh_key, identity, open_key
 from dpscaffold.runs.folder import Identity, RunFolder
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.journal import Anchor
 from dpscaffold.runs.log import RunLog
 from dpscaffold.runs.written import plain, to_toml
@@ -81,7 +83,7 @@ class RunInProgress:
         self.seed = setting.seed()
         self.folder: RunFolder | None = None
         self.log: RunLog | None = None
-        self.history: list[dict[str, Any]] = []
+        self.history: list[HistoryRow] = []
         self.saved: dict[str, Any] | None = None
         self.seconds = 0.0
         self.stored = 0  # the round that was stored last
@@ -217,8 +219,8 @@ class RunInProgress:
         engine, state, ended, message = self._run()
         if self.accounts.refusal:
             ended, message = "budget", self.accounts.refusal
-            if state.round and (not self.history or self.history[-1]["round"] < state.round):
-                row = {"round": state.round, **self.accounts.live(state.round)}
+            if state.round and (not self.history or self.history[-1].round < state.round):
+                row = HistoryRow(state.round, self.accounts.live(state.round))
                 self._judge(state, engine.memories, row, BackgroundWorker(CPU))()
                 self._checkpoint(state, engine.memories)
         return self._finish(state, ended, message, optimum)
@@ -249,11 +251,8 @@ class RunInProgress:
                 round, state = done.number, done.state
                 if self._comes_again(engine, state):
                     continue
-                row: dict[str, Any] = {
-                    "round": round,
-                    **done.gathered.metrics,
-                    **self.accounts.live(max(round, counted)),
-                }
+                live = self.accounts.live(max(round, counted))
+                row = HistoryRow(round, {**done.gathered.metrics, **live})
                 stores = round % plan.checkpoint_every == 0 or round == plan.rounds
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
                     judged = self._judge(state, engine.memories, row, aside)
@@ -296,15 +295,16 @@ class RunInProgress:
         if self.stopping is not None or self.setting.plan.max_rounds is not None:
             self.accounts.count_rest(self.randomness)
 
-    def _stops(self, row: Mapping[str, Any]) -> bool:
+    def _stops(self, row: HistoryRow) -> bool:
         """Whether the public rows say that it is enough."""
-        if self.stopping is None or "validation" not in row:
+        if self.stopping is None or "validation" not in row.metrics:
             return False
-        return self.stopping.is_over([float(old["validation"]) for old in self.history])
+        values = [old.metrics["validation"] for old in self.history]
+        return self.stopping.is_over([-math.inf if value is None else value for value in values])
 
     def _judge(
-        self, state: State, memories: Memories, row: dict[str, Any], aside: BackgroundWorker
-    ) -> Callable[[], dict[str, Any]]:
+        self, state: State, memories: Memories, row: HistoryRow, aside: BackgroundWorker
+    ) -> Callable[[], HistoryRow]:
         """Begin to judge the output, where it is an average the last iterate too; what is returned
         waits for the answer and notes it."""
         # Read now: they belong to this round, and the next one changes them.
@@ -319,10 +319,10 @@ class RunInProgress:
 
         answer = aside.begin(judged)
 
-        def noted() -> dict[str, Any]:
-            found: dict[str, Any] = plain(
-                {**row, **answer.result(), **self._judged_by_own(state), **norms}
-            )
+        def noted() -> HistoryRow:
+            own = self._judged_by_own(state)
+            metrics = {**row.metrics, **answer.result(), **own, **norms}
+            found = HistoryRow(row.round, plain(metrics))
             self.history.append(found)
             if self.folder:
                 self.folder.append_metrics(found)
@@ -342,7 +342,7 @@ class RunInProgress:
         return found
 
     def _conclude(
-        self, state: State, judged: Callable[[], dict[str, Any]], kept: dict[str, Any] | None
+        self, state: State, judged: Callable[[], HistoryRow], kept: dict[str, Any] | None
     ) -> None:
         """Tell and store a round that was judged while the next one ran."""
         row = judged()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from dpscaffold.privacy.showing import round_up
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training.events import Event, RoundDone
 
 
@@ -22,7 +21,7 @@ class Progress:
     def __init__(self, label: str, rounds: int, quiet: bool = False) -> None:
         self.label, self.rounds, self.quiet = label, rounds, quiet
         self.console = Console(stderr=True)
-        self._last: dict[str, Any] = {}
+        self._last = HistoryRow(0)
         self._first: tuple[int, float] | None = None
         self._printed = 0.0
         self._live: Live | None = None
@@ -44,12 +43,12 @@ class Progress:
         if isinstance(event, RoundDone):
             self._note(event.round, event.rows[0])
 
-    def _note(self, round: int, row: Mapping[str, Any]) -> None:
+    def _note(self, round: int, row: HistoryRow) -> None:
         now = time.monotonic()
         self._first = self._first or (round - 1, now)
-        evaluated = "train_loss" in row
+        evaluated = "train_loss" in row.metrics
         if evaluated:
-            self._last = dict(row)
+            self._last = row
         if self.quiet:
             return
         if self._live:
@@ -64,18 +63,16 @@ class Progress:
 
         place = f"round {round}/{self.rounds}"
         parts = [f"{self.label}: {place}"]
-        shown = next((name for name in self._last if name.startswith("test_")), None)
-        if shown is not None and self._last[shown] is not None:
-            parts.append(f"{titled(shown)} {self._last[shown]:.3f}")
-        if "train_loss" in self._last:
-            parts.append(
-                f"loss {self._last['train_loss']:.4f}"
-                if self._last["train_loss"] is not None
-                else "loss inf"
-            )
+        last = self._last.metrics
+        shown = next((name for name in last if name.startswith("test_")), "")
+        if (value := last.get(shown)) is not None:
+            parts.append(f"{titled(shown)} {value:.3f}")
+        if "train_loss" in last:
+            loss = last["train_loss"]
+            parts.append("loss inf" if loss is None else f"loss {loss:.4f}")
         # The ε that the statement will quote.
-        towards = "everybody" if "epsilon_everybody" in self._last else "server"
-        spent = self._last.get(f"epsilon_{towards}")
+        towards = "everybody" if "epsilon_everybody" in last else "server"
+        spent = last.get(f"epsilon_{towards}")
         epsilon = "" if spent is None else f"ε({towards}) ≤ {round_up(spent)}"
         parts += [epsilon] if epsilon else []
         assert self._first is not None

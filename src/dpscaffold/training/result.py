@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from dpscaffold.models.trained import Origin
 from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.notebook import html_table, small_curve
+from dpscaffold.runs.history import HistoryRow, MetricValues
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import shown_metric
 from dpscaffold.training.evaluator import baseline, constant_loss, late
@@ -33,7 +33,7 @@ class Result:
 
     setting: Setting
     federation: Federation
-    history: list[dict[str, Any]]
+    history: list[HistoryRow]
     params: Tensor
     rounds: int
     ended: str
@@ -45,9 +45,9 @@ class Result:
     origin: Origin = field(default_factory=Origin)
 
     @property
-    def final(self) -> dict[str, Any]:
-        """The last evaluated round."""
-        return self.history[-1] if self.history else {}
+    def final(self) -> HistoryRow:
+        """The last evaluated round; without metrics where none was evaluated."""
+        return self.history[-1] if self.history else HistoryRow(0)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name} {value}" for name, value in self._told() if value is not None)
@@ -56,7 +56,7 @@ class Result:
     def _told(self) -> list[tuple[str, Any]]:
         """The few values that stand for a run."""
         metric = shown_metric(self.federation.target)
-        value, epsilon = self.final.get(metric), self.privacy.quoted_epsilon
+        value, epsilon = self.final.metrics.get(metric), self.privacy.quoted_epsilon
         whom = "ε given the draw" if self.privacy.quotes_ledger else "ε towards the server"
         return [
             ("algorithm", self.setting.label),
@@ -71,7 +71,7 @@ class Result:
         metric = shown_metric(self.federation.target)
         rows = self._told()
         for name in (metric, "train_loss"):
-            values = [float(row[name]) for row in self.history if row.get(name) is not None]
+            values = [v for row in self.history if (v := row.metrics.get(name)) is not None]
             what = name.replace("_", " ")
             rows.append((f"{what} by round", small_curve(values, what)))
         rows.append(("privacy", self.privacy.quote))
@@ -101,16 +101,16 @@ def overshoots(result: Result) -> bool:
     """Whether the training loss is above that of a constant answer, or is not finite."""
     constant = constant_loss(result.federation, result.setting.task)
     ridge = 0.5 * result.setting.plan.regularisation * float(result.params.square().sum())
-    loss = result.final.get("train_loss")
+    loss = result.final.metrics.get("train_loss")
     return constant is not None and (loss is None or loss - ridge > constant)
 
 
 def judged(
-    result: Result, constant: Mapping[str, Any], named: bool = False
+    result: Result, constant: MetricValues, named: bool = False
 ) -> tuple[Verdict | None, str]:
     """Whether the model is better than the ``constant`` baseline; if not, or if its training loss
     is worse, the largest cause and what helps. ``named``: see :func:`~.verdict.cause`."""
-    found, worse = verdict(result.federation, result.final, constant), overshoots(result)
+    found, worse = verdict(result.federation, result.final.metrics, constant), overshoots(result)
     bad = worse or (found is not None and found.better != "yes")
     return found, cause(result.setting, result.privacy, worse, named) if bad else ""
 
@@ -125,7 +125,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "message": result.message,
         "rounds": result.rounds,
         "seconds": round(result.seconds, 3),
-        "final": result.final,
+        "final": result.final.to_json() if result.history else {},
     }
     if result.history:
         constant = baseline(result.federation)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +24,10 @@ from dpscaffold.engines.rounds import plain_draws, stacked_rounds
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
 from dpscaffold.training.beside import Evaluations
-from dpscaffold.training.evaluator import Evaluator, evaluate_all, judging, late
+from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, judging, late
 from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.shared_draws import shared_draws
 
@@ -74,8 +74,8 @@ class Outcome:
     """
 
     setting: Setting
-    history: list[dict[str, Any]] = field(default_factory=list)
-    average: dict[str, Any] = field(default_factory=dict)
+    history: list[HistoryRow] = field(default_factory=list)
+    average: Metrics = field(default_factory=dict)
     diverged: int | None = None
     seconds: float = 0.0
     model: Tensor | None = None
@@ -138,7 +138,7 @@ def train_stack(
     >>> task = Logistic(40, 10)
     >>> plans = [Plan(seed=s, **plan) for s in (0, 1)]
     >>> runs = [Setting(federation.roster, task, scaffold(), plan) for plan in plans]
-    >>> [outcome.history[-1]["round"] for outcome in train_stack(runs, [federation] * 2)]
+    >>> [outcome.history[-1].round for outcome in train_stack(runs, [federation] * 2)]
     [2, 2]
     """
     if not settings:
@@ -176,9 +176,9 @@ def _trained(
             models = moved.models
             if round in evaluated:
                 evaluations.ask(round, models)
-            rows: list[dict[str, Any]] = [{"round": round} for _ in settings]
+            rows = [HistoryRow(round) for _ in settings]
             for judged, found in evaluations.found(wait=round == last):
-                known = [{"round": judged, **row} for row in found]
+                known = [HistoryRow(judged, row) for row in found]
                 for outcome, row in zip(outcomes, known, strict=True):
                     outcome.history.append(row)
                 tell(Evaluated(judged, known))
@@ -189,10 +189,10 @@ def _trained(
     averages = moved.averages
     means = evaluate_all(evaluators, averages, schedule.full) if averages else [{}] * len(outcomes)
     handed_out = averages or moved.models
-    for outcome, lost, row, model in zip(outcomes, moved.diverged, means, handed_out, strict=True):
+    for outcome, lost, mean, model in zip(outcomes, moved.diverged, means, handed_out, strict=True):
         outcome.diverged, outcome.model = lost, model.cpu()
-        outcome.average = row if lost is None else {}
-        outcome.history = [one for one in outcome.history if lost is None or one["round"] < lost]
+        outcome.average = mean if lost is None else {}
+        outcome.history = [one for one in outcome.history if lost is None or one.round < lost]
     return outcomes
 
 

@@ -38,8 +38,8 @@ class Tracker:
     def __call__(self, event: Event) -> None:
         """Take note of an event."""
         if isinstance(event, RoundDone):
-            for name, value in event.rows[0].items():
-                if name != "round" and isinstance(value, int | float):
+            for name, value in event.rows[0].metrics.items():
+                if value is not None:
                     self.board.number(name, float(value), event.round)
         elif isinstance(event, Ended):
             self.board.close(event.how)

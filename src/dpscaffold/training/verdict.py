@@ -6,7 +6,6 @@ All of it is computed on test records and is outside ε, as the metrics are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +14,7 @@ import torch
 from dpscaffold.algorithms import scaffold_balanced
 from dpscaffold.federation.roster import FEW_USERS
 from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.runs.history import MetricValues
 from dpscaffold.setting import Setting
 from dpscaffold.setting.noise import dominating_site, round_noise, site_noise
 
@@ -35,9 +35,7 @@ class Verdict:
     sentence: str
 
 
-def verdict(
-    federation: Federation, final: Mapping[str, Any], baseline: Mapping[str, Any]
-) -> Verdict | None:
+def verdict(federation: Federation, final: MetricValues, baseline: MetricValues) -> Verdict | None:
     """The last evaluated round next to the baseline; None where nothing can be compared.
 
     A model counts as better where its metric exceeds the baseline's by two standard errors: of two
@@ -62,7 +60,7 @@ def verdict(
     return Verdict("yes", f"better than {_constant(federation)}")
 
 
-def _gain(final: Mapping[str, Any], baseline: Mapping[str, Any], name: str) -> float | None:
+def _gain(final: MetricValues, baseline: MetricValues, name: str) -> float | None:
     value, constant = final.get(f"test_{name}"), baseline.get(f"test_{name}")
     return None if value is None or constant is None else float(value) - float(constant)
 

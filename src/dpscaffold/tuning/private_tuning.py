@@ -27,6 +27,7 @@ from dpscaffold.privacy.preparation import left_open
 from dpscaffold.privacy.selected import SelectionCost, Trials, account
 from dpscaffold.privacy.statement import winner_statement
 from dpscaffold.privacy.statement_types import Statement
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
 from dpscaffold.training.events import (
     Evaluated,
@@ -278,13 +279,13 @@ def _train(
 def unscored(tell: Listener) -> Listener:
     """Tell of rounds, and of no accuracy: those of held-out records have no noise yet.
 
-    >>> unscored(print)(RoundDone(1, 2, [], [{"round": 1, "test_accuracy": 0.5}]))
-    RoundDone(round=1, of=2, params=[], rows=[{'round': 1}])
+    >>> unscored(print)(RoundDone(1, 2, [], [HistoryRow(1, {"test_accuracy": 0.5})]))
+    RoundDone(round=1, of=2, params=[], rows=[HistoryRow(round=1, metrics={})])
     """
 
     def told(event: Event) -> None:
         if isinstance(event, RoundDone):
-            event = replace(event, rows=[{"round": event.round} for _ in event.rows])
+            event = replace(event, rows=[HistoryRow(event.round) for _ in event.rows])
         if not isinstance(event, Evaluated):
             tell(event)
 

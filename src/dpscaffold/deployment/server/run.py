@@ -39,6 +39,7 @@ from dpscaffold.randomness.seeds import Seed
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.account import PrivacyAccount
 from dpscaffold.runs.folder import Identity, RunFolder
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.journal import Anchor
 from dpscaffold.runs.written import plain, to_toml
 from dpscaffold.setting import Setting
@@ -49,7 +50,7 @@ SITES = "sites.json"
 
 #: Told what happens, one sentence at a time; and after every round, its row.
 Say = Callable[[str], None]
-Observer = Callable[[int, Mapping[str, Any]], None]
+Observer = Callable[[int, HistoryRow], None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class DeploymentResult:
     message: str
     state: State
     statement: Statement
-    history: list[dict[str, Any]]
+    history: list[HistoryRow]
     gap: float | None
     refusals: dict[str, int]
 
@@ -86,7 +87,7 @@ class Deployment:
     bytes_crossed: Callable[[], tuple[int, int]] = lambda: (0, 0)
     stop: list[str] = field(default_factory=list)
     records: Mapping[str, int] | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[HistoryRow] = field(default_factory=list)
     seconds: float = 0.0
 
     def run(self, names: tuple[str, ...], resume: bool) -> DeploymentResult:
@@ -234,8 +235,7 @@ class Deployment:
                 f"the run diverged at round {state.round}: the parameters are no longer finite; "
                 f"lower plan.learning_rate or privacy.noise; the last checkpoint is kept"
             )
-        row: dict[str, Any] = {
-            "round": done.number,
+        metrics: dict[str, float | None] = {
             "arrived": len(done.gathered.arrived),
             "round_seconds": engine.last.seconds,
             **done.gathered.metrics,
@@ -243,16 +243,16 @@ class Deployment:
         }
         every = setting.plan.evaluate_every
         if done.number % every == 0 or done.number == setting.plan.rounds:
-            row |= self.scorer(state.output) if self.scorer else {}
-            row |= slot_metrics(setting.algorithm, state.server, engine.memories)
-            row = plain(row)
+            metrics |= self.scorer(state.output) if self.scorer else {}
+            metrics |= slot_metrics(setting.algorithm, state.server, engine.memories)
+            row = HistoryRow(done.number, plain(metrics))
             self.history.append(row)
             self.folder.append_metrics(row)
         self._checkpoint(state, engine, accounts)
         engine.saved()
         self._status(engine, state, "running")
         if self.observer:
-            self.observer(done.number, row)
+            self.observer(done.number, HistoryRow(done.number, plain(metrics)))
 
     def _count(self, done: FinishedRound, engine: Sites, accounts: PrivacyAccount) -> None:
         """The larger of this ledger's count and the site's own: an interrupted participation, and a
@@ -297,7 +297,7 @@ class Deployment:
             "message": message,
             "rounds": state.round,
             "seconds": round(self.seconds, 3),
-            "final": self.history[-1] if self.history else {},
+            "final": self.history[-1].to_json() if self.history else {},
             "run": engine.enrolled.run,
             "refusals": self.post.refusals,
             "control_gap": gap,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpscaffold.deployment.protocol.enrolment import SignedExchange
 from dpscaffold.deployment.protocol.exchange import ExchangeStopped
@@ -25,6 +24,7 @@ from dpscaffold.deployment.transports.flower.run import FlowerExchange, SuperLin
 from dpscaffold.engines.machine import stop_signals
 from dpscaffold.errors import BadInput
 from dpscaffold.runs.folder import RunFolder
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.written import plain
 
 TOTALS = "totals.json"
@@ -72,9 +72,10 @@ def run_deployed(
         totals=read_totals(server / TOTALS),
     )
 
-    def after(round: int, row: Mapping[str, Any]) -> None:
+    def after(round: int, row: HistoryRow) -> None:
         keep_totals(server / TOTALS, post.totals)
-        say(f"round {round}: {row['arrived']} answered in {row['round_seconds']:.2f} s")
+        seconds = row.metrics["round_seconds"] or 0.0
+        say(f"round {round}: {row.metrics['arrived']} answered in {seconds:.2f} s")
 
     deployment = Deployment(
         settings.offer(),
