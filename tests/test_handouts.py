@@ -15,6 +15,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -479,7 +480,8 @@ def a_loss_in_the_statement(patch: pytest.MonkeyPatch) -> None:
     real = in_progress.RunInProgress._finish
 
     def leaky(self: Any, *given: Any) -> Any:
-        stated = {**self.accounts.statement(), "final": self.history[-1]["train_loss"]}
+        found = {"final": self.history[-1]["train_loss"]}
+        stated = replace(self.accounts.statement(), unknown=found)
         self.accounts.statement = lambda: stated
         return real(self, *given)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,13 @@ from rich.console import Console
 from dpscaffold import synthetic
 from dpscaffold.cli.data import label_table
 from dpscaffold.data import describe
+from dpscaffold.privacy import describe as describe_run
+from dpscaffold.privacy import statement
+from dpscaffold.privacy.statement_types import ViewGuarantee
 from dpscaffold.report.fitting import TextColumn, fitted, shortened
 from dpscaffold.report.runs import RunRecord, comparison_table
 from dpscaffold.report.tuning import tuning_table
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training.progress import Progress
 
 
@@ -28,7 +33,10 @@ def shown(table: Any, width: int) -> list[str]:
 
 
 def record(folder: str, epsilon: float | None = 0.8765, ended: str = "completed") -> RunRecord:
-    privacy = {"mechanism": {}, "server": {"epsilon": epsilon}, "delta": 1e-5}
+    run = describe_run(rounds=4, local_steps=2, users=8, cohort_size=4, records=50, batch_sizes=5,
+                   noise=4.0)  # fmt: skip
+    privacy = replace(statement(run), server=ViewGuarantee(epsilon), quoted=None)
+    metrics = {"log10_gap": -2.5, "gradient_dissimilarity": 1.0, "test_accuracy": 0.9}
     final = {"round": 400, "log10_gap": -2.5, "gradient_dissimilarity": 1.0}
     summary = {
         "algorithm": "DP-SCAFFOLD-balanced-warm with momentum 0.9",
@@ -41,7 +49,7 @@ def record(folder: str, epsilon: float | None = 0.8765, ended: str = "completed"
         "optimum_test_accuracy": 0.95,
         "optimum_loss": 0.2,
     }
-    return RunRecord(Path(folder), summary, [{**final, "test_accuracy": 0.9}], privacy)
+    return RunRecord(Path(folder), summary, [HistoryRow(400, metrics)], privacy)
 
 
 FOLDERS = [f"experiments-of-november/clipped-at-one-and-a-half-{k}-steps-a-round" for k in (1, 2)]
@@ -105,7 +113,8 @@ def test_the_live_line_fits_and_shows_epsilon(width: int) -> None:
     pytest.importorskip("torch")
     line = Progress("DP-SCAFFOLD-balanced-warm (simulated)", 4000)
     line._first = (0, 0.0)
-    line._last = {"test_accuracy": 0.9, "train_loss": 0.4, "epsilon_server": 0.8765}
+    metrics = {"test_accuracy": 0.9, "train_loss": 0.4, "epsilon_server": 0.8765}
+    line._last = HistoryRow(1, metrics)
     text = line.line(1234, 3000.0, width)
     assert len(text) <= width and "ε" in text and "0.8" in text
     assert ("round 1234/4000" in text) == (width >= 40)

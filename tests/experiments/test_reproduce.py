@@ -24,6 +24,7 @@ from dpscaffold.paper.reproduce import ReproduceRequest, chosen_cases, reproduce
 from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.runner import case_stacks
 from dpscaffold.privacy import PAPER_THIRD_PARTY, describe, largest_rounds
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training.events import RoundDone, StackBegun, StopRequested, silence
 from dpscaffold.training.shared_draws import shared_draws
 from dpscaffold.training.stack import Outcome
@@ -256,7 +257,7 @@ def test_no_choice_is_validated_by_a_part_of_its_folds(tmp_path):
         ]
         for k, outcome in enumerate(outcomes):
             rounds = outcome.setting.plan.rounds
-            outcome.history = [{"round": rounds, "test_accuracy": 0.1 + 0.01 * k}]
+            outcome.history = [HistoryRow(rounds, {"test_accuracy": 0.1 + 0.01 * k})]
             outcome.average = {"test_accuracy": 0.1 + 0.01 * k}
         archive.add(some, outcomes, {})
 
@@ -274,7 +275,7 @@ def fill(archive, cases, device="cpu", missing=(), diverged=()):
         if k in missing:
             continue
         outcome = Outcome(case.settings.setting(federation), seconds=1.0)
-        outcome.history = [{"round": outcome.setting.plan.rounds, "test_accuracy": 0.5}]
+        outcome.history = [HistoryRow(outcome.setting.plan.rounds, {"test_accuracy": 0.5})]
         outcome.average = {"test_accuracy": 0.5}
         outcome.diverged = 3 if k in diverged else None
         archive.add([case], [outcome], {"device": device, "python": "3.0"})
@@ -319,7 +320,7 @@ def test_a_missing_entry_of_the_frontier_shifts_no_other(tmp_path, monkeypatch):
     ]
     archive = Archive(tmp_path, "frontier")
     mlp = Outcome(cases[0].settings.setting(synthetic(users=60, records=20)))
-    mlp.history = [{"round": mlp.setting.plan.rounds, "test_accuracy": 0.25}]
+    mlp.history = [HistoryRow(mlp.setting.plan.rounds, {"test_accuracy": 0.25})]
     mlp.average = {"test_accuracy": 0.25}
     for k, case in enumerate(cases):
         if k not in gone:

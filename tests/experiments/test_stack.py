@@ -8,6 +8,7 @@ from small import federation, setting
 
 from dpscaffold import BadInput, Gaussian, train
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.training import stack as stacks
 from dpscaffold.training.evaluator import Evaluator, evaluate_all, late
 from dpscaffold.training.shared_draws import SameForEveryUser, shared_draws
@@ -142,7 +143,9 @@ def test_models_are_evaluated_together_as_they_are_alone(task):
 @pytest.mark.parametrize("diverged", [None, 3])
 def test_late_has_one_meaning(diverged):
     """The mean over the last 10 % of rounds; None where the run diverged or a value is missing."""
-    history = [{"round": t, "loss": float(t), "gap": None if t == 20 else 1.0} for t in (1, 19, 20)]
+    history = [
+        HistoryRow(t, {"loss": float(t), "gap": None if t == 20 else 1.0}) for t in (1, 19, 20)
+    ]
     expected = 19.5 if diverged is None else None
     assert late(history, "loss", 20, diverged=diverged) == expected
     assert late(history, "gap", 20) is None and late(history, "absent", 20) is None

@@ -24,6 +24,7 @@ from dpscaffold.paper.results import Results, average
 from dpscaffold.paper.solving import solved_noise
 from dpscaffold.paper.text import Provenance
 from dpscaffold.paper.widening import widened
+from dpscaffold.runs.history import HistoryRow
 
 PRINTED = Path(__file__).parents[2] / "docs/results/frontier/results.parquet"
 
@@ -48,7 +49,7 @@ def pretend(archive: Archive, cases: list[Case], peak: float, bound: float = mat
         rate = case.settings.plan.learning_rate
         accuracy = {"test_accuracy": 0.9 - 0.1 * abs(math.log(rate / peak))}
         broken = 3 if rate > bound else None
-        history = [] if broken else [{"round": 400} | accuracy]
+        history = [] if broken else [HistoryRow(400, accuracy)]
         made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
         archive.extend(
             [FinishedRun(case.digest, history, {} if broken else accuracy, broken, 1.0, made)]
@@ -132,7 +133,7 @@ def test_clips_are_climbed_at_the_best_steps_with_steps_as_long(tmp_path, peak, 
             accuracy = {"test_accuracy": 0.9 - 0.1 * off + 0.05 * (s.plan.local_steps == 1)}
             made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
             archive.extend(
-                [FinishedRun(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
+                [FinishedRun(case.digest, [HistoryRow(400, accuracy)], accuracy, None, 1.0, made)]
             )
 
     finish(cases)
@@ -165,7 +166,7 @@ def finish(archive: Archive, cases: list[Case], clip: float, tail: float) -> Non
         lost = 0.1 * sum(abs(math.log(one)) for one in off)
         accuracy = {"test_accuracy": 0.9 - lost + 0.05 * (plan.local_steps == 1)}
         made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
-        history = [{"round": 400} | accuracy]
+        history = [HistoryRow(400, accuracy)]
         archive.extend([FinishedRun(case.digest, history, accuracy, None, 1.0, made)])
 
 
@@ -259,7 +260,7 @@ def two_peaks(archive: Archive, cases: list[Case], common: bool) -> None:
         accuracy = {"test_accuracy": value + 0.01 * (plan.local_steps == 1)}
         made = {"rounds": 400, "noise": 1.0, "device": "cpu"}
         archive.extend(
-            [FinishedRun(case.digest, [{"round": 400} | accuracy], accuracy, None, 1.0, made)]
+            [FinishedRun(case.digest, [HistoryRow(400, accuracy)], accuracy, None, 1.0, made)]
         )
 
 
