@@ -153,25 +153,32 @@ PROVED_FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated algorithm as pure functions, with a word on the state that they carry.
+    """A federated algorithm as pure functions, with the state that they carry.
 
-    - ``announce(server, cohort)``: what the participants of a round are told besides x.
-    - ``direction(gradient, y, participant)``: where a local step goes, given the *noised* gradient
-      H + λy at y. Whatever is added here stands outside clipping and noise.
-    - ``finish(local, participant)``: the upload and the user's new slots after K steps.
-    - ``update(server, mean, rate)``: the server's move, given the mean upload: of Δy_i over the
-      participants, and of the totals over all M users.
+    The functions are plain functions or frozen dataclasses with ``__call__``, never closures, so
+    that equal algorithms compare equal. A variant is the base with one function replaced.
 
-    ``remembers`` names the slots of every user, ``keeps`` those of the server; all are zero at the
-    start. Slots in ``private`` never leave their user: they are not uploaded, ``announce`` does not
-    see them, and a server cannot restore them. ``numbers`` are the algorithm's own (μ, β): they are
-    configured, stored and compared.
-    ``mirrored`` says that ``announce`` needs the cohort's memories, ``noise_aware`` that the spread
-    of the noise must be known, so that C cannot be read off the batch; ``shows(server)`` gives the
-    numbers that a run's metrics show of the server's slots. ``warm_up`` is the algorithm of
-    the warm-start rounds, itself an ordinary :class:`Algorithm`. The functions are plain functions
-    or frozen dataclasses with ``__call__``, never closures, so that equal algorithms compare equal.
-    A variant is the base with one function replaced:
+    Args:
+        name: The name that configurations and run folders use.
+        direction: ``direction(gradient, y, participant)``, the direction of a local step, given the
+            *noised* gradient H + λy at y. What is added here is outside clipping and noise.
+        finish: ``finish(local, participant)``, the upload and the user's new slots after K steps.
+        update: ``update(server, mean, rate)``, the server's move, given the mean upload: of Δy_i
+            over the participants, and of the totals over all M users.
+        announce: ``announce(server, cohort)``, what the participants of a round receive in addition
+            to x.
+        remembers: The slots of every user, ``"vector"`` or ``"number"``; zero at the start.
+        keeps: The slots of the server, likewise.
+        numbers: The algorithm's own numbers (μ, β): they are configured, stored and compared.
+        title: The name in figures and tables.
+        mirrored: Whether ``announce`` needs the cohort's memories.
+        noise_aware: Whether the spread of the noise must be known, so that C cannot be computed
+            from the batch.
+        shows: ``shows(server)``, the numbers that metrics show of the server's slots.
+        warm_up: The algorithm of the warm-start rounds.
+        full_pass: Whether a round is one pass over a user's records, so that K·s must be 1.
+        private: Slots that never leave their user: they are not uploaded, ``announce`` does not see
+            them, and a server cannot restore them.
 
     >>> import torch
     >>> from dpscaffold import fedavg

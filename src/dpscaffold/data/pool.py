@@ -119,8 +119,15 @@ def assemble(
     seed: int = 0,
     names: Sequence[str] = (),
 ) -> Federation:
-    """The federation in which user i holds the rows ``parts[i]`` of the pool, split into train and
-    test.
+    """The federation in which user i holds the rows ``parts[i]`` of the pool, split into training
+    and test records.
+
+    Args:
+        pool: All records.
+        parts: The row numbers of each user.
+        test_ratio: The share of each user's records that is kept for testing.
+        seed: The seed of the split.
+        names: The users' names.
 
     >>> pool = Pool(np.eye(6, dtype=np.float32), np.array([0, 1, 0, 1, 0, 1]), 2, "six records")
     >>> assemble(pool, [np.arange(4), np.arange(4, 6)]).train.sizes.tolist()

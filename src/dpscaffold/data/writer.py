@@ -105,9 +105,16 @@ class _TableFiles:
 class FederationWriter:
     """Build a stored federation one user at a time.
 
-    ``classes`` are how many there are, their names, or a
-    :class:`~dpscaffold.federation.schema.Target`. Use it as a context manager: the folder appears
-    when the block ends without an error, and nothing stays behind when it does not.
+    Use it as a context manager: the folder appears when the block ends without an error, and
+    nothing stays behind if it does not.
+
+    Args:
+        folder: The folder to write.
+        classes: The number of classes, their names, or a
+            :class:`~dpscaffold.federation.schema.Target`.
+        title: One line for tables and figures.
+        preparation: The steps that made the features of raw rows.
+        overwrite: Replace a federation that is there.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -39,15 +39,22 @@ class Digest:
 
 @dataclass(frozen=True)
 class Federation:
-    """Train and test records of the same M users.
+    """Training and test records of the same M users.
 
-    ``target`` is what is predicted (a number of classes will do for it; numbers with a range are
-    held as :meth:`Target.scaled` maps them), ``names`` are the users' names, ``title`` one line for
-    tables and figures, and ``preparation`` the steps that made the features of raw rows, in order:
-    each can be applied to other raw rows, and says how it treats private records. ``mapped`` says
-    that the tables live in files and may exceed memory, so engines load only a round's users;
-    ``checksum`` is that of the stored files as they were written. ``declared_sizes`` are R_i as the
-    users declared them without looking at their data (:meth:`declaring`).
+    Args:
+        train: The training records.
+        test: The test records.
+        target: What is predicted; a number of classes is enough. Numbers with a range are held as
+            :meth:`Target.scaled` maps them.
+        names: The users' names.
+        title: One line for tables and figures.
+        preparation: The steps that made the features of raw rows, in order. Each can be applied to
+            other raw rows, and says how it treats private records.
+        mapped: Whether the tables are in files and may exceed memory; engines then load only a
+            round's users.
+        checksum: The checksum of the stored files as they were written.
+        declared_sizes: R_i as the users declared them without looking at their data
+            (:meth:`declaring`).
 
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> Federation.from_arrays([(x, y), (x, y)], test=[(x, y), (x, y)]).users

@@ -110,7 +110,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one can afford: rounds T, local steps K and participants m at most."""
+    """What you can afford.
+
+    Args:
+        rounds: T at most.
+        local_steps: K at most.
+        cohort_size: m, participants in a round, at most; None: all users up to 200, then a fifth.
+    """
 
     rounds: int = 400
     local_steps: int = 10

@@ -56,7 +56,14 @@ VIEWS: tuple[View, ...] = ("server", "third-party", "participant", "paper-third-
 
 @dataclass(frozen=True)
 class Goal:
-    """The ε that is promised, to whom, and how batches are drawn."""
+    """The ε to keep, against whom, and how batches are drawn.
+
+    Args:
+        epsilon: The ε to keep.
+        view: The adversary.
+        delta: δ; by default a tenth of one over the number of records.
+        sampling: ``"poisson"`` or ``"fixed"``.
+    """
 
     epsilon: float
     view: View = "server"

@@ -144,9 +144,13 @@ def together(
 ) -> JointGuarantee:
     """ε and δ of several runs over the same records, each part at its own δ.
 
-    The δ in all is the sum of the runs'. ``fixed_in_advance`` says that no plan was chosen after
-    seeing an earlier run's outputs. ``colluders`` is the number that the parts' bounds were chosen
-    for, and ``groups`` are the numbers of records of one person to look at together.
+    The δ in all is the sum of the runs'.
+
+    Args:
+        parts: The runs.
+        fixed_in_advance: Whether no plan was chosen after seeing an earlier run's outputs.
+        colluders: The number of colluders that the parts' bounds were chosen for.
+        groups: The numbers of records of one person to look at together.
 
     >>> from dpscaffold.privacy import describe
     >>> from dpscaffold.privacy.drawn import FROM_SYSTEM

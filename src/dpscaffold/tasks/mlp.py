@@ -25,7 +25,13 @@ class Mlp:
 
     For one example with input a, hidden activation h and backward errors δ₁, δ₂ the squared norm of
     the whole gradient is ‖δ₁‖²(‖a‖²+1) + ‖δ₂‖²(‖h‖²+1) (Goodfellow 2015): no per-example gradient
-    is formed. ``classes`` is the number of scores: 1 under a loss that reads one score a record.
+    is formed.
+
+    Args:
+        features: The number of features.
+        classes: The number of scores: one per class, or 1 under a loss with one score per record.
+        hidden: The number of hidden units.
+        loss: The loss, such as ``LOSSES["softmax"]``.
 
     >>> Mlp(features=60, classes=10).parameters
     14210

@@ -19,15 +19,20 @@ _MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 
 class ModuleTask:
-    """A model given as a module that maps (N, *shape) to scores (N, outputs): one a class for the
-    softmax loss, one for the others.
+    """A model given as a module that maps (N, *shape) to scores (N, outputs).
 
-    ``shape`` unflattens the features, e.g. ``(1, 28, 28)`` for a convolution. The flat vector holds
-    the module's parameters in their own order, without those that require no gradient; x⁰ is their
-    current value. The module itself is copied, never changed. Per-example gradients are formed only
-    where nothing less will do, a part of the records at a time. Buffers and frozen parameters are
-    constants, and the module is used in evaluation mode (dropout is off). Layers that mix examples,
-    such as batch normalisation, are refused: an example then has no gradient to clip.
+    The flat vector has the module's parameters in their own order, without those that require no
+    gradient; x⁰ is their current value. The module itself is copied, never changed. Per-example
+    gradients are formed only where the layers need it, for a part of the records at a time. Buffers
+    and frozen parameters are constants, and the module is used in evaluation mode (dropout is off).
+    Layers that mix examples, such as batch normalisation, are refused: an example then has no
+    gradient to clip.
+
+    Args:
+        module: The module. It gives one score per class for the softmax loss, one for the others.
+        shape: The shape of a row for the module, such as ``(1, 28, 28)`` for a convolution.
+        name: The name that is stored with a model.
+        loss: The loss, such as ``LOSSES["softmax"]``.
 
     >>> task = ModuleTask(nn.Linear(4, 3))
     >>> task.parameters
