@@ -1,7 +1,8 @@
 """A privacy budget that several runs over the same records share, in a file.
 
 The file is a ledger in the format of a site's (:mod:`~dpscaffold.deployment.site.ledger`), a
-chained :class:`~dpscaffold.runs.journal.Journal`, and can be read as one. Its lines are these events:
+chained :class:`~dpscaffold.runs.journal.Journal`, and can be read as one. Its lines are these
+events:
 
 =============== ==================================================================================
 event           what it says
