@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 
-from dpscaffold.runs.history import HistoryRow
 from dpscaffold.atomic import (
     binary_file,
     hold,
@@ -46,6 +45,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import SEED, Seed
 from dpscaffold.runs.data_key import KEY, read_key, write_key
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.runs.written import plain, versions
 from dpscaffold.setting.plan import Plan
 
