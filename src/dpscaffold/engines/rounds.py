@@ -78,14 +78,8 @@ def stacked_rounds(
                 return
             draws.append(made)
         phase = first.algorithm.phase(number, first.warm_rounds)
-        broadcasts = []
-        for k, (setting, draw) in enumerate(zip(settings, draws, strict=True)):
-            held = engine.all_memories[k]
-            server = states[k].server
-            device = server.params.device
-            cohort = DrawnCohort(setting, draw, held, phase.mirrored, device, number)
-            told = phase.announce(server, cast("Cohort", cohort))
-            broadcasts.append(Broadcast(number, server.params, told))
+        asked = zip(settings, states, draws, engine.all_memories, strict=True)
+        broadcasts = [announced(*one, phase) for one in asked]
         before, gathered = list(states), engine.gather_all(phase, broadcasts, draws)
         while True:
             for k, (setting, got) in enumerate(zip(settings, gathered, strict=True)):

@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import VIEWS
 from dpscaffold.privacy.bounds import LEDGER
-from dpscaffold.privacy.composition import ADDED
+from dpscaffold.privacy.composition import ADDED, law_of_sum, spent_by_users, total
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.human import GROUPS, terms_of
 from dpscaffold.privacy.ledger import Ledger, distribution_of
-from dpscaffold.privacy.loss import privacy_parameters
 from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.preparation import Preparation
 from dpscaffold.privacy.quote import with_quote
@@ -133,7 +131,7 @@ def _restated(said: Statement, each: Sequence[Statement], stated: Mechanism) -> 
         epsilon_by_delta=tuple(
             EpsilonAtDelta(
                 math.fsum(row.delta for row in same),
-                {view: _total([row.by_view[view] for row in same]) for view in VIEWS},
+                {view: total([row.by_view[view] for row in same]) for view in VIEWS},
             )
             for same in by_delta
         ),
@@ -144,17 +142,17 @@ def _restated(said: Statement, each: Sequence[Statement], stated: Mechanism) -> 
 
 def _with_spent(said: Statement, each: Sequence[Statement], parts: Sequence[Ledger]) -> Statement:
     """What users spent given who took part, each user's sum over the parts, and ε as planned."""
-    spent = spent_over_parts(parts)
+    spent = spent_by_users(parts)
     counts, spread = distribution_of(np.sum([part.participations for part in parts], axis=0), spent)
     ledger = SpentByUsers(
         epsilon=float(spent.max()),
         bound=LEDGER.name,
         # The largest of each part, added: at least the largest sum over users.
-        replace_one=_total([one.ledger.replace_one if one.ledger else None for one in each]),
+        replace_one=total([one.ledger.replace_one if one.ledger else None for one in each]),
         participations=counts,
         epsilon_over_users=spread,
     )
-    whole = _total([one.planned.epsilon if one.planned else None for one in each])
+    whole = total([one.planned.epsilon if one.planned else None for one in each])
     assert said.mechanism is not None
     return replace(
         said,
@@ -173,11 +171,11 @@ def _view(same: Sequence[ViewGuarantee], delta: float) -> ViewGuarantee:
     alone = [one.epsilon if one.training_alone is None else one.training_alone for one in same]
     return replace(
         first,
-        epsilon=_total([one.epsilon for one in same]),
-        replace_one=_total([one.replace_one for one in same]),
+        epsilon=total([one.epsilon for one in same]),
+        replace_one=total([one.replace_one for one in same]),
         delta=None if first.delta is None else delta,
         composition=first.composition if first.delta is None else ADDED,
-        training_alone=None if first.training_alone is None else _total(alone),
+        training_alone=None if first.training_alone is None else total(alone),
     )
 
 
@@ -186,12 +184,7 @@ def _row(same: Sequence[BoundRow], delta: float) -> BoundRow:
     barred = next((row for row in same if not row.applies), None)
     if barred is not None:
         return replace(same[0], epsilon=None, delta=delta, applies=False, reason=barred.reason)
-    return replace(same[0], epsilon=_total([row.epsilon for row in same]), delta=delta)
-
-
-def spent_over_parts(parts: Sequence[Ledger]) -> NDArray[np.float64]:
-    """ε of every user given who took part, (M,): its sum over the parts."""
-    return np.asarray(np.sum([part.epsilons() for part in parts], axis=0))
+    return replace(same[0], epsilon=total([row.epsilon for row in same]), delta=delta)
 
 
 def _human(said: Statement, run: Mechanism, groups: tuple[int, ...]) -> dict[str, HumanTerms]:
@@ -201,12 +194,5 @@ def _human(said: Statement, run: Mechanism, groups: tuple[int, ...]) -> dict[str
     found = {}
     for view, epsilon in spent.items():
         if epsilon is not None:
-            law = privacy_parameters(epsilon, run.delta, epsilon / 64 or 1.0)
-            found[view] = terms_of((law,), run, "added", groups)
+            found[view] = terms_of(law_of_sum(epsilon, run.delta), run, "added", groups)
     return found
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    """The sum, or None where one of them is not finite or not there."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if len(known) == len(values) else None

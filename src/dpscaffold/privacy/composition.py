@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpscaffold.privacy.bound import Bound, Laws
 from dpscaffold.privacy.bounds import RANDOM_PARTICIPATION
@@ -185,7 +186,7 @@ def together(
         value = max(law.epsilon(delta) for law in laws) if laws else _added(parts, view)
         epsilon[view] = value if math.isfinite(value) else None
         if math.isfinite(value) and delta < 1:
-            laws = laws or (privacy_parameters(value, delta, value / 64 or 1.0),)
+            laws = laws or law_of_sum(value, delta)
             human[view] = terms_of(laws, whole, "together", groups)
     return JointGuarantee(
         method=CONVOLVED if fixed_in_advance else ADDED,
@@ -274,8 +275,24 @@ def _added(parts: Sequence[RunPart], view: str) -> float:
         return math.fsum(part.epsilon(view) for part in parts)
     if len({part.data for part in parts}) == 1 and parts[0].data is not None:
         # The same data, so the same users: the largest sum, not the sum of the largest.
-        return float(np.sum([part.charged().epsilons() for part in parts], axis=0).max())
+        return float(spent_by_users([part.charged() for part in parts]).max())
     return math.fsum(part.charged().largest() for part in parts)
+
+
+def spent_by_users(ledgers: Sequence[Ledger]) -> NDArray[np.float64]:
+    """ε of every user given who took part, (M,): its sum over several ledgers of the same users."""
+    return np.asarray(np.sum([ledger.epsilons() for ledger in ledgers], axis=0))
+
+
+def total(values: Sequence[float | None]) -> float | None:
+    """The sum of several ε, or None where one of them is not there."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if len(known) == len(values) else None
+
+
+def law_of_sum(epsilon: float, delta: float) -> Laws:
+    """All that a sum of (ε, δ) tells of the losses."""
+    return (privacy_parameters(epsilon, delta, epsilon / 64 or 1.0),)
 
 
 def _convolved(parts: Sequence[RunPart], view: str) -> Laws:
@@ -286,14 +303,14 @@ def _convolved(parts: Sequence[RunPart], view: str) -> Laws:
     )
     finest = min(law.interval for laws in each for law in laws)
     interval = max(finest, 4 * reach / LONGEST)
-    total: list[LossDistribution] = []
+    found: list[LossDistribution] = []
     for direction in range(directions(parts[0].run)):
         chosen = [laws[direction].on_grid(interval) for laws in each]
         law = chosen[0]
         for other in chosen[1:]:
             law = law.compose(other)
-        total.append(law)
-    return tuple(total)
+        found.append(law)
+    return tuple(found)
 
 
 def _alone(part: RunPart, views: Sequence[str]) -> SingleRun:

@@ -27,7 +27,7 @@ from dpscaffold.privacy import (
     no_guarantee,
     statement,
 )
-from dpscaffold.privacy.adding import spent_over_parts
+from dpscaffold.privacy.composition import spent_by_users
 from dpscaffold.privacy.preparation import said_of
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.randomness.seeds import Seed
@@ -368,7 +368,7 @@ class PrivacyAccount:
             charged = (
                 part.charged(priced(self.costs, k)) for k, part in enumerate(self._part_ledgers())
             )
-            return {"epsilon_everybody": float(spent_over_parts(tuple(charged)).max())}
+            return {"epsilon_everybody": float(spent_by_users(tuple(charged)).max())}
         ends = self.refusal or round >= self.setting.plan.rounds
         return {"epsilon_everybody": self.ledger.largest() if ends else self.ledger.shown()}
 
