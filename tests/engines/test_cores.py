@@ -17,8 +17,8 @@ from dpscaffold import Gaussian, Linear, Logistic, ModuleTask, Plan, scaffold, s
 from dpscaffold.algorithms import fedavg
 from dpscaffold.engines import Hardware, Simulator
 from dpscaffold.engines.fast import cores
+from dpscaffold.engines.fast import scripted as scripts
 from dpscaffold.engines.fast.cores import shares_of, side_by_side
-from dpscaffold.engines.fast.kernels import scripts
 from dpscaffold.engines.fast.worker import Worker
 from dpscaffold.engines.participation import participate as participation
 from dpscaffold.engines.participation.drawing import Row

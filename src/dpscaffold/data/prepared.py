@@ -229,7 +229,8 @@ def in_blocks(rows: np.ndarray, steps: Iterable[Prepared]) -> Iterator[np.ndarra
     for block in blocks(*rows.shape):
         part = rows[block]
         for step in steps:
-            part = step(part)
+            with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of records
+                part = step(part)
         yield part.astype(np.float32, copy=False)
 
 
