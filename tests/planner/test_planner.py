@@ -414,10 +414,9 @@ def test_every_rung_of_a_ladder_is_tried_once_and_the_best_is_chosen(scores):
         choose_rates([public()], SurrogateAssumptions(), [], widen=False)
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["as written", "of an earlier version"])
-def test_a_run_whose_step_size_was_planned_goes_on(tmp_path, old):
-    """What is written of public facts reads back as it was meant, also where nothing was said of
-    them, and further rounds may be asked for."""
+def test_a_run_whose_step_size_was_planned_goes_on(tmp_path):
+    """What is written of public facts reads back as it was meant, and further rounds may be asked
+    for."""
     base = (
         "[data]\nusers = 5\nrecords = 40\n[plan]\nrounds = 3\nlocal_steps = 2\nuser_ratio = 0.4\n"
     )
@@ -426,8 +425,6 @@ def test_a_run_whose_step_size_was_planned_goes_on(tmp_path, old):
     assert CliRunner().invoke(app, [*run, str(tmp_path / "c.toml")]).exit_code == 0
     written = tmp_path / "run" / "config.toml"
     assert 'similarity = "unknown"' in written.read_text()
-    if old:
-        written.write_text(written.read_text().replace('similarity = "unknown"\n', ""))
     for words in ((), ("--set", "plan.rounds=5")):
         result = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run"), *words, "-q"])
         assert result.exit_code == 0, result.exception

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import zlib
 
 import pytest
 from privacy.settings import SMALL, run_of
@@ -181,28 +181,14 @@ def write_ledger(folder, rounds: int = 4) -> Ledger:
     return ledger
 
 
-def write_old_ledger(folder) -> Ledger:
-    """The same as earlier versions wrote it: no chain, a checksum a line, no opening."""
-    ledger = Ledger(run_of(SMALL))
-    (folder / "ledger.json").write_text(json.dumps(ledger.to_dict()))
-    write_costs(folder)
-    with (folder / "ledger.jsonl").open("a") as stream:
-        for round in range(1, 5):
-            ledger.record(round, [0, round])
-            body = {"round": round, "users": [0, round], "again": False}
-            check = zlib.crc32(json.dumps(body, sort_keys=True).encode())
-            stream.write(json.dumps({**body, "check": check}) + "\n")
-    return ledger
-
-
 def write_costs(folder) -> None:
-    said = {"sentences": ["Rows were scaled."], "costs": COSTS}
+    said = {"steps": [{"sentence": "Rows were scaled.", "protection": "unprotected"}]}
+    said["costs"] = COSTS
     (folder / "preprocessing.json").write_text(json.dumps(said))
 
 
-@pytest.mark.parametrize("write", [write_ledger, write_old_ledger])
-def test_a_run_folder(tmp_path, write):
-    ledger = write(tmp_path)
+def test_a_run_folder(tmp_path):
+    ledger = write_ledger(tmp_path)
     said = answer("privacy", str(tmp_path))
     charged = ledger.charged([Cost(**COSTS[0])])
     assert said["rounds"] == 4 and said["ledger"]["epsilon"] == charged.of(0) > ledger.of(0)
@@ -215,23 +201,54 @@ def test_a_run_folder(tmp_path, write):
         answer("privacy", str(tmp_path), "--delta", "1e-3")["server"]["epsilon"]
         < said["server"]["epsilon"]
     )
-    assert ("journal" in said) == (write is write_ledger)
+    assert said["journal"]["lines"] == 5
 
 
-@pytest.mark.parametrize("gone", range(4))
-def test_an_old_ledger_without_one_of_its_rounds(tmp_path, gone):
-    """Without a chain the round after it gives the loss away; of the last, its summary does."""
-    ledger = write_old_ledger(tmp_path)
-    (tmp_path / "ledger.json").write_text(json.dumps(ledger.to_dict()))
-    lines = (tmp_path / "ledger.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "ledger.jsonl").write_text("".join(lines[:gone] + lines[gone + 1 :]))
-    assert "ledger.jsonl" in refused("privacy", str(tmp_path))
+@pytest.mark.parametrize("lacks", ["journal", "version", "opening", "steps"])
+def test_a_folder_of_another_version_is_refused(tmp_path, lacks):
+    """A ledger that is not fully understood states nothing: what it leaves out may be an ε."""
+    ledger = write_ledger(tmp_path)
+    summary = json.loads((tmp_path / "ledger.json").read_text())
+    if lacks == "journal":
+        del summary["journal"]
+    elif lacks == "version":
+        body = {k: v for k, v in ledger.to_dict().items() if k != "checksum"} | {"version": 1}
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        body["checksum"] = hashlib.sha256(text.encode()).hexdigest()
+        summary = body | {"journal": summary["journal"]}
+    elif lacks == "opening":
+        lines = list(Journal(tmp_path / "ledger.jsonl").lines())
+        lines[0]["opens"] = {key: lines[0]["opens"][key] for key in ("run", "costs", "data")}
+        (tmp_path / "ledger.jsonl").unlink()
+        journal = Journal(tmp_path / "ledger.jsonl")
+        for line in lines:
+            journal.append(line)
+        summary["journal"] = vars(journal.anchor)
+    else:
+        said = {"sentences": ["Rows were scaled."], "costs": COSTS}
+        (tmp_path / "preprocessing.json").write_text(json.dumps(said))
+    (tmp_path / "ledger.json").write_text(json.dumps(summary))
+    remedies = {"journal": "restore it", "version": "has version 1", "opening": "does not begin"}
+    assert remedies.get(lacks, "cost of preprocessing is unknown") in refused(
+        "privacy", str(tmp_path)
+    )
+
+
+def test_a_journal_that_records_less_than_its_summary_counts(tmp_path):
+    """Even where the summary names the head of the shortened journal."""
+    write_ledger(tmp_path, rounds=3)
+    more = Ledger(run_of(SMALL))
+    for round in range(1, 5):
+        more.record(round, [0, round])
+    head = Journal(tmp_path / "ledger.jsonl").anchor
+    (tmp_path / "ledger.json").write_text(LedgerSummary(more.to_dict()).text(head))
+    assert "records less than ledger.json counts" in refused("privacy", str(tmp_path))
 
 
 def test_preparation_that_is_not_the_run_s_own(tmp_path):
     """Costs struck from the folder would lower ε; the journal's opening holds their hash."""
     write_ledger(tmp_path)
-    said = {"sentences": ["Rows were scaled."], "costs": []}
+    said = {"steps": [], "costs": []}
     (tmp_path / "preprocessing.json").write_text(json.dumps(said))
     assert "not the one this run began with" in refused("privacy", str(tmp_path))
 
@@ -272,7 +289,7 @@ def test_a_configuration(tmp_path):
         batch_sizes=said["run"]["groups"][0]["batch"],
         noise=5.0,
     )
-    assert said["run"]["rounds"] == 30 and said["run"]["participants"] == 2
+    assert said["run"]["rounds"] == 30 and said["run"]["cohort_size"] == 2
     assert said["run"]["groups"][0]["batch"] == said["run"]["groups"][0]["records"] // 4
     assert said["server"]["epsilon"] > 0 and run.delta == pytest.approx(said["delta"])
 

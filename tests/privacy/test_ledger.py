@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tracemalloc
 
@@ -70,16 +69,6 @@ def test_a_user_drawn_now_and_then_has_spent_its_own_rounds():
     assert again.rounds == 9 and again.to_dict() == ledger.to_dict()
     with pytest.raises(PrivacyError, match="already recorded with other participants"):
         again.record(9, [1])
-
-
-def test_a_ledger_of_the_first_version_is_still_read():
-    """It listed its rounds without numbers, as none could be passed over."""
-    body = filled(run_of(SMALL), 4).to_dict()
-    body = {**body, "version": 1, "rounds": list(body["rounds"].values())}
-    body.pop("checksum")
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    old = Ledger.from_dict({**body, "checksum": hashlib.sha256(text.encode()).hexdigest()})
-    assert old.rounds == 4 and old.to_dict() == filled(run_of(SMALL), 4).to_dict()
 
 
 def test_a_recorded_round_never_changes():

@@ -151,7 +151,7 @@ def test_who_sends_one_sum():
 
 
 def test_a_description_that_says_nothing_of_uploads_is_refused():
-    """Stored runs of earlier versions did not say it."""
+    """What is not said counts as the weaker claim."""
     stored = RUN.to_dict()
     assert stored.pop("one_sum") is True
     old = Mechanism.from_dict(stored)

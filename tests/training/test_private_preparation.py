@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from dpscaffold import BadInput, Budget, Gaussian, Logistic, Plan, fedavg, train
 from dpscaffold.cli import app
 from dpscaffold.data import load_federation, preprocess
-from dpscaffold.data.stored import earlier_steps
 from dpscaffold.privacy import PrivacyError
 from dpscaffold.runs.account import read_ledger
 from dpscaffold.setting import Setting
@@ -167,18 +166,6 @@ def test_system_noise_is_drawn_by_prepare_alone(tmp_path):
     plan = Plan(rounds=2, local_steps=1, user_ratio=0.5)
     said = train(first, Logistic(64, 10), fedavg(), plan, secret).privacy
     assert "together with mean" in said["quote"]
-
-
-def test_one_seeded_step_of_an_older_folder_marks_all_its_costs():
-    """Older folders do not say which cost has whose noise: a secret run refuses them."""
-    private = "Features were centred with the pooled mean, differentially private for replace-one"
-    cost = {"name": "mean", "noise_multiplier": 2.0, "add_remove_multiplier": 4.0}
-    cost |= {"epsilon": None, "delta": None}
-    system = f"{private} neighbours (drawn from the operating system)."
-    seeded = f"{private} neighbours (drawn from the data's seed)."
-    for sentences, marked in (([system], False), ([system, seeded], True), ([], True)):
-        costs = [step.cost for step in earlier_steps(sentences, [cost]) if step.cost]
-        assert [cost.seeded for cost in costs] == [marked]
 
 
 def test_a_mean_over_all_records_is_not_hidden_where_their_number_is(tmp_path):

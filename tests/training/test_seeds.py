@@ -18,7 +18,6 @@ from dpscaffold import BadInput, Gaussian, Logistic, Plan, fedavg, synthetic, tr
 from dpscaffold.engines import State
 from dpscaffold.privacy import Ledger, describe
 from dpscaffold.privacy.showing import round_up
-from dpscaffold.runs.journal import Journal
 from dpscaffold.runs.ledger import read_account
 from dpscaffold.setting import Setting
 from dpscaffold.tasks import Mlp
@@ -238,24 +237,6 @@ def test_colluders_are_bound_too(tmp_path):
     folder = trained(tmp_path, privacy=f"{SECRET}\ncolluders = 3")
     (folder / "config.toml").unlink()
     assert answer("privacy", str(folder))["participant"]["colluders"] == 3
-
-
-def test_a_journal_that_does_not_show_it_is_of_a_simulation(tmp_path):
-    """As earlier versions wrote it, with ``secret = true`` in its configuration."""
-    folder = trained(tmp_path, privacy=SECRET)
-    assert answer("privacy", str(folder))["simulated"] is False
-    lines = list(Journal(folder / "ledger.jsonl").lines())
-    lines[0]["opens"] = {key: lines[0]["opens"][key] for key in ("run", "costs", "data")}
-    (folder / "ledger.jsonl").unlink()
-    journal = Journal(folder / "ledger.jsonl")
-    for line in lines:
-        journal.append(line)
-    for name in ("privacy.json", "privacy.md", "seed.json"):
-        (folder / name).unlink()
-    summary = json.loads((folder / "ledger.json").read_text())
-    (folder / "ledger.json").write_text(json.dumps(summary | {"journal": vars(journal.anchor)}))
-    said = answer("privacy", str(folder))
-    assert said["simulated"] is True and said["quote"].startswith("A simulation")
 
 
 def test_the_journal_tells_no_seed(tmp_path, federation):

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from dpscaffold.data.blocks import blocks
-from dpscaffold.data.stored import ARRAYS, earlier_steps, steps
-from dpscaffold.data.writer import EARLIER, FORMAT, INDEX, RANGED, FederationWriter, column_types
+from dpscaffold.data.stored import ARRAYS, steps
+from dpscaffold.data.writer import FORMAT, INDEX, RANGED, FederationWriter, column_types
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records
 from dpscaffold.federation.schema import Prepared, Target
@@ -103,19 +103,17 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index["files"].keys()
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path} is damaged; prepare the federation again") from None
-    if found not in (*EARLIER, FORMAT, RANGED):
+    if found not in (FORMAT, RANGED):
         raise BadInput(
-            f"{path} has format {found}, and this version reads formats up to {RANGED}; "
-            f"use a newer version or prepare the federation again"
+            f"{path} has format {found}, and this version reads {FORMAT} and {RANGED}; "
+            f"prepare the federation again"
         )
     return index
 
 
 def _target(folder: Path, index: dict[str, Any]) -> Target:
-    """What is predicted; format 1 knew how many classes there were, and not their names."""
+    """What is predicted."""
     try:
-        if index["format"] == 1:
-            return Target.numbered(int(index["classes"]))
         return Target.from_dict(index["target"])
     except (KeyError, TypeError, ValueError) as problem:
         raise BadInput(
@@ -124,12 +122,8 @@ def _target(folder: Path, index: dict[str, Any]) -> Target:
 
 
 def _read_preparation(folder: Path, index: dict[str, Any]) -> tuple[Prepared, ...]:
-    """The steps that made the features. Nothing is fitted here: a private step was released once.
-
-    Format 1 kept sentences and costs, so its steps can be stated and not applied.
-    """
-    if index["format"] == 1:
-        return earlier_steps(index["preprocessing"], index["preprocessing_costs"])
+    """The steps that made the features; nothing is fitted here, as a private step is released
+    once."""
     arrays: dict[str, np.ndarray] = {}
     if ARRAYS in index["files"]:
         path = folder / ARRAYS

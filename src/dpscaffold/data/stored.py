@@ -19,7 +19,7 @@ from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
-from dpscaffold.privacy.preparation import PROTECTIONS, Remark, from_sentence
+from dpscaffold.privacy.preparation import PROTECTIONS, Remark
 
 #: The file of the arrays, beside the entries.
 ARRAYS = "preparation.npz"
@@ -111,30 +111,3 @@ def _value(name: str, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 def _frozen(value: Any) -> Any:
     """Lists of JSON as the tuples that they were."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-def earlier_steps(
-    sentences: Sequence[str], costs: Sequence[Mapping[str, Any]]
-) -> tuple[Prepared, ...]:
-    """What a folder of format 1 says of its preparation: sentences, and the costs of private
-    steps. Which cost belongs to which sentence is not known, so one seeded step marks all."""
-    said = [from_sentence(sentence) for sentence in sentences]
-    private = [step.sentence for step in said if step.protection == "private"]
-    fresh = bool(private) and all("drawn from the operating system" in text for text in private)
-    spent = [
-        Remark(
-            f"{cost['name']}: released with Gaussian noise when the data were prepared.",
-            "private",
-            Cost(
-                cost["name"],
-                noise=cost["noise_multiplier"],
-                epsilon=cost["epsilon"],
-                delta=cost["delta"] or 0.0,
-                add_remove=cost["add_remove_multiplier"],
-                seeded=not fresh,
-            ),
-            divided=True,
-        )
-        for cost in costs
-    ]
-    return (*said, *spent)

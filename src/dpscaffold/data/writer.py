@@ -23,10 +23,9 @@ from dpscaffold.data.stored import ARRAYS, entries
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 
-#: 1 had sentences where preparation now is, and class numbers without names. 3 is written where
-#: the target is a number with a range: its labels are stored as training uses them.
+#: 3 is written where the target is a number with a range: its labels are stored as training uses
+#: them.
 FORMAT, RANGED = 2, 3
-EARLIER = (1,)
 INDEX = "federation.json"
 _HEADER = 128
 
@@ -274,9 +273,8 @@ def _released(index: Path) -> str:
     """What a stored federation has spent with noise that nobody can draw again, or ""."""
     try:
         said = json.loads(index.read_text(encoding="utf-8"))
-        costs = [step.get("cost") for step in said.get("preparation", ())]
+        costs = [step.get("cost") for step in said["preparation"]]
         spent = [cost["name"] for cost in costs if cost and not cost["seeded"]]
-        earlier = "drawn from the operating system" in json.dumps(said.get("preprocessing", ""))
-        return str(spent[0]) if spent else "statistics" if earlier else ""
+        return str(spent[0]) if spent else ""
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        return "statistics"  # a damaged index may have named any
+        return "statistics"  # an index that cannot be read may have named any

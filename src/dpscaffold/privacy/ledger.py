@@ -303,16 +303,13 @@ class Ledger:
             raise PrivacyError(
                 "the ledger is damaged: its checksum does not match; restore it from a checkpoint"
             )
-        if body.get("version") not in (1, VERSION):
+        if body.get("version") != VERSION:
             raise PrivacyError(
-                f"the ledger has version {body.get('version')}; this program reads versions 1 "
-                f"and {VERSION}"
+                f"the ledger has version {body.get('version')}, and this program reads {VERSION}"
             )
         ledger = cls(Mechanism.from_dict(body["run"]), body["user_budget"])
         ledger.participations = np.array(body["participations"], dtype=np.int64)
-        marks = body["rounds"]  # version 1: a list, as no round could be passed over
-        numbered = enumerate(marks, start=1) if body["version"] == 1 else marks.items()
-        ledger._marks = {int(round): int(mark) for round, mark in numbered}
+        ledger._marks = {int(round): int(mark) for round, mark in body["rounds"].items()}
         ledger.rounds = max(ledger._marks, default=0)
         ledger._repeats = {int(round): int(times) for round, times in body["repeats"].items()}
         if ledger.participations.shape != (ledger.run.users,):

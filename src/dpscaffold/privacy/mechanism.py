@@ -26,12 +26,6 @@ RELATIONS: tuple[Relation, ...] = ("replace-one", "zero-out", "add-remove")
 #: could measure; the losses of more are below what double precision tells from nothing.
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e7
 
-#: What a field is called where runs are stored, if not by its name: stored runs keep their hashes.
-STORED_AS = {"cohort_size": "participants"}
-_FIELDS = {stored: field for field, stored in STORED_AS.items()}
-#: Fields that came after runs were first stored.
-LATER = ("may_decline", "hidden_draw", "declared_sizes", "one_sum", "unproved_hooks")
-
 
 @dataclass(frozen=True)
 class NoisedQuery:
@@ -208,21 +202,17 @@ class Mechanism:
         return RoundMechanism(self.participation(group), self.user_ratio)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_dict` reads them back.
-
-        What a run leaves at nothing is left out, so that a new field changes no earlier hash.
-        """
-        values = {STORED_AS.get(name, name): value for name, value in asdict(self).items()}
-        return {k: v for k, v in values.items() if k not in LATER or v}
+        """Plain JSON values; :meth:`from_dict` reads them back."""
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
         """The inverse of :meth:`to_dict`, checked as if it had been described anew."""
         try:
-            fields = {_FIELDS.get(name, name): value for name, value in values.items()}
+            fields = dict(values)
             groups = tuple(Group(**group) for group in fields.pop("groups"))
             membership = tuple(int(i) for i in fields.pop("membership"))
-            hooks = tuple(str(hook) for hook in fields.pop("unproved_hooks", ()))
+            hooks = tuple(str(hook) for hook in fields.pop("unproved_hooks"))
             run = cls(groups=groups, membership=membership, unproved_hooks=hooks, **fields)
         except (TypeError, KeyError, ValueError) as error:
             raise PrivacyError(

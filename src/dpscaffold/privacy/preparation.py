@@ -18,7 +18,6 @@ The sentence beside it is for people; nobody decides anything from its words.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar, cast, get_args
@@ -178,30 +177,3 @@ def charged(
         else:
             costs.append(cost)
     return tuple(costs), tuple(unprotected)
-
-
-#: How sentences began that were stored before their protection was; all others count as
-#: unprotected. Nothing that a user chose (the name of a column) stands in these beginnings.
-_FITTED = (
-    r"Features were (centred with the pooled mean|standardised with the pooled mean and deviation"
-    r"|projected on the \d+ leading principal components), "
-)
-_EARLIER: tuple[tuple[str, Protection], ...] = (
-    (_FITTED + "taken from public statistics", "public"),
-    (_FITTED + "differentially private for replace-one neighbours", "private"),
-    ("Rows were scaled to unit norm, record by record", "none needed"),
-    (r"Rows longer than \S+ were scaled down to it, record by record", "none needed"),
-    (r"Missing values were replaced by \S+, a constant", "none needed"),
-)
-
-
-def from_sentence(sentence: str) -> Remark:
-    """What a sentence meant that was written before steps said their protection as data.
-
-    >>> from_sentence("The categories of column 'sex (no fit)' were read off the data.").protection
-    'unprotected'
-    """
-    for beginning, protection in _EARLIER:
-        if re.match(beginning, sentence):
-            return Remark(sentence, protection)
-    return Remark(sentence, "unprotected")

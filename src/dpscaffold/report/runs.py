@@ -58,7 +58,7 @@ class RunRecord:
 
     @property
     def metric(self) -> str:
-        """The metric that stands for the run; folders of earlier versions hold classifiers."""
+        """The metric that stands for the run."""
         return str(self.summary.get("metric") or _shown_in(self.history))
 
     @property

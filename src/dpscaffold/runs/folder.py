@@ -187,8 +187,6 @@ class RunFolder:
             raise BadInput(
                 f"{self.file('config.toml')} is damaged ({error}); restore it or start a new run"
             ) from error
-        if "facts" in saved:  # earlier versions left this default of theirs out
-            saved["facts"] = {"similarity": "unknown", **saved["facts"]}
         if longer:
             saved, config = _without_rounds(saved), _without_rounds(config)
         self._refuse_difference(saved, config)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from dpscaffold.privacy import Cost, Ledger, Mechanism, PrivacyError, Remark
 from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.drawn import UNKNOWN, Origin, SeedKnowledge
 from dpscaffold.privacy.human import GROUPS
-from dpscaffold.privacy.preparation import from_sentence
 from dpscaffold.privacy.statement_types import JournalHead, Statement
 from dpscaffold.randomness.seeds import SEED, Seed
 from dpscaffold.runs.journal import Anchor, Journal, digest
@@ -44,17 +42,17 @@ class Opening:
     ``data`` is the identity of its data. ``secret`` says that its noise came from the operating
     system, ``allowed`` what a release overlooks (None: no release), ``origin`` and ``mark`` where
     its seed came from (:class:`~dpscaffold.privacy.drawn.SeedKnowledge`), ``colluders`` how many
-    participants pool what they know. A line that does not say these is of a simulation.
+    participants pool what they know.
     """
 
     run: str
     costs: str
     data: str
-    secret: bool = False
-    allowed: tuple[str, ...] | None = None
-    origin: Origin = "unknown"
-    mark: str | None = None
-    colluders: int | None = None
+    secret: bool
+    allowed: tuple[str, ...] | None
+    origin: Origin
+    mark: str | None
+    colluders: int
 
     @classmethod
     def of(
@@ -74,7 +72,7 @@ class Opening:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Opening:
         """From JSON values; KeyError or TypeError where they are none."""
-        allowed = values.get("allowed")
+        allowed = values["allowed"]
         return cls(**{**values, "allowed": None if allowed is None else tuple(allowed)})
 
 
@@ -83,8 +81,7 @@ class Account:
     """What a run folder says about its privacy: all that a statement needs.
 
     ``seeded`` says that the noise came from a seed, or that nothing shows that it did not.
-    ``anchor`` is None in folders from before journals were chained. ``colluders`` is how many
-    participants are taken to pool what they know, ``drawn`` what is known about the seed of the
+    ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool what they know, ``drawn`` what is known about the seed of the
     draw, and ``allowed`` what a release was told to overlook (None: no release). ``parts`` are the
     ledgers of the parts in which its rounds were planned, if there are several.
     """
@@ -93,7 +90,7 @@ class Account:
     preparation: tuple[Remark, ...]
     costs: tuple[Cost, ...]
     seeded: bool
-    anchor: Anchor | None
+    anchor: Anchor
     colluders: int = 1
     drawn: SeedKnowledge = UNKNOWN
     allowed: tuple[str, ...] | None = None
@@ -119,8 +116,6 @@ class Account:
             colluders=self.colluders if colluders is None else colluders,
             planned=self.planned,
         )
-        if self.anchor is None:
-            return said
         return replace(said, journal=JournalHead(self.anchor.lines, self.anchor.head))
 
 
@@ -132,27 +127,22 @@ def read_account(folder: Path) -> Account:
     """
     ledger, journal = _read(folder)
     steps, costs = read_preprocessing(folder)
-    opening = read_opening(journal) if journal is not None else None
-    if opening is not None and opening.costs != _costs_digest(costs):
+    opening = read_opening(journal)
+    if opening.costs != _costs_digest(costs):
         raise PrivacyError(f"{folder / PREPARATION} is not the one this run began with; {AGAIN}")
     config = _read_config(folder)
-    colluders = opening.colluders if opening is not None else None
-    if colluders is None:  # of an earlier version
-        colluders = {**config.get("budget", {}), **config.get("privacy", {})}.get("colluders", 1)
     ledger = ledger.charged(costs)
-    parts: tuple[Ledger, ...] = ()
-    if journal is not None:
-        planning = read_parts(journal, ledger.run.rounds)
-        parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
+    planning = read_parts(journal, ledger.run.rounds)
+    parts = planning.ledgers(ledger, read_entries(journal)) if planning.several else ()
     return Account(
         ledger,
         steps,
         costs,
-        seeded=opening is None or opening.secret is not True,
-        anchor=journal.anchor if journal else None,
-        colluders=colluders,
+        seeded=opening.secret is not True,
+        anchor=journal.anchor,
+        colluders=opening.colluders,
         drawn=_drawn(folder, opening, journal),
-        allowed=opening.allowed if opening is not None else None,
+        allowed=opening.allowed,
         planned=tuple(config.get("facts", {}).get("planned", ())),
         parts=parts,
     )
@@ -167,10 +157,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
 
 
-def _drawn(folder: Path, opening: Opening | None, journal: Journal | None) -> SeedKnowledge:
+def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:
     """What is known about a run's seed: what its journal says, and the seed where it is kept."""
-    if opening is None or journal is None:
-        return UNKNOWN
     known = SeedKnowledge(opening.origin, opening.mark, journal=journal.first)
     path = folder / SEED
     try:
@@ -240,17 +228,11 @@ class LedgerSummary:
 
 
 def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ...]]:
-    """What is said of a run's data preparation, and its costs.
-
-    Folders of earlier versions hold sentences alone; those that are not known to be harmless count
-    as unprotected.
-    """
+    """What is said of a run's data preparation, and its costs."""
     path = folder / PREPARATION
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        steps = [Remark(step["sentence"], step["protection"]) for step in said.get("steps", ())]
-        if "steps" not in said:
-            steps = [from_sentence(sentence) for sentence in said["sentences"]]
+        steps = [Remark(step["sentence"], step["protection"]) for step in said["steps"]]
         return tuple(steps), tuple(Cost(**cost) for cost in said["costs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrivacyError(
@@ -267,31 +249,23 @@ def check_anchor(journal: Journal, anchor: Anchor, where: str) -> None:
         )
 
 
-def _read(folder: Path) -> tuple[Ledger, Journal | None]:
-    """The ledger and its journal, None where that is from before journals were chained."""
+def _read(folder: Path) -> tuple[Ledger, Journal]:
+    """The ledger and its journal."""
     summary = _read_summary(folder)
-    anchor = summary.pop("journal", None)
+    head = summary.pop("journal", None)
     try:
         saved = Ledger.from_dict(summary)
     except (ValueError, KeyError, TypeError) as error:
         raise PrivacyError(f"{folder / SUMMARY} is damaged ({error}); {AGAIN}") from error
     stated = _stated_anchor(folder)
-    if anchor is None:
-        if stated is not None:
-            raise PrivacyError(f"{folder / SUMMARY} does not name its journal's head; {AGAIN}")
-        journal, entries = None, _read_unchained(folder / JOURNAL)
-    else:
-        journal = Journal(folder / JOURNAL)
-        check_anchor(journal, Anchor.read(anchor, str(folder / SUMMARY)), SUMMARY)
-        if stated is not None:
-            check_anchor(journal, stated, "the statement (privacy.json)")
-        if read_opening(journal).run != _run_digest(summary):
-            raise PrivacyError(
-                f"{folder / SUMMARY} describes another run than its journal; {AGAIN}"
-            )
-        entries = read_entries(journal)
+    journal = Journal(folder / JOURNAL)
+    check_anchor(journal, Anchor.read(head, str(folder / SUMMARY)), SUMMARY)
+    if stated is not None:
+        check_anchor(journal, stated, "the statement (privacy.json)")
+    if read_opening(journal).run != _run_digest(summary):
+        raise PrivacyError(f"{folder / SUMMARY} describes another run than its journal; {AGAIN}")
     ledger = Ledger(saved.run, saved.user_budget)
-    for entry in entries:
+    for entry in read_entries(journal):
         if entry.round > ledger.rounds + 1:  # a run takes every round, so a gap is a loss
             raise PrivacyError(
                 f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start a new run"
@@ -324,28 +298,6 @@ def _stated_anchor(folder: Path) -> Anchor | None:
     except (ValueError, TypeError) as error:
         raise PrivacyError(f"{path} is damaged ({error}); restore it") from error
     return Anchor.read(said["journal"], str(path)) if "journal" in said else None
-
-
-def _read_unchained(path: Path) -> Iterator[RoundEntry]:
-    """The rounds of a journal from before lines were chained; each has a checksum of its own.
-
-    A last line cut short is a round that never ran; other damage is refused.
-    """
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-    for place, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-            body = {key: row[key] for key in ("round", "users", "again")}
-            intact = row["check"] == zlib.crc32(json.dumps(body, sort_keys=True).encode())
-        except (ValueError, KeyError, TypeError):
-            intact = False
-        if not intact:
-            if place == len(lines):
-                return
-            raise PrivacyError(f"{path} is damaged at line {place}; {AGAIN}")
-        yield _entry(body, f"{path} at line {place}")
 
 
 def _entry(line: Mapping[str, Any], where: str) -> RoundEntry:
