@@ -81,9 +81,10 @@ class Account:
     """What a run folder says about its privacy: all that a statement needs.
 
     ``seeded`` says that the noise came from a seed, or that nothing shows that it did not.
-    ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool what they know, ``drawn`` what is known about the seed of the
-    draw, and ``allowed`` what a release was told to overlook (None: no release). ``parts`` are the
-    ledgers of the parts in which its rounds were planned, if there are several.
+    ``anchor`` is the head of the journal. ``colluders`` is how many participants are taken to pool
+    what they know, ``drawn`` what is known about the seed of the draw, and ``allowed`` what a
+    release was told to overlook (None: no release). ``parts`` are the ledgers of the parts in which
+    its rounds were planned, if there are several.
     """
 
     ledger: Ledger
