@@ -1,6 +1,8 @@
-"""The only loop over rounds: draw → admit → announce → gather → update.
+"""The loop over rounds: draw → admit → announce → gather → update.
 
-Training drives it with one run, experiments with a stack of them, on whichever engine.
+Training drives it with one run, experiments with a stack of them, on whichever engine. Only
+:mod:`~dpscaffold.engines.fast.lockstep` has a loop of its own: a GPU replays a whole round as one
+recorded graph there, and tests compare it with this one.
 """
 
 from __future__ import annotations
