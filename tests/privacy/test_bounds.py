@@ -183,7 +183,7 @@ class TestUserUnit:
         assert bound_for(run, "third_party") is USER_SAMPLING
         known = replace(run, hidden_draw=False)
         assert bound_for(known, "third_party") is RANDOM_PARTICIPATION
-        assert "who takes part can be told" in USER_SAMPLING.applies(known)
+        assert "who takes part can be known" in USER_SAMPLING.applies(known)
         assert bound_for(run, "participant") is RANDOM_PARTICIPATION
         assert bound_for(run, "server") is RANDOM_PARTICIPATION
         assert "memory" in USER_SAMPLING.applies(replace(run, memory=True))

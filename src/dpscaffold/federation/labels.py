@@ -1,4 +1,4 @@
-"""Sets of labels as whole numbers, so that a record of many labels is stored as any other.
+"""Sets of labels as integers, so that a record of many labels is stored as any other.
 
 Where a target is several labels, each of which holds or does not, a record's label is the set of
 those that hold, packed into the bits of one int64: bit j is label j. Tables, engines, batches and
@@ -7,14 +7,15 @@ files carry it as they carry a class number; only the loss and the metrics look 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import MOST_LABELS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def pack(table: Any, what: str = "labels") -> np.ndarray:
@@ -45,9 +46,12 @@ def unpack(labels: Tensor, count: int, axis: int = -1) -> Tensor:
     """Sets of labels (…) ↦ whether each of ``count`` labels holds, int64 0 or 1, the labels along
     a new ``axis``.
 
+    >>> import torch
     >>> unpack(torch.tensor([5, 0]), 3).tolist()
     [[1, 0, 1], [0, 0, 0]]
     """
+    import torch  # only here: the keys of a configuration are explained without it
+
     bits = torch.arange(count, device=labels.device)
     spread = labels.unsqueeze(axis)
     shape = [1] * spread.ndim
