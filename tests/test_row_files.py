@@ -23,7 +23,7 @@ from sklearn.metrics import roc_auc_score
 
 from dpscaffold import Logistic, Model, evaluate_files, predict_files
 from dpscaffold.data import from_users, load_federation
-from dpscaffold.data.tables.rowfiles import row_files
+from dpscaffold.data.tables.rows import row_files
 from dpscaffold.errors import BadInput
 from dpscaffold.models.evaluate import evaluate_file
 from dpscaffold.models.predict import predict_file

@@ -16,11 +16,11 @@ from dpscaffold.config import parse
 from dpscaffold.data import load_federation
 from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import read_pool
-from dpscaffold.data.tables.columns import column_names, read_batches
+from dpscaffold.data.tables.dialect import Dialect, TableFile, table_files
 from dpscaffold.data.tables.draft import draft, draft_arrays
-from dpscaffold.data.tables.files import Dialect, TableFile, table_files
-from dpscaffold.data.tables.looking import look
-from dpscaffold.data.tables.raw import raw_parts
+from dpscaffold.data.tables.profile import look
+from dpscaffold.data.tables.reader import column_names, read_batches
+from dpscaffold.data.tables.rows import raw_parts
 from dpscaffold.errors import BadInput
 from dpscaffold.planning.asked import planned_setting
 

@@ -71,7 +71,7 @@ def test_raw_rows_are_coded_as_the_file_was(folder: Path) -> None:
 def test_a_file_of_new_rows_is_coded_as_the_training_files_were(folder: Path) -> None:
     """Both ways in for new rows, a file in its own dialect and a torch module, give the very
     features that training had."""
-    from dpscaffold.data.tables.raw import raw_parts
+    from dpscaffold.data.tables.rows import raw_parts
     from dpscaffold.models.module import _Coding
 
     pool = read_pool(parse_data({**TABLE, "path": str(folder)}))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dpscaffold import Gaussian, Logistic, Plan, cli, fedavg, train
 from dpscaffold.data import federation_of, load_federation
 from dpscaffold.data.dealing import DEALT_BY_LABEL
-from dpscaffold.data.tables.coding import LEFT_OUT
+from dpscaffold.data.tables.source import LEFT_OUT
 from dpscaffold.privacy.preparation import COUNTED, told
 
 ODD = 'Sankt "Jürgen" [bold] 100 %s {0}, Süd'

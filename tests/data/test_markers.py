@@ -25,8 +25,8 @@ from dpscaffold.data.config import parse_data
 from dpscaffold.data.loading import prepare, table_of
 from dpscaffold.data.stored import entries, steps
 from dpscaffold.data.tables.codec import Coding
-from dpscaffold.data.tables.raw import raw_parts
-from dpscaffold.data.tables.tables import read_table
+from dpscaffold.data.tables.rows import raw_parts
+from dpscaffold.data.tables.scan import read_table
 from dpscaffold.errors import BadInput
 from dpscaffold.models.model import Model
 from dpscaffold.tasks import Logistic

@@ -84,8 +84,8 @@ def test_values_labels_users_and_categories(visits: pa.Table, tmp_path: Path, ki
 def test_streaming_gives_what_loading_gives(
     visits: pa.Table, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpscaffold.data.tables.opening._BATCH_BYTES", 2000)  # many batches
-    monkeypatch.setattr("dpscaffold.data.tables.columns._BATCH_ROWS", 37)
+    monkeypatch.setattr("dpscaffold.data.tables.reader._BATCH_BYTES", 2000)  # many batches
+    monkeypatch.setattr("dpscaffold.data.tables.reader._BATCH_ROWS", 37)
     path = write(visits, tmp_path / f"visits.{kind}")
     for options in (
         {"user": "clinic", "records": 30},

@@ -19,7 +19,7 @@ import pyarrow.parquet
 from dpscaffold.config import parse
 from dpscaffold.data import load_federation, prepare
 from dpscaffold.data.tables.draft import draft, draft_arrays
-from dpscaffold.data.tables.looking import look
+from dpscaffold.data.tables.profile import look
 from dpscaffold.errors import BadInput
 
 #: Cells of every kind, to be put anywhere in a table.

@@ -71,7 +71,7 @@ def _of_files(
     model: Model, data: list[Path], label: str | None, site: str | None
 ) -> FilesEvaluation | None:
     """The rows of many files; None where a single one is meant."""
-    from dpscaffold.data.tables.files import is_many
+    from dpscaffold.data.tables.dialect import is_many
     from dpscaffold.models.evaluate import evaluate_files
 
     return evaluate_files(model, data, label, site) if len(data) > 1 or is_many(data[0]) else None

@@ -12,7 +12,7 @@ from dpscaffold.cli.usage import refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
-    from dpscaffold.data.tables.looking import Look
+    from dpscaffold.data.tables.profile import Look
 
 
 #: How many rows are looked at by default.
@@ -49,9 +49,8 @@ def init_command(
     Looking at private data to write a configuration is outside ε.
     """
     from dpscaffold.atomic import write_text
-    from dpscaffold.data.tables.draft import OUTSIDE, draft, draft_arrays
-    from dpscaffold.data.tables.drafted_run import loud_site
-    from dpscaffold.data.tables.looking import look
+    from dpscaffold.data.tables.draft import OUTSIDE, draft, draft_arrays, loud_site
+    from dpscaffold.data.tables.profile import look
 
     if not 0 < epsilon < float("inf"):
         raise BadInput(f"--epsilon is {epsilon}; give a number above 0")

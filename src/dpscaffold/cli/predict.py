@@ -46,7 +46,7 @@ def predict_command(
     ] = False,
 ) -> None:
     """Predict for every row of files, in order; columns are found by name."""
-    from dpscaffold.data.tables.files import is_many
+    from dpscaffold.data.tables.dialect import is_many
     from dpscaffold.models.predict import Answer, predict_file, predict_files
 
     if as_json and out is None:
@@ -65,7 +65,7 @@ def _report(
     done: PredictionCounts | FilesPredicted, out: Path | None, columns: list[str], as_json: bool
 ) -> None:
     """Report how many rows were predicted, of one file or of many."""
-    from dpscaffold.data.tables.rowfiles import named
+    from dpscaffold.data.tables.rows import named
     from dpscaffold.models.predict import FilesPredicted
 
     files = done.files if isinstance(done, FilesPredicted) else ()

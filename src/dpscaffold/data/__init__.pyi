@@ -30,6 +30,6 @@ from .sources.objects import federation_of as federation_of
 from .storage import load as load
 from .storage import save as save
 from .synthesis import synthetic as synthetic
-from .tables.coding import TableSource as TableSource
-from .tables.tables import read_table as read_table
+from .tables.scan import read_table as read_table
+from .tables.source import TableSource as TableSource
 from .writer import FederationWriter as FederationWriter

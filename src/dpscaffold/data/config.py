@@ -24,7 +24,7 @@ from pydantic import (
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order
 from dpscaffold.data.sentences import sentence_of
 from dpscaffold.data.tables.cells import Forms, days, refuse_two_readings
-from dpscaffold.data.tables.files import AUTO, is_many
+from dpscaffold.data.tables.dialect import AUTO, is_many
 from dpscaffold.data.tables.fills import PrivateFill
 from dpscaffold.data.tables.missing import NaStrings, checked_na_strings, refuse_declared
 from dpscaffold.data.tables.spellings import Spellings, checked_spellings

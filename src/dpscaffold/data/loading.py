@@ -42,12 +42,12 @@ from dpscaffold.data.sources.arrays import read_npz
 from dpscaffold.data.sources.leaf import read_leaf
 from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
-from dpscaffold.data.tables.coding import TableSource
-from dpscaffold.data.tables.files import Dialect
+from dpscaffold.data.tables.dialect import Dialect
 from dpscaffold.data.tables.fills import PrivateFill
 from dpscaffold.data.tables.missing import NaStrings
+from dpscaffold.data.tables.scan import feature_blocks, identifiers_in, read_table, scan_table
+from dpscaffold.data.tables.source import TableSource
 from dpscaffold.data.tables.spellings import Spellings
-from dpscaffold.data.tables.tables import feature_blocks, identifiers_in, read_table, scan_table
 from dpscaffold.data.writer import FederationWriter, require_free
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation, Records

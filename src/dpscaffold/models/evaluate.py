@@ -17,15 +17,17 @@ import pyarrow.compute
 import torch
 from torch import Tensor
 
-from dpscaffold.data.tables.files import TableFile
+from dpscaffold.data.tables.dialect import TableFile
 from dpscaffold.data.tables.labels import read_labels
-from dpscaffold.data.tables.raw import coding_of, file_columns, require_columns
-from dpscaffold.data.tables.rowfiles import (
+from dpscaffold.data.tables.rows import (
     RowFiles,
+    coding_of,
     differing_columns,
+    file_columns,
     left_aside_note,
     named,
     named_problem,
+    require_columns,
     row_files,
     tables_among,
 )

@@ -22,8 +22,8 @@ from dpscaffold.report.notebook import html_table
 from dpscaffold.tasks import Task
 
 if TYPE_CHECKING:
-    from dpscaffold.data.tables.files import TableFile
-    from dpscaffold.data.tables.raw import RowBatch
+    from dpscaffold.data.tables.dialect import TableFile
+    from dpscaffold.data.tables.rows import RowBatch
 
 #: Raw rows: a table (N, columns), columns by name (a data frame too), one mapping a row, or the
 #: path of a CSV or Parquet file.
@@ -97,8 +97,8 @@ class Model(TrainedParameters):
         return torch.cat(parts)
 
     def parts(self, path: Path | TableFile, others: Sequence[str] = ()) -> Iterator[RowBatch]:
-        """The prepared rows of a file, batch by batch; see :mod:`dpscaffold.data.tables.raw`."""
-        from dpscaffold.data.tables.raw import raw_parts
+        """The prepared rows of a file, batch by batch; see :mod:`dpscaffold.data.tables.rows`."""
+        from dpscaffold.data.tables.rows import raw_parts
 
         return raw_parts(path, self.preparation, self.columns, others)
 

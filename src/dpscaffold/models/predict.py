@@ -24,20 +24,18 @@ import torch
 
 from dpscaffold.atomic import draft_of, put_in_place, whole_file
 from dpscaffold.data.tables.cells import as_text
-from dpscaffold.data.tables.files import Format, TableFile, is_many
-from dpscaffold.data.tables.raw import (
+from dpscaffold.data.tables.dialect import Format, TableFile, is_many
+from dpscaffold.data.tables.rows import (
     KINDS,
     RowBatch,
+    RowFiles,
     coding_of,
+    differing_columns,
     file_columns,
     file_kind,
-    require_columns,
-)
-from dpscaffold.data.tables.rowfiles import (
-    RowFiles,
-    differing_columns,
     left_aside_note,
     named_problem,
+    require_columns,
     row_files,
     tables_among,
 )

@@ -25,7 +25,7 @@ from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.sentences import sentence_of
 from dpscaffold.data.sources.arrays import from_huggingface, from_pooled
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
-from dpscaffold.data.tables.tables import read_table
+from dpscaffold.data.tables.scan import read_table
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 

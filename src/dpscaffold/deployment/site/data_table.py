@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dpscaffold.data.config import DecimalSign, Delimiter, NaKey, check_sign
 from dpscaffold.data.sentences import sentence_of
-from dpscaffold.data.tables.files import AUTO
+from dpscaffold.data.tables.dialect import AUTO
 from dpscaffold.errors import BadInput
 
 

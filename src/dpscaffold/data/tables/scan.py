@@ -17,22 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.pool import Pool
-from dpscaffold.data.tables.alike import alike_users
 from dpscaffold.data.tables.cells import CellReader
 from dpscaffold.data.tables.codec import CellProblem, Coding, report
-from dpscaffold.data.tables.coding import (
-    Codes,
-    TableSource,
-    category_values,
-    code_label_sets,
-    code_labels,
-    code_users,
-    left_out,
-    notes_on,
-    preparation_of,
-    ranges_of,
-)
-from dpscaffold.data.tables.columns import (
+from dpscaffold.data.tables.dialect import TableFile, is_many, left_aside, no_tables, table_files
+from dpscaffold.data.tables.guesses import Identifiers
+from dpscaffold.data.tables.missing import SeenNaStrings
+from dpscaffold.data.tables.reader import (
     NotNumbers,
     common_columns,
     no_number,
@@ -40,17 +30,25 @@ from dpscaffold.data.tables.columns import (
     require_column,
     split_tables,
 )
-from dpscaffold.data.tables.files import TableFile, is_many, left_aside, no_tables, table_files
-from dpscaffold.data.tables.gaps import (
+from dpscaffold.data.tables.source import (
+    Codes,
+    TableSource,
+    category_values,
     check_na_strings,
     check_rules,
+    code_label_sets,
+    code_labels,
+    code_users,
     fill_of,
     for_the_rest,
     is_fitted,
+    left_out,
+    notes_on,
+    preparation_of,
+    ranges_of,
     rule_of,
 )
-from dpscaffold.data.tables.identifiers import Identifiers
-from dpscaffold.data.tables.missing import SeenNaStrings
+from dpscaffold.data.tables.spellings import alike_users
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Prepared, Target
 

@@ -1,4 +1,5 @@
-"""How the columns of a table become numbers: labels, users and categories, coded and reported."""
+"""What the columns of a table mean, and what follows from it: rules for missing values, classes,
+users and categories, notes for people, and the steps of the preparation."""
 
 from __future__ import annotations
 
@@ -11,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from dpscaffold.data.prepared import Ranges
-from dpscaffold.data.tables.alike import alike_values
 from dpscaffold.data.tables.cells import CellReader, Forms
 from dpscaffold.data.tables.codec import Coding
-from dpscaffold.data.tables.files import Dialect
+from dpscaffold.data.tables.dialect import Dialect
 from dpscaffold.data.tables.fills import PrivateFill
 from dpscaffold.data.tables.labels import LABELS_READ_OFF, by_value, read_labels
-from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
-from dpscaffold.data.tables.spellings import NO_SPELLINGS, Spellings, toml_key
+from dpscaffold.data.tables.missing import NO_NA_STRINGS, OTHERS, NaStrings
+from dpscaffold.data.tables.spellings import NO_SPELLINGS, Spellings, alike_values, toml_key
 from dpscaffold.errors import BadInput, nearest
 from dpscaffold.federation.schema import MOST_CLASSES, Kind, Prepared, Target
 from dpscaffold.privacy.preparation import Remark
@@ -38,7 +38,7 @@ class TableSource:
     each hold (1) or do not (0). ``exclude`` are columns to leave out, and ``dates`` those that hold
     dates, with their form; they become days since 1970. ``unseen`` says what a category is that is
     not among those given: refused, or zero everywhere; the same holds for raw rows of a model.
-    ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.tables.gaps`). ``path``
+    ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.tables.source`). ``path``
     may be a folder or a pattern of files with the same columns; without ``user`` each is a user
     then. ``gaps`` are the texts that stand for a missing value beside an empty cell
     (:mod:`dpscaffold.data.tables.missing`), and ``values`` the other spellings of labels and
@@ -311,3 +311,92 @@ def _is_fraction(text: str) -> bool:
         return not float(text).is_integer()
     except ValueError:
         return False
+
+
+Rule = Literal["refuse", "drop", "mean", "median", "indicator", "category"] | float | PrivateFill
+#: Rules whose value is read off the records.
+FITTED = ("mean", "median")
+
+
+def rule_of(table: TableSource, name: str) -> Rule:
+    """The rule of one column.
+
+    >>> from pathlib import Path
+    >>> table = TableSource(Path("a.csv"), "csv", "ill", missing={"age": "median", "*": "drop"})
+    >>> rule_of(table, "age"), rule_of(table, "stay")
+    ('median', 'drop')
+    """
+    rules: Mapping[str, Rule] | Rule = table.missing
+    if not isinstance(rules, Mapping):
+        return rules
+    found = rules.get(name, rules.get(OTHERS, "refuse"))
+    if name in (*table.labels, table.user) and found not in ("refuse", "drop"):
+        return "refuse"
+    return found
+
+
+def for_the_rest(table: TableSource) -> Literal["refuse", "drop"] | float:
+    """What holds for columns without a rule of their own, as one word or number."""
+    rules: Mapping[str, Rule] | Literal["refuse", "drop"] | float = table.missing
+    if not isinstance(rules, Mapping):
+        return rules
+    others = rules.get(OTHERS)
+    if isinstance(others, int | float):
+        return float(others)
+    return "drop" if "drop" in rules.values() else "refuse"
+
+
+def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, ...]) -> None:
+    """Refuse rules for columns that are not there, or that do not suit them."""
+    if not isinstance(table.missing, Mapping):
+        return
+    known = (*numbers, *texts, *table.labels, *([table.user] if table.user else ()), OTHERS)
+    for name, rule in table.missing.items():
+        if name not in known:
+            raise BadInput(
+                f"missing names the column '{name}'{nearest(name, known)}, which is no feature, "
+                f"label or user of {table.path}"
+            )
+        if isinstance(rule, PrivateFill) and name not in numbers:
+            raise BadInput(
+                f"missing.{name} is a private {rule.fill}, and it needs a column of numbers with a "
+                f"range of its own; name one of {', '.join(numbers[:8]) or 'none'}"
+            )
+        if name in texts and rule in (*FITTED, "indicator"):
+            raise BadInput(
+                f"missing.{name} is '{rule}', and the column holds categories; use 'category', "
+                f"'drop' or 'refuse'"
+            )
+        if name in numbers and rule == "category":
+            raise BadInput(
+                f"missing.{name} is 'category', and the column holds numbers; use a number, "
+                f"'mean', 'median', 'indicator', 'drop' or 'refuse'"
+            )
+
+
+def check_na_strings(table: TableSource, names: Sequence[str]) -> None:
+    """Refuse NA strings for a column that is not there."""
+    for name, _ in table.gaps.columns:
+        if name not in (*names, OTHERS):
+            raise BadInput(
+                f"gaps names the column '{name}'{nearest(name, names)}, which {table.path} lacks"
+            )
+
+
+def is_fitted(rule: Rule) -> bool:
+    """Whether a rule's value is read off the records, privately or not."""
+    return isinstance(rule, PrivateFill) or rule in FITTED
+
+
+def fill_of(rule: Rule, values: np.ndarray, name: str, seed: int = 0) -> float:
+    """The number that stands for a missing one: given, or read off the values that are there."""
+    if isinstance(rule, PrivateFill):
+        return rule.value(name, values, seed)
+    if not isinstance(rule, str):
+        return float(rule)
+    if rule == "indicator":
+        return 0.0
+    there = values[np.isfinite(values)]
+    if not len(there):
+        raise BadInput(f"column '{name}' has no value at all, so it has no {rule}; exclude it")
+    return float(np.mean(there, dtype=np.float64) if rule == "mean" else np.median(there))

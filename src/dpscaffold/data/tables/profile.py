@@ -18,23 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from dpscaffold.data.tables.alike import same_values, typing_errors
-from dpscaffold.data.tables.cell_kinds import (
-    but_for,
-    forms_of,
-    in_thousands,
-    is_compact,
-    numbers_in,
-)
 from dpscaffold.data.tables.cells import CellReader, as_text
-from dpscaffold.data.tables.columns import (
-    column_names,
-    common_columns,
-    read_batches,
-    require_column,
-    split_tables,
-)
-from dpscaffold.data.tables.files import (
+from dpscaffold.data.tables.dialect import (
     AUTO,
     OTHERS,
     UNKNOWN,
@@ -46,10 +31,27 @@ from dpscaffold.data.tables.files import (
     no_tables,
     table_files,
 )
-from dpscaffold.data.tables.gap_guesses import markers_in, pointed_out
-from dpscaffold.data.tables.label_guesses import described_label, target_in
+from dpscaffold.data.tables.guesses import (
+    but_for,
+    described_label,
+    forms_of,
+    in_thousands,
+    is_compact,
+    markers_in,
+    numbers_in,
+    pointed_out,
+    target_in,
+)
 from dpscaffold.data.tables.labels import read_labels
 from dpscaffold.data.tables.missing import BLANKS, GROUPED, tidy
+from dpscaffold.data.tables.reader import (
+    column_names,
+    common_columns,
+    read_batches,
+    require_column,
+    split_tables,
+)
+from dpscaffold.data.tables.spellings import same_values, typing_errors
 from dpscaffold.errors import BadInput
 from dpscaffold.federation.schema import Target
 
