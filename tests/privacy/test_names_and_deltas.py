@@ -25,7 +25,9 @@ from dpscaffold.engines import Loop, Simulator
 from dpscaffold.federation import Federation, Records
 from dpscaffold.privacy import RANDOM_PARTICIPATION, Mechanism, PrivacyError, round_up, statement
 from dpscaffold.randomness.streams import Randomness
+from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
+from dpscaffold.training.events import RoundDone
 from dpscaffold.training.progress import Progress
 
 POISSON = Gaussian(noise=4.0, sampling="poisson")
@@ -260,7 +262,8 @@ class TestShown:
 
     def test_the_live_line(self):
         progress = Progress("DP-FedAvg", 10, quiet=True)
-        progress._last, progress._first = {"epsilon_server": 0.41001}, (0, 0.0)
+        row = HistoryRow(1, {"train_loss": 1.0, "epsilon_server": 0.41001})
+        progress(RoundDone(1, 10, (), (row,)))
         assert "ε(server) ≤ 0.411" in progress.line(10, 1.0)
 
     def test_no_message_rounds_an_epsilon_by_itself(self):
