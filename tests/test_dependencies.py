@@ -8,7 +8,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parents[1]
 #: Distributions whose modules have another name.
-MODULES = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting", "tomli-w": "tomli_w"}
+MODULES = {
+    "markdown-it-py": "markdown_it",
+    "scikit-learn": "sklearn",
+    "dp-accounting": "dp_accounting",
+    "tomli-w": "tomli_w",
+}
 MODULES |= {"lazy-loader": "lazy_loader", "mlflow-skinny": "mlflow"}
 #: Parts of what brings them along: pydantic, PyTorch on a GPU, and Flower.
 BROUGHT_ALONG = {"pydantic_core", "triton", "google", "httpx", "starlette", "uvicorn"}

@@ -13,20 +13,19 @@ def as_markdown(page: Page) -> str:
     """
     parts = [f"# {page.title}", page.subtitle]
     for section in page.sections:
-        parts += [f"## {section.title}", *(_block(block) for block in section.blocks)]
+        parts += [f"## {section.title}", *map(block_text, section.blocks)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _block(block: Block) -> str:
+def block_text(block: Block) -> str:
+    """A part of a page as Markdown."""
     match block:
         case Text():
             return f"**{block.text}**" if block.strong or block.warning else block.text
         case Bullets():
             return "\n".join(f"- {item}" for item in block.items)
         case Table():
-            rows = [block.head, ("---",) * len(block.head), *block.rows]
-            table = "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
-            return f"{block.caption}\n\n{table}"
+            return f"{block.caption}\n\n{table_text(block)}"
         case Curves():
             ends = [
                 f"- {line.name}: {line.points[0][1]:.4g} in round {line.points[0][0]:g}, "
@@ -40,6 +39,12 @@ def _block(block: Block) -> str:
             return f"{block.caption} ({block.across}: {block.up}): {counts}."
         case Code():
             return f"{block.summary}:\n\n```\n{block.text.rstrip()}\n```"
+
+
+def table_text(table: Table) -> str:
+    """A table as Markdown, without its caption."""
+    rows = [table.head, ("---",) * len(table.head), *table.rows]
+    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,7 @@
-"""A report as one HTML file: no script, nothing from elsewhere, readable anywhere."""
+"""A report as one HTML file: no script, nothing from elsewhere, readable anywhere.
+
+The words are the Markdown of :mod:`~dpscaffold.report.card`, turned into HTML by markdown-it.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,29 @@ import re
 from functools import cache
 from html import escape
 from importlib.resources import files
+from string import Template
 
-from dpscaffold.report.blocks import (
-    BarChart,
-    Block,
-    Bullets,
-    Code,
-    Curves,
-    Page,
-    Section,
-    Table,
-    Text,
-)
+from markdown_it import MarkdownIt
+
+from dpscaffold.report.blocks import BarChart, Block, Code, Curves, Page, Section, Table, Text
+from dpscaffold.report.card import block_text, table_text
 from dpscaffold.report.svg import bars, curves
 
 #: Cells of a table up to this length stay on one line.
 SHORT = 10
 
+#: Lists, tables and `names` alone: whatever else a text contains is shown as it is.
+_MARKDOWN = MarkdownIt("zero").enable(["list", "table", "backticks"])
+
 
 @cache
+def _resource(name: str) -> str:
+    return files("dpscaffold.report").joinpath(name).read_text(encoding="utf-8")
+
+
 def style() -> str:
     """The page's style sheet."""
-    return files("dpscaffold.report").joinpath("page.css").read_text(encoding="utf-8")
+    return _resource("page.css")
 
 
 def as_html(page: Page) -> str:
@@ -36,21 +40,15 @@ def as_html(page: Page) -> str:
     >>> as_html(Page("A & B", "", ())).count("A &amp; B")
     2
     """
-    links = "".join(
+    links = (
         f'<li><a href="#{anchor(title)}">{escape(text)}</a></li>' for title, text in _links(page)
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(page.title)}</title>\n<style>\n{style()}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#content">Skip to the content</a>\n'
-        f'<header>\n<h1>{escape(page.title)}</h1>\n<p class="subtitle">{escape(page.subtitle)}</p>'
-        f'\n<nav aria-label="Sections"><ul>{links}</ul></nav>\n</header>\n<main id="content">\n'
-        + "\n".join(_section(part) for part in page.sections)
-        + "\n</main>\n<footer><p>Written by dpscaffold; this file contains everything it shows."
-        "</p></footer>\n</body>\n</html>\n"
+    return Template(_resource("page.html")).substitute(
+        title=escape(page.title),
+        subtitle=escape(page.subtitle),
+        style=style(),
+        links="".join(links),
+        sections="\n".join(map(_section, page.sections)),
     )
 
 
@@ -73,8 +71,7 @@ def anchor(title: str) -> str:
 
 
 def _section(part: Section) -> str:
-    name = anchor(part.title)
-    inside = "\n".join(_block(block) for block in part.blocks)
+    name, inside = anchor(part.title), "\n".join(map(_block, part.blocks))
     head = f'<h2 id="{name}">{escape(part.title)}</h2>'
     return f'<section aria-labelledby="{name}">\n{head}\n{inside}\n</section>'
 
@@ -82,49 +79,37 @@ def _section(part: Section) -> str:
 def _block(block: Block) -> str:
     match block:
         case Text():
-            kind = "strong" if block.strong else "warning" if block.warning else ""
-            mark = f' class="{kind}"' if kind else ""
-            return f"<p{mark}>{prose(block.text)}</p>"
-        case Bullets():
-            return "<ul>" + "".join(f"<li>{prose(item)}</li>" for item in block.items) + "</ul>"
+            kind = "strong" if block.strong else "warning" if block.warning else "plain"
+            return f'<p class="{kind}">{_MARKDOWN.renderInline(block.text)}</p>'
         case Table():
             return _table(block)
-        case Curves():
-            return _figure(block.caption, curves(block))
-        case BarChart():
-            return _figure(block.caption, bars(block))
+        case Curves() | BarChart():
+            drawn = curves(block) if isinstance(block, Curves) else bars(block)
+            caption = f"<figcaption>{escape(block.caption)}</figcaption>"
+            return f"<figure>{caption}{drawn}</figure>"
         case Code():
             code = f"<pre><code>{escape(block.text)}</code></pre>"
             return f"<details><summary>{escape(block.summary)}</summary>{code}</details>"
-
-
-def _figure(caption: str, drawing: str) -> str:
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{drawing}</figure>"
+        case _:
+            return str(_MARKDOWN.render(block_text(block)))
 
 
 def _table(grid: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in grid.head)
-    rows = "".join(
-        f'<tr><th scope="row">{prose(row[0])}</th>'
-        + "".join(f"<td{_kept(cell)}>{prose(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in grid.rows
-    )
-    return (
-        f'<div class="wide"><table><caption>{escape(grid.caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _kept(cell: str) -> str:
-    """A number is never broken over two lines, as 2.3e-05 would be at its sign."""
-    return ' class="short"' if len(cell) <= SHORT else ""
-
-
-def prose(text: str) -> str:
-    """Text with its `names` as code; everything else as it stands.
-
-    >>> prose("`cap` < 3")
-    '<code>cap</code> &lt; 3'
-    """
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+    """A table with a caption, and heads of its columns and rows. A short cell is never broken over
+    two lines, as 2.3e-05 would be at its sign."""
+    tokens = _MARKDOWN.parse(table_text(grid))
+    first = False
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        first = first or token.type == "tr_open"
+        if token.type == "th_open":
+            token.attrSet("scope", "col")
+        elif token.type.startswith("td_") and first:
+            token.tag = "th"
+            if token.nesting == 1:
+                token.attrSet("scope", "row")
+            first = token.nesting == 1
+        elif token.type == "td_open" and after is not None and len(after.content) <= SHORT:
+            token.attrSet("class", "short")
+    drawn = str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+    head = f"<table><caption>{escape(grid.caption)}</caption>"
+    return f'<div class="wide">{drawn.replace("<table>", head, 1)}</div>'
