@@ -67,7 +67,11 @@ def test_what_cannot_be_declared_is_refused(tmp_path, wrong, words):
 cells = st.sampled_from(
     ["männlich", "ja", "nein ", "31,5", "1.000,5", "-9", "", '"', "\ud83d", "x"]
 )
-lines = st.lists(cells, min_size=4, max_size=6).map(";".join)
+dates = st.sampled_from(["31.12.2020", "31.02.2020", "2020-01-01 99:00:00", "0.0.0"])
+DATED = ROWS.changed(
+    features=5, columns=("age", "sex", "bmi", "born"), dates={"born": ("%d.%m.%Y", "%Y-%m-%d")}
+)
+lines = st.lists(cells | dates, min_size=5, max_size=7).map(";".join)
 
 
 @settings(
@@ -79,9 +83,9 @@ def test_every_line_is_read_alone_whatever_the_encoding(tmp_path, records, encod
     errors = "surrogatepass" if encoding == "utf-16-le" else "replace"
 
     def read(some):
-        text = "id;sex;ill;age;bmi\n" + "".join(f"{line}\n" for line in some)
+        text = "id;sex;ill;age;bmi;born\n" + "".join(f"{line}\n" for line in some)
         (tmp_path / "d.csv").write_bytes(text.encode(encoding, errors))
-        return read_records(GERMAN | {"encoding": encoding}, tmp_path, ROWS)
+        return read_records(GERMAN | {"encoding": encoding}, tmp_path, DATED)
 
     found = read(records)
     assert len(found) == len(records)
