@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.console import Console
 from dpscaffold.checks import whole
 from dpscaffold.errors import BadInput
 from dpscaffold.report.fitting import legible
+
+if TYPE_CHECKING:
+    from dpscaffold.audit.play import Report
 
 #: The exit status of an audit that refutes a claim.
 BEATEN = 4
@@ -47,17 +50,12 @@ def audit_command(
     from dpscaffold.audit.onerun import OneRun, OneRunRequest, play_one_run
     from dpscaffold.audit.play import SHARES, AuditLimits, audit
     from dpscaffold.audit.subject import read_case
-    from dpscaffold.report.audit_figure import audit_rows, audit_sentences, plot_audit
+    from dpscaffold.report.audit_figure import plot_audit
     from dpscaffold.training.progress import duration
 
     limits = AuditLimits(trials, minutes, confidence, seed)
     views = _views(view, tuple(SHARES))
-    if one_run is not None:
-        whole("--one-run", one_run, 10)
-    if (one_run is None) != (out is None):
-        raise BadInput(_WITHOUT_A_FOLDER if out is None else f"--out is {out}, {_WITHOUT_A_RUN}")
-    if figure is not None and (not figure.parent.is_dir() or figure.suffix not in _ENDINGS):
-        raise BadInput(f"--figure is {figure}; give a writable .png, .svg or .pdf")
+    _check_options(one_run, out, figure)
     case = read_case(source, set_ or [])
     asked = None
     if one_run is not None and out is not None:
@@ -82,15 +80,30 @@ def audit_command(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
     else:
-        head = ("view", "proved ε", "claimed ε", "ratio", "games", "by")
-        console = Console()
-        console.print(legible(head, list(audit_rows(report)), console.width), highlight=False)
-        for sentence in audit_sentences(report, confidence):
-            console.print(sentence, highlight=False)
-        if figure is not None:
-            console.print(f"figure: {figure}", highlight=False)
+        _show(report, confidence, figure)
     if report.beaten:
         raise typer.Exit(BEATEN)
+
+
+def _check_options(one_run: int | None, out: Path | None, figure: Path | None) -> None:
+    if one_run is not None:
+        whole("--one-run", one_run, 10)
+    if (one_run is None) != (out is None):
+        raise BadInput(_WITHOUT_A_FOLDER if out is None else f"--out is {out}, {_WITHOUT_A_RUN}")
+    if figure is not None and (not figure.parent.is_dir() or figure.suffix not in _ENDINGS):
+        raise BadInput(f"--figure is {figure}; give a writable .png, .svg or .pdf")
+
+
+def _show(report: Report, confidence: float, figure: Path | None) -> None:
+    from dpscaffold.report.audit_figure import audit_rows, audit_sentences
+
+    head = ("view", "proved ε", "claimed ε", "ratio", "games", "by")
+    console = Console(highlight=False)
+    console.print(legible(head, list(audit_rows(report)), console.width))
+    for sentence in audit_sentences(report, confidence):
+        console.print(sentence)
+    if figure is not None:
+        console.print(f"figure: {figure}")
 
 
 def quarter_done(told: dict[str, int], name: str, games: int, wanted: int) -> bool:

@@ -128,30 +128,8 @@ def calibrate(
     }
     if goal.kind != "epsilon" or goal.group > 1:
         answer |= solve_goal(run, goal, bound, costs, solve)
-    elif solve == "noise":
-        run = replace(run, noise=calibrate_noise(run, goal.target, bound, costs))
-        answer |= {
-            "noise": run.noise,
-            "rounds": run.rounds,
-            "epsilon": bound.epsilon(run, costs=costs),
-            "delta": run.delta,
-        }
-    elif solve == "rounds":
-        run = replace(run, rounds=largest_rounds(run, goal.target, bound, costs=costs))
-        answer |= {
-            "rounds": run.rounds,
-            "noise": run.noise,
-            "epsilon": bound.epsilon(run, costs=costs),
-            "delta": run.delta,
-        }
     else:
-        answer |= {
-            "combinations": [
-                asdict(row)
-                for row in budget_table(run, goal.target, bound, _listed(run), costs=costs)
-            ],
-            "delta": run.delta,
-        }
+        answer |= solve_epsilon(run, goal.target, bound, costs, solve)
     if as_json:
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
     else:
@@ -212,6 +190,22 @@ def goal_from(
     target = given[named[0]]
     assert target is not None
     return AttackGoal(named[0], target, at_fpr, group)
+
+
+def solve_epsilon(
+    run: Mechanism, epsilon: float, bound: Bound, costs: tuple[Any, ...], solve: str
+) -> dict[str, Any]:
+    """The noise or the rounds that keep to a budget of ``epsilon``, or a table of both."""
+    if solve == "table":
+        table = budget_table(run, epsilon, bound, _listed(run), costs=costs)
+        return {"combinations": [asdict(row) for row in table], "delta": run.delta}
+    if solve == "noise":
+        run = replace(run, noise=calibrate_noise(run, epsilon, bound, costs))
+        found = {"noise": run.noise, "rounds": run.rounds}
+    else:
+        run = replace(run, rounds=largest_rounds(run, epsilon, bound, costs=costs))
+        found = {"rounds": run.rounds, "noise": run.noise}
+    return {**found, "epsilon": bound.epsilon(run, costs=costs), "delta": run.delta}
 
 
 def solve_goal(

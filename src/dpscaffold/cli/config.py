@@ -58,6 +58,14 @@ def inside(path: Path | None) -> Path | None:
     return path / "config.toml"
 
 
+def _of_tuning(path: Path, set_: list[str]) -> dict[str, Any]:
+    from dpscaffold.tuning.tuning import read_tuning
+
+    settings, tune = read_tuning(path, set_)
+    tables = {**settings.model_dump(mode="json"), "tune": tune.model_dump(mode="json")}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
 def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[str, Any]:
     """The tables of a file with their defaults; what it is, is told by what it holds."""
     from dpscaffold.config import load, read_tables
@@ -73,11 +81,7 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
 
         return load_served(path, set_).resolved()
     if "tune" in held:
-        from dpscaffold.tuning.tuning import read_tuning
-
-        settings, tune = read_tuning(path, set_)
-        tables = {**settings.model_dump(mode="json"), "tune": tune.model_dump(mode="json")}
-        return {name: table for name, table in tables.items() if table is not None}
+        return _of_tuning(path, set_)
     if set_:
         raise BadInput(f"--set is {set_[0]}, and {path} is edited by hand; leave it out")
     return _of_a_party(path, held)

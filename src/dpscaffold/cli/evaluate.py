@@ -56,6 +56,10 @@ def evaluate_command(
         return
     for note in files.notes if files else ():
         typer.echo(note, err=True)
+    _show(found, model, figure)
+
+
+def _show(found: Evaluation, model: Model, figure: Path | None) -> None:
     from rich.console import Console
 
     from dpscaffold.report.evaluation import evaluation_tables

@@ -49,42 +49,61 @@ def init_command(
     Looking at private data to write a configuration is outside ε.
     """
     from dpscaffold.atomic import write_text
-    from dpscaffold.data.tables.draft import OUTSIDE, draft, draft_arrays, loud_site
+    from dpscaffold.data.tables.draft import OUTSIDE, draft, draft_arrays
     from dpscaffold.data.tables.profile import look
 
-    if not 0 < epsilon < float("inf"):
-        raise BadInput(f"--epsilon is {epsilon}; give a number above 0")
-    if rows is not None and rows < 20:
-        raise BadInput(f"--rows is {rows}; look at 20 or more")
-    target = out or Path(f"{data.stem.strip('*?') or data.parent.name or 'data'}.toml")
-    if target.exists() and not force:
-        raise BadInput(f"{target} is there already; name another with --out, or add --force")
+    _check_numbers(epsilon, rows)
+    target = _target(data, out, force)
     found: Look | None = None
     if data.suffix.lower() == ".npz":
         asked = {"--label": label, "--user": user, "--rows": rows}
         refuse_given(asked, f"and {data} has no columns; leave it out")
         text = draft_arrays(data, epsilon, release)
     else:
-        found = look(data, label, user, ROWS if rows is None else rows)
+        found = look(data, label, user, rows or ROWS)
         text = draft(found, epsilon, release)
     blanks = _check(text)
     write_text(target, text)
     for note in found.notes if found else ():
         typer.echo(note, err=True)
+    columns = found.columns if found else ()
     if as_json:
-        columns = [vars(column) for column in found.columns] if found else []
-        said = {"configuration": str(target), "columns": columns, "outside": OUTSIDE}
+        guessed = [vars(column) for column in columns]
+        said = {"configuration": str(target), "columns": guessed, "outside": OUTSIDE}
         typer.echo(json.dumps(said, indent=2))
         return
-    for column in found.columns if found else ():
-        typer.echo(f"{column.name or '(a column without a name)'}: {column.role} ({column.why})")
-    loud = loud_site(found.sizes) if found else None
-    if loud:
-        typer.echo(f'{loud}; weighting = "records" keeps it quiet')
+    if found:
+        _tell_columns(found)
     typer.echo(OUTSIDE)
     fill = f"fill in {', '.join(blanks)}, check the rest" if blanks else "check it"
     option = " --release" if release else ""
     typer.echo(f"{target} is written; {fill}, then run dpscaffold train {target}{option}")
+
+
+def _target(data: Path, out: Path | None, force: bool) -> Path:
+    """The file to write, which must not be there unless ``force``."""
+    target = out or Path(f"{data.stem.strip('*?') or data.parent.name or 'data'}.toml")
+    if target.exists() and not force:
+        raise BadInput(f"{target} is there already; name another with --out, or add --force")
+    return target
+
+
+def _check_numbers(epsilon: float, rows: int | None) -> None:
+    if not 0 < epsilon < float("inf"):
+        raise BadInput(f"--epsilon is {epsilon}; give a number above 0")
+    if rows is not None and rows < 20:
+        raise BadInput(f"--rows is {rows}; look at 20 or more")
+
+
+def _tell_columns(found: Look) -> None:
+    """The role of every column and why; a site that dominates the others is named."""
+    from dpscaffold.data.tables.draft import loud_site
+
+    for column in found.columns:
+        typer.echo(f"{column.name or '(a column without a name)'}: {column.role} ({column.why})")
+    loud = loud_site(found.sizes)
+    if loud:
+        typer.echo(f'{loud}; weighting = "records" keeps it quiet')
 
 
 def _check(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -66,6 +66,22 @@ def _setting(incomplete: str, tables: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for value in values]
 
 
+def _emptied(changes: Iterable[str]) -> list[str]:
+    """The keys of ``table.key=`` changes, which have no value."""
+    parts = [change.partition("=") for change in changes]
+    return [key for key, sign, value in parts if sign and not value.strip()]
+
+
+def _first_parts(known: Iterable[str]) -> list[str]:
+    """The top-level tables of keys, in order."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in known))
+
+
+def _is_within(key: str, known: Iterable[str]) -> bool:
+    """Whether a key is one of these, or lies within a table of this name."""
+    return any(f"{key}.".startswith(f"{name}.") for name in known)
+
+
 def unset_keys(
     asked: Sequence[str] | None,
     changes: Sequence[str] | None = None,
@@ -78,20 +94,19 @@ def unset_keys(
     >>> unset_keys(["privacy", "privacy.noise", "data.missing.age"])
     ['privacy', 'privacy.noise', 'data.missing.age']
     """
-    emptied = [change.partition("=") for change in changes or ()]
-    named = [("--unset", key) for key in asked or ()]
-    named += [("--set", key) for key, sign, value in emptied if sign and not value.strip()]
+    asked = list(asked or ())
+    named = [("--unset", key) for key in asked]
+    named += [("--set", key) for key in _emptied(changes or ())]
     known = names() if named else []
-    first = dict.fromkeys(name.partition(".")[0] for name in known)
+    first = _first_parts(known)
     for option, text in named:
         key = text.strip()
-        within = any(f"{key}.".startswith(f"{name}.") for name in known)
-        if not (within or key in first or _stands_in(tables(), key)):
+        if not (key in first or _is_within(key, known) or _stands_in(tables(), key)):
             raise BadInput(
                 f"{option} is {text!r}, which leaves out no key{nearest(key, [*first, *known])}; "
                 f"name a table or table.key, e.g. privacy.noise"
             )
-    return list(asked or ())
+    return asked
 
 
 def _stands_in(tables: Mapping[str, Any], key: str) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from dpscaffold.cli.folder import refuse_unwritable
+from dpscaffold.cli.usage import interrupted
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -65,11 +66,7 @@ def plan_command(
     from dpscaffold.training.events import StopRequested
 
     refuse_unwritable(out)
-    if config and config.exists() and config.resolve() == (out / "plan.toml").resolve():
-        raise BadInput(
-            f"--out is {out}, whose plan.toml is the configuration that is planned on; name "
-            f"another folder"
-        )
+    _refuse_own_output(config, out)
     tables = read_tables(config) if config else {}
     # keys and values are checked before they are planned on
     settings = parse(tables, config.parent if config else None)
@@ -83,7 +80,7 @@ def plan_command(
             found = recommend(facts, goal, limits, preset, device=pick_device(device), tell=watcher)
         except StopRequested as stopped:
             console.print(f"stopped by {stopped} before a plan was found; nothing was written")
-            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+            raise interrupted(str(stopped)) from None
     files = planning.write_plan(found, out, tables)
     if as_json:
         typer.echo(json.dumps(plain(planning.as_json(found)), indent=2, ensure_ascii=False))
@@ -92,10 +89,24 @@ def plan_command(
             console.print("no view was named: ε is promised towards the server")
         console.print("\n".join(planning.plan_lines(found)), markup=False)
         console.print(f"{out} holds {', '.join(files)}")
-        if settings.beside is not None and Path(settings.beside) != out.absolute():
+        if _needs_copy(settings, out):
             console.print(
                 f"copy your own file next to {out / 'plan.toml'}, where train looks for it"
             )
+
+
+def _needs_copy(settings: Configuration, out: Path) -> bool:
+    """Whether the configuration names files of your own that lie in another folder."""
+    return settings.beside is not None and Path(settings.beside) != out.absolute()
+
+
+def _refuse_own_output(config: Path | None, out: Path) -> None:
+    """The plan must not overwrite the configuration that it is made of."""
+    if config and config.exists() and config.resolve() == (out / "plan.toml").resolve():
+        raise BadInput(
+            f"--out is {out}, whose plan.toml is the configuration that is planned on; name "
+            f"another folder"
+        )
 
 
 def _facts(

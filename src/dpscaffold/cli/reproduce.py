@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from dpscaffold.cli.keys import complete_experiment
-from dpscaffold.cli.usage import refuse_given
+from dpscaffold.cli.usage import interrupted, refuse_given
 from dpscaffold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -73,9 +73,29 @@ def reproduce_command(
     rows, place = tuple(row or ()), out or Path("reproduction")
     request = ReproduceRequest(place, seeds, scale, device or "cpu", folds, rows, only_runs)
     chosen = pick_device(request.device)
-    if row and (list_ or name == "all"):
+    _refuse_contradictions(name, list_, estimate, rows, device)
+    if list_:
+        unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
+        refuse_given(unread, "which the list does not depend on; leave it out")
+        _list(request, chosen, estimate, as_json)
+        return
+    if name is None:
+        raise BadInput("no experiment was named; give one of dpscaffold reproduce --list, or all")
+    written = {
+        one: _reproduce(experiment(one), request, chosen, quiet, as_json)
+        for one in (names() if name == "all" else (name,))
+    }
+    if as_json:
+        folders = {one: str(request.out / one) for one in written}
+        typer.echo(json.dumps({"folders": folders, "files": written}, indent=2))
+
+
+def _refuse_contradictions(
+    name: str | None, list_: bool, estimate: bool, rows: tuple[str, ...], device: str | None
+) -> None:
+    if rows and (list_ or name == "all"):
         raise BadInput(
-            f"--row is {row[0]!r}, a row of one experiment; name that experiment instead of all "
+            f"--row is {rows[0]!r}, a row of one experiment; name that experiment instead of all "
             f"or --list"
         )
     if list_ and name is not None:
@@ -84,26 +104,17 @@ def reproduce_command(
         )
     if estimate and not list_:
         raise BadInput("--estimate is given without --list, whose times it adds; give both")
-    if list_:
-        unread: dict[str, object] = {"--only-runs": only_runs, "--quiet": quiet, "--out": out}
-        unread |= {} if estimate else {"--device": device}
-        refuse_given(unread, "which the list does not depend on; leave it out")
-        from dpscaffold.paper.listing import as_rows, listing
+    if list_ and not estimate:
+        refuse_given({"--device": device}, "which the list does not depend on; leave it out")
 
-        busy = "timing a few rounds of each shape, about half a minute"
-        with Console(stderr=True).status(busy if estimate else "counting"):
-            shown = listing(request, chosen, estimate)
-        Console().print_json(data=as_rows(shown)) if as_json else Console().print(shown)
-        return
-    if name is None:
-        raise BadInput("no experiment was named; give one of dpscaffold reproduce --list, or all")
-    written = {
-        one: _reproduce(experiment(one), request, chosen, quiet or as_json, as_json)
-        for one in (names() if name == "all" else (name,))
-    }
-    if as_json:
-        folders = {one: str(request.out / one) for one in written}
-        typer.echo(json.dumps({"folders": folders, "files": written}, indent=2))
+
+def _list(request: ReproduceRequest, device: torch.device, estimate: bool, as_json: bool) -> None:
+    from dpscaffold.paper.listing import as_rows, listing
+
+    busy = "timing a few rounds of each shape, about half a minute"
+    with Console(stderr=True).status(busy if estimate else "counting"):
+        shown = listing(request, device, estimate)
+    Console().print_json(data=as_rows(shown)) if as_json else Console().print(shown)
 
 
 def _reproduce(
@@ -119,7 +130,7 @@ def _reproduce(
 
         @contextmanager
         def show(title: str, work: float) -> Iterator[ReproductionProgress]:
-            with ReproductionProgress(title, work, caught, quiet) as bars:
+            with ReproductionProgress(title, work, caught, quiet or silent) as bars:
                 yield bars
 
         try:
@@ -129,7 +140,7 @@ def _reproduce(
                 f"{chosen.name}: stopped by {stopped}; what is finished is kept, the same command "
                 f"goes on with it"
             )
-            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+            raise interrupted(str(stopped)) from None
     if not silent:
         console.print(f"{chosen.name}: {request.out / chosen.name} holds {', '.join(files)}")
     return files

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from dpscaffold.algorithms import DEFAULT
+from dpscaffold.algorithms import DEFAULT, Algorithm
 from dpscaffold.algorithms.naming import build, factory_of
 from dpscaffold.checks import at_least, choice, floor_share, shares
 from dpscaffold.errors import BadInput
@@ -96,6 +96,24 @@ class Numbers:
 NEEDED = ("users", "records", "rounds", "local_steps", "user_ratio", "data_ratio", "noise")
 
 
+def _needed(numbers: Numbers) -> list[Any]:
+    values = [getattr(numbers, name) for name in NEEDED]
+    missing = [_option(name) for name, value in zip(NEEDED, values, strict=True) if value is None]
+    if missing:
+        raise PrivacyError(
+            f"missing {', '.join(missing)}; give them all, or a configuration or a run folder"
+        )
+    return values
+
+
+def _algorithm(name: str) -> Algorithm:
+    try:
+        factory_of(name, argument="--algorithm")
+        return build(name)
+    except BadInput as error:
+        raise PrivacyError(str(error)) from error
+
+
 def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
     """The run that the options describe; every missing or impossible one is named.
 
@@ -103,22 +121,11 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
     >>> run.cohort_size, run.worst.batch
     (20, 800)
     """
-    values = [getattr(numbers, name) for name in NEEDED]
-    missing = [_option(name) for name, value in zip(NEEDED, values, strict=True) if value is None]
-    if missing:
-        raise PrivacyError(
-            f"missing {', '.join(missing)}; give them all, or a configuration or a run folder"
-        )
-    users, records, rounds, local_steps, user_ratio, data_ratio, noise = values
+    users, records, rounds, local_steps, user_ratio, data_ratio, noise = _needed(numbers)
     for name, ratio in (("user_ratio", user_ratio), ("data_ratio", data_ratio)):
         if not 0.0 < ratio <= 1.0:
             raise PrivacyError(f"{_option(name)} is {ratio}; give a fraction above 0 and at most 1")
-    name = numbers.algorithm or DEFAULT
-    try:
-        factory_of(name, argument="--algorithm")
-        algorithm = build(name)
-    except BadInput as error:
-        raise PrivacyError(str(error)) from error
+    algorithm = _algorithm(numbers.algorithm or DEFAULT)
     if at_least("--noise", noise, 0) and not LEAST_NOISE <= noise <= MOST_NOISE:
         raise PrivacyError(unusable_noise("--noise", noise))
     if floor_share(user_ratio, users) < 1:

@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpscaffold.cli.example import DEMO
 from dpscaffold.cli.keys import complete_setting, complete_unset, unset_keys
+from dpscaffold.cli.usage import interrupted
 from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    from dpscaffold.config import Configuration
+    from dpscaffold.training import Result
 
 SetOption = Annotated[
     list[str] | None,
@@ -101,66 +106,59 @@ def train_command(
 ) -> None:
     """Train a model and write a run folder."""
     from dpscaffold.cli.compare import show
-    from dpscaffold.config import load, read_tables
-    from dpscaffold.report.ending import ending
-    from dpscaffold.runs.written import plain
-    from dpscaffold.training import summarise
     from dpscaffold.training.events import silence
     from dpscaffold.training.from_config import run_seeds, run_settings
     from dpscaffold.training.tracking import tracker
 
     request = requested(config, out, resume)
-    base = DEMO if request.config is None and not _names_a_source(set_ or []) else {}
-    changes = [*(set_ or []), *(["privacy.release=true"] if release else [])]
-    changes += [f"privacy.allow={json.dumps(allow)}"] if allow else []
-    changes += [f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else []
-    tables = partial(read_tables, request.config) if request.config else partial(dict, base)
-    settings = load(request.config, changes, base, unset_keys(unset, set_, tables))
-    engine = engine or (engine_of(request) if request.resume else "simulator")
+    changes = _changes(release, allow, stop_on)
+    settings = _settings(request.config, set_ or [], changes, unset)
+    engine = engine or engine_of(request)
     silent = as_json or quiet
+    say, warn = _say if verbose else None, None if silent else _say
+    how: dict[str, Any] = {"device": device, "engine": engine, "quiet": silent}
+    how |= {"say": say, "warn": warn, "data_key": data_key}
     if seeds is not None:
-        if config is not None and config.is_dir():
-            raise BadInput(
-                f"--seeds is {seeds}, and {config} is one run; name its configuration instead"
-            )
-        _refuse_with_seeds({"--track": track, "--stop-on": stop_on})
-        run_seeds(
-            settings,
-            request.folder,
-            seeds,
-            request.resume,
-            device=device,
-            engine=engine,
-            quiet=silent,
-            say=_say if verbose else None,
-            warn=None if silent else _say,
-            data_key=data_key,
-        )
+        _refuse_with_seeds(seeds, config, {"--track": track, "--stop-on": stop_on})
+        run_seeds(settings, request.folder, seeds, request.resume, **how)
         if not quiet:
             show([request.folder], None, as_json)
         return
-    result = run_settings(
-        settings,
-        request.folder,
-        request.resume,
-        device,
-        engine,
-        silent,
-        say=_say if verbose else None,
-        warn=None if silent else _say,
-        listener=tracker(track, request.folder, settings) if track else silence,
-        data_key=data_key,
-    )
+    listener = tracker(track, request.folder, settings) if track else silence
+    result = run_settings(settings, request.folder, request.resume, listener=listener, **how)
+    _tell(result, request.folder, as_json, quiet)
+    if result.ended == "interrupted":
+        raise interrupted(result.message)
+
+
+def _settings(
+    config: Path | None, set_: list[str], changes: list[str], unset: list[str] | None
+) -> Configuration:
+    """The configuration with ``set_`` and other changes; the demo's where none names its data."""
+    from dpscaffold.config import load, read_tables
+
+    base = DEMO if config is None and not _names_a_source(set_) else {}
+    tables = partial(read_tables, config) if config else partial(dict, base)
+    return load(config, [*set_, *changes], base, unset_keys(unset, set_, tables))
+
+
+def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
+    from dpscaffold.report.ending import ending
+    from dpscaffold.runs.written import plain
+    from dpscaffold.training import summarise
+
     if as_json:
-        answer = summarise(result) | {
-            "folder": str(request.folder),
-            "privacy": result.privacy.to_json(),
-        }
+        answer = summarise(result) | {"folder": str(folder), "privacy": result.privacy.to_json()}
         typer.echo(json.dumps(plain(answer), indent=2))
     elif not quiet:
-        typer.echo("\n".join(ending(result, request.folder)))
-    if result.ended == "interrupted":
-        raise typer.Exit(143 if "SIGTERM" in result.message else 130)
+        typer.echo("\n".join(ending(result, folder)))
+
+
+def _changes(release: bool, allow: list[str] | None, stop_on: Path | None) -> list[str]:
+    """Options that stand for keys of the configuration, as ``--set`` would say them."""
+    found = ["privacy.release=true"] if release else []
+    found += [f"privacy.allow={json.dumps(allow)}"] if allow else []
+    return found + ([f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else [])
 
 
 def requested(config: Path | None, out: Path | None, resume: bool) -> TrainRequest:
@@ -169,19 +167,25 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> TrainReque
     >>> requested(Path("sites.toml"), None, resume=False).folder.as_posix()
     'runs/sites'
     """
-    if config is not None and config.is_dir():
-        inside = config / "config.toml"
-        if not inside.exists():
-            raise BadInput(f"{config} is a folder without a run; name a configuration (TOML)")
-        if not resume:
-            raise BadInput(f"{config} is a run folder; add --resume to go on with its run")
-        return TrainRequest(inside, out or config, True)
-    if resume and config is not None and not config.suffix and not config.exists():
+    if config is None:
+        folder = Path("runs") / "train"
+    elif config.is_dir():
+        _check_run_folder(config, resume)
+        config, folder = config / "config.toml", config
+    elif resume and not config.suffix and not config.exists():
         raise BadInput(f"{config} holds no run to go on with; name a run folder")
-    if config is not None and out is None and resume and (config.parent / "run.json").exists():
-        return TrainRequest(config, config.parent, True)
-    name = config.stem if config else "train"
-    return TrainRequest(config, out or Path("runs") / name, resume)
+    elif resume and (config.parent / "run.json").exists():
+        folder = config.parent
+    else:
+        folder = Path("runs") / config.stem
+    return TrainRequest(config, out or folder, resume)
+
+
+def _check_run_folder(folder: Path, resume: bool) -> None:
+    if not (folder / "config.toml").exists():
+        raise BadInput(f"{folder} is a folder without a run; name a configuration (TOML)")
+    if not resume:
+        raise BadInput(f"{folder} is a run folder; add --resume to go on with its run")
 
 
 def engine_of(request: TrainRequest) -> str:
@@ -192,8 +196,12 @@ def engine_of(request: TrainRequest) -> str:
     return str((saved or {}).get("engine", "simulator"))
 
 
-def _refuse_with_seeds(options: Mapping[str, object]) -> None:
-    """Options that are about one run."""
+def _refuse_with_seeds(seeds: int, config: Path | None, options: Mapping[str, object]) -> None:
+    """A folder and options that are about one run."""
+    if config is not None and config.is_dir():
+        raise BadInput(
+            f"--seeds is {seeds}, and {config} is one run; name its configuration instead"
+        )
     for name in [name for name, value in options.items() if value is not None]:
         raise BadInput(f"{name} is about one run and --seeds makes several; leave one of them out")
 

@@ -11,6 +11,7 @@ import typer
 
 from dpscaffold.cli.folder import refuse_unwritable
 from dpscaffold.cli.keys import complete_setting
+from dpscaffold.cli.usage import interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +57,7 @@ def tune_command(
             tuned = tune(settings, table, pick_device(device), watcher, planned_setting)
         except StopRequested as stopped:
             console.print(f"stopped by {stopped} before the grid was finished; nothing was written")
-            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+            raise interrupted(str(stopped)) from None
     files = write_tuning(tuned, folder, " ".join(["dpscaffold", *sys.argv[1:]]))
     if as_json:
         scores = [vars(score) | {"mean": score.mean} for score in tuned.scores]
@@ -110,7 +111,7 @@ def _tune_privately(
                 f"trials that ran: epsilon is at most {round_up(spent.epsilon['server'])} at delta "
                 f"= {digits_up(spent.delta)}, which adds to whatever comes next"
             )
-            raise typer.Exit(143 if "SIGTERM" in str(stopped) else 130) from None
+            raise interrupted(str(stopped)) from None
     files = write_private_tuning(tuned, folder)
     if as_json:
         found = {

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
+import typer
 
 from dpscaffold.cli.keys import known_keys, names
 from dpscaffold.errors import BadInput, nearest
@@ -76,12 +77,19 @@ def _keys_meant(option: str, own: Iterable[str]) -> list[str]:
     return [key for key in found if not key.startswith("task.")][:2] or found[:1]
 
 
+def interrupted(signal: str) -> typer.Exit:
+    """The exit of a command that a signal stopped, with the status that a shell expects."""
+    return typer.Exit(143 if "SIGTERM" in signal else 130)
+
+
 def _value(option: str, key: str, words: Sequence[str]) -> str:
     """The value that was given after an option, or what stands for it."""
     for word, after in zip(words, [*words[1:], ""], strict=True):
         name, sign, value = word.partition("=")
-        if name == option and (sign or (after and not after.startswith("-"))):
-            return value if sign else after
+        if name == option and sign:
+            return value
+        if name == option and after[:1] not in ("", "-"):
+            return after
     kinds = [str(entry["kind"]) for entry in known_keys() if entry["name"] == key]
     return "true" if any(kind.startswith("true or false") for kind in kinds) else "VALUE"
 

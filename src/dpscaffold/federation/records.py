@@ -50,26 +50,7 @@ class Records:
         if not features:
             raise BadInput("a federation needs at least one user, and none was given")
         for i, (x, y) in enumerate(zip(features, labels, strict=True)):
-            if len(x) != len(y):
-                raise BadInput(
-                    f"user {i} has {len(x)} rows of features and {len(y)} labels; the counts must "
-                    f"agree"
-                )
-            if x.ndim != 2 or x.shape[1] != features[0].shape[1]:
-                raise BadInput(
-                    f"user {i} has features of shape {tuple(x.shape)}; "
-                    f"expected (records, {features[0].shape[-1]}) as for user 0"
-                )
-            if y.ndim != 1:
-                raise BadInput(
-                    f"user {i} has labels of shape {tuple(y.shape)}; give one number per record"
-                )
-            fractions = y.is_floating_point() and not bool((y == y.round()).all())
-            if kind != "number" and fractions:
-                raise BadInput(
-                    f"user {i} has labels that are not whole numbers; give class numbers from 0, "
-                    f"or say that the target is a number"
-                )
+            _check_user(i, x, y, features[0].shape, kind)
         sizes = torch.tensor([len(x) for x in features])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         return cls(
@@ -144,6 +125,9 @@ class Records:
         complaint = target.complaint(self.labels.numpy())
         if complaint:
             raise BadInput(f"{what} labels {complaint}")
+        self._check_finite(what)
+
+    def _check_finite(self, what: str) -> None:
         step = max(1, BLOCK // max(1, self.dimension))
         for start in range(0, len(self.features), step):
             block = self.features[start : start + step]
@@ -174,3 +158,26 @@ class Records:
             state.update(np.ascontiguousarray(self.features[rows].numpy()).data)
             state.update(np.ascontiguousarray(self.labels[rows].numpy()).data)
         return state.hexdigest()
+
+
+def _check_user(user: int, x: Tensor, y: Tensor, first: torch.Size, kind: Kind) -> None:
+    """Refuse one user's features ``x`` and labels ``y``; ``first`` is the shape of user 0."""
+    if len(x) != len(y):
+        raise BadInput(
+            f"user {user} has {len(x)} rows of features and {len(y)} labels; the counts must agree"
+        )
+    if x.ndim != 2 or x.shape[1] != first[1]:
+        raise BadInput(
+            f"user {user} has features of shape {tuple(x.shape)}; "
+            f"expected (records, {first[-1]}) as for user 0"
+        )
+    if y.ndim != 1:
+        raise BadInput(
+            f"user {user} has labels of shape {tuple(y.shape)}; give one number per record"
+        )
+    fractions = y.is_floating_point() and not bool((y == y.round()).all())
+    if kind != "number" and fractions:
+        raise BadInput(
+            f"user {user} has labels that are not whole numbers; give class numbers from 0, "
+            f"or say that the target is a number"
+        )

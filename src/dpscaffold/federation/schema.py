@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -71,8 +72,11 @@ class Target:
             raise BadInput(
                 f"the target has {len(self.classes)} labels; give 1 to {MOST_LABELS} of them"
             )
-        if len(set(self.classes)) < len(self.classes):
-            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        twice = next((name for name, count in Counter(self.classes).items() if count > 1), None)
+        if twice is not None:
             what = "labels" if self.kind == "labels" else "classes"
             raise BadInput(f"two {what} are called '{twice}'; give each its own name")
 
@@ -178,14 +182,14 @@ class Target:
             return ""
         low, high = labels.min(), labels.max()
         if self.kind == "number":
-            fine = bool(np.isfinite(low) and np.isfinite(high))
+            fine = bool(np.isfinite([low, high]).all())
             return "" if fine else "contain NaN or infinity; leave such records out"
-        if self.kind == "labels":
-            fine = low >= 0 and int(high) >> len(self.classes) == 0
-            return "" if fine else f"hold more than the {len(self.classes)} labels of the target"
-        if low >= 0 and high < len(self.classes):
+        most = len(self.classes) - 1 if self.kind == "class" else (1 << len(self.classes)) - 1
+        if low >= 0 and high <= most:
             return ""
-        worst = high if high >= len(self.classes) else low
+        if self.kind == "labels":
+            return f"hold more than the {len(self.classes)} labels of the target"
+        worst = high if high > most else low
         return f"contain {worst}; labels must lie in 0 to {len(self.classes) - 1}"
 
     def __str__(self) -> str:
@@ -283,19 +287,21 @@ def raw_columns(preparation: Sequence[Prepared], dimension: int) -> tuple[str, .
     return tuple(str(j) for j in range(dimension))
 
 
+def _declared_categories(preparation: Sequence[Prepared]) -> tuple[tuple[str, Any], ...]:
+    """The categories of each column, but for those that were read off the records."""
+    found = next((step.categories for step in preparation if hasattr(step, "categories")), ())
+    unknown = {name for step in preparation for name in getattr(step, "read_off", ())}
+    return tuple([(name, values) for name, values in found if name not in unknown])
+
+
 def schema_of(preparation: Sequence[Prepared], target: Target, dimension: int) -> Schema:
     """The schema of rows that these steps turn into ``dimension`` features."""
     from dpscaffold.privacy.preparation import remarks  # the accountant takes long to import
 
     public = ("none needed", "public")
     steps = list(preparation)
-    categories = next(
-        (step.categories for step in preparation if hasattr(step, "categories")),
-        (),
-    )
-    unknown = {name for step in preparation for name in getattr(step, "read_off", ())}
-    known = tuple([(name, values) for name, values in categories if name not in unknown])
     columns = raw_columns(preparation, dimension)
+    known = _declared_categories(preparation)
     private = [k for k, step in enumerate(steps) if step.protection not in public]
     for k, said in zip(private, remarks([steps[k] for k in private]), strict=True):
         steps[k] = said

@@ -112,20 +112,13 @@ class Federation:
         classes = (target.classes or classes) if isinstance(target, Target) else classes
         if kind == "labels":
             return cls._of_labels(train, test, classes, names, title)
-        tables = [
-            Records.from_users(
-                [torch.as_tensor(x) for x, _ in part], [torch.as_tensor(y) for _, y in part], kind
-            )
-            for part in (train, test)
-        ]
-        if kind == "number":
-            named = tuple(classes) if isinstance(classes, Sequence) else ()
-            predicted = target if isinstance(target, Target) else Target("number", named)
-            if predicted.low is not None:
-                tables = [table.scaled(predicted, k == 0) for k, table in enumerate(tables)]
+        tables = [_records(part, kind) for part in (train, test)]
+        if isinstance(target, Target) and kind == "number":
+            predicted = target
         else:
-            most = max(int(table.labels.max()) for table in tables if len(table))
-            predicted = Target.of(max(2, 1 + most) if classes is None else classes)
+            predicted = _target_of(kind, classes, tables)
+        if predicted.low is not None:
+            tables = [table.scaled(predicted, k == 0) for k, table in enumerate(tables)]
         return cls(tables[0], tables[1], predicted, tuple(names), title).validated()
 
     @classmethod
@@ -138,14 +131,7 @@ class Federation:
         title: str,
     ) -> Federation:
         """A federation from one (features, (n, L) of 0 and 1) pair per user."""
-        shapes = [tuple(np.shape(y)) for part in (train, test) for _, y in part]
-        flat = next((shape for shape in shapes if len(shape) != 2), None)
-        if flat is not None or not shapes:
-            raise BadInput(
-                f"labels have shape {flat}; where target = 'labels', give (records, labels) of 0 "
-                f"and 1 for every user"
-            )
-        widths = {shape[1] for shape in shapes}
+        widths = _label_widths([y for part in (train, test) for _, y in part])
         target = Target.labelled(max(widths) if labels is None else labels)
         if widths != {len(target.classes)}:
             raise BadInput(
@@ -267,3 +253,33 @@ class Federation:
             f"Federation({self.title}: {self.users} users, {sizes} train records each, "
             f"{self.dimension} features, {self.target})"
         )
+
+
+def _records(
+    users: Sequence[tuple[Tensor | np.ndarray, Tensor | np.ndarray]], kind: Kind
+) -> Records:
+    features, labels = ([torch.as_tensor(pair[k]) for pair in users] for k in (0, 1))
+    return Records.from_users(features, labels, kind)
+
+
+def _target_of(
+    kind: Kind, classes: int | Sequence[str] | None, tables: Sequence[Records]
+) -> Target:
+    """The target that a kind and classes describe; by default the largest label counts classes."""
+    if kind == "number":
+        return Target("number", tuple(classes) if isinstance(classes, Sequence) else ())
+    if classes is not None:
+        return Target.of(classes)
+    return Target.of(max(2, 1 + max(int(table.labels.max()) for table in tables if len(table))))
+
+
+def _label_widths(labels: Sequence[Tensor | np.ndarray]) -> set[int]:
+    """The numbers of label columns that users have; other shapes are refused."""
+    shapes = [tuple(np.shape(y)) for y in labels]
+    flat = next((shape for shape in shapes if len(shape) != 2), None)
+    if flat is not None or not shapes:
+        raise BadInput(
+            f"labels have shape {flat}; where target = 'labels', give (records, labels) of 0 and 1 "
+            f"for every user"
+        )
+    return {shape[1] for shape in shapes}

@@ -82,21 +82,21 @@ class Gaussian:
         # Whether sizes are declared is the data's to say; the setting asks again with them.
         if self.neighbours is not None:
             choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
-        if isinstance(self.clip, str):
-            if self.clip != "median":
-                raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
-        elif (
-            isinstance(self.clip, bool)
-            or not isinstance(self.clip, int | float)
-            or not self.clip > 0
-        ):
+        self._check_clip()
+
+    def _check_clip(self) -> None:
+        if self.clip == "median":
+            return
+        numeric = isinstance(self.clip, int | float) and not isinstance(self.clip, bool)
+        if not numeric or not float(self.clip) > 0:
             raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
-        elif not (_CLIPS[0] <= self.clip <= _CLIPS[1] or math.isinf(self.clip)):
+        clip = float(self.clip)
+        if not (_CLIPS[0] <= clip <= _CLIPS[1] or math.isinf(clip)):
             raise BadInput(
                 f"privacy.clip is {self.clip}, to which float32 gradients cannot be clipped "
                 f"exactly; give a number from {_CLIPS[0]:g} to {_CLIPS[1]:g}"
             )
-        elif math.isinf(self.clip) and self.noise > 0:
+        if math.isinf(clip) and self.noise > 0:
             raise BadInput(
                 f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "
                 f"finite clip"

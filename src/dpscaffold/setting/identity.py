@@ -40,17 +40,17 @@ def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
+def _digest_of_list(plain: Any) -> Any:
+    """A list as its digest; a single number as it is."""
+    return hashlib.sha256(repr(plain).encode()).hexdigest() if isinstance(plain, list) else plain
+
+
 def _part(value: Any, depth: int = DEPTH) -> Any:
     """A value in words; beyond ``depth`` only its name, as a function may hold itself."""
     if isinstance(value, str | bool | int | float):
         return value
     if hasattr(value, "tolist"):  # numbers and arrays of numpy and torch
-        plain = value.tolist()
-        return (
-            plain
-            if not isinstance(plain, list)
-            else hashlib.sha256(repr(plain).encode()).hexdigest()
-        )
+        return _digest_of_list(value.tolist())
     if depth == 0:
         return _name(value)
     if isinstance(value, list | tuple):
@@ -59,6 +59,11 @@ def _part(value: Any, depth: int = DEPTH) -> Any:
         return {str(key): _part(item, depth - 1) for key, item in value.items()}
     if isinstance(value, Algorithm):
         return describe_algorithm(value)
+    return _object(value, depth)
+
+
+def _object(value: Any, depth: int) -> Any:
+    """The name of a function or object, with what it holds."""
     held = {name: _part(item, depth - 1) for name, item in _held(value).items()}
     return {"kind": _name(value), **held} if held else _name(value)
 

@@ -73,19 +73,7 @@ class Plan:
     steps_by_user: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):
-            whole(f"plan.{name}", getattr(self, name), least=1)
-        if self.seed is not None:
-            whole("plan.seed", self.seed, least=0)
-        if self.max_rounds is not None:
-            whole("plan.max_rounds", self.max_rounds, least=1)
-            if self.max_rounds < self.rounds:
-                raise BadInput(
-                    f"plan.max_rounds is {self.max_rounds}, and plan.rounds is {self.rounds}; give "
-                    f"at least as many, or leave plan.max_rounds out"
-                )
-        if self.warm_rounds is not None:
-            whole("plan.warm_rounds", self.warm_rounds, least=0)
+        self._check_counts()
         for name in ("user_ratio", "data_ratio", "tail"):
             value = number(f"plan.{name}", getattr(self, name))
             if not 0 < value <= 1:
@@ -103,6 +91,18 @@ class Plan:
         choice("plan.schedule", self.schedule, ("constant", "linear", "cosine", "inverse-sqrt"))
         if self.steps_by_user is not None:
             self._check_steps()
+
+    def _check_counts(self) -> None:
+        for name in ("rounds", "local_steps", "evaluate_every", "checkpoint_every"):
+            whole(f"plan.{name}", getattr(self, name), least=1)
+        for name, least in (("seed", 0), ("max_rounds", 1), ("warm_rounds", 0)):
+            if getattr(self, name) is not None:
+                whole(f"plan.{name}", getattr(self, name), least)
+        if self.max_rounds is not None and self.max_rounds < self.rounds:
+            raise BadInput(
+                f"plan.max_rounds is {self.max_rounds}, and plan.rounds is {self.rounds}; give "
+                f"at least as many, or leave plan.max_rounds out"
+            )
 
     def _check_steps(self) -> None:
         """K_i must be whole numbers, and K the largest of them."""

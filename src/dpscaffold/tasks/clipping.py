@@ -146,18 +146,11 @@ def clip_outer(parts: Sequence[LayerOuter], weight: Tensor | None, clip: Clip) -
     1.0
     """
     if clip is None:
-        if weight is not None:
-            _weigh(parts, weight)
+        _weigh(parts, weight)
         return None
     if not _may_look(parts[0].left):
         return clip_unseen(parts, weight, clip)
-    own = [(part.left * part.left).sum(1) for part in parts]
-    squares = [part.squares() for part in parts]
-    user, record = _wild([*own, *squares])
-    norms = own[0] * squares[0]
-    for errors, inputs in zip(own[1:], squares[1:], strict=True):
-        norms += errors * inputs
-    norms.sqrt_()
+    norms, (user, record) = _norms(parts)
     exact = _exact_norms(parts, user, record) if len(user) else None
     if exact is not None:
         norms[user, record] = exact.to(norms.dtype)
@@ -171,6 +164,17 @@ def clip_outer(parts: Sequence[LayerOuter], weight: Tensor | None, clip: Clip) -
     for part in parts:
         part.left *= factor[:, None, :]
     return bound
+
+
+def _norms(parts: Sequence[LayerOuter]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The norms of the gradients, and (user, record) of those that float32 cannot square."""
+    own = [(part.left * part.left).sum(1) for part in parts]
+    squares = [part.squares() for part in parts]
+    wild = _wild([*own, *squares])
+    total = own[0] * squares[0]
+    for errors, inputs in zip(own[1:], squares[1:], strict=True):
+        total += errors * inputs
+    return total.sqrt_(), wild
 
 
 def clip_unseen(parts: Sequence[LayerOuter], weight: Tensor | None, clip: Clip) -> Tensor:
@@ -246,8 +250,10 @@ def _exact_norms(parts: Sequence[LayerOuter], user: Tensor, record: Tensor) -> T
     return torch.where(total.isfinite(), total, float("nan")).sqrt()
 
 
-def _weigh(parts: Sequence[LayerOuter], weight: Tensor) -> None:
+def _weigh(parts: Sequence[LayerOuter], weight: Tensor | None) -> None:
     """Weigh gradients that are not clipped; padding is 0 on both sides, even where it is NaN."""
+    if weight is None:
+        return
     padding = (weight == 0)[:, None, :]
     for part in parts:
         part.left.mul_(weight[:, None, :]).masked_fill_(padding, 0.0)

@@ -235,11 +235,10 @@ def joined(parts: list[Contribution]) -> Contribution:
     together = [part for part in places if part is not None]
     if len(together) < len(parts):
         return Dense(torch.stack([part.dense().gradients for part in parts]).sum(0))
-    left = torch.cat([part.left for part in together], -1) if len(parts) > 1 else together[0].left
-    right = (
-        torch.cat([part.right for part in together], -1) if len(parts) > 1 else together[0].right
-    )
-    return _cheaper_product(Outers(left, right))
+    if len(together) == 1:
+        return _cheaper_product(together[0])
+    left, right = zip(*((part.left, part.right) for part in together), strict=True)
+    return _cheaper_product(Outers(torch.cat(left, -1), torch.cat(right, -1)))
 
 
 def _as_outers(part: Contribution) -> Outers | None:

@@ -18,17 +18,7 @@ def check_task(task: Task, schema: Schema, seed: int) -> None:
     loss = getattr(task, "loss", None)  # a task of one's own may have none to ask
     if loss is not None:
         loss.fits(schema.target.kind, classes)
-    try:
-        with torch.no_grad():
-            scores = task.scores(task.initial(seed), task.prepare(torch.zeros(1, schema.dimension)))
-    except Exception as error:  # a module of a user's own may raise anything
-        what = f"the task {task.name!r} does not accept records of {schema.dimension} features"
-        raise BadInput(f"{what} ({type(error).__name__}: {error})") from error
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        raise BadInput(
-            f"the task {task.name!r} gives {type(scores).__name__} instead of scores; its "
-            f"module must return one tensor of floats"
-        )
+    scores = _scores_of_zeros(task, schema.dimension, seed)
     needed = loss.outputs(classes) if loss is not None else max(1, classes)
     single = loss is None and scores.shape[-1] == 1 and classes == 2  # it tells two apart
     if scores.ndim != 2 or (scores.shape[1] < needed and not single):
@@ -38,6 +28,21 @@ def check_task(task: Task, schema: Schema, seed: int) -> None:
         )
     if isinstance(task, ModuleTask):
         _check_module(task, schema, seed)
+
+
+def _scores_of_zeros(task: Task, dimension: int, seed: int) -> Tensor:
+    try:
+        with torch.no_grad():
+            scores = task.scores(task.initial(seed), task.prepare(torch.zeros(1, dimension)))
+    except Exception as error:  # a module of a user's own may raise anything
+        what = f"the task {task.name!r} does not accept records of {dimension} features"
+        raise BadInput(f"{what} ({type(error).__name__}: {error})") from error
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        raise BadInput(
+            f"the task {task.name!r} gives {type(scores).__name__} instead of scores; its "
+            f"module must return one tensor of floats"
+        )
+    return scores
 
 
 def require_task(task: object) -> None:

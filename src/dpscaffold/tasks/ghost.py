@@ -14,7 +14,7 @@ covers get their gradients by ``torch.func``, the slower path, which is named in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -205,14 +205,8 @@ class Ghost:
         features = rows.features[0] if single else rows.features
         zero = params.new_zeros((), requires_grad=True)
         with differentiable():
-            leaves = {
-                key: (value[0] if single else value).detach().requires_grad_()
-                for key, value in self._named(params).items()
-            }
-            slow = {
-                key: leaves.pop(key).unsqueeze(len(lead) - 1).expand(*lead, *self.shapes[key])
-                for key in wiring.slow
-            }
+            leaves = self._leaves(params, single)
+            slow = self._per_record(wiring.slow, leaves, lead)
             taps = tuple(zero.expand(*lead, *call.shape) for call in wiring.calls)
             records = vmap(partial(self._one, wiring), in_dims=(None, 0, 0, 0))
             run = records if single else vmap(records)
@@ -222,15 +216,26 @@ class Ghost:
             check_uses(wiring, loss, leaves)
             wanted = [*taps, *slow.values()]
             found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
-        if any(error is None for error in found[: len(taps)]):
-            raise Irregular("a layer's output is not used")
-        filled = [
-            torch.zeros_like(like) if value is None else value
-            for value, like in zip(found, wanted, strict=True)
-        ]
+        filled = _filled(found, wanted, len(taps))
         if single:
             filled, inputs = [value[None] for value in filled], [given[None] for given in inputs]
         return [given.detach() for given in inputs], filled[: len(taps)], filled[len(taps) :]
+
+    def _per_record(
+        self, keys: Sequence[str], leaves: dict[str, Tensor], lead: torch.Size
+    ) -> dict[str, Tensor]:
+        """Take these leaves out, and repeat them for each record."""
+        return {
+            key: leaves.pop(key).unsqueeze(len(lead) - 1).expand(*lead, *self.shapes[key])
+            for key in keys
+        }
+
+    def _leaves(self, params: Tensor, single: bool) -> dict[str, Tensor]:
+        """The parameters by name, detached, with gradients."""
+        return {
+            key: (value[0] if single else value).detach().requires_grad_()
+            for key, value in self._named(params).items()
+        }
 
     def _one(
         self,
@@ -295,3 +300,14 @@ def _norms(by_name: Mapping[str, Contribution]) -> Tensor:
     """‖g_j‖ over all parameters, (U, N) float64; NaN where it is not finite."""
     squares = torch.stack([part.squares() for part in by_name.values()]).sum(0)
     return torch.where(squares.isfinite(), squares, float("nan")).sqrt_()
+
+
+def _filled(found: Sequence[Tensor | None], wanted: Sequence[Tensor], needed: int) -> list[Tensor]:
+    """Gradients as autograd found them, with zeros where it found none; the first ``needed`` must
+    have been found."""
+    if any(error is None for error in found[:needed]):
+        raise Irregular("a layer's output is not used")
+    return [
+        torch.zeros_like(like) if value is None else value
+        for value, like in zip(found, wanted, strict=True)
+    ]

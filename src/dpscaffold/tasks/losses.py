@@ -59,13 +59,7 @@ class Loss:
         task.loss is 'huber', which is for numbers; the target is a class: use softmax or logistic
         """
         if kind != self.kind:
-            others = " or ".join(name for name, loss in LOSSES.items() if loss.kind == kind)
-            mine = {"number": "numbers", "class": "classes", "labels": "several labels"}
-            theirs = "several labels" if kind == "labels" else f"a {kind}"
-            raise BadInput(
-                f"task.loss is {self.name!r}, which is for {mine[self.kind]}; the target is "
-                f"{theirs}: use {others}"
-            )
+            raise BadInput(self._other_kind(kind))
         if self.kind == "class" and self.scores == 1 and classes not in (0, 2):
             raise BadInput(
                 f"task.loss is {self.name!r}, which tells two classes apart; the target has "
@@ -77,6 +71,15 @@ class Loss:
                 f"task.class_weights has {len(self.weights)} numbers, and the target has {classes} "
                 f"classes; give one each"
             )
+
+    def _other_kind(self, kind: Kind) -> str:
+        others = " or ".join(name for name, loss in LOSSES.items() if loss.kind == kind)
+        mine = {"number": "numbers", "class": "classes", "labels": "several labels"}
+        theirs = "several labels" if kind == "labels" else f"a {kind}"
+        return (
+            f"task.loss is {self.name!r}, which is for {mine[self.kind]}; the target is "
+            f"{theirs}: use {others}"
+        )
 
     def outputs(self, classes: int) -> int:
         """How many scores a model needs for a target of so many classes or labels (any, for a

@@ -48,21 +48,14 @@ class ModuleTask:
         name: str = "module",
         loss: Loss = SOFTMAX,
     ) -> None:
-        for layer in module.modules():
-            if isinstance(layer, _MIXING):
-                raise BadInput(
-                    f"the module contains {type(layer).__name__}, which mixes the examples of a "
-                    f"batch, so a single example's gradient cannot be clipped; use GroupNorm or "
-                    f"LayerNorm instead"
-                )
+        _refuse_mixing(module)
         self.name = name if loss == SOFTMAX else f"{name}-{loss.name}"
         self.module = copy.deepcopy(module).eval()
         self.shape = shape
         self.loss = loss
         self.outputs = loss.scores or _scores_of_last_layer(self.module)
-        learnt = {
-            key: value for key, value in self.module.named_parameters() if value.requires_grad
-        }
+        everything = dict(self.module.named_parameters())
+        learnt = {key: value for key, value in everything.items() if value.requires_grad}
         if not learnt:
             raise BadInput(
                 "the module has no parameters that require a gradient; there is nothing to learn"
@@ -71,10 +64,9 @@ class ModuleTask:
         self._initial = torch.cat([value.detach().flatten().float() for value in learnt.values()])
         self.parameters = len(self._initial)
         self.width = 0  # gradients are held in chunks of their own
-        frozen = {key: value for key, value in self.module.named_parameters() if key not in learnt}
+        constants = dict(self.module.named_buffers()) | everything
         self.constants = {
-            key: value.detach().clone()
-            for key, value in [*self.module.named_buffers(), *frozen.items()]
+            key: value.detach().clone() for key, value in constants.items() if key not in learnt
         }
         self.module.requires_grad_(False)
         self._ghost = Ghost(self.module, self.shapes, self._score, loss.values)
@@ -159,3 +151,13 @@ def _scores_of_last_layer(module: nn.Module) -> int:
     """How many scores a module gives, read off its last linear layer; 0 where it has none."""
     linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     return linear[-1].out_features if linear else 0
+
+
+def _refuse_mixing(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, _MIXING):
+            raise BadInput(
+                f"the module contains {type(layer).__name__}, which mixes the examples of a batch, "
+                f"so a single example's gradient cannot be clipped; use GroupNorm or LayerNorm "
+                f"instead"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from dpscaffold.tasks.rules import rule_for
 
 Parameters = Mapping[str, Tensor]
+
+#: For each layer, its own name of a parameter ("weight") → the module's name of it.
+Parts = Mapping[str, Mapping[str, str]]
 
 #: How a module is run on one record, a batch of one: parameters by name and features → scores (C,).
 Forward = Callable[[Parameters, Tensor], Tensor]
@@ -41,7 +44,7 @@ class Wiring:
     """
 
     calls: tuple[Call, ...]
-    parts: Mapping[str, Mapping[str, str]]
+    parts: Parts
     slow: tuple[str, ...]
 
     @property
@@ -105,6 +108,21 @@ def all_slow(names: tuple[str, ...]) -> Wiring:
     return Wiring((), {}, names)
 
 
+def _regular(parts: Parts, uses: Sequence[_Use], nodes: Container[object]) -> Parts:
+    """The layers whose every use is one that a rule understands."""
+    irregular = {use.layer for use in uses if use.shape is None or use.node not in nodes}
+    return {name: own for name, own in parts.items() if name not in irregular}
+
+
+def _ruled(layers: Parts, counted: Counter[str], called: Counter[str]) -> Parts:
+    """The parameters that are left to the rules; layers without any are dropped."""
+    kept = {
+        name: {part: key for part, key in own.items() if 0 < counted[key] == called[key]}
+        for name, own in layers.items()
+    }
+    return {name: own for name, own in kept.items() if own}
+
+
 def find_wiring(module: nn.Module, params: Parameters, forward: Forward, row: Tensor) -> Wiring:
     """The wiring of a module, by running it once on one record.
 
@@ -122,17 +140,11 @@ def find_wiring(module: nn.Module, params: Parameters, forward: Forward, row: Te
         if total.requires_grad:
             torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
     counted, nodes = _uses_in_graph(total, leaves)
-    irregular = {use.layer for use in uses if use.shape is None or use.node not in nodes}
-    called = Counter(
-        key for use in uses if use.layer not in irregular for key in parts[use.layer].values()
-    )
-    kept = {}
-    for name, own in parts.items():
-        ruled = {part: key for part, key in own.items() if 0 < counted[key] == called[key]}
-        if ruled and name not in irregular:
-            kept[name] = ruled
+    regular = _regular(parts, uses, nodes)
+    called = Counter(key for use in uses for key in regular.get(use.layer, {}).values())
+    kept = _ruled(regular, counted, called)
     calls = [Call(use.layer, use.shape) for use in uses if use.shape and use.layer in kept]
-    slow = [key for key in params if counted[key] and counted[key] != called[key]]
+    slow = [key for key in params if counted[key] not in (0, called[key])]
     return Wiring(tuple(calls), kept, tuple(slow))
 
 

@@ -130,6 +130,28 @@ def _overriding(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _notifier(say: Say | None, warn: Say | None) -> Say | None:
+    """What passes every note on to ``say``, or else warnings to ``warn``."""
+    if say is not None or warn is None:
+        return say
+    return lambda note: warn(note) if note.startswith("warning:") else None
+
+
+def _setting_of(settings: Configuration, federation: Federation) -> Setting:
+    """The setting of a configuration; the planner chooses the step size if asked to."""
+    if settings.plan.learning_rate != "plan":
+        return settings.setting(federation.roster)
+    from dpscaffold.planning.asked import planned_setting  # it trains, and most runs need none
+
+    return planned_setting(settings, federation)
+
+
+def _progress(setting: Setting, quiet: bool) -> AbstractContextManager[Listener]:
+    simulated = setting.privacy is not None and not setting.secret
+    label = f"{setting.label}{' (simulated)' if simulated else ''}"
+    return nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)
+
+
 def run_settings(
     settings: Configuration,
     folder: Path | None,
@@ -147,37 +169,23 @@ def run_settings(
 
     ``say`` is told what was read and what will be run, ``warn`` what should not be missed.
     """
-
-    def notify(note: str) -> None:
-        teller = say or (warn if note.startswith("warning:") else None)
-        if teller is not None:
-            teller(note)
-
-    stopping, allowed = stopping_of(settings), _allowed(settings)
+    privacy, stopping, allowed = settings.privacy, stopping_of(settings), _allowed(settings)
     if folder is None:
-        file = settings.privacy.budget_file if settings.privacy is not None else None
-        require_folder(allowed is not None, file)
+        require_folder(allowed is not None, None if privacy is None else privacy.budget_file)
     if federation is None:
-        federation = load_federation(settings.data, notify if say or warn else None)
-    if settings.privacy is not None and settings.privacy.release:
+        federation = load_federation(settings.data, _notifier(say, warn))
+    if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
-    if settings.plan.learning_rate == "plan":
-        from dpscaffold.planning.asked import planned_setting  # it trains, and most runs need none
-
-        setting = planned_setting(settings, federation)
-    else:
-        setting = settings.setting(federation.roster)
+    setting = _setting_of(settings, federation)
     resolved, beside = settings.resolved(setting), settings.beside
     if say is not None:
         say(str(federation))
         say(described(setting))
-    simulated = setting.privacy is not None and not setting.secret
-    label = f"{setting.label}{' (simulated)' if simulated else ''}"
-    line: AbstractContextManager[Listener] = (
-        nullcontext(silence) if quiet else Progress(label, setting.plan.rounds)
-    )
     name = settings.algorithm.name
-    with line as progress, own_failures(name) if ":" in name else nullcontext():
+    with (
+        _progress(setting, quiet) as progress,
+        own_failures(name) if ":" in name else nullcontext(),
+    ):
         return run_setting(
             setting,
             federation,

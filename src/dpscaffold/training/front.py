@@ -113,24 +113,18 @@ def train(
     )
     if isinstance(metrics, str):
         raise BadInput(f"metrics is '{metrics}'; give a list: metrics=['{metrics}']")
+    budget = Budget() if budget is None else budget
     if out is None:
-        require_folder(release, None if budget is None else budget.file)
+        require_folder(release, budget.file)
     data = federation if federation.mapped else federation.validated()
-    setting = Setting(
-        data.roster, task, algorithm, plan, privacy, Budget() if budget is None else budget
-    )
-    if allow and not release:
+    setting = Setting(data.roster, task, algorithm, plan, privacy, budget)
+    if release:
+        setting, config = _for_release(setting, data, config, allow)
+    elif allow:
         raise BadInput(
             "allow is given, which overrules what a release refuses, and nothing is released; add "
             "release=True or leave it out"
         )
-    if release:
-        from dpscaffold.config.release import released
-
-        setting = released(setting, data, allow)
-        described = setting.to_dict() if config is None else dict(config)
-        recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
-        config = {**described, "privacy": {**described.get("privacy", {}), **recipe}}
     listeners = (CallbackListener(observer) if observer else silence, listener or silence)
     with Progress(setting.label, plan.rounds, quiet=not progress) as line:
         return run(
@@ -233,3 +227,15 @@ def run(
         return going.go(best)
     finally:
         going.close()
+
+
+def _for_release(
+    setting: Setting, data: Federation, config: Mapping[str, Any] | None, allow: Sequence[str]
+) -> tuple[Setting, dict[str, Any]]:
+    """The setting as a release makes it, and the configuration that says so."""
+    from dpscaffold.config.release import released
+
+    setting = released(setting, data, allow)
+    described = setting.to_dict() if config is None else dict(config)
+    recipe = {"secret": True, "release": True, **({"allow": list(allow)} if allow else {})}
+    return setting, {**described, "privacy": {**described.get("privacy", {}), **recipe}}

@@ -23,6 +23,7 @@ from dpscaffold.engines.memories import slot_metrics
 from dpscaffold.engines.rounds import rounds
 from dpscaffold.errors import BadInput, DeviceLost, Diverged, nearest
 from dpscaffold.federation import Federation
+from dpscaffold.federation.tables import Digest
 from dpscaffold.models.model import Model
 from dpscaffold.models.storage import WITHIN
 from dpscaffold.models.trained import Origin
@@ -112,48 +113,59 @@ class RunInProgress:
         label = label if isinstance(label, str) else None
         self.origin = replace(self.origin, label=label, site=columns.get("user"))
         if out is None:
-            if resume:
-                raise BadInput("resume is asked for without a run folder; name it with out (--out)")
-            if self.data_key is not None:
-                raise BadInput(
-                    f"data_key is {self.data_key} without a run folder, and nothing of the run is "
-                    f"stored to be compared; name a folder with out"
-                )
-            self.accounts.check_room()
-            self.accounts.book()
+            self._begin_without_folder(resume)
             return
         described = self.stated if config is None else config
         self._refuse_claims(dict(described.get("privacy") or {}))
         digest = self.federation.digest()
         self.folder = RunFolder(out)
         if resume and self.folder.holds_run:
-            self.folder.lock()
-            longer = self.folder.is_outgrown(self.setting.plan)
-            self.folder.check_same(described, longer)
-            self.folder.check_setting(self.stated, longer)
-            data = identity(self.folder.data_key(self.data_key), digest.value)
-            known = Identity(data, digest.covers, self.engine_name, self.beside)
-            self.folder.check_identity(known)
-            if self.accounts.run is not None:
-                self.seed = self.folder.kept_seed()
-            self._pick_up(self.folder, data)
-            self.accounts.extend(self.folder)
-            if longer:
-                self.folder.replan(to_toml(described), self.stated)
+            self._reopen(self.folder, described, digest)
         else:
-            self.accounts.check_room()
-            self.folder.check_free()
-            key = fresh_key() if self.data_key is None else open_key(self.data_key)
-            data = identity(key, digest.value)
-            known = Identity(data, digest.covers, self.engine_name, self.beside)
-            seed = None if self.accounts.run is None else self.seed
-            self.folder.begin(to_toml(described), known, self.stated, key, seed)
-            self.log = RunLog(self.folder.path)
-            self.accounts.attach(self.folder, data, self.seed)
+            self._begin(self.folder, described, digest)
         self.log = self.log or RunLog(self.folder.path)
         slower = getattr(self.setting.task, "slower", "")
         if slower:  # the module was looked at when the setting was made
             self.log.note(slower)
+
+    def _begin_without_folder(self, resume: bool) -> None:
+        if resume:
+            raise BadInput("resume is asked for without a run folder; name it with out (--out)")
+        if self.data_key is not None:
+            raise BadInput(
+                f"data_key is {self.data_key} without a run folder, and nothing of the run is "
+                f"stored to be compared; name a folder with out"
+            )
+        self.accounts.check_room()
+        self.accounts.book()
+
+    def _begin(self, folder: RunFolder, described: Mapping[str, Any], digest: Digest) -> None:
+        """Claim a folder for a new run."""
+        self.accounts.check_room()
+        folder.check_free()
+        key = fresh_key() if self.data_key is None else open_key(self.data_key)
+        data = identity(key, digest.value)
+        known = Identity(data, digest.covers, self.engine_name, self.beside)
+        seed = None if self.accounts.run is None else self.seed
+        folder.begin(to_toml(described), known, self.stated, key, seed)
+        self.log = RunLog(folder.path)
+        self.accounts.attach(folder, data, self.seed)
+
+    def _reopen(self, folder: RunFolder, described: Mapping[str, Any], digest: Digest) -> None:
+        """Continue the run of a folder, if it is the same run."""
+        folder.lock()
+        longer = folder.is_outgrown(self.setting.plan)
+        folder.check_same(described, longer)
+        folder.check_setting(self.stated, longer)
+        data = identity(folder.data_key(self.data_key), digest.value)
+        known = Identity(data, digest.covers, self.engine_name, self.beside)
+        folder.check_identity(known)
+        if self.accounts.run is not None:
+            self.seed = folder.kept_seed()
+        self._pick_up(folder, data)
+        self.accounts.extend(folder)
+        if longer:
+            folder.replan(to_toml(described), self.stated)
 
     def _refuse_claims(self, said: Mapping[str, Any]) -> None:
         """The configuration of a folder must not claim more than the run does."""
@@ -227,19 +239,9 @@ class RunInProgress:
 
     def _run(self) -> tuple[Engine, State, str, str]:
         """Rounds up to the last, or to whatever ends them: the state then, how it ended and why."""
-        setting, plan, ended, message = self.setting, self.setting.plan, "completed", ""
-        make = ENGINES[self.engine_name]
-        engine = make(setting, self.federation, self.hardware, self.randomness)
-        if isinstance(engine, Simulator):
-            self.hardware = replace(self.hardware, chunk=engine.chunk)
-        state = State.initial(setting, self.device)
-        if self.saved is not None:
-            state = State.from_dict(self.saved["state"], self.device).under(setting)
-            engine.memories.restore(self.saved["memories"])
-        if self.folder is not None and (self.stopping is not None or plan.max_rounds is not None):
-            self._book_all()
+        setting, plan = self.setting, self.setting.plan
+        engine, state = self._start()
         draw = partial(self.accounts.draw, self.randomness)
-        counted = plan.rounds if self.stopping is not None else 0  # when it ends is an output
         started = time.perf_counter() - self.seconds
         with (
             stop_signals() as stop,
@@ -251,31 +253,60 @@ class RunInProgress:
                 round, state = done.number, done.state
                 if self._comes_again(engine, state):
                     continue
-                live = self.accounts.live(max(round, counted))
-                row = HistoryRow(round, {**done.gathered.metrics, **live})
-                stores = round % plan.checkpoint_every == 0 or round == plan.rounds
-                if round % plan.evaluate_every == 0 or round == plan.rounds:
+                row = HistoryRow(round, {**done.gathered.metrics, **self._live(round)})
+                stores = self._is_due(round, plan.checkpoint_every)
+                if self._is_due(round, plan.evaluate_every):
                     judged = self._judge(state, engine.memories, row, aside)
-                    if aside.overlaps and round < plan.rounds and not stop and not self.stopping:
+                    if aside.overlaps and self._goes_on_anyway(round, stop):
                         self.seconds = time.perf_counter() - started
-                        kept = self._snapshot(state, engine.memories) if stores else None
-                        if self.device.type == "cpu":  # where it would be what goes on changing
-                            kept = copy.deepcopy(kept)
+                        kept = self._copied_snapshot(state, engine.memories) if stores else None
                         owed.by(partial(self._conclude, state, judged, kept))
                         continue
                     row = judged()
                 self.tell(RoundDone(round, plan.rounds, (state.params,), (row,)))
                 self.seconds = time.perf_counter() - started
-                if stores or stop:
+                ending = self._ending(round, row, stop)
+                if stores or ending:
                     self._checkpoint(state, engine.memories)
-                if round < plan.rounds and self._stops(row):
-                    message = f"stopped early after round {round} of {plan.rounds}"
-                    self._checkpoint(state, engine.memories)
-                    break
-                if stop and round < plan.rounds:
-                    ended, message = "interrupted", f"stopped by {stop[0]} after round {round}"
-                    break
-        return engine, state, ended, message
+                if ending:
+                    return engine, state, *ending
+        return engine, state, "completed", ""
+
+    def _start(self) -> tuple[Engine, State]:
+        """The engine and the state before the next round, as the checkpoint has them."""
+        make = ENGINES[self.engine_name]
+        engine = make(self.setting, self.federation, self.hardware, self.randomness)
+        if isinstance(engine, Simulator):
+            self.hardware = replace(self.hardware, chunk=engine.chunk)
+        state = State.initial(self.setting, self.device)
+        if self.saved is not None:
+            state = State.from_dict(self.saved["state"], self.device).under(self.setting)
+            engine.memories.restore(self.saved["memories"])
+        if self.folder is not None:
+            self._book_all()
+        return engine, state
+
+    def _live(self, round: int) -> dict[str, Any]:
+        """ε after a round; that of all rounds where an output decides when the run ends."""
+        return self.accounts.live(round if self.stopping is None else self.setting.plan.rounds)
+
+    def _is_due(self, round: int, every: int) -> bool:
+        return round % every == 0 or round == self.setting.plan.rounds
+
+    def _goes_on_anyway(self, round: int, stop: Sequence[str]) -> bool:
+        """Whether another round follows, whatever the evaluation of this one says."""
+        return round < self.setting.plan.rounds and not stop and self.stopping is None
+
+    def _ending(
+        self, round: int, row: Mapping[str, Any], stop: Sequence[str]
+    ) -> tuple[str, str] | None:
+        """How and why the run ends after this round, before the last; None where it goes on."""
+        last = self.setting.plan.rounds
+        if round == last:
+            return None
+        if self._stops(row):
+            return "completed", f"stopped early after round {round} of {last}"
+        return ("interrupted", f"stopped by {stop[0]} after round {round}") if stop else None
 
     def _comes_again(self, engine: Engine, state: State) -> bool:
         """Whether batches of the round were cut short, so that it comes again with room for every
@@ -380,6 +411,11 @@ class RunInProgress:
             "journal": vars(anchor) if anchor else None,
             "seconds": self.seconds,
         }
+
+    def _copied_snapshot(self, state: State, memories: Memories) -> dict[str, Any]:
+        """A snapshot that the next round cannot change; other devices have copied it already."""
+        snapshot = self._snapshot(state, memories)
+        return copy.deepcopy(snapshot) if self.device.type == "cpu" else snapshot
 
     def _store(self, snapshot: dict[str, Any]) -> None:
         """Write a checkpoint."""

@@ -74,13 +74,16 @@ class Progress:
         towards = "everybody" if "epsilon_everybody" in last else "server"
         spent = last.get(f"epsilon_{towards}")
         epsilon = "" if spent is None else f"ε({towards}) ≤ {round_up(spent)}"
-        parts += [epsilon] if epsilon else []
+        parts += [part for part in (epsilon, self._left(round, now)) if part]
+        return _within(parts, place, epsilon, width)
+
+    def _left(self, round: int, now: float) -> str:
+        """The time left, by the pace so far."""
         assert self._first is not None
         done = round - self._first[0]
-        if done and round < self.rounds:
-            left = (now - self._first[1]) / done * (self.rounds - round)
-            parts.append(f"{duration(left)} left")
-        return _within(parts, place, epsilon, width)
+        if not done or round >= self.rounds:
+            return ""
+        return f"{duration((now - self._first[1]) / done * (self.rounds - round))} left"
 
 
 def _within(parts: list[str], place: str, epsilon: str, width: int | None) -> str:

@@ -186,14 +186,24 @@ def _trained(
             tell(RoundDone(round, last, models, rows))
     if moved.in_vain:
         return None
+    _conclude(outcomes, moved, evaluators, schedule.full)
+    return outcomes
+
+
+def _conclude(
+    outcomes: Sequence[Outcome],
+    moved: RunByRun | Lockstep,
+    evaluators: Sequence[Evaluator],
+    full: bool,
+) -> None:
+    """Fill in the final models and their averages, and drop what follows a divergence."""
     averages = moved.averages
-    means = evaluate_all(evaluators, averages, schedule.full) if averages else [{}] * len(outcomes)
-    handed_out = averages or moved.models
-    for outcome, lost, mean, model in zip(outcomes, moved.diverged, means, handed_out, strict=True):
+    means = evaluate_all(evaluators, averages, full) if averages else [{}] * len(outcomes)
+    final = averages or moved.models
+    for outcome, lost, mean, model in zip(outcomes, moved.diverged, means, final, strict=True):
         outcome.diverged, outcome.model = lost, model.cpu()
         outcome.average = mean if lost is None else {}
         outcome.history = [one for one in outcome.history if lost is None or one.round < lost]
-    return outcomes
 
 
 class RunByRun:

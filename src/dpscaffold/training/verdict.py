@@ -13,6 +13,7 @@ import torch
 
 from dpscaffold.algorithms import scaffold_balanced
 from dpscaffold.federation.roster import FEW_USERS
+from dpscaffold.federation.schema import Target
 from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.runs.history import MetricValues
 from dpscaffold.setting import Setting
@@ -35,25 +36,28 @@ class Verdict:
     sentence: str
 
 
+def _compared_metric(target: Target) -> str:
+    if target.kind == "class":
+        return "auc" if len(target.classes) == 2 else "accuracy"
+    return "r2" if target.kind == "number" else "label_auc"
+
+
 def verdict(federation: Federation, final: MetricValues, baseline: MetricValues) -> Verdict | None:
     """The last evaluated round next to the baseline; None where nothing can be compared.
 
     A model counts as better where its metric exceeds the baseline's by two standard errors: of two
     classes AUC, of more accuracy or balanced accuracy, of numbers R².
     """
-    target, test = federation.target, federation.test
-    shown = {"number": "r2", "labels": "label_auc"}.get(target.kind, "accuracy")
-    if target.kind == "class" and len(target.classes) == 2:
-        shown = "auc"
+    shown = _compared_metric(federation.target)
     gains = {name: _gain(final, baseline, name) for name in (shown, "accuracy")}
-    if target.kind == "class" and shown == "accuracy":
+    if shown == "accuracy":
         gains["balanced_accuracy"] = _gain(final, baseline, "balanced_accuracy")
     gain = gains[shown]
     if gain is None:
         return None
     if shown != "auc":
         gain = max(value for value in gains.values() if value is not None)
-    if gain <= 2 * _standard_error(shown, test.labels):
+    if gain <= 2 * _standard_error(shown, federation.test.labels):
         return Verdict("no", f"no better than {_constant(federation)}")
     if gain < (0.1 if shown.endswith("auc") else 0.05):
         return Verdict("slightly", f"only slightly better than {_constant(federation)}")
@@ -91,11 +95,9 @@ def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool 
     private."""
     privacy, plan = setting.privacy, setting.plan
     if privacy is None or privacy.noise == 0:
-        if overshoots:
-            return (
-                f"the step size is too large: lower plan.learning_rate (now {plan.learning_rate:g})"
-            )
-        return f"more rounds may help (plan.rounds is {plan.rounds})"
+        rate = f"lower plan.learning_rate (now {plan.learning_rate:g})"
+        more = f"more rounds may help (plan.rounds is {plan.rounds})"
+        return f"the step size is too large: {rate}" if overshoots else more
     if privacy.clip == "median":
         return ""
     changes, quieter = _quieter(setting, statement.server.epsilon)
@@ -105,7 +107,13 @@ def cause(setting: Setting, statement: Statement, overshoots: bool, named: bool 
         why = next(iter(changes.values()))[1]
         why = why if named else why.partition(" (")[0]
         return f"{why}; {times:.2g} times less noise at the same ε: {options}"
-    tuned = statement.tuning or ""
+    return _cause_of_noise(setting, statement.tuning or "", overshoots)
+
+
+def _cause_of_noise(setting: Setting, tuned: str, overshoots: bool) -> str:
+    """The cause where no other setting has less noise at the same ε."""
+    privacy, plan = setting.privacy, setting.plan
+    assert privacy is not None
     if overshoots and "plan" not in tuned and setting.roster.schema.target.kind != "labels":
         return (
             f"the step size {plan.learning_rate:g} is too large for the noise: --set "
