@@ -95,16 +95,21 @@ def sizes(run: Mechanism) -> tuple[int, int]:
     return records * times, batch * times
 
 
+def _candidates(clip: float, dimension: int, seed: int) -> Tensor:
+    """Features of the canaries to try, from short to long."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [torch.ones(dimension), *torch.randn(3, dimension, generator=generator)]
+    rows = [length * clip * a for length in LENGTHS for a in shapes]
+    # Records that are no numbers must add nothing: then they are not chosen.
+    wild = [torch.full((dimension,), value) for value in (math.nan, math.inf)]
+    return torch.stack([*(row.clamp(-3e38, 3e38) for row in rows), *wild])
+
+
 def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int) -> Pair:
     """The pair whose canary moves a clipped sum the farthest, of those tried."""
     if isinstance(run.clip, str):
         raise BadInput("privacy.clip is 'median', which promises nothing; give a number to audit")
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [torch.ones(dimension), *torch.randn(3, dimension, generator=generator)]
-    rows = [length * run.clip * a for length in LENGTHS for a in shapes]
-    # Records that are no numbers must add nothing: then they are not chosen.
-    wild = [torch.full((dimension,), value) for value in (math.nan, math.inf)]
-    candidates = torch.stack([*(row.clamp(-3e38, 3e38) for row in rows), *wild])
+    candidates = _candidates(run.clip, dimension, seed)
     low, high = _labels(kind, run.clip)
     here, there = (
         clipped_at(task.initial(seed), task, candidates, _column(label, len(candidates), kind),
@@ -122,10 +127,10 @@ def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int)
             f"game to play; audit another task"
         )
     records, batch = sizes(run)
-    canary, other = candidates[best], candidates[best]
+    canary, other = candidates[best], (candidates[best], high)
     if not replaced:  # an empty record: its gradient is not a number, so it adds exactly nothing
-        other = torch.full_like(other, math.nan)
-    outside = (other.repeat(records, 1), _column(high if replaced else low, records, kind))
+        other = (torch.full_like(canary, math.nan), low)
+    outside = (other[0].repeat(records, 1), _column(other[1], records, kind))
     features, labels = outside[0].clone(), outside[1].clone()
     changed = slice(None) if run.unit == "user" else slice(0, 1)
     features[changed], labels[changed] = canary, low

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.stats import beta, binom
@@ -158,6 +159,14 @@ def _discriminant(inside: Array, outside: Array) -> Array:
     return weights
 
 
+def _thresholds(inside: Array, outside: Array) -> Array:
+    """The values of a statistic, or quantiles of them where they are many."""
+    both = np.unique(np.concatenate([inside, outside]))
+    if len(both) <= THRESHOLDS:
+        return both
+    return np.quantile(both, np.linspace(0.0, 1.0, THRESHOLDS + 2)[1:-1])
+
+
 def _choose(
     inside: Array,
     outside: Array,
@@ -170,24 +179,21 @@ def _choose(
     best: tuple[float, Event] = (-math.inf, Event(0, 0.0, True, True))
     sharpest: tuple[float, Event] = (-math.inf, best[1])
     for statistic in range(len(inside)):
-        both = np.unique(np.concatenate([inside[statistic], outside[statistic]]))
-        if len(both) > THRESHOLDS:
-            both = np.quantile(both, np.linspace(0.0, 1.0, THRESHOLDS + 2)[1:-1])
-        for above in (True, False):
-            for positive in (True, False):
-                first, second = (inside, outside) if positive else (outside, inside)
-                rates = [_limits(w[statistic], both, above, tail) for w in (first, second)]
-                low, high = rates[0][0], rates[1][1]
-                gain = np.log(np.maximum(low - delta, 1e-300) / high)
-                k = int(np.argmax(gain))
-                if gain[k] > best[0] and statistic < len(inside) - for_curve:
-                    best = float(gain[k]), Event(statistic, float(both[k]), above, positive)
-                if curve is None:
-                    continue
-                excess = low - curve.power(high)
-                k = int(np.argmax(excess))
-                if excess[k] > sharpest[0]:
-                    sharpest = float(excess[k]), Event(statistic, float(both[k]), above, positive)
+        both = _thresholds(inside[statistic], outside[statistic])
+        for above, positive in product((True, False), repeat=2):
+            first, second = (inside, outside) if positive else (outside, inside)
+            rates = [_limits(w[statistic], both, above, tail) for w in (first, second)]
+            low, high = rates[0][0], rates[1][1]
+            gain = np.log(np.maximum(low - delta, 1e-300) / high)
+            k = int(np.argmax(gain))
+            if gain[k] > best[0] and statistic < len(inside) - for_curve:
+                best = float(gain[k]), Event(statistic, float(both[k]), above, positive)
+            if curve is None:
+                continue
+            excess = low - curve.power(high)
+            k = int(np.argmax(excess))
+            if excess[k] > sharpest[0]:
+                sharpest = float(excess[k]), Event(statistic, float(both[k]), above, positive)
     return (best[1],) if curve is None else (best[1], sharpest[1])
 
 

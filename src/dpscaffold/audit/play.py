@@ -158,6 +158,32 @@ def audit(
     )
 
 
+def _play(
+    subject: AuditSubject,
+    claim: Claim,
+    trials: int,
+    rng: np.random.Generator,
+    left: Callable[[], float],
+    watch: Watch | None,
+) -> Played:
+    """Play ``trials`` games block by block, or as many as the time ``left`` allows."""
+    server = claim.view == "server"
+    parts: list[Played] = []
+    games, block = 0, _block(subject, 1 if server else subject.run.cohort_size)
+    while games < trials and (left() > 0 or not parts):
+        size = min(block, trials - games)
+        parts.append(
+            server_games(subject, size, rng)
+            if server
+            else sum_games(subject, size, rng, claim.colluders)
+        )
+        games += size
+        if watch:
+            watch(claim.view, games, trials, max(0.0, left()))
+    inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
+    return inside, outside
+
+
 def _view(
     subject: AuditSubject,
     claim: Claim,
@@ -183,19 +209,8 @@ def _view(
         probed = probe_games(subject, PROBES, rng)
         confidence = 1 - (1 - confidence) / 2
         proofs.append((prove(*probed, claim.delta, confidence, claim.curve), PROBED))
-    parts: list[Played] = []
-    games, block = 0, _block(subject, 1 if server else subject.run.cohort_size)
-    while games < limits.trials and (left() > 0 or not parts):
-        size = min(block, limits.trials - games)
-        parts.append(
-            server_games(subject, size, rng)
-            if server
-            else sum_games(subject, size, rng, claim.colluders)
-        )
-        games += size
-        if watch:
-            watch(claim.view, games, limits.trials, max(0.0, left()))
-    inside, outside = (np.concatenate([part[k] for part in parts], axis=1) for k in (0, 1))
+    inside, outside = _play(subject, claim, limits.trials, rng, left, watch)
+    games = inside.shape[1]
     inside, outside = (told_apart if server else statistics)(inside, outside)
     for_curve = int(server)  # the weighted statistic
     found = prove(inside, outside, claim.delta, confidence, claim.curve, for_curve)

@@ -39,8 +39,8 @@ def sum_games(
     settings = [subject.setting(world) for world in worlds]
     runs = 2 * games
     engine = WatchedSimulator(
-        [settings[k % 2] for k in range(runs)],
-        [worlds[k % 2] for k in range(runs)],
+        settings * games,
+        worlds * games,
         [subject.streams(rng) for _ in range(runs)],
         subject.pair.direction,
     )

@@ -130,6 +130,13 @@ def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {**tables, first: without(inner, rest)}
 
 
+def _meant(item: str) -> str:
+    """How to write a change: with the table of the key that is named, if there is one."""
+    key, separator, _ = item.partition("=")
+    tables = tables_with(key.strip()) if separator and "." not in key else []
+    return f"{tables[0]}.{item.strip()}" if tables else "table.key=value, e.g. plan.rounds=100"
+
+
 def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
     """The tables with one ``table.key=value`` set; ``table.key=`` leaves a key out and
     ``privacy=false`` a table.
@@ -146,19 +153,21 @@ def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
         changed.pop(parts[0], None)
         return changed
     if not separator or len(parts) < 2 or not all(parts):
-        tables_ = tables_with(parts[0]) if separator and len(parts) == 1 else []
-        example = f"{tables_[0]}.{item.strip()}" if tables_ else "table.key=value"
-        more = "" if tables_ else ", e.g. plan.rounds=100"
-        raise BadInput(f"--set is {item!r}; write {example}{more}")
+        raise BadInput(f"--set is {item!r}; write {_meant(item)}")
     if not text.strip():
         return without(changed, key)
-    inner = changed
-    for part in parts[:-1]:
+    _inner_table(changed, parts[:-1], item)[parts[-1]] = _value(text.strip())
+    return changed
+
+
+def _inner_table(tables: dict[str, Any], path: Sequence[str], item: str) -> dict[str, Any]:
+    """The table at a path, made if missing."""
+    inner = tables
+    for part in path:
         inner = inner.setdefault(part, {})
         if not isinstance(inner, dict):
             raise BadInput(f"--set is {item!r}, but {part} is not a table")
-    inner[parts[-1]] = _value(text.strip())
-    return changed
+    return inner
 
 
 def _value(text: str) -> Any:

@@ -149,20 +149,21 @@ class Pooled(_Data):
         """The partition asked for; natural users first where there are any, else similarity."""
         return self.partition or ("natural" if self.has_users else "similarity")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Pooled:
-        chosen = self.chosen_partition
-        # Only options that differ from their defaults: a resolved configuration spells out all of
-        # them.
-        options = set().union(*OPTIONS.values()) - OPTIONS[chosen]
-        stray = sorted(
-            name for name in options if getattr(self, name) != type(self).model_fields[name].default
-        )
+    def _refuse_other_options(self, chosen: Partition) -> None:
+        """Refuse options of other partitions that differ from their defaults, as a resolved
+        configuration spells out all of them."""
+        fields, others = type(self).model_fields, set().union(*OPTIONS.values()) - OPTIONS[chosen]
+        stray = sorted(name for name in others if getattr(self, name) != fields[name].default)
         if stray:
             owners = [name for name, options in OPTIONS.items() if stray[0] in options]
             raise ValueError(
                 f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'"
             )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pooled:
+        chosen = self.chosen_partition
+        self._refuse_other_options(chosen)
         if chosen == "natural" and not self.has_users:
             raise ValueError(
                 "partition = 'natural' needs data that say whose each record is; name the user "
@@ -328,16 +329,20 @@ def _ranges(given: Any) -> Any:
     for name, ends in given.items():
         if not isinstance(ends, list | tuple) or len(ends) != 2:
             raise ValueError(f"ranges.{name} is {ends!r}; give [low, high]")
-        try:
-            low, high = (days(name, [e], "%Y-%m-%d")[0] if isinstance(e, str) else e for e in ends)
-        except BadInput:
-            raise ValueError(
-                f"ranges.{name} is {list(ends)}; give two numbers, or two days such as 2024-12-31"
-            ) from None
-        if not all(isinstance(e, int | float | np.floating) for e in (low, high)) or not low < high:
-            raise ValueError(f"ranges.{name} is {list(ends)}; low must be below high")
-        found[name] = (float(low), float(high))
+        found[name] = _range(name, ends)
     return found
+
+
+def _range(name: str, ends: list[Any] | tuple[Any, ...]) -> tuple[float, float]:
+    try:
+        low, high = (days(name, [e], "%Y-%m-%d")[0] if isinstance(e, str) else e for e in ends)
+    except BadInput:
+        raise ValueError(
+            f"ranges.{name} is {list(ends)}; give two numbers, or two days such as 2024-12-31"
+        ) from None
+    if not all(isinstance(e, int | float | np.floating) for e in (low, high)) or not low < high:
+        raise ValueError(f"ranges.{name} is {list(ends)}; low must be below high")
+    return float(low), float(high)
 
 
 #: Texts that mean a missing value: a list for all columns, or lists by column.

@@ -44,8 +44,15 @@ from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.tables.dialect import Dialect
 from dpscaffold.data.tables.fills import PrivateFill
+from dpscaffold.data.tables.identifiers import Identifiers
 from dpscaffold.data.tables.missing import NaStrings
-from dpscaffold.data.tables.scan import feature_blocks, identifiers_in, read_table, scan_table
+from dpscaffold.data.tables.scan import (
+    Scan,
+    feature_blocks,
+    identifiers_in,
+    read_table,
+    scan_table,
+)
 from dpscaffold.data.tables.source import TableSource
 from dpscaffold.data.tables.spellings import Spellings
 from dpscaffold.data.writer import FederationWriter, require_free
@@ -275,6 +282,33 @@ def preprocess_to(
     return Path(folder)
 
 
+def _mapped_table(scan: Scan, rows: Sequence[np.ndarray], path: Path, clip: bool) -> Records:
+    """The records of these rows of each user, with room for their features in a mapped file."""
+    joined = np.concatenate(rows)
+    shape = (len(joined), scan.dimension)
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    labels = torch.from_numpy(scan.labels[joined])
+    table = Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows]))
+    return table if scan.target.low is None else table.scaled(scan.target, clip)
+
+
+def _write_features(
+    scan: Scan, tables: Sequence[Records], split: Sequence[Sequence[np.ndarray]]
+) -> Identifiers:
+    """Read the features block by block into the tables; what looks like an identifier is noted."""
+    place = np.full((len(tables), len(scan.labels)), -1, dtype=np.int64)
+    for which, rows in enumerate(split):
+        joined = np.concatenate(rows)
+        place[which, joined] = np.arange(len(joined))
+    identifiers = identifiers_in(scan)
+    for start, block in feature_blocks(scan):
+        identifiers.add(block)
+        for which, table in enumerate(tables):
+            target = place[which, start : start + len(block)]
+            table.features.numpy()[target[target >= 0]] = block[target >= 0]
+    return identifiers
+
+
 def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Federation:
     """The raw federation of a table, its features written to mapped files in ``folder``."""
     scan = scan_table(table_of(settings))
@@ -286,25 +320,11 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
         notify(f"warning: {named(gone)}")
     names = names or tuple(str(i) for i in range(len(parts)))
     split = split_rows(parts, names, settings.test_ratio, settings.seed)
-    tables = []
-    place = np.full((2, len(scan.labels)), -1, dtype=np.int64)
-    for which, rows in enumerate(split):
-        joined = np.concatenate(rows)
-        place[which, joined] = np.arange(len(joined))
-        shape = (len(joined), scan.dimension)
-        mapped = np.lib.format.open_memmap(
-            folder / f"{which}.npy", mode="w+", dtype=np.float32, shape=shape
-        )
-        labels = torch.from_numpy(scan.labels[joined])
-        table = Records(torch.from_numpy(mapped), labels, offsets([len(part) for part in rows]))
-        ranged = scan.target.low is not None
-        tables.append(table.scaled(scan.target, clip=which == 0) if ranged else table)
-    identifiers = identifiers_in(scan)
-    for start, block in feature_blocks(scan):
-        identifiers.add(block)
-        for which, table in enumerate(tables):
-            target = place[which, start : start + len(block)]
-            table.features.numpy()[target[target >= 0]] = block[target >= 0]
+    tables = [
+        _mapped_table(scan, rows, folder / f"{which}.npy", clip=which == 0)
+        for which, rows in enumerate(split)
+    ]
+    identifiers = _write_features(scan, tables, split)
     for note in (*scan.seen.notes(scan.table.gaps), *identifiers.notes()) if notify else ():
         notify(note)  # type: ignore[misc]
     title = _title(settings.path.rsplit("/", 1)[-1], settings)

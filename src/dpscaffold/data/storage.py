@@ -142,18 +142,29 @@ def _read_preparation(folder: Path, index: dict[str, Any]) -> tuple[Prepared, ..
     return steps(index["preparation"], arrays, folder / INDEX)
 
 
+def _check_size(path: Path, expected: int | None) -> None:
+    if not path.is_file():
+        raise BadInput(f"{path} is missing; the folder is damaged, prepare the federation again")
+    size = path.stat().st_size
+    if size != expected:
+        raise BadInput(
+            f"{path} has {size} bytes and should have {expected}; the folder is damaged, prepare "
+            f"the federation again"
+        )
+
+
+def _checksum(array: np.ndarray) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for block in blocks(len(array), math.prod(array.shape[1:])):
+        state.update(np.ascontiguousarray(array[block]).data)
+    return state.hexdigest()
+
+
 def _read_column(
     folder: Path, name: str, kind: np.dtype[Any], index: dict[str, Any], mapped: bool, verify: bool
 ) -> torch.Tensor:
     path, entry = folder / name, index["files"].get(name, {})
-    size = path.stat().st_size if path.is_file() else None
-    if size is None or size != entry.get("bytes"):
-        found = (
-            "is missing"
-            if size is None
-            else f"has {size} bytes and should have {entry.get('bytes')}"
-        )
-        raise BadInput(f"{path} {found}; the folder is damaged, prepare the federation again")
+    _check_size(path, entry.get("bytes"))
     try:
         array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
@@ -165,15 +176,11 @@ def _read_column(
             f"{path} holds {array.dtype} of rank {array.ndim}; expected {kind}; prepare the "
             f"federation again"
         )
-    if verify:
-        state = hashlib.blake2b(digest_size=16)
-        for block in blocks(len(array), math.prod(array.shape[1:])):
-            state.update(np.ascontiguousarray(array[block]).data)
-        if state.hexdigest() != entry.get("blake2b"):
-            raise BadInput(
-                f"{path} has changed since it was written (its checksum differs); prepare the "
-                f"federation again"
-            )
+    if verify and _checksum(array) != entry.get("blake2b"):
+        raise BadInput(
+            f"{path} has changed since it was written (its checksum differs); prepare the "
+            f"federation again"
+        )
     with warnings.catch_warnings():
         # Torch warns that the mapping is read-only; that is what it is for.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from dpscaffold.checks import number, whole
+from dpscaffold.checks import at_least, number, whole
 from dpscaffold.data.pool import held_out_size
 from dpscaffold.data.prepared import Standardised, UnitNorm, applied
 from dpscaffold.data.streams import DRAWS, LAW, user_stream
@@ -56,8 +56,7 @@ def synthetic(
     Federation(synthetic (5, 5): 3 users, 40 train records each, 40 features, 10 classes)
     """
     for name, value in (("alpha", alpha), ("beta", beta), ("size_spread", size_spread)):
-        if number(f"data.{name}", value) < 0:
-            raise BadInput(f"data.{name} is {value}; it must be 0 or positive")
+        at_least(f"data.{name}", value, 0)
     for name, value, least in (
         ("users", users, 1),
         ("records", records, 2),

@@ -72,16 +72,7 @@ class Simulator:
         self.randomness = list(randomness) if randomness else [s.randomness() for s in settings]
         for other in self.settings[1:]:
             refuse_unlike(self.settings[0], other)
-        # A worker for every device that is named, twice where it is named twice.
-        stores: dict[torch.device, Store] = {}
-        self.workers: list[Worker] = []
-        for device in self.hardware.devices:
-            task = self.settings[0].task
-            if self.workers and not apart(task):
-                task = copy.deepcopy(task)
-            given = (device, stores.get(device), self.hardware.cores(device), task)
-            self.workers.append(Worker(self.settings, self.federations, *given))
-            stores.setdefault(device, self.workers[-1].store)
+        self.workers = self._make_workers()
         self._sizes = [data.train.offsets.diff().numpy() for data in self.federations]
         self._batches = [setting.batch_sizes.numpy() for setting in self.settings]
         self._shards = Shards(self.workers, self.hardware.chunk or self._fitting_chunk())
@@ -92,10 +83,27 @@ class Simulator:
         self.all_memories: list[Memories] = [self.fresh_memories(s) for s in self.settings]
         #: The slots of the first run's users (the only one, outside a stack).
         self.memories = self.all_memories[0]
-        # A GPU draws for itself, unless the run is secret.
-        secret = any(one.secret for one in self.randomness)
-        ahead = (self.device.type == "cuda" and secret) if ahead is None else ahead
-        self.ahead = NextBatches(self._expected) if ahead and len(self.workers) == 1 else None
+        self.ahead = self._next_batches(ahead)
+
+    def _next_batches(self, ahead: bool | None) -> NextBatches | None:
+        """What draws the batches of the next round on the host meanwhile. By default that is done
+        for a GPU and a secret run, whose draws no GPU makes."""
+        if ahead is None:
+            ahead = self.device.type == "cuda" and any(one.secret for one in self.randomness)
+        return NextBatches(self._expected) if ahead and len(self.workers) == 1 else None
+
+    def _make_workers(self) -> list[Worker]:
+        """A worker for every device that is named, twice where it is named twice."""
+        stores: dict[torch.device, Store] = {}
+        workers: list[Worker] = []
+        for device in self.hardware.devices:
+            task = self.settings[0].task
+            if workers and not apart(task):
+                task = copy.deepcopy(task)
+            given = (device, stores.get(device), self.hardware.cores(device), task)
+            workers.append(Worker(self.settings, self.federations, *given))
+            stores.setdefault(device, workers[-1].store)
+        return workers
 
     @property
     def chunk(self) -> int:

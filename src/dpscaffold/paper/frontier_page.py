@@ -3,10 +3,12 @@ loses."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 from dpscaffold.config import Configuration
 from dpscaffold.paper.archive import FinishedRun
 from dpscaffold.paper.ladders import at_end
-from dpscaffold.paper.planned import compared, planner_parts
+from dpscaffold.paper.planned import PlannedCell, compared, planner_parts
 from dpscaffold.paper.results import CaseResult, Place, Results, average, last
 from dpscaffold.paper.text import TUNING, Provenance, markdown, percent, rate
 
@@ -33,49 +35,59 @@ def frontier_parts(results: Results, made: Provenance) -> list[str]:
         columns = results.columns(row)
         lines = results.lines(row)
         header = ["ε", "batches, neighbours", *lines, "σ_g", "η₀", "planned (its η₀)"]
-        rows = []
-        for column in columns:
-            epsilon, _, sampling = column.partition(" ")
-            entries = [
-                (row, column, line) for line in lines if (row, column, line) in results.places
-            ]
-            how = {"poisson": "Poisson, zero-out", "fixed": "fixed size, replace-one"}.get(
-                sampling, "not private"
-            )
-            noises = [_noise(results.shown(p)[0].finished) for p in entries]
-            rates = [_rate(results, p) for p in entries]
-            values = [_both(results, (row, column, line)) for line in lines]
-            ours = [
-                f"{100 * planned[p].accuracy:.2f} ({planned[p].planned:g})" if p in planned else "–"
-                for p in entries
-            ]
-            made_here = any(p in planned for p in entries)
-            shown = ", ".join(filter(None, noises)), ", ".join(rates), ", ".join(ours * made_here)
-            rows.append([epsilon, how, *values, *shown])
+        places = [[(row, column, line) for line in lines] for column in columns]
+        rows = [_cells(results, here, planned) for here in places]
         parts += [f"### {row}", markdown(header, rows), *_tried(results, row)]
     return parts
+
+
+def _cells(
+    results: Results, places: Sequence[Place], planned: Mapping[Place, PlannedCell]
+) -> list[str]:
+    """The row of the table for one ε, whose ``places`` are one for each algorithm."""
+    epsilon, _, sampling = places[0][1].partition(" ")
+    ways = {"poisson": "Poisson, zero-out", "fixed": "fixed size, replace-one"}
+    made = [place for place in places if place in results.places]
+    noises = [_noise(results.shown(place)[0].finished) for place in made]
+    ours = [
+        f"{100 * planned[p].accuracy:.2f} ({planned[p].planned:g})" if p in planned else "–"
+        for p in made
+    ]
+    return [
+        epsilon,
+        ways.get(sampling, "not private"),
+        *(_both(results, place) for place in places),
+        ", ".join(filter(None, noises)),
+        ", ".join(_rate(results, place) for place in made),
+        "" if planned.keys().isdisjoint(made) else ", ".join(ours),
+    ]
 
 
 def _tried(results: Results, row: str) -> list[str]:
     """Which C and averaged shares were tried in a row, and how often the best lies at an end of
     them; nothing where there was no choice."""
-    choices = {place: found for place, found in results.places.items() if place[0] == row}
     sentences = []
     for name, dial in (("C", _clip), ("tail", _tail)):
         tried = {
-            place: {dial(runs[0]) for runs in found.values()} for place, found in choices.items()
+            place: {dial(runs[0]) for runs in found.values()}
+            for place, found in results.places.items()
+            if place[0] == row
         }
-        searched = {place: values for place, values in tried.items() if len(values) > 1}
-        if not searched:
-            continue
-        every = sorted(set().union(*searched.values()))
-        shown = [dial(results.shown(place)[0]) for place in searched]
-        sentences.append(
-            f"{name} among {', '.join(f'{value:g}' for value in every)} in {len(searched)} "
-            f"entries, whose best is the smallest of all in {shown.count(every[0])} and the "
-            f"largest in {shown.count(every[-1])}"
-        )
+        searched = [place for place, values in tried.items() if len(values) > 1]
+        if searched:
+            every = set().union(*map(tried.__getitem__, searched))
+            shown = [dial(results.shown(place)[0]) for place in searched]
+            sentences.append(f"{name} {_ends(every, shown)}")
     return [f"Searched besides η₀: {'; '.join(sentences)}."] if sentences else []
+
+
+def _ends(tried: Collection[float], best: Sequence[float]) -> str:
+    """How often the best of each entry is the smallest or the largest of all that were tried."""
+    low, high = min(tried), max(tried)
+    return (
+        f"among {', '.join(f'{value:g}' for value in sorted(tried))} in {len(best)} entries, whose "
+        f"best is the smallest of all in {best.count(low)} and the largest in {best.count(high)}"
+    )
 
 
 def _clip(run: CaseResult) -> float:

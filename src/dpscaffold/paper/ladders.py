@@ -19,10 +19,14 @@ def beside(tried: Sequence[float], best: float, values: Sequence[float]) -> list
     >>> beside([1.0, 1.5, 2.0], 1.0, [0.5, 1.0, 2.0])
     [0.5]
     """
-    known = [*values, *tried]
-    below = max((value for value in known if value < best), default=best)
-    above = min((value for value in known if value > best), default=best)
-    return [value for value in (below, above) if value not in tried]
+    return [value for value in _around(best, [*values, *tried]) if value not in tried]
+
+
+def _around(best: float, values: Sequence[float]) -> tuple[float, float]:
+    """The next values below and above the best one, or itself where there is none."""
+    below = max((value for value in values if value < best), default=best)
+    above = min((value for value in values if value > best), default=best)
+    return below, above
 
 
 def between(tried: Sequence[float], best: float, finer: Sequence[float]) -> list[float]:
@@ -33,8 +37,7 @@ def between(tried: Sequence[float], best: float, finer: Sequence[float]) -> list
     >>> between([0.1, 0.17, 0.3, 0.5, 1.0], 0.17, [0.05, 0.17, 0.5, 1.7])
     []
     """
-    below = max((rate for rate in tried if rate < best), default=best)
-    above = min((rate for rate in tried if rate > best), default=best)
+    below, above = _around(best, tried)
     return [rate for rate in finer if below < rate < above and rate not in tried]
 
 
@@ -53,10 +56,9 @@ def rungs(
     [1.0, 10.0]
     """
     if failed:
-        return [max(below)] if (below := [rate for rate in ladder if rate < min(tried)]) else []
-    next_below = max((rate for rate in ladder if rate < best), default=best)
-    next_above = min((rate for rate in ladder if rate > best), default=best)
-    found = [rate for rate in (next_below, next_above) if rate not in tried and rate != best]
+        below, _ = _around(min(tried), ladder)
+        return [below] if below < min(tried) else []
+    found = [rate for rate in _around(best, ladder) if rate not in (*tried, best)]
     return [rate for rate in found if not any(_within(other, rate, best) for other in tried)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -17,13 +18,9 @@ if TYPE_CHECKING:
     from dpscaffold.paper.reproduce import ReproduceRequest
 
 
-def listing(request: ReproduceRequest, device: torch.device, estimate: bool = False) -> Table:
-    """One line per experiment, 80 columns wide; ``estimate`` adds the time, from a few timed rounds
-    of each shape, which takes half a minute by itself."""
-    probe = Probe(device) if estimate else None
-    timed = f"Experiments; time on {device} estimated from a few rounds of each shape"
+def _empty_table(title: str, more: Sequence[str]) -> Table:
     table = Table(
-        title=timed if estimate else "Experiments; --estimate adds the time that each takes here",
+        title=title,
         title_justify="left",
         box=None,
         caption="runs + cross-validation; runs that experiments share are made once",
@@ -34,8 +31,18 @@ def listing(request: ReproduceRequest, device: torch.device, estimate: bool = Fa
     )
     for name in ("name", "shows"):
         table.add_column(name, no_wrap=True)
-    for name in ("runs", "user-steps", *(("time",) if estimate else ())):
+    for name in ("runs", "user-steps", *more):
         table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def listing(request: ReproduceRequest, device: torch.device, estimate: bool = False) -> Table:
+    """One line per experiment, 80 columns wide; ``estimate`` adds the time, from a few timed rounds
+    of each shape, which takes half a minute by itself."""
+    probe = Probe(device) if estimate else None
+    timed = f"Experiments; time on {device} estimated from a few rounds of each shape"
+    plain = "Experiments; --estimate adds the time that each takes here"
+    table = _empty_table(timed if estimate else plain, ("time",) if estimate else ())
     for name in names():
         chosen = experiment(name)
         cases, folded = chosen_cases(chosen, request)

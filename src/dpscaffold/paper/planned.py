@@ -4,7 +4,7 @@ was found with the test data in view."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from dpscaffold.data.shapes import shape_of
 from dpscaffold.errors import BadInput
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, rate_label
-from dpscaffold.paper.results import Place, Results, average
+from dpscaffold.paper.results import Place, Results, SeedSummary, average
 from dpscaffold.paper.solving import sizes_of, solved_noise
 from dpscaffold.paper.text import markdown
 from dpscaffold.paper.widening import at_rate
@@ -51,6 +51,12 @@ def _read(root: Path) -> Scored:
         return {}
 
 
+def _without_rate(cases: Sequence[Case], found: Container[Place]) -> list[Case]:
+    """The first case of every private place that is not ``found`` yet."""
+    first = {_place(case): case for case in reversed(cases)}
+    return [case for place, case in first.items() if case.private and place not in found]
+
+
 def plan_places(
     experiment: Experiment, cases: Sequence[Case], root: Path, device: torch.device, tell: Listener
 ) -> Rates:
@@ -60,8 +66,7 @@ def plan_places(
     found = _read(root)
     for row, line in product(experiment.rows, experiment.lines):
         here = [c for c in cases if _place(c)[::2] == (row.label, line.label)]
-        first = {_place(case): case for case in reversed(here)}
-        todo = [c for place, c in first.items() if c.private and place not in found]
+        todo = _without_rate(here, found)
         if not todo or not row.ladder:
             continue
         settings = [_public(case) for case in todo]
@@ -152,21 +157,22 @@ def compared(results: Results, rates: Rates) -> list[PlannedCell]:
     ladders = {row.label: row.ladder for row in results.experiment.rows}
     found = []
     for place, choices in results.places.items():
-        plain = {rate_label(rung): rung for rung in ladders[place[0]]}
-        by_rate = {
-            plain[choice]: results.summary(place, choice, average)
-            for choice in choices
-            if choice in plain
-        }
+        rungs = {rate_label(rung): rung for rung in ladders[place[0]]}
+        plain = [choice for choice in choices if choice in rungs]
+        by_rate = {rungs[choice]: results.summary(place, choice, average) for choice in plain}
         rate = rates.get(place)
         if rate is None or rate not in by_rate:
             continue
         best = max(by_rate, key=lambda one: (not by_rate[one].diverged, by_rate[one].rank))
-        ours, top = by_rate[rate], by_rate[best]
-        if top.runs:
-            mine = ours.mean if ours.runs and not ours.diverged else 0.0
-            found.append(PlannedCell(place, rate, best, mine, top.mean))
+        if by_rate[best].runs:
+            ours, top = _accuracy(by_rate[rate]), by_rate[best].mean
+            found.append(PlannedCell(place, rate, best, ours, top))
     return found
+
+
+def _accuracy(summary: SeedSummary) -> float:
+    """The mean, or 0 where there is none because runs diverged."""
+    return summary.mean if summary.runs and not summary.diverged else 0.0
 
 
 def planner_parts(results: Results, rates: Rates) -> list[str]:

@@ -162,16 +162,9 @@ def _gaps(results: Results) -> list[str]:
     return ["## SCAFFOLD against FedAvg", markdown(header, rows)] if rows else []
 
 
-def _privacy(results: Results) -> list[str]:
-    """ε by view and bound of every distinct private plan."""
-    if results.experiment.kind == "frontier":
-        text = (
-            f"ε is the target towards the server (all uploads and the participants of each round) "
-            f"{_DELTA}, by random participation (PLD), for participants and batches drawn at "
-            f"random and the neighbours that each line names; the noise was solved for it."
-        )
-        return ["## Privacy", text + _outside(results)]
-    seen: dict[str, tuple[str, dict[str, float | None]]] = {}
+def _epsilons_by_plan(results: Results) -> dict[str, dict[str, float | None]]:
+    """ε by bound, for each distinct private plan in words."""
+    seen: dict[str, dict[str, float | None]] = {}
     for place, choices in results.places.items():
         case = next(iter(choices.values()))[0].case
         settings = case.settings
@@ -189,13 +182,26 @@ def _privacy(results: Results) -> list[str]:
         )
         who = "" if results.experiment.kind in ("table", "sweep") else f"{place[0]}, {place[2]}: "
         ratios = f"l = {settings.plan.user_ratio:g}, s = {settings.plan.data_ratio:g}"
-        seen.setdefault(f"{who}{plan}, {ratios}", (who, found))
+        seen.setdefault(f"{who}{plan}, {ratios}", found)
+    return seen
+
+
+def _privacy(results: Results) -> list[str]:
+    """ε by view and bound of every distinct private plan."""
+    if results.experiment.kind == "frontier":
+        text = (
+            f"ε is the target towards the server (all uploads and the participants of each round) "
+            f"{_DELTA}, by random participation (PLD), for participants and batches drawn at "
+            f"random and the neighbours that each line names; the noise was solved for it."
+        )
+        return ["## Privacy", text + _outside(results)]
+    seen = _epsilons_by_plan(results)
     if not seen:
         return []
-    names = list(dict.fromkeys(name for _, found in seen.values() for name in found))
+    names = list(dict.fromkeys(name for found in seen.values() for name in found))
     rows = [
         [plan, *(round_up(found.get(name)) if name in found else "" for name in names)]
-        for plan, (_, found) in seen.items()
+        for plan, found in seen.items()
     ]
     note = (
         f"ε {_DELTA}, one record of one user replaced by another, for participants and batches of "
@@ -203,7 +209,7 @@ def _privacy(results: Results) -> list[str]:
         f"the column *as published* is the paper's number, for comparison only: it is not a "
         f"theorem for every loss."
     )
-    if any(case.engine == "loop-same-noise" for case in (run.case for run in results.runs)):
+    if any(run.case.engine == "loop-same-noise" for run in results.runs):
         note += (
             " Users who all add the **same noise have no guarantee at all** towards the server: "
             "the difference of two uploads holds no noise."

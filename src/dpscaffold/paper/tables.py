@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpscaffold.paper.published import table
-from dpscaffold.paper.results import Place, Results, Value, average, last
+from dpscaffold.paper.results import Place, Results, SeedSummary, Value, average, last
 from dpscaffold.paper.text import (
     OUTPUTS,
     TUNING,
@@ -93,6 +93,10 @@ def _cell(results: Results, place: Place, cells: Any) -> list[str]:
     return [*shown, ", ".join(filter(None, chosen))]
 
 
+def _points_below(optimum: float | None, summary: SeedSummary) -> str:
+    return f"{100 * (optimum - summary.mean):.2f}" if optimum is not None and summary.runs else ""
+
+
 def _best_of_rows(results: Results, made: Provenance, cells: Any, line: str) -> list[str]:
     """The best K of each σ_g, and its distance to the central optimum of the objective that was
     trained."""
@@ -111,12 +115,7 @@ def _best_of_rows(results: Results, made: Provenance, cells: Any, line: str) -> 
                 for c in columns
             ]
             summary, column = max(found, key=lambda pair: pair[0].mean if pair[0].runs else -1)
-            below = (
-                ""
-                if optimum is None or not summary.runs
-                else f"{100 * (optimum - summary.mean):.2f}"
-            )
-            shown += [f"{percent(summary)} (K = {column})", below]
+            shown += [f"{percent(summary)} (K = {column})", _points_below(optimum, summary)]
         rows.append(shown)
     return [
         f"Best K of each row.{_optimum(optimum)}",
@@ -163,16 +162,17 @@ def sweep_parts(results: Results, made: Provenance) -> list[str]:
     return parts
 
 
+def _cell(summary: SeedSummary, best: bool) -> str:
+    text = f"{100 * summary.mean:.1f}" if summary.runs else "diverged"
+    return f"**{text}**" if best else text
+
+
 def _grid(results: Results, place: Place, best: dict[Value, str]) -> str:
     """C down, η₀ across."""
     by_clip: dict[float, dict[float, str]] = {}
     for choice, runs in results.places[place].items():
         settings = runs[0].case.settings
-        entry = []
-        for value, _ in OUTPUTS:
-            summary = results.summary(place, choice, value)
-            text = f"{100 * summary.mean:.1f}" if summary.runs else "diverged"
-            entry.append(f"**{text}**" if best[value] == choice else text)
+        entry = [_cell(results.summary(place, choice, v), best[v] == choice) for v, _ in OUTPUTS]
         assert settings.privacy is not None
         by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.rate] = " / ".join(entry)
     rates = sorted({rate for entries in by_clip.values() for rate in entries})

@@ -37,25 +37,34 @@ Fixed = tuple[int, float | None, float]
 Searches = dict[Fixed, "Search"]
 
 
+def _by_rate(cases: Sequence[Case]) -> dict[Place, dict[Fixed, dict[float, list[Case]]]]:
+    """The cases by place, then by what a search keeps fixed, then by step size."""
+    found: dict[Place, dict[Fixed, dict[float, list[Case]]]] = {}
+    for case in cases:
+        place = (case.labels["row"], case.labels["column"], case.labels["line"])
+        here = found.setdefault(place, {}).setdefault(_fixed(case), {})
+        here.setdefault(float(case.tables["plan"]["learning_rate"]), []).append(case)
+    return found
+
+
+def _searched_row(experiment: Experiment, place: Place) -> Level | None:
+    """The row of a place, less what its column does not search finely; None without a ladder."""
+    row = next((one for one in experiment.rows if one.label == place[0] and one.ladder), None)
+    if row is None or any(one.label == place[1] and one.finely for one in experiment.columns):
+        return row
+    return replace(row, finer=(), steps=(), clips=(), tails=())
+
+
 def widened(experiment: Experiment, cases: Sequence[Case], archive: Archive) -> list[Case]:
     """The cases that are to be tried next, at every place whose runs are all finished. Empty when
     the search is over."""
-    rows = {row.label: row for row in experiment.rows if row.ladder}
-    fine = {column.label for column in experiment.columns if column.finely}
-    if not rows:
+    if not any(row.ladder for row in experiment.rows):
         return []
-    asked: dict[Place, dict[Fixed, dict[float, list[Case]]]] = {}
-    for case in cases:
-        place = (case.labels["row"], case.labels["column"], case.labels["line"])
-        here = asked.setdefault(place, {}).setdefault(_fixed(case), {})
-        here.setdefault(float(case.tables["plan"]["learning_rate"]), []).append(case)
     results = Results(experiment, cases, (), archive)
     entries: dict[tuple[str, str], list[Searches]] = {}
-    for place, by_fixed in asked.items():
-        if place[0] in rows:
-            row = rows[place[0]]
-            if place[1] not in fine:
-                row = replace(row, finer=(), steps=(), clips=(), tails=())
+    for place, by_fixed in _by_rate(cases).items():
+        row = _searched_row(experiment, place)
+        if row is not None:
             searches = {fixed: _search(row, results, tried) for fixed, tried in by_fixed.items()}
             entries.setdefault(place[:2], []).append(searches)
     return [case for lines in entries.values() for case in _next(lines)]
@@ -91,20 +100,35 @@ def _others(searches: Searches) -> list[Case]:
     if more and own.best is not None:
         rates = near(row.ladder, own.best)
         return own.elsewhere({(steps, own_clip, own_tail): rates for steps in more})
-    (steps, clip, tail), best = _top(searches)
+    return _next_dials(searches, own, own_tail)
+
+
+def _next_dials(searches: Searches, own: Search, own_tail: float) -> list[Case]:
+    """The next C around the best search of a place, and then the next averaged shares."""
+    row = own.row
+    fixed, best = _top(searches)
     if best.best is None or best.failed:
         return []
-    tried = [other for of, other, _ in searches if of == steps and other is not None]
-    clips = [] if clip is None else beside(tried, clip, row.clips)
-    if clip is not None and clips:  # the rungs around where C has the best step as long: ηC equal
-        middles = {other: best.best * clip / other for other in clips}
-        return own.elsewhere(
-            {(steps, c, tail): near(row.ladder, middle) for c, middle in middles.items()}
-        )
+    clips = _other_clips(searches, row, fixed, best.best)
+    if clips:
+        return own.elsewhere(clips)
+    steps, clip, tail = fixed
     shares = [share for *others, share in searches if others == [steps, clip]]
     rates = near(row.ladder, best.best)
     tails = beside(shares, tail, (*row.tails, own_tail))
     return own.elsewhere({(steps, clip, share): rates for share in tails})
+
+
+def _other_clips(
+    searches: Searches, row: Level, fixed: Fixed, best: float
+) -> dict[Fixed, list[float]]:
+    """The next C on either side, with the step sizes around where ηC is that of the best."""
+    steps, clip, tail = fixed
+    if clip is None:
+        return {}
+    tried = [other for of, other, _ in searches if of == steps and other is not None]
+    others = beside(tried, clip, row.clips)
+    return {(steps, other, tail): near(row.ladder, best * clip / other) for other in others}
 
 
 def _crossed(lines: Sequence[Searches]) -> list[Case]:
@@ -122,13 +146,17 @@ def _crossed(lines: Sequence[Searches]) -> list[Case]:
             if own.full_pass or other.full_pass:
                 steps = _fixed(own.seeds[0])[0]
             fixed = steps, clip, tail
-            if fixed not in searches:  # with the rungs beside it, which the search would ask next
-                rates = [top.best, *rungs([top.best], top.best, own.row.ladder)]
-            else:
-                rates = [rate for rate in [top.best] if rate not in searches[fixed].tried]
+            rates = _untried(searches, fixed, top.best, own.row.ladder)
             new[fixed] = sorted({*new.get(fixed, ()), *rates})
         found += own.elsewhere(new)
     return found
+
+
+def _untried(searches: Searches, fixed: Fixed, rate: float, ladder: Sequence[float]) -> list[float]:
+    """A step size unless it was tried; a new search also gets those that it would try next."""
+    if fixed in searches:
+        return [] if rate in searches[fixed].tried else [rate]
+    return [rate, *rungs([rate], rate, ladder)]
 
 
 def _top(searches: Searches) -> tuple[Fixed, Search]:

@@ -57,18 +57,22 @@ def guaranteed_norm(preparation: tuple[Prepared, ...]) -> float | None:
     return float(last.norm) if isinstance(last, ClipNorm) else None
 
 
+def _missing(given: FactsSettings) -> str:
+    needed = ("users", "records", "features", "classes")
+    missing = [f"facts.{name}" for name in needed if getattr(given, name) is None]
+    return (
+        f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given; say them in "
+        f"[facts] or as options (classes = 0 where a number is predicted)"
+    )
+
+
 def facts_of(given: FactsSettings) -> Facts:
     """The facts of a ``[facts]`` table; those that are missing are named."""
     users, records, features, classes = given.users, given.records, given.features, given.classes
     if users is None and isinstance(records, tuple):
         users = len(records)
     if users is None or records is None or features is None or classes is None:
-        needed = ("users", "records", "features", "classes")
-        missing = [f"facts.{name}" for name in needed if getattr(given, name) is None]
-        raise BadInput(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given; say them in "
-            f"[facts] or as options (classes = 0 where a number is predicted)"
-        )
+        raise BadInput(_missing(given))
     return Facts.of(
         users=users,
         records=records,

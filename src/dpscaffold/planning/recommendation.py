@@ -109,15 +109,23 @@ class Preset:
         >>> Preset(data_ratio=0.1).chosen[1:4]
         ('plan.rounds', 'plan.local_steps', 'plan.user_ratio')
         """
+        plan = (*CHOSEN, *self._unset("plan", "data_ratio", "weighting"))
+        return (
+            *(() if self.algorithm is not None else ("algorithm",)),
+            *(plan if self._settles_plan else ("plan",)),
+            *self._unset("privacy", "clip"),
+        )
+
+    def _unset(self, table: str, *names: str) -> list[str]:
+        return [f"{table}.{name}" for name in names if getattr(self, name) is None]
+
+    @property
+    def _settles_plan(self) -> bool:
+        """Whether any key of the plan was settled before."""
         usual, given = Plan(), self.plan or Plan()
-        settled = self.data_ratio is not None or self.regularisation != 0
-        settled = settled or any(getattr(given, name) != getattr(usual, name) for name in LEFT)
-        settled = settled or self.weighting is not None
-        ratio = () if self.data_ratio is not None else ("plan.data_ratio",)
-        weighting = () if self.weighting is not None else ("plan.weighting",)
-        plan = (*CHOSEN, *ratio, *weighting) if settled else ("plan",)
-        algorithm = () if self.algorithm is not None else ("algorithm",)
-        return (*algorithm, *plan, *(() if self.clip is not None else ("privacy.clip",)))
+        settled = self.data_ratio is not None or self.weighting is not None
+        changed = any(getattr(given, name) != getattr(usual, name) for name in LEFT)
+        return settled or changed or self.regularisation != 0
 
 
 @dataclass(frozen=True)
@@ -193,20 +201,17 @@ def recommend(
     bench = Bench(facts.guess, torch.device(device), tell)
     tried = _tried(first, bench)
     best = _cheapest(tried)
-    beside = _beside(best, goal.epsilon) if curve else {}
+    beside = _beside(best, goal.epsilon, curve)
     others: dict[float, Choice] | None = None
     if preset.clip is None:
         clips, others = _clips(best, bench, beside)
-        found = max(clips, key=lambda one: one.score - TOLERANCE * (one is not clips[1]))
+        found = _best_clip(clips)
         if found is not clips[1]:  # try it as thoroughly as the others were
             best = search([(found.setting, first_rates(found.setting))], bench)[0]
-            beside, others = _beside(best, goal.epsilon) if curve else {}, None
+            beside, others = _beside(best, goal.epsilon, curve), None
     if others is None:
         others = _at_once(beside, replace(bench, seeds=FEWER))
-    bare = replace(best.setting, privacy=None)
-    first_tried = first_rates(best.setting)
-    rates = [rate for rate in first_tried if rate >= best.rate / 3] or [best.rate]
-    public = search([(bare, rates)], bench, widen=False)[0]
+    public = _without_privacy(best, bench)
     points = [(epsilon, one.score) for epsilon, one in others.items()]
     points += [(goal.epsilon, _of_fewer(best))] if curve else []
     left = tuple(one for one in tried if one is not best)
@@ -215,6 +220,22 @@ def recommend(
     return Recommendation(
         facts, goal, best.setting, best, left, score, tuple(sorted(points)), beside_score, preset
     )
+
+
+def _rates_around_best(known: Choice) -> list[float]:
+    place = known.trials.index(known.best)
+    return [trial.rate for trial in known.trials[max(0, place - 1) : place + 2]]
+
+
+def _best_clip(clips: Sequence[Choice]) -> Choice:
+    """The best choice; the one in the middle, which is the usual C, where others hardly beat it."""
+    return max(clips, key=lambda one: one.score - TOLERANCE * (one is not clips[1]))
+
+
+def _without_privacy(best: Choice, bench: Bench) -> Choice:
+    """The same setting without privacy, with the best of the larger step sizes."""
+    rates = [rate for rate in first_rates(best.setting) if rate >= best.rate / 3] or [best.rate]
+    return search([(replace(best.setting, privacy=None), rates)], bench, widen=False)[0]
 
 
 def _tried(settings: Sequence[Setting], bench: Bench) -> list[Choice]:
@@ -228,11 +249,7 @@ def _tried(settings: Sequence[Setting], bench: Bench) -> list[Choice]:
     # Where the surrogate of fewer rounds has no fewer, it has nothing new to tell.
     fewer = [one for one in settings if Shape.of(one).rounds < lengths[one.algorithm.name]]
     found = search([(one, first_rates(one)) for one in whole], bench)
-    near: dict[str, list[float]] = {}
-    for known in found:
-        place = known.trials.index(known.best)
-        rates = [trial.rate for trial in known.trials[max(0, place - 1) : place + 2]]
-        near[known.setting.algorithm.name] = rates
+    near = {known.setting.algorithm.name: _rates_around_best(known) for known in found}
     return found + search([(one, near[one.algorithm.name]) for one in fewer], bench)
 
 
@@ -258,30 +275,43 @@ def _at_once(wanted: Wanted, bench: Bench) -> dict[float, Choice]:
     return dict(zip(wanted, search(list(wanted.values()), bench, widen=False), strict=True))
 
 
-def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:
-    """Every algorithm with T, T/2 and T/4 of the rounds that one can afford."""
-    algorithms = (
+def _local_steps(algorithm: Algorithm, most: int, ratio: float) -> int:
+    """K of an algorithm: the usual one within ``most``, or one pass over batches of ``ratio``."""
+    if not algorithm.full_pass:
+        return min(most, STEPS)
+    steps = round(1 / ratio)
+    if steps > most:
+        raise BadInput(
+            f"local steps are at most {most}, and {algorithm.name} takes one pass over the data, "
+            f"{steps} steps; allow {steps}, or a plan.data_ratio of {least_ratio(most):g}"
+        )
+    return steps
+
+
+def _algorithms(preset: Preset) -> list[Algorithm]:
+    return (
         [ALGORITHMS[name]() for name in RIVALS] if preset.algorithm is None else [preset.algorithm]
     )
+
+
+def _warm_rounds(algorithm: Algorithm, plan: Plan, share: float) -> int:
+    if algorithm.warm_up is None:
+        return 0
+    return round(4 / share) if plan.warm_rounds is None else plan.warm_rounds
+
+
+def _candidates(facts: Facts, goal: Goal, limits: Limits, preset: Preset) -> list[Setting]:
+    """Every algorithm with T, T/2 and T/4 of the rounds that one can afford."""
     share = limits.share(facts.users)
     ratio = least_batch_ratio(facts.sizes, preset.data_ratio)
-    steps = min(limits.local_steps, STEPS)
     base, task = preset.plan or Plan(), preset.task or default_task(facts)
     mechanism = Gaussian(preset.clip or 1.0, 1.0, goal.sampling, neighbours=preset.neighbours)
     budget = replace(preset.budget or Budget(), delta=goal.delta, view=goal.view)
     roster = replace(facts.roster, declared=preset.declared)
-    warm_up = round(4 / share) if base.warm_rounds is None else base.warm_rounds
     found = []
-    for algorithm in algorithms:
-        warm = 0 if algorithm.warm_up is None else warm_up
-        for rounds in rounds_tried(limits.rounds, warm):
-            own = round(1 / ratio) if algorithm.full_pass else steps
-            if own > limits.local_steps:
-                raise BadInput(
-                    f"local steps are at most {limits.local_steps}, and {algorithm.name} takes one "
-                    f"pass over the data, {own} steps; allow {own}, or a plan.data_ratio of "
-                    f"{least_ratio(limits.local_steps):g}"
-                )
+    for algorithm in _algorithms(preset):
+        for rounds in rounds_tried(limits.rounds, _warm_rounds(algorithm, base, share)):
+            own = _local_steps(algorithm, limits.local_steps, ratio)
             plan = replace(
                 base,
                 rounds=rounds,
@@ -350,10 +380,11 @@ def _cheapest(tried: Sequence[Choice]) -> Choice:
     return min(good, key=lambda one: sum(numbers_sent(one.setting)) * one.setting.plan.rounds)
 
 
-def _beside(best: Choice, epsilon: float) -> Wanted:
-    """The same plan at those other ε that it can keep, each with three η₀."""
+def _beside(best: Choice, epsilon: float, curve: bool) -> Wanted:
+    """The same plan at those other ε that it can keep, each with three η₀; none without a
+    ``curve``."""
     found: Wanted = {}
-    for factor in AROUND:
+    for factor in AROUND if curve else ():
         middle = best.rate * factor**0.5
         rates = [middle / 3, middle, middle * 3]
         # The plan stands, though an ε beside it cannot be kept.

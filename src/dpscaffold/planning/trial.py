@@ -160,29 +160,49 @@ def search(
 
     Where the bench looks ahead, all that may follow is tried in the first wave. It counts as tried
     only if it would have been, so the choices are the same."""
-    waves = WIDENINGS + 1 if widen else 1
-    known: list[dict[float, StepSizeTrial]] = [{} for _ in asked]
-    tried: list[dict[float, StepSizeTrial]] = [{} for _ in asked]
-    ahead = [_beyond(rates) if widen and bench.ahead else [] for _, rates in asked]
-    wanted = [list(rates) for _, rates in asked]
-    choices: list[Choice] = []
-    for _ in range(waves):
-        missing = [
-            (k, rate)
-            for k, here in enumerate(wanted)
-            for rate in dict.fromkeys([*here, *(ahead[k] if here else [])])
-            if rate not in known[k]
-        ]
-        found = bench.run([(asked[k][0], rate) for k, rate in missing]) if missing else []
-        for (k, rate), trial in zip(missing, found, strict=True):
-            known[k][rate] = trial
-        for k, here in enumerate(wanted):
-            tried[k] |= {rate: known[k][rate] for rate in here}
-        choices = [_choice(one, trials) for (one, _), trials in zip(asked, tried, strict=True)]
-        wanted = [choice.ends for choice in choices]
-        if not any(wanted):
+    searches = [
+        _StepSizeSearch(setting, list(rates), _beyond(rates) if widen and bench.ahead else [])
+        for setting, rates in asked
+    ]
+    for _ in range(WIDENINGS + 1 if widen else 1):
+        _run_wave(searches, bench)
+        if not any(one.wanted for one in searches):
             break
-    return choices
+    return [one.choice for one in searches]
+
+
+def _run_wave(searches: Sequence[_StepSizeSearch], bench: Bench) -> None:
+    """Try everything that is missing at once, and choose."""
+    missing = [(one, rate) for one in searches for rate in one.missing]
+    found = bench.run([(one.setting, rate) for one, rate in missing]) if missing else []
+    for (one, rate), trial in zip(missing, found, strict=True):
+        one.known[rate] = trial
+    for one in searches:
+        one.choose()
+
+
+@dataclass
+class _StepSizeSearch:
+    """The search of one setting's η₀: the rates ``wanted`` next, and those to look ``ahead`` at."""
+
+    setting: Setting
+    wanted: list[float]
+    ahead: list[float]
+    known: dict[float, StepSizeTrial] = field(default_factory=dict)
+    tried: dict[float, StepSizeTrial] = field(default_factory=dict)
+    choice: Choice = field(init=False)
+
+    @property
+    def missing(self) -> list[float]:
+        """The rates whose trials are not known yet."""
+        rates = dict.fromkeys([*self.wanted, *(self.ahead if self.wanted else [])])
+        return [rate for rate in rates if rate not in self.known]
+
+    def choose(self) -> None:
+        """Choose among what was wanted so far; what is wanted next follows."""
+        self.tried |= {rate: self.known[rate] for rate in self.wanted}
+        self.choice = _choice(self.setting, self.tried)
+        self.wanted = self.choice.ends
 
 
 def _beyond(rates: Sequence[float]) -> list[float]:

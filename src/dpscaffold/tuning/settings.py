@@ -108,17 +108,22 @@ class TuneSettings(ConfigTable):
                 f"tune.shape is {self.shape:g}, and tune.stopping is 'poisson', which has none; "
                 f"leave it out, or set tune.stopping = 'negative-binomial'"
             )
-        if self.score_noise is not None and self.public is not None:
+        self._check_score_noise()
+        self._check_bound()
+        _ = self.stopping_law
+
+    def _check_score_noise(self) -> None:
+        if self.score_noise is None:
+            return
+        if self.public is not None:
             raise BadInput(
                 f"tune.score_noise is {self.score_noise:g}, and candidates are scored on "
                 f"[tune.public] records, which need none; leave one of them out"
             )
-        if self.score_noise is not None and not 0 < self.score_noise < math.inf:
+        if not 0 < self.score_noise < math.inf:
             raise BadInput(
                 f"tune.score_noise is {self.score_noise:g}; give a finite number above 0"
             )
-        self._check_bound()
-        _ = self.stopping_law
 
     def _check_bound(self) -> None:
         if self.score_bound is None:

@@ -24,6 +24,7 @@ from dpscaffold.data.loading import load_federation
 from dpscaffold.data.sentences import sentence_of
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
+from dpscaffold.federation.schema import Target
 from dpscaffold.setting import Setting
 from dpscaffold.tasks.metrics import METRICS, Metric, metrics_for, shown_metric, titled
 from dpscaffold.training.events import Listener, StackBegun, silence
@@ -216,6 +217,10 @@ def with_values(settings: Configuration, values: Mapping[str, Any]) -> Configura
     return parse(tables, settings.algorithm.folder)
 
 
+def _grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
 def tune(
     settings: Configuration,
     table: TuneSettings,
@@ -225,36 +230,58 @@ def tune(
 ) -> TuningResult:
     """Run every point of the grid on every fold, stacked where shapes agree, and compare.
     ``setting_of`` makes the run of a configuration on a federation."""
-    data = table.public if table.public is not None else settings.data
-    whole = load_federation(data)
-    metric = METRICS[table.metric] if table.metric else metrics_for(whole.target)[0]
-    metric.fits(whole.target)
+    whole = load_federation(settings.data if table.public is None else table.public)
+    metric = _metric_of(table, whole.target)
     folds = [fold_federation(whole, k, table.folds, table.seed) for k in range(table.used_folds)]
-    points = [
-        dict(zip(table.grid, values, strict=True)) for values in product(*table.grid.values())
-    ]
-    runs = [(p, f) for f in range(len(folds)) for p in range(len(points))]
+    points = _grid_points(table.grid)
+    runs = list(product(range(len(folds)), range(len(points))))
     configured = [with_values(settings, point) for point in points]
     outputs = [judged_output(one, table) for one in configured]
     built = [_setting(one, folds, setting_of) for one in configured]
-    stacked = [built[p][f] for p, f in runs]
+    stacked = [built[p][f] for f, p in runs]
     shown = f"test_{metric.name}"
     schedule = Schedule(late=10, full=shown != shown_metric(whole.target))
-    outcomes: dict[tuple[int, int], Outcome] = {}
-    stacks = split(stacked, device)
-    for number, stack in enumerate(stacks, 1):
-        first = stacked[stack[0]].plan
-        work = float(sum(stacked[k].cohort_size for k in stack)) * first.rounds * first.local_steps
-        tell(StackBegun("tuning", number, len(stacks), first.rounds, work))
-        held = [folds[runs[k][1]] for k in stack]
-        found = train_stack([stacked[k] for k in stack], held, schedule, device, tell)
-        outcomes |= {runs[k]: outcome for k, outcome in zip(stack, found, strict=True)}
-    scores = []
-    for p, point in enumerate(points):
-        accuracies = [_validated(outcomes[p, f], outputs[p], shown) for f in range(len(folds))]
-        finite = tuple(a for a in accuracies if a is not None)
-        scores.append(Score(point, finite, len(accuracies) - len(finite)))
+    found = _train_stacks(stacked, [folds[f] for f, _ in runs], schedule, device, tell)
+    outcomes = dict(zip(runs, found, strict=True))
+    scores = [
+        _score(point, [outcomes[f, p] for f in range(len(folds))], outputs[p], shown)
+        for p, point in enumerate(points)
+    ]
     return TuningResult(settings, table, tuple(scores), whole.title, metric)
+
+
+def _metric_of(table: TuneSettings, target: Target) -> Metric:
+    """The metric that was asked for, or the usual one of the target."""
+    metric = METRICS[table.metric] if table.metric else metrics_for(target)[0]
+    metric.fits(target)
+    return metric
+
+
+def _score(point: dict[str, Any], outcomes: Sequence[Outcome], output: str, metric: str) -> Score:
+    """The score of a grid point from its folds."""
+    values = [_validated(outcome, output, metric) for outcome in outcomes]
+    finite = tuple(value for value in values if value is not None)
+    return Score(point, finite, len(values) - len(finite))
+
+
+def _train_stacks(
+    settings: Sequence[Setting],
+    data: Sequence[Federation],
+    schedule: Schedule,
+    device: torch.device,
+    tell: Listener,
+) -> list[Outcome]:
+    """The outcome of every run, trained together where shapes agree."""
+    outcomes: dict[int, Outcome] = {}
+    stacks = split(settings, device)
+    for number, stack in enumerate(stacks, 1):
+        first = settings[stack[0]].plan
+        work = float(sum(settings[k].cohort_size for k in stack)) * first.rounds * first.local_steps
+        tell(StackBegun("tuning", number, len(stacks), first.rounds, work))
+        held = [data[k] for k in stack]
+        found = train_stack([settings[k] for k in stack], held, schedule, device, tell)
+        outcomes |= zip(stack, found, strict=True)
+    return [outcomes[k] for k in range(len(settings))]
 
 
 def _setting(

@@ -48,30 +48,20 @@ def from_users(
     >>> from_users(hospitals, preprocess=["standardise", "unit-norm"])
     Federation(your arrays: 2 users, 8 train records each, 3 features, 2 classes)
     """
-    named = (
-        dict(users)
-        if isinstance(users, Mapping)
-        else {str(i): pair for i, pair in enumerate(users)}
-    )
-    if not named:
-        raise BadInput("a federation needs at least one user, and none was given")
-    for name, pair in named.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise BadInput(f"user {name} is no pair; give (features, labels) for each user")
+    named = users if isinstance(users, Mapping) else {str(i): p for i, p in enumerate(users)}
+    _check_pairs(named)
     pairs = {name: _pair(name, x, y, kind_of(target)) for name, (x, y) in named.items()}
-    counts = {y.shape[1:] for _, y in pairs.values()}
+    features, labels = zip(*pairs.values(), strict=True)
+    counts = sorted({y.shape[1:] for y in labels})
     if len(counts) > 1:
-        found = sorted(shape[0] for shape in counts)
-        raise BadInput(f"users have {found[0]} to {found[-1]} labels; all must have the same ones")
-    widths = {x.shape[1] for x, _ in pairs.values()}
-    if len(widths) > 1:
         raise BadInput(
-            f"users have {min(widths)} to {max(widths)} features; all must have the same number"
+            f"users have {counts[0][0]} to {counts[-1][0]} labels; all must have the same ones"
         )
-    sizes = [len(y) for _, y in pairs.values()]
+    check_widths(features)
+    sizes = [len(y) for y in labels]
     pool = from_pooled(
-        np.concatenate([x for x, _ in pairs.values()]),
-        np.concatenate([y for _, y in pairs.values()]),
+        np.concatenate(features),
+        np.concatenate(labels),
         np.repeat(np.arange(len(pairs)), sizes),
         classes,
         title,
@@ -79,6 +69,23 @@ def from_users(
     )
     parts = np.split(np.arange(len(pool)), np.cumsum(sizes)[:-1])
     return _preprocess(assemble(pool, parts, test_ratio, seed, tuple(pairs)), preprocess, seed)
+
+
+def _check_pairs(named: Mapping[str, Any]) -> None:
+    if not named:
+        raise BadInput("a federation needs at least one user, and none was given")
+    for name, pair in named.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadInput(f"user {name} is no pair; give (features, labels) for each user")
+
+
+def check_widths(features: Iterable[np.ndarray]) -> None:
+    """Refuse users with different numbers of features."""
+    widths = {x.shape[1] for x in features}
+    if len(widths) > 1:
+        raise BadInput(
+            f"users have {min(widths)} to {max(widths)} features; all must have the same number"
+        )
 
 
 def from_pooled(
@@ -117,6 +124,41 @@ def from_pooled(
     )
 
 
+def _labels_target(width: int, names: int | Sequence[str] | None) -> Target:
+    """The target of ``width`` columns of labels, which must be as many as the names."""
+    named = Target.labelled(width if names is None else names)
+    if len(named.classes) != width:
+        raise BadInput(
+            f"{len(named.classes)} names of labels are given, and there are {width} columns "
+            f"of them; give one each"
+        )
+    return named
+
+
+def _class_numbers(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The class number of every label, by its name."""
+    index = {name: i for i, name in enumerate(names)}
+    strange = next((str(label) for label in labels if label not in index), None)
+    if strange is not None:
+        raise BadInput(
+            f"label '{strange}' is not among classes{nearest(strange, names)}; they are "
+            f"{', '.join(names[:10])}"
+        )
+    return np.array([index[label] for label in labels], dtype=np.int64)
+
+
+def _named_target(
+    labels: np.ndarray, classes: int | Sequence[str] | None
+) -> tuple[np.ndarray, Target, tuple[Remark, ...]]:
+    """Class numbers of labels that are names; by default the classes are those that occur."""
+    if classes and not isinstance(classes, int):
+        given = tuple(classes)
+        return _class_numbers(labels, given), Target("class", given), ()
+    names = tuple(sorted({str(label) for label in labels}, key=by_value))
+    said = Remark(LABELS_READ_OFF, "unprotected", remedy="classes=(…), their names in order")
+    return _class_numbers(labels, names), Target("class", names), (said,)
+
+
 def _target(
     labels: np.ndarray, classes: int | Sequence[str] | None, target: Kind | Target
 ) -> tuple[np.ndarray, Target, tuple[Remark, ...]]:
@@ -124,31 +166,13 @@ def _target(
     if isinstance(target, Target) and target.classes:
         classes, target = target.classes, target.kind
     if target == "labels":
-        width = labels.shape[1]
-        named = Target.labelled(width if classes is None else classes)
-        if len(named.classes) != width:
-            raise BadInput(
-                f"{len(named.classes)} names of labels are given, and there are {width} columns "
-                f"of them; give one each"
-            )
-        return pack(labels), named, ()
+        return pack(labels), _labels_target(labels.shape[1], classes), ()
     if kind_of(target) == "number":
         if classes is not None:
             raise BadInput("classes are given, and the target is a number; leave one of them out")
         return labels, target if isinstance(target, Target) else Target("number"), ()
     if labels.dtype.kind == "U":
-        given = None if classes is None or isinstance(classes, int) else tuple(classes)
-        names = given or tuple(sorted({str(label) for label in labels}, key=by_value))
-        index = {name: i for i, name in enumerate(names)}
-        strange = next((str(label) for label in labels if label not in index), None)
-        if strange is not None:
-            raise BadInput(
-                f"label '{strange}' is not among classes{nearest(strange, names)}; they are "
-                f"{', '.join(names[:10])}"
-            )
-        coded = np.array([index[label] for label in labels], dtype=np.int64)
-        said = Remark(LABELS_READ_OFF, "unprotected", remedy="classes=(…), their names in order")
-        return coded, Target("class", names), () if given else (said,)
+        return _named_target(labels, classes)
     count = max(2, int(labels.max(initial=0)) + 1)
     return labels, Target.of(count if classes is None else classes), ()
 
@@ -198,6 +222,23 @@ def read_npz(path: str | Path, target: Kind | Target = "class") -> Pool:
         raise BadInput(f"{path}: {str(problem).removeprefix('pool: ')}") from None
 
 
+def _column_names(dataset: Any, needed: Iterable[str]) -> list[str]:
+    """The columns of a dataset, which must have those that are ``needed``."""
+    names = list(getattr(dataset, "column_names", None) or [])
+    if not names or isinstance(dataset, Mapping):
+        raise BadInput(
+            "a Hugging Face dataset with columns is expected; choose one split, such as "
+            "dataset['train']"
+        )
+    for wanted in needed:
+        if wanted not in names:
+            raise BadInput(
+                f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has "
+                f"{', '.join(names)}"
+            )
+    return names
+
+
 def from_huggingface(
     dataset: Any,
     label: str,
@@ -211,24 +252,13 @@ def from_huggingface(
     Images come as bytes and are brought to [0, 1]; other columns stay as they are. The library
     itself is not imported: whatever has ``column_names`` and gives columns by name will do.
     """
-    names = list(getattr(dataset, "column_names", None) or [])
-    if not names or isinstance(dataset, Mapping):
-        raise BadInput(
-            "a Hugging Face dataset with columns is expected; choose one split, such as "
-            "dataset['train']"
-        )
-    for wanted in (label, *features, *([user] if user else [])):
-        if wanted not in names:
-            raise BadInput(
-                f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has "
-                f"{', '.join(names)}"
-            )
+    names = _column_names(dataset, (label, *features, *([user] if user else [])))
     chosen = tuple(features) or tuple(name for name in names if name not in (label, user))
-    columns = [_flat_column(dataset, name) for name in chosen]
-    scale = np.concatenate([np.full(x.shape[1], factor, np.float32) for x, factor in columns])
+    columns, factors = zip(*(_flat_column(dataset, name) for name in chosen), strict=True)
+    scale = np.repeat(np.array(factors, np.float32), [x.shape[1] for x in columns])
     users = np.asarray(dataset[user]) if user else None
     pool = from_pooled(
-        np.concatenate([x for x, _ in columns], axis=1) * scale,
+        np.concatenate(columns, axis=1) * scale,
         np.asarray(dataset[label]),
         users,
         _class_names(dataset, label, kind_of(target)),
@@ -283,14 +313,7 @@ def _pair(
     if target == "labels":
         return _labelled(name, features, labels)
     try:
-        x, y = np.asarray(features), np.asarray(labels)
-        if "c" in x.dtype.kind + y.dtype.kind or "M" in x.dtype.kind + y.dtype.kind:
-            raise TypeError("neither complex numbers nor dates")
-        x = x.astype(np.float32)
-        y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
-        texts = y.dtype.kind in "OU" and y.ndim == 1 and all(isinstance(v, str) for v in y)
-        named = target == "class" and texts
-        y = y.astype(str) if named else y.astype(np.float64)
+        x, y = _as_arrays(features, labels, target)
     except (ValueError, TypeError):
         raise BadInput(f"{name}: features and labels must be numbers") from None
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
@@ -299,16 +322,34 @@ def _pair(
             f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) "
             f"and (n,), n at least 1{several}"
         )
-    x = x.reshape(len(x), -1)
-    if named:
-        return x, y
-    if not np.isfinite(y).all():
+    named = y.dtype.kind == "U"
+    return x.reshape(len(x), -1), y if named else _numeric_labels(name, y, target)
+
+
+def _as_arrays(features: Array, labels: Array, target: Kind) -> tuple[np.ndarray, np.ndarray]:
+    """Features as float32, and labels as numbers, or as texts where they are names of classes."""
+    x, y = np.asarray(features), np.asarray(labels)
+    if {x.dtype.kind, y.dtype.kind} & {"c", "M"}:
+        raise TypeError("neither complex numbers nor dates")
+    y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
+    named = target == "class" and _are_texts(y)
+    return x.astype(np.float32), y.astype(str) if named else y.astype(np.float64)
+
+
+def _are_texts(values: np.ndarray) -> bool:
+    texts = values.dtype.kind in "OU" and values.ndim == 1
+    return texts and all(isinstance(value, str) for value in values)
+
+
+def _numeric_labels(name: str, labels: np.ndarray, target: Kind) -> np.ndarray:
+    """Labels as float32 numbers or int64 class numbers, checked."""
+    if not np.isfinite(labels).all():
         raise BadInput(f"{name}: labels contain NaN or infinity; leave such records out")
     if target == "number":
-        return x, y.astype(np.float32)
-    if not ((y == np.floor(y)).all() and (y >= 0).all()):
+        return labels.astype(np.float32)
+    if not ((labels == np.floor(labels)) & (labels >= 0)).all():
         raise BadInput(
             f"{name}: labels must be whole numbers from 0 up, or names (to predict numbers, set "
             f"target = 'number')"
         )
-    return x, y.astype(np.int64)
+    return labels.astype(np.int64)

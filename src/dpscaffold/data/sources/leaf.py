@@ -29,18 +29,7 @@ def read_leaf(path: str | Path) -> Pool | Federation:
     """
     path = Path(path)
     if (path / "train").is_dir() and (path / "test").is_dir():
-        train, test = _read_folder(path / "train"), _read_folder(path / "test")
-        both = [user for user in train if user in test]
-        if not both:
-            raise BadInput(
-                f"{path}: no user of train/ is in test/; expected the same users in both"
-            )
-        return Federation.from_arrays(
-            [train[user] for user in both],
-            [test[user] for user in both],
-            names=both,
-            title=f"LEAF {path.name}",
-        )
+        return _read_split(path)
     users = _read_folder(path) if path.is_dir() else _read_file(path)
     if not users:
         raise BadInput(f"{path} has no users")
@@ -95,6 +84,16 @@ def _read_file(path: Path) -> Users:
     return {str(name): _arrays(path, str(name), entry) for name, entry in data.items()}
 
 
+def _read_split(path: Path) -> Federation:
+    """The federation of a folder with train and test, of the users that are in both."""
+    train, test = _read_folder(path / "train"), _read_folder(path / "test")
+    both = [user for user in train if user in test]
+    if not both:
+        raise BadInput(f"{path}: no user of train/ is in test/; expected the same users in both")
+    parts = ([table[user] for user in both] for table in (train, test))
+    return Federation.from_arrays(*parts, names=both, title=f"LEAF {path.name}")
+
+
 def _arrays(path: Path, name: str, entry: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(entry, dict) or "x" not in entry or "y" not in entry:
         raise BadInput(f"{path}: user {name} has no 'x' and 'y'")
@@ -106,12 +105,12 @@ def _arrays(path: Path, name: str, entry: Any) -> tuple[np.ndarray, np.ndarray]:
             f"{path}: user {name} holds text or rows of unequal length where numbers are expected"
         ) from None
     x = x.reshape(len(x), -1) if x.ndim > 1 else x
-    if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
+    if (x.ndim, y.shape) != (2, x.shape[:1]) or not len(y):
         raise BadInput(
             f"{path}: user {name} has x of shape {x.shape} and y of shape {y.shape}; expected (n, "
             f"d) and (n,), n at least 1"
         )
-    if not (np.isfinite(y).all() and (y >= 0).all() and (y == np.floor(y)).all()):
+    if not (np.isfinite(y) & (y >= 0) & (y == np.floor(y))).all():
         raise BadInput(f"{path}: user {name} has labels that are not whole numbers from 0 up")
     return x, y.astype(np.int64)
 

@@ -23,7 +23,7 @@ from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
 from dpscaffold.data.sentences import sentence_of
-from dpscaffold.data.sources.arrays import from_huggingface, from_pooled
+from dpscaffold.data.sources.arrays import check_widths, from_huggingface, from_pooled
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.scan import read_table
 from dpscaffold.errors import BadInput
@@ -97,6 +97,14 @@ def _settings(label: Any, user: str | None, many: bool, keys: Mapping[str, Any])
         raise BadInput(sentence_of(problem, Held, "data")) from None
 
 
+def _refuse_splits(data: Mapping[Any, Any]) -> None:
+    if {"train", "test", "validation"} & set(data) and all(map(_is_dataset, data.values())):
+        raise BadInput(
+            f"the data are splits ({', '.join(map(str, data))}), not users; choose one, such "
+            f"as dataset['train']"
+        )
+
+
 def _by_user(data: Any, split: str | None) -> dict[str, Any] | None:
     """One object per user by name, or None where the data are a single object."""
     if callable(getattr(data, "load_partition", None)):
@@ -104,11 +112,7 @@ def _by_user(data: Any, split: str | None) -> dict[str, Any] | None:
     if split is not None:
         raise BadInput(f"split is {split!r}, and the data have no partitions; leave it out")
     if isinstance(data, Mapping):
-        if {"train", "test", "validation"} & set(data) and all(map(_is_dataset, data.values())):
-            raise BadInput(
-                f"the data are splits ({', '.join(map(str, data))}), not users; choose one, such "
-                f"as dataset['train']"
-            )
+        _refuse_splits(data)
         return {str(name): one for name, one in data.items()}
     if _is_single(data):
         return None
@@ -170,6 +174,11 @@ def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) ->
     if any(_is_dataset(one) and _is_nested(one, settings) for one in objects.values()):
         pairs = {name: _rows(one, settings) for name, one in objects.items()}
         return _stacked(pairs, many, settings)
+    return _pool_of_tables(objects, many, label, settings)
+
+
+def _pool_of_tables(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) -> Pool:
+    """The records of tables, by their columns."""
     source = table_of(settings)
     tables = tuple((name, arrow_table(one, source.gaps)) for name, one in objects.items())
     source = replace(source, kind="held", held=tables, many=many)
@@ -197,11 +206,15 @@ def arrow_table(data: Any, gaps: NaStrings = NO_NA_STRINGS) -> pa.Table:
         ) from None
 
 
+def _mixes_texts(values: Iterable[Any]) -> bool:
+    return len({isinstance(value, str) for value in values}) > 1
+
+
 def _as_texts(frame: Any, gaps: NaStrings) -> Any:
     """A pandas frame whose columns that mix texts with other values are texts, where markers are
     among them; Arrow would take no such column."""
     marked = [name for name in frame.columns if gaps.of(str(name)) and frame[name].dtype == object]
-    mixed = [name for name in marked if len({isinstance(v, str) for v in frame[name].dropna()}) > 1]
+    mixed = [name for name in marked if _mixes_texts(frame[name].dropna())]
     if not mixed:
         return frame
     out = frame.copy(deep=False)
@@ -267,35 +280,37 @@ def _items(name: str, dataset: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, 
     return x, y, (), None
 
 
+def _refuse_column_keys(settings: Held) -> None:
+    stray = [k for k in ("categories", "dates") if getattr(settings, k)]
+    stray += ["missing"] if settings.missing != "refuse" else []
+    stray += [key for key in ("gaps", "values") if getattr(settings, key)]
+    if stray:
+        raise BadInput(f"{stray[0]} is given, which belongs to columns, and these data are rows")
+
+
 def _stacked(
     parts: Mapping[str, tuple[np.ndarray, np.ndarray, tuple[str, ...], Any]],
     many: bool,
     settings: Held,
 ) -> Pool:
     """Rows of numbers of all users as one pool."""
-    stray = [k for k in ("categories", "dates") if getattr(settings, k)]
-    stray += ["missing"] if settings.missing != "refuse" else []
-    stray += [key for key in ("gaps", "values") if getattr(settings, key)]
-    if stray:
-        raise BadInput(f"{stray[0]} is given, which belongs to columns, and these data are rows")
-    widths = {x.shape[1] for x, *_ in parts.values()}
-    if len(widths) > 1:
-        raise BadInput(
-            f"users have {min(widths)} to {max(widths)} features; all must have the same number"
-        )
+    _refuse_column_keys(settings)
+    features, labels, *_ = zip(*parts.values(), strict=True)
+    check_widths(features)
     users: list[str] = []
     for name, (_, y, told, _) in parts.items():
-        users += told or ([name] * len(y) if many else [])
+        users += told or [name] * (len(y) * many)
     pool = from_pooled(
-        np.concatenate([x for x, *_ in parts.values()]),
-        np.concatenate([y for _, y, *_ in parts.values()]),
+        np.concatenate(features),
+        np.concatenate(labels),
         np.array(users) if users else None,
         settings.classes or _same_classes(parts, settings),
         TITLE,
         target_of(settings),
     )
     first = next(iter(parts.values()))[3]
-    scaled = () if first is None else tuple(s for s in first.preparation if not _says(s))
+    steps = () if first is None else first.preparation
+    scaled = [step for step in steps if not _says(step)]
     return replace(pool, preparation=(*scaled, *pool.preparation))
 
 

@@ -43,13 +43,18 @@ class Share:
     drawn: slice
 
 
+def _pays(rows: int, work: int, cores: int) -> bool:
+    """Whether several cores are faster, for rows that need so much work each."""
+    return min(rows, cores) >= 2 and rows * work >= _WORTHWHILE and work <= _LARGE
+
+
 def shares_of(rows: Sequence[Row], parameters: int, cores: int) -> list[Share]:
     """The rows cut into a share a core, in their order; no shares where that would not pay.
 
     Rows that draw alike (runs of one seed in a stack) stay together, so that they are drawn once.
     """
     work = max(row.batch for row in rows) * parameters
-    if cores < 2 or len(rows) < 2 or len(rows) * work < _WORTHWHILE or work > _LARGE:
+    if not _pays(len(rows), work, cores):
         return []
     firsts, places = distinct(rows)
     largest = -(-len(firsts) // min(cores, len(firsts)))

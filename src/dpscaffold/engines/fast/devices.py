@@ -68,6 +68,17 @@ def draws_on(device: torch.device, rows: Sequence[Row]) -> bool:
     )
 
 
+def _width(rows: Sequence[Row], most: int) -> int:
+    """How many records a batch has room for, of ``most`` that a user holds; rounded up where rows
+    differ, so that few layouts suffice."""
+    pairs = {(row.records, row.batch) for row in rows}
+    if rows[0].sampling == "poisson":
+        width = max(poisson_width(*pair) for pair in pairs)
+        return width if len(pairs) == 1 else min(most, rounded_up(width))
+    batches = {batch for _, batch in pairs}
+    return max(batches) if len(batches) == 1 else min(most, rounded_up(max(batches)))
+
+
 @dataclass(frozen=True)
 class Layout:
     """What decides the shapes and the constants of a participation: nothing that is drawn.
@@ -95,16 +106,10 @@ class Layout:
         """The layout of these rows, with ``size`` parameters; some of them draw alike if they are
         ``shared``."""
         first = rows[0]
-        batch_sizes, records = [row.batch for row in rows], [row.records for row in rows]
-        most = max(records)
-        even = first.sampling == "fixed" and min(batch_sizes) == max(batch_sizes)
-        if min(records) < most:
-            most = rounded_up(most)
-        width = max(batch_sizes) if even else min(most, rounded_up(max(batch_sizes)))
-        if first.sampling == "poisson":
-            pairs = set(zip(records, batch_sizes, strict=True))
-            width = max(poisson_width(*pair) for pair in pairs)
-            width = width if len(pairs) == 1 else min(most, rounded_up(width))
+        records, batch_sizes = {row.records for row in rows}, {row.batch for row in rows}
+        even = first.sampling == "fixed" and len(batch_sizes) == 1
+        most = max(records) if len(records) == 1 else rounded_up(max(records))
+        width = _width(rows, most)
         mechanisms = [row.privacy for row in rows if row.privacy is not None]
         return cls(
             rows=len(rows),
@@ -271,10 +276,11 @@ def on_device(
     else:
         made = graphs.run(_key(task, phase, layout, records, given), work, given, plain)
     overflowed = made.pop("overflowed", None)
-    if overflowed is not None and cut is not None:
-        cut.flags.append(overflowed)
-    elif overflowed is not None and bool(overflowed):
-        made = work(given, broadcast.round, whole=True)
+    if overflowed is not None:
+        if cut is not None:
+            cut.flags.append(overflowed)
+        elif bool(overflowed):
+            made = work(given, broadcast.round, whole=True)
     return Upload(made["params"], under("totals.", made)), under("kept.", made)
 
 
@@ -311,36 +317,45 @@ def _drawn(layout: Layout, numbers: Tensor, whole: bool = False) -> DeviceBatche
     return draws.fixed_of(0, layout.steps, counts, layout.most, layout.width, layout.even)
 
 
+def _picked(values: Tensor, index: Tensor) -> Tensor:
+    """The rows of ``values`` at an index of any shape."""
+    return values.index_select(0, index.reshape(-1)).view(*index.shape, *values.shape[1:])
+
+
+def _looked_up(
+    layout: Layout, drawn: DeviceBatches, given: Tensors, records: LocalRecords
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Places of the records of each step, their labels and squares; of all steps at once where that
+    takes little memory."""
+    places, starts = given.get("places"), given["starts"][:, None]
+    if layout.steps * drawn.index.shape[2] * layout.rows <= _GATHERED:
+        every = _of(drawn.index, places, 1) + starts
+        yield from zip(
+            every, _picked(records.labels, every), _picked(records.squares, every), strict=True
+        )
+        return
+    for k in range(layout.steps):
+        index = _of(drawn.index[k], places, 0) + starts
+        yield index, _picked(records.labels, index), _picked(records.squares, index)
+
+
 def batches_of(
     layout: Layout, drawn: DeviceBatches, given: Tensors, records: LocalRecords
 ) -> Iterator[tuple[Batch, Tensor | None]]:
     """The K (batch, noise) pairs of the rows, without waiting for the device in between."""
     draws, places = DeviceDraws.at(given["draws"][:, :6]), given.get("places")
-    starts = given["starts"][:, None]
-    users, block = layout.rows, max(1, _NOISE // (len(given["draws"]) * layout.size))
-    at_once = layout.steps * drawn.index.shape[2] * users <= _GATHERED
-    if at_once:
-        every = _of(drawn.index, places, 1) + starts
-        labels, squares = (
-            values.index_select(0, every.flatten()).view(every.shape)
-            for values in (records.labels, records.squares)
-        )
+    block = max(1, _NOISE // (len(given["draws"]) * layout.size))
     normals: Tensor | None = None
-    for k in range(layout.steps):
+    for k, (index, labels, squares) in enumerate(_looked_up(layout, drawn, given, records)):
         if layout.private and k % block == 0:
             normals = draws.normals(k, min(block, layout.steps - k), layout.size)
-        index = every[k] if at_once else _of(drawn.index[k], places, 0) + starts
-        flat, shape = index.reshape(-1), index.shape
+        weight = None if drawn.weight is None else _of(drawn.weight[k], places, 0)
         yield (
             Batch(
-                features=records.features.index_select(0, flat).view(*shape, -1),
-                labels=labels[k] if at_once else records.labels.index_select(0, flat).view(shape),
-                weight=records.weights(
-                    index, None if drawn.weight is None else _of(drawn.weight[k], places, 0)
-                ),
-                squares=squares[k]
-                if at_once
-                else records.squares.index_select(0, flat).view(shape),
+                features=_picked(records.features, index),
+                labels=labels,
+                weight=records.weights(index, weight),
+                squares=squares,
                 tame=records.tame,
             ),
             None if normals is None else _of(normals[k % block], places, 0),

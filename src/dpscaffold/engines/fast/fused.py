@@ -34,6 +34,17 @@ _LOSSES: dict[OfScores, str] = {
 }
 
 
+def _can_fuse(
+    model: LinearModel, records: LocalRecords, scales: Scales, noise_numbers: int
+) -> bool:
+    """Whether there is a program for what the model, the records and the numbers ask for."""
+    if records.weight is not None or not records.tame or not fits(model, records.device):
+        return False
+    rescaled = scales.unit == "user" and scales.sampling == "poisson"
+    uneven = scales.own_steps is not None
+    return not (isinstance(scales.clip, str) or rescaled or uneven) and noise_numbers <= _NOISE
+
+
 def fused_steps(
     task: Task,
     phase: Algorithm,
@@ -49,18 +60,13 @@ def fused_steps(
     rescaled towards whole users, users with K_i of their own, records that are not all tame, and
     records that contribute nothing.
     """
-    model = model_of(task)
-    if records.weight is not None or not records.tame:
-        return None
-    if model is None or not fits(model, records.device):
+    model, params = model_of(task), at.broadcast.params
+    places, draws = given.get("places"), given["draws"]
+    noise_numbers = len(draws) * scales.steps * task.parameters
+    if model is None or not _can_fuse(model, records, scales, noise_numbers):
         return None
     way = affine(phase, at)
-    params = at.broadcast.params
-    places, draws = given.get("places"), given["draws"]
-    too_much = len(draws) * scales.steps * task.parameters > _NOISE
-    rescaled = scales.unit == "user" and scales.sampling == "poisson"
-    uneven = scales.own_steps is not None
-    if way is None or isinstance(scales.clip, str) or rescaled or too_much or uneven:
+    if way is None:
         return None
     noise, spread, bound = None, torch.zeros_like(scales.divisor), None
     if isinstance(scales.clip, torch.Tensor):

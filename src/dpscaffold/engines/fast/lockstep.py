@@ -107,11 +107,7 @@ class Lockstep:
         if not understood(settings[0].algorithm, _KNOWN) or not _alike(settings, federations):
             return None
         worker = Worker(settings, federations, device)
-        remembered = settings[0].algorithm.remembers.values()
-        length = sum(settings[0].task.parameters if s == "vector" else 1 for s in remembered)
-        table = 4 * len(settings) * settings[0].users * length
-        crowded = len(settings) * settings[0].cohort_size > worker.fitting_chunk()
-        if not worker.store.resident or crowded or 2 * table > _free(device):
+        if not _fit_at_once(settings, worker):
             return None
         try:
             found = cls(settings, worker, streams, capture)
@@ -119,42 +115,54 @@ class Lockstep:
         except torch.cuda.OutOfMemoryError:
             return None
 
+    def _averaging_shares(self) -> np.ndarray:
+        """(T, S): the share of a round's model in the average so far, which runs may begin at
+        different rounds."""
+        averaged = np.array(
+            [[s.plan.averages(t, s.warm_rounds) for s in self.settings] for t in self._numbers]
+        )
+        return np.where(averaged, 1 / np.maximum(np.cumsum(averaged, axis=0), 1), 0.0)
+
     def _constants(self, own: Sequence[Randomness], which: Sequence[int]) -> Tensors:
         """What rounds read and never change. Z is the number of seeds, whose runs draw alike."""
-        rounds, settings = self.plan.rounds, self.settings
-        users, count, device = self.users, self.cohort_size, self.device
-        cohorts = [
-            [one.cohort(number, users, count) for one in own] for number in range(1, rounds + 1)
-        ]
-        averaged = np.array(  # (T, S), as the runs may average different shares of the rounds
-            [[one.plan.averages(t, one.warm_rounds) for one in settings] for t in self._numbers]
-        )
-        counts = np.cumsum(averaged, axis=0)
-        shares = np.where(averaged, 1 / np.maximum(counts, 1), 0.0)
-        seeds = [one.seed for one in own for _ in range(count)]
-        size, batch = int(settings[0].sizes[0]), int(settings[0].batch_sizes[0])
+        settings, users, count = self.settings, self.users, self.cohort_size
         everyone = [(data, user) for data in self.worker.federations for user in range(users)]
         rows = [_row(one, own[z]) for one, z in zip(settings, which, strict=True)]
-        known = [one.known(range(count)) for one in settings]
         made = {
-            "cohorts": torch.from_numpy(np.array(cohorts)),
-            "shares": torch.from_numpy(shares).float(),
+            "shares": torch.from_numpy(self._averaging_shares()).float(),
             "which": torch.tensor(which),
-            "keys": addresses(seeds, [0] * len(seeds), [0] * len(seeds))[:, 2:],
-            "sizes": sizes_of([size] * len(seeds), [batch] * len(seeds)),
             "starts": torch.tensor(self.worker.store.of(everyone).starts).view(-1, users),
             "scales": scale_numbers([row for row in rows for _ in range(count)]),
             "weights": torch.full((count,), 1 / count),
             "step_size": torch.tensor([one.plan.step_size for one in settings]),
-            "weight": torch.stack([torch.as_tensor(one.weight) for one in known]),
         }
         if len(own) < len(settings):
             every = torch.arange(count)
             made["places"] = (torch.tensor(which)[:, None] * count + every).flatten()
+        made |= self._drawing_constants(own) | self._known_constants()
+        return {name: placed(value, self.device) for name, value in made.items()}
+
+    def _drawing_constants(self, own: Sequence[Randomness]) -> Tensors:
+        """Who takes part, and where the draws of the participants of one seed begin."""
+        first, users, count = self.settings[0], self.users, self.cohort_size
+        numbers = range(1, self.plan.rounds + 1)
+        cohorts = [[one.cohort(number, users, count) for one in own] for number in numbers]
+        seeds = [one.seed for one in own for _ in range(count)]
+        size, batch = int(first.sizes[0]), int(first.batch_sizes[0])
+        return {
+            "cohorts": torch.from_numpy(np.array(cohorts)),
+            "keys": addresses(seeds, [0] * len(seeds), [0] * len(seeds))[:, 2:],
+            "sizes": sizes_of([size] * len(seeds), [batch] * len(seeds)),
+        }
+
+    def _known_constants(self) -> Tensors:
+        """The weight and the spread of the noise that algorithms know of every participant."""
+        known = [one.known(range(self.cohort_size)) for one in self.settings]
+        self._spread = None if known[0].spread is None else 0.0
+        made = {"weight": torch.stack([torch.as_tensor(one.weight) for one in known])}
         if all(isinstance(one.spread, Tensor) for one in known):
             made["spread"] = torch.stack([cast("Tensor", one.spread) for one in known])
-        self._spread = None if known[0].spread is None else 0.0
-        return {name: placed(value, device) for name, value in made.items()}
+        return made
 
     @property
     def models(self) -> list[Tensor]:
@@ -363,12 +371,22 @@ def _row(setting: Setting, stream: Randomness) -> Row:
     return Row(0, size, batch, setting.plan, setting.privacy, stream, declared=setting.declared(0))
 
 
+def _fit_at_once(settings: Sequence[Setting], worker: Worker) -> bool:
+    """Whether the device has room for all records, all participants and all memories at once."""
+    first = settings[0]
+    slots = first.algorithm.remembers.values()
+    length = sum(first.task.parameters if slot == "vector" else 1 for slot in slots)
+    memories = 4 * len(settings) * first.users * length
+    crowded = len(settings) * first.cohort_size > worker.fitting_chunk()
+    return worker.store.resident and not crowded and 2 * memories <= _free(worker.device)
+
+
 def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bool:
     """Whether all users of all runs hold equally many records, and whatever else a recorded round
     takes as given is the same in all runs."""
     first = settings[0]
-    sizes = {int(size) for one in settings for size in set(one.sizes.tolist())}
-    held = {int(size) for data in federations for size in set(data.train.sizes.tolist())}
+    declared = torch.cat([one.sizes for one in settings])
+    sizes = torch.cat([declared, *(data.train.sizes for data in federations)])
     same = {
         (
             one.users,
@@ -383,7 +401,7 @@ def _alike(settings: Sequence[Setting], federations: Sequence[Federation]) -> bo
     even = all(
         one.plan.schedule == "constant" and one.plan.steps_by_user is None for one in settings
     )
-    return even and len(sizes | held) == 1 and len(same) == 1 and first.plan.rounds > 0
+    return even and len(sizes.unique()) == 1 and len(same) == 1 and first.plan.rounds > 0
 
 
 def _free(device: torch.device) -> float:

@@ -6,6 +6,7 @@ The simulator calls it with a shard of a round's participants, a deployed site w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from dpscaffold.engines.participation.drawing import (
 from dpscaffold.engines.participation.records import LocalRecords
 from dpscaffold.engines.participation.steps import Scales, local_steps
 from dpscaffold.randomness.streams import NoiseStreams
+from dpscaffold.setting.gaussian import Gaussian
 from dpscaffold.tasks import Batch, Clip, Task
 
 
@@ -58,31 +60,45 @@ def participate(
     return local_steps(task, phase, at, batches, scales)
 
 
+def _column(device: torch.device, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+
+def _clip_of(mechanisms: Sequence[Gaussian], device: torch.device) -> Clip:
+    """The bounds C of the rows, (U,); None without privacy."""
+    if not mechanisms:
+        return None
+    clips = [one.clip for one in mechanisms if not isinstance(one.clip, str)]
+    return _column(device, clips)[:, 0] if clips else "median"
+
+
+def _noise_of(mechanisms: Sequence[Gaussian], device: torch.device) -> Tensor | None:
+    """The noise of the rows, (U, 1); None where no row has any."""
+    noises = [one.noise for one in mechanisms]
+    return _column(device, noises) if max(noises, default=0.0) > 0 else None
+
+
 def scales_of(rows: Sequence[Row], device: torch.device) -> Scales:
     """The numbers of these rows, from the plans and the mechanisms of their runs."""
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
-
-    first = rows[0]
+    first, column = rows[0], partial(_column, device)
     mechanisms = [row.privacy for row in rows if row.privacy is not None]
-    clip: Clip = None
-    if mechanisms:
-        clips = [p.clip for p in mechanisms if not isinstance(p.clip, str)]
-        clip = column(clips)[:, 0] if clips else "median"
-    noisy = any(p.noise > 0 for p in mechanisms)
     return Scales(
         step_size=column(step_sizes(rows)),
         regularisation=column([row.plan.regularisation for row in rows]),
         divisor=column([float(row.batch) for row in rows]),
         steps=first.plan.local_steps,
         weight=column([row.weight for row in rows]),
-        clip=clip,
-        noise=column([p.noise for p in mechanisms]) if noisy else None,
+        clip=_clip_of(mechanisms, device),
+        noise=_noise_of(mechanisms, device),
         sampling=first.sampling,
         unit=first.privacy.unit if first.privacy else "record",
         own_steps=column([row.steps for row in rows]) if first.plan.steps_by_user else None,
     )
+
+
+def _noise_streams(round: int, rows: Sequence[Row], size: int) -> NoiseStreams | None:
+    wanted = [(row.randomness, row.user) for row in rows if row.privacy is not None]
+    return NoiseStreams.of(round, wanted, size) if wanted else None
 
 
 def noised_batches(
@@ -97,9 +113,8 @@ def noised_batches(
     starts = torch.tensor(records.starts, device=device)[:, None]
     firsts, which = distinct(rows)
     places = None if which is None else torch.tensor(which, device=device)
-    wanted = [(row.randomness, row.user) for row in firsts if row.privacy is not None]
     index, count = drawn or indices(round, firsts)
-    streams = NoiseStreams.of(round, wanted, size) if wanted else None
+    streams = _noise_streams(round, firsts, size)
     index, longest = index.to(device), index.shape[2]
     full = bool((count == longest).all())
     column = torch.arange(longest, device=device)
