@@ -161,10 +161,10 @@ def _discriminant(inside: Array, outside: Array) -> Array:
 
 def _thresholds(inside: Array, outside: Array) -> Array:
     """The values of a statistic, or quantiles of them where they are many."""
-    both = np.unique(np.concatenate([inside, outside]))
-    if len(both) <= THRESHOLDS:
-        return both
-    return np.quantile(both, np.linspace(0.0, 1.0, THRESHOLDS + 2)[1:-1])
+    both: Array = np.unique(np.concatenate([inside, outside]))
+    if len(both) > THRESHOLDS:
+        both = np.quantile(both, np.linspace(0.0, 1.0, THRESHOLDS + 2)[1:-1])
+    return both
 
 
 def _choose(

@@ -64,9 +64,9 @@ def init_command(
         text = draft(found, epsilon, release)
     blanks = _check(text)
     write_text(target, text)
-    for note in found.notes if found else ():
+    notes, columns = (found.notes, found.columns) if found else ((), ())
+    for note in notes:
         typer.echo(note, err=True)
-    columns = found.columns if found else ()
     if as_json:
         guessed = [vars(column) for column in columns]
         said = {"configuration": str(target), "columns": guessed, "outside": OUTSIDE}

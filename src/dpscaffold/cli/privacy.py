@@ -141,10 +141,7 @@ def privacy(
         *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
         *(sampling, algorithm, unit, neighbours, max_participations),
     )
-    shown = {"--all": everything, "--quote": only_quote, "--json": as_json}
-    if sum(shown.values()) > 1:
-        first, second, *_ = (option for option, on in shown.items() if on)
-        raise PrivacyError(f"{first} is given together with {second}; give one of them")
+    _refuse_two_forms({"--all": everything, "--quote": only_quote, "--json": as_json})
     if sources and len(sources) > 1:
         refuse_numbers(numbers, sources[0])
         alone = {"--all": everything, "--quote": only_quote}
@@ -159,25 +156,51 @@ def privacy(
     pairs = {"--fixed-in-advance": fixed_in_advance, "--same-records": same_records}
     refuse_given(pairs, "which is about several runs; name at least 2 run folders")
     source = sources[0] if sources else None
+    folder = source if source is not None and source.is_dir() else None
     chosen = checked_view(view, as_json)
-    if source is None or not source.is_dir():
+    if folder is None:
         refuse_given({"--all": everything}, "and all is shown unless a run is named; leave it out")
     if only_quote:
         refuse_given(
             {"--view": view, "--group": group}, "and does not change the quote; leave it out"
         )
-    about = (
-        from_source(source, numbers, delta)
-        if source
-        else StatementSubject(from_numbers(numbers, delta))
-    )
-    if about.run is not None and about.run.noise == 0.0:
-        raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
+    about = _subject(source, numbers, delta)
     said = about.statement(tuple(group) if group else GROUPS, colluders)
     if not said.guarantee:
         given: dict[str, object] = {"--delta": delta, "--view": view, "--colluders": colluders}
         given |= {"--group": group, "--plot": plot, "--tradeoff": tradeoff}
         refuse_given(given, f"but nothing is promised ({said.reason}); leave it out")
+    _draw(about, said, plot, tradeoff)
+    if as_json:
+        typer.echo(json.dumps(said.to_json(), indent=2, allow_nan=False))
+    elif only_quote:
+        typer.echo(said.quote)
+    else:
+        # Parts are told one by one.
+        details = any((everything, view, group, colluders is not None, said.parts))
+        _tell(said, None if details else folder, chosen, [plot, tradeoff])
+
+
+def _refuse_two_forms(shown: Mapping[str, bool]) -> None:
+    given = [option for option, on in shown.items() if on]
+    if len(given) > 1:
+        raise PrivacyError(f"{given[0]} is given together with {given[1]}; give one of them")
+
+
+def _subject(source: Path | None, numbers: Numbers, delta: float | None) -> StatementSubject:
+    """The run that is named, or that the numbers describe; one without noise is refused."""
+    if source:
+        about = from_source(source, numbers, delta)
+    else:
+        about = StatementSubject(from_numbers(numbers, delta))
+    if about.run is not None and about.run.noise == 0.0:
+        raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
+    return about
+
+
+def _draw(
+    about: StatementSubject, said: Statement, plot: Path | None, tradeoff: Path | None
+) -> None:
     if tradeoff is not None:
         draw_tradeoff(about, said, tradeoff)
     if plot is not None:
@@ -185,20 +208,20 @@ def privacy(
 
         run = about.whole("--plot")
         plot_epsilon(run, plot, about.extra_costs, said.participant.colluders or 1)
-    if as_json:
-        typer.echo(json.dumps(said.to_json(), indent=2, allow_nan=False))
-    elif only_quote:
-        typer.echo(said.quote)
+
+
+def _tell(
+    said: Statement, folder: Path | None, views: Sequence[str], plots: Sequence[Path | None]
+) -> None:
+    """The short form for a run folder, or else everything; then which plots were drawn."""
+    console = Console(soft_wrap=False)
+    if folder is not None:
+        show_short(said, folder, console)
     else:
-        asked = everything or view is not None or bool(group) or colluders is not None
-        asked = asked or bool(said.parts)  # they are told part by part
-        if source is not None and source.is_dir() and not asked:
-            show_short(said, source, Console(soft_wrap=False))
-        else:
-            show(said, Console(soft_wrap=False), chosen)
-        for path in (plot, tradeoff):
-            if path is not None:
-                typer.echo(f"plot: {path}")
+        show(said, console, views)
+    for path in plots:
+        if path is not None:
+            typer.echo(f"plot: {path}")
 
 
 def several(
@@ -301,6 +324,11 @@ def show(said: Statement, console: Console, views: Sequence[str] = tuple(VIEWS))
     if said.human:
         show_human(said, said.human, console)
     console.print(f"quote: {said.quote}", highlight=False)
+    _show_remarks(said, console)
+
+
+def _show_remarks(said: Statement, console: Console) -> None:
+    """Bounds that do not apply, the journal, tuning, and what is outside the guarantee."""
     for row in said.bounds if said.guarantee else ():
         if not row.applies:
             console.print(f"{row.name} does not apply: {row.reason}", style="dim", highlight=False)

@@ -45,27 +45,20 @@ def compose(
     run with the most of them takes into account: whoever colludes in one run may do so in all.
     """
     each = delta / len(sources) if delta is not None else None
-    seen: set[Path] = set()
-    read: list[tuple[Path, StatementSubject]] = []
-    for source in sources:
-        if source.resolve() in seen:
-            raise PrivacyError(f"{source} is given twice; a run is counted once")
-        seen.add(source.resolve())
-        read.append((source, from_source(source, Numbers(), each)))
+    _refuse_repeated(sources)
+    read = [(source, from_source(source, Numbers(), each)) for source in sources]
     _refuse_older_copies(read)
     own = max(about.colluders for _, about in read)
     data = identities(sources)
-    if same_records:
-        if not data:
-            raise PrivacyError(
-                "--same-records is given, but these records are not compared and count as the same "
-                "anyway; leave it out"
-            )
-        data = {}
+    if same_records and not data:
+        raise PrivacyError(
+            "--same-records is given, but these records are not compared and count as the same "
+            "anyway; leave it out"
+        )
+    data = {} if same_records else data
     parts = []
     for source, about in read:
-        others = max(1, about.run.users - 1) if about.run else 1
-        found = parts_of(source, about, min(own, others) if colluders is None else colluders)
+        found = parts_of(source, about, _at_most(own, about) if colluders is None else colluders)
         if len(found) > 1 and fixed_in_advance:
             raise PrivacyError(
                 f"--fixed-in-advance is given, and {source} was given more rounds after it was "
@@ -73,6 +66,11 @@ def compose(
             )
         parts += [replace(part, data=data.get(source)) for part in found]
     return together(parts, fixed_in_advance, own if colluders is None else colluders, groups)
+
+
+def _at_most(colluders: int, about: StatementSubject) -> int:
+    """So many colluders, or all other users of a run where they are fewer."""
+    return min(colluders, max(1, about.run.users - 1) if about.run else 1)
 
 
 def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunPart]:
@@ -87,12 +85,14 @@ def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunP
     ledgers: list[Ledger | None] = [*begun] if begun else [about.ledger]
     found = []
     for k, ledger in enumerate(ledgers):
-        run = ledger.run if ledger and about.parts else about.run
+        run, rounds = about.run, said.rounds or 0
+        if ledger and about.parts:
+            run, rounds = ledger.run, ledger.rounds
         repeats = ledger.repeats if ledger else ()
         part = RunPart(
             name=str(source) if len(ledgers) == 1 else f"{source} (part {k + 1})",
             run=run,
-            rounds=ledger.rounds if about.parts and ledger else said.rounds or 0,
+            rounds=rounds,
             bounds={view: bound_for(run, view, repeats, colluders) for view in VIEWS},
             ledger=ledger,
             costs=tuple(about.extra_costs) if k == 0 else (),
@@ -102,6 +102,13 @@ def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunP
         )
         found.append(part)
     return found
+
+
+def _refuse_repeated(sources: Sequence[Path]) -> None:
+    places = [source.resolve() for source in sources]
+    for k, source in enumerate(sources):
+        if places[k] in places[:k]:
+            raise PrivacyError(f"{source} is given twice; a run is counted once")
 
 
 def _refuse_older_copies(read: Sequence[tuple[Path, StatementSubject]]) -> None:
@@ -133,6 +140,12 @@ def identities(sources: Sequence[Path]) -> dict[Path, str]:
     return found
 
 
+def _explained_view(answer: JointGuarantee, views: Sequence[str]) -> str | None:
+    """The first view of those shown that is explained in human terms; the quoted one first."""
+    wanted = (GIVEN, *views) if answer.quoted == GIVEN else (*views, GIVEN)
+    return next((view for view in wanted if view in answer.human), None)
+
+
 def show_together(
     answer: JointGuarantee, console: Console, views: Sequence[str], groups: bool = False
 ) -> None:
@@ -142,20 +155,13 @@ def show_together(
     """
     shown = [view for view in answer.epsilon if view in (*views, GIVEN)]
     head = ("run", "rounds", *(f"epsilon, {_label(view)}" for view in shown), "delta")
+    named = [(alone.name, str(alone.rounds), alone) for alone in answer.runs]
     rows = [
-        (
-            alone.name,
-            str(alone.rounds),
-            *(round_up(alone.epsilon[view]) for view in shown),
-            f"{alone.delta:.3g}",
-        )
-        for alone in answer.runs
+        (name, count, *(round_up(said.epsilon[view]) for view in shown), f"{said.delta:.3g}")
+        for name, count, said in (*named, ("together", "", answer))
     ]
-    values = (round_up(answer.epsilon[view]) for view in shown)
-    rows.append(("together", "", *values, f"{answer.delta:.3g}"))
     console.print(legible(head, rows, console.width))
-    wanted = (GIVEN, *views) if answer.quoted == GIVEN else (*views, GIVEN)
-    view = next((view for view in wanted if view in answer.human), None)
+    view = _explained_view(answer, views)
     if view and groups:
         table = groups_table(answer.human, view)
         console.print(f"{_label(view)}, several records of one person:", highlight=False)

@@ -130,7 +130,7 @@ def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {**tables, first: without(inner, rest)}
 
 
-def _meant(item: str) -> str:
+def _as_change(item: str) -> str:
     """How to write a change: with the table of the key that is named, if there is one."""
     key, separator, _ = item.partition("=")
     tables = tables_with(key.strip()) if separator and "." not in key else []
@@ -153,7 +153,7 @@ def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
         changed.pop(parts[0], None)
         return changed
     if not separator or len(parts) < 2 or not all(parts):
-        raise BadInput(f"--set is {item!r}; write {_meant(item)}")
+        raise BadInput(f"--set is {item!r}; write {_as_change(item)}")
     if not text.strip():
         return without(changed, key)
     _inner_table(changed, parts[:-1], item)[parts[-1]] = _value(text.strip())

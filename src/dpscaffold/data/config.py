@@ -329,11 +329,11 @@ def _ranges(given: Any) -> Any:
     for name, ends in given.items():
         if not isinstance(ends, list | tuple) or len(ends) != 2:
             raise ValueError(f"ranges.{name} is {ends!r}; give [low, high]")
-        found[name] = _range(name, ends)
+        found[name] = _low_and_high(name, ends)
     return found
 
 
-def _range(name: str, ends: list[Any] | tuple[Any, ...]) -> tuple[float, float]:
+def _low_and_high(name: str, ends: list[Any] | tuple[Any, ...]) -> tuple[float, float]:
     try:
         low, high = (days(name, [e], "%Y-%m-%d")[0] if isinstance(e, str) else e for e in ends)
     except BadInput:

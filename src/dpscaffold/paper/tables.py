@@ -162,7 +162,7 @@ def sweep_parts(results: Results, made: Provenance) -> list[str]:
     return parts
 
 
-def _cell(summary: SeedSummary, best: bool) -> str:
+def _marked(summary: SeedSummary, best: bool) -> str:
     text = f"{100 * summary.mean:.1f}" if summary.runs else "diverged"
     return f"**{text}**" if best else text
 
@@ -172,7 +172,7 @@ def _grid(results: Results, place: Place, best: dict[Value, str]) -> str:
     by_clip: dict[float, dict[float, str]] = {}
     for choice, runs in results.places[place].items():
         settings = runs[0].case.settings
-        entry = [_cell(results.summary(place, choice, v), best[v] == choice) for v, _ in OUTPUTS]
+        entry = [_marked(results.summary(place, choice, v), best[v] == choice) for v, _ in OUTPUTS]
         assert settings.privacy is not None
         by_clip.setdefault(float(settings.privacy.clip), {})[settings.plan.rate] = " / ".join(entry)
     rates = sorted({rate for entries in by_clip.values() for rate in entries})

@@ -89,6 +89,22 @@ def _shown(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
+def _draw_calibration(axis: Any, found: Evaluation) -> None:
+    axis.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
+    points = [(b.predicted, b.observed) for b in found.calibration]
+    axis.plot(*zip(*points, strict=True), marker="o", label="model")
+    axis.set(xlabel="predicted probability", ylabel="how often it is true")
+    axis.legend(frameon=False)
+
+
+def _draw_sites(axis: Any, found: Evaluation) -> None:
+    """The first metric by site."""
+    name = next(key for key in found.sites[0] if key not in ("site", "rows"))
+    axis.bar([s["site"] for s in found.sites], [s[name] or 0 for s in found.sites])
+    axis.set(ylabel=titled(name))
+    axis.tick_params(axis="x", rotation=90)
+
+
 def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> None:
     """Confusion and calibration, or for numbers the error by site."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -99,18 +115,10 @@ def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> No
     axes = figure.subplots(1, 2 if found.confusion else 1, squeeze=False)
     if found.confusion:
         _draw_confusion(axes[0, 0], np.array(found.confusion), classes)
-    axis = axes[0, -1]
     if found.calibration:
-        axis.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="perfect")
-        points = [(b.predicted, b.observed) for b in found.calibration]
-        axis.plot(*zip(*points, strict=True), marker="o", label="model")
-        axis.set(xlabel="predicted probability", ylabel="how often it is true")
-        axis.legend(frameon=False)
+        _draw_calibration(axes[0, -1], found)
     else:
-        name = next(key for key in found.sites[0] if key not in ("site", "rows"))
-        axis.bar([s["site"] for s in found.sites], [s[name] or 0 for s in found.sites])
-        axis.set(ylabel=titled(name))
-        axis.tick_params(axis="x", rotation=90)
+        _draw_sites(axes[0, -1], found)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, 150)
 

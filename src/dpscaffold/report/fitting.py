@@ -79,25 +79,33 @@ def _middle(name: str, width: int) -> str:
     return name[: width - len(tail) - 1] + mark + tail
 
 
+def _dropped_to(columns: Sequence[TextColumn], width: int) -> list[TextColumn]:
+    """Leave out the least important columns while the others, with names of a comfortable length,
+    are wider than ``width``."""
+    kept = list(columns)
+    droppable = [column for column in kept if column.importance is not None]
+    for column in sorted(droppable, key=lambda c: c.importance or 0):
+        if _needs([one.within(COMFORT) for one in kept]) <= width:
+            break
+        kept.remove(column)
+    return kept
+
+
+def _shortened_to(columns: Sequence[TextColumn], width: int) -> list[TextColumn]:
+    """Shorten names, as little as suffices."""
+    room = max((column.width for column in columns if column.name), default=0)
+    if not room:
+        return list(columns)
+    while room > LEAST and _needs([column.within(room) for column in columns]) > width:
+        room -= 1
+    return [column.within(room) for column in columns]
+
+
 def fitted(columns: Sequence[TextColumn], width: int, title: str = "") -> Table:
     """A table no wider than ``width``: names are shortened, then columns left out, the least
     important first, then names shortened more."""
-    kept = [column.as_written() for column in columns]
     title = as_written(title)
-    for comfort in (COMFORT, LEAST):
-        if _needs([column.within(comfort) for column in kept]) <= width:
-            break
-        droppable = sorted(
-            (c for c in kept if c.importance is not None), key=lambda c: c.importance or 0
-        )
-        for column in droppable if comfort == COMFORT else ():
-            kept.remove(column)
-            if _needs([column.within(comfort) for column in kept]) <= width:
-                break
-    room = max((c.width for c in kept if c.name), default=0)
-    while room > LEAST and _needs([column.within(room) for column in kept]) > width:
-        room -= 1
-    kept = [column.within(room) if room else column for column in kept]
+    kept = _shortened_to(_dropped_to([column.as_written() for column in columns], width), width)
     shown = shortened([title], min(width, _needs(kept)))[0] if title else None
     table = Table(
         title=Text(shown, style="italic") if shown else None,
@@ -113,6 +121,12 @@ def fitted(columns: Sequence[TextColumn], width: int, title: str = "") -> Table:
     return table
 
 
+def _sentence(head: Sequence[str], row: Sequence[str]) -> str:
+    """A row of a table in words, for a terminal that is too narrow for the table."""
+    rest = ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True))
+    return f"{head[0]} {row[0]}: {rest}"
+
+
 def legible(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table | Text:
     """A table in which no word is cut, the first column's titles to the left; where the terminal
     is too narrow for one, a sentence per row.
@@ -126,12 +140,7 @@ def legible(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> T
         for k, name in enumerate(head)
     ]
     if sum(longest) + 3 * (len(head) - 1) > width:
-        lines = (
-            f"{head[0]} {first}: "
-            + ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], rest, strict=True))
-            for first, *rest in rows
-        )
-        return Text(as_written("\n".join(lines)))
+        return Text(as_written("\n".join(_sentence(head, row) for row in rows)))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for k, name in enumerate(head):
         table.add_column(name, justify="left" if k == 0 else "right", min_width=longest[k])

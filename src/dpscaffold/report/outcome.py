@@ -11,6 +11,7 @@ from typing import Any
 from dpscaffold.config.reading import read_tables
 from dpscaffold.errors import BadInput
 from dpscaffold.privacy.showing import digits_up, round_up
+from dpscaffold.privacy.statement_types import Statement
 from dpscaffold.report.blocks import Block, Section, Table, Text, section
 from dpscaffold.report.runs import RunRecord, read_run
 from dpscaffold.runs.folder import RunFolder
@@ -111,6 +112,11 @@ def numbered(runs: Sequence[StoredRun]) -> list[StoredRun]:
     ]
 
 
+def _leaves_out(told: StoredRun) -> bool:
+    """Whether the page of a run leaves its metrics out, which are outside ε."""
+    return told.promises and not told.shows(told.run.metric)
+
+
 def results(runs: Sequence[StoredRun]) -> Section:
     """What was learnt and how well, beside the baseline."""
     blocks: list[Block | None] = []
@@ -123,7 +129,7 @@ def results(runs: Sequence[StoredRun]) -> Section:
         blocks.append(
             _one_beside(runs[0], [*names]) if len(runs) == 1 else _several(runs, [*names])
         )
-    if any(told.promises and not told.shows(told.run.metric) for told in runs):
+    if any(map(_leaves_out, runs)):
         blocks.append(Text(LEFT_OUT))
     blocks.append(_circumstances(runs))
     return section("What was learnt, and how well", blocks)
@@ -165,6 +171,10 @@ def _several(runs: Sequence[StoredRun], names: Sequence[str]) -> Table:
     return Table(_caption(runs), ("", *(told.name for told in runs)), tuple(rows))
 
 
+def _loss_title(runs: Sequence[StoredRun]) -> str:
+    return f"training loss{' (outside ε)' if any(told.exposed for told in runs) else ''}"
+
+
 def _circumstances(runs: Sequence[StoredRun]) -> Table:
     losses = [told.final.get("train_loss") for told in runs]
     times = [_time(told) if told.shows("seconds") else "–" for told in runs]
@@ -172,20 +182,23 @@ def _circumstances(runs: Sequence[StoredRun]) -> Table:
         ("ε towards the server", *(_epsilon(told) for told in runs)),
         ("rounds", *(str(told.final.get("round")) for told in runs)),
     ]
-    if any(loss is not None for loss in losses):
-        outside = " (outside ε)" if any(told.exposed for told in runs) else ""
-        rows.insert(0, (f"training loss{outside}", *map(_number, losses)))
-    if any(time != "–" for time in times):
+    if set(losses) != {None}:
+        rows.insert(0, (_loss_title(runs), *map(_number, losses)))
+    if set(times) != {"–"}:
         rows.append(("time", *times))
     head = ("", *(told.name for told in runs)) if len(runs) > 1 else ("", "value")
     return Table("How it was learnt", head, tuple(rows))
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def _learnt(told: StoredRun) -> str:
     model, summary = told.model, told.run.summary
     target = model.get("target") or {}
     classes = target.get("classes") or []
-    shown = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
+    shown = _listed(classes, 8)
     what = "to predict a number" if target.get("kind") == "number" else "to tell classes apart"
     if target.get("low") is not None:
         what += f" from {target['low']:g} to {target['high']:g}"
@@ -194,8 +207,7 @@ def _learnt(told: StoredRun) -> str:
     elif classes:
         what = f"to tell {len(classes)} classes apart ({shown})"
     columns = model.get("columns") or []
-    listed = ", ".join(columns[:6]) + (", …" if len(columns) > 6 else "")
-    of = f" from {len(columns)} columns ({listed})" if columns else ""
+    of = f" from {len(columns)} columns ({_listed(columns, 6)})" if columns else ""
     ended = summary.get("ended", "unfinished")
     return (
         f"{told.name} learnt {what}{of} on {summary.get('data', 'its data')}. "
@@ -211,6 +223,13 @@ def _verdict(told: StoredRun) -> list[Block]:
     return [Text(f"Verdict: {told.name} is {found}.", strong=True)]
 
 
+def _why_unprotected(said: Statement | None) -> str:
+    """Why a run guarantees nothing; empty where it does."""
+    if said is not None and said.guarantee:
+        return ""
+    return (said.reason if said else None) or "no privacy statement was found"
+
+
 def _warnings(told: StoredRun) -> list[Block]:
     summary, found = told.run.summary, []
     ended = summary.get("ended")
@@ -218,9 +237,8 @@ def _warnings(told: StoredRun) -> list[Block]:
         found.append("This run is not finished: its numbers are those of the last evaluated round.")
     elif ended == "budget":
         found.append(f"This run was ended by its privacy budget: {summary.get('message', '')}.")
-    said = told.run.privacy
-    if said is None or not said.guarantee:
-        reason = (said.reason if said else None) or "no privacy statement was found"
+    reason = _why_unprotected(told.run.privacy)
+    if reason:
         found.append(f"{reason[0].upper()}{reason[1:]}. Nothing here protects a record.")
     if summary.get("warning") and told.shows("train_loss"):
         text = str(summary["warning"])

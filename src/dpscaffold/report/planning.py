@@ -125,21 +125,26 @@ def _rates(choice: Choice) -> list[dict[str, Any]]:
     return [{"learning_rate": t.rate, "scores": list(t.scores)} for t in choice.trials]
 
 
+def _completed(found: Recommendation, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a configuration, completed by a plan."""
+    tables, whole = as_tables(found), dict(given)
+    for name, table in tables.items():
+        kept = whole.get(name, {}) if name in ("plan", "task", "facts") else {}
+        whole[name] = {**table, **kept, **table} if name != "task" else {**table, **kept}
+    limits = {k: v for k, v in given.get("privacy", {}).items() if k != "noise"}
+    whole["privacy"] = {**limits, **tables["privacy"]}
+    if found.preset.algorithm is not None and given.get("algorithm"):
+        whole["algorithm"] = given["algorithm"]  # a user's own has a name of its file
+    return whole
+
+
 def write_plan(
     found: Recommendation, folder: Path, given: Mapping[str, Any] | None = None
 ) -> list[str]:
     """``plan.toml``, ``plan.json`` and, where matplotlib is installed, ``plan.png``; the names.
     ``given`` are the tables of a configuration that the plan completes."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = as_tables(found)
-    whole = dict(given or {})
-    for name, table in tables.items():
-        kept = whole.get(name, {}) if name in ("plan", "task", "facts") else {}
-        whole[name] = {**table, **kept, **table} if name != "task" else {**table, **kept}
-    limits = {k: v for k, v in (given or {}).get("privacy", {}).items() if k != "noise"}
-    whole["privacy"] = {**limits, **tables["privacy"]}
-    if found.preset.algorithm is not None and given and given.get("algorithm"):
-        whole["algorithm"] = given["algorithm"]  # a user's own has a name of its file
+    whole = _completed(found, given or {})
     note = "\n".join(f"# {line}" for line in plan_lines(found))
     write_text(folder / "plan.toml", f"{note}\n\n{to_toml(whole)}")
     text = json.dumps(plain(as_json(found)), indent=2, ensure_ascii=False)

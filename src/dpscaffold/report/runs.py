@@ -116,33 +116,42 @@ def read_run(path: Path) -> RunRecord:
             f"{path} holds no run (no config.toml); name a folder written by dpscaffold train"
         )
     history = folder.metrics()
-    written = folder.file("metrics.jsonl")
-    if not history and written.exists() and b"\n" in written.read_bytes():
-        raise BadInput(f"{written} is damaged; restore it or start a new run")
     if not history:
-        raise BadInput(
-            f"the run in {path} has no evaluated round yet; let it reach one, or lower "
-            f"plan.evaluate_every"
-        )
+        raise BadInput(_why_no_history(folder))
     privacy = folder.statement()
     if privacy is None and folder.file(SUMMARY).exists():  # a private run that has not ended
         privacy = read_account(folder.path).statement()
     return RunRecord(path, folder.read_json("summary.json") or {}, history, privacy)
 
 
-def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
-    """Runs that differ in their seed as one: the mean of every number, by round too."""
-    stated = [run.privacy for run in runs if run.privacy is not None]
-    privacy = max(stated, key=lambda said: said.quoted_epsilon or 0.0, default=None)
+def _why_no_history(folder: RunFolder) -> str:
+    written = folder.file("metrics.jsonl")
+    if written.exists() and b"\n" in written.read_bytes():
+        return f"{written} is damaged; restore it or start a new run"
+    return (
+        f"the run in {folder.path} has no evaluated round yet; let it reach one, or lower "
+        f"plan.evaluate_every"
+    )
+
+
+def _mean_history(runs: Sequence[RunRecord]) -> list[HistoryRow]:
+    """The means of the rounds that all runs have."""
     by_round: dict[int, list[HistoryRow]] = {}
     for run in runs:
         for row in run.history:
             by_round.setdefault(row.round, []).append(row)
-    history = [
+    return [
         HistoryRow(round, _mean([row.metrics for row in rows]))
         for round, rows in by_round.items()
         if len(rows) == len(runs)
     ]
+
+
+def mean_of(folder: Path, runs: Sequence[RunRecord]) -> RunRecord:
+    """Runs that differ in their seed as one: the mean of every number, by round too."""
+    stated = [run.privacy for run in runs if run.privacy is not None]
+    privacy = max(stated, key=lambda said: said.quoted_epsilon or 0.0, default=None)
+    history = _mean_history(runs)
     summary = _mean([run.summary for run in runs])
     finals = [run.summary["final"] for run in runs if run.summary.get("final")]
     summary |= {"final": _mean(finals)} if len(finals) == len(runs) else {}
@@ -163,29 +172,43 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _table_line(
+    name: str, run: RunRecord, row: Mapping[str, Any], metrics: Sequence[str]
+) -> list[str]:
+    return [
+        name if row["ended"] == "completed" else f"{name} [{row['ended']}]",
+        str(row["data"] or ""),
+        str(row["rounds"]),
+        *(_spread(run, metric) for metric in metrics),
+        _spread(run, "train_loss"),
+        _shown(row["log10_gap"], 2),
+        _epsilon(run, row),
+        duration(row["seconds"]) if row["seconds"] is not None else "",
+    ]
+
+
+def _optimum_lines(
+    runs: list[RunRecord], rows: list[dict[str, Any]], metrics: Sequence[str]
+) -> list[list[str]]:
+    lines = []
+    for (data, metric), (value, loss) in _optima(runs, rows).items():
+        values = [_shown(value if name == metric else None, 4) for name in metrics]
+        lines.append(["central optimum", data, "", *values, _shown(loss, 4), "", "", ""])
+    return lines
+
+
 def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
     """One row per run, and the central optimum where it was solved. Nothing wraps: names are
     shortened, no two to the same, and columns left out where there is no room; ε stays."""
     rows = [run.row() for run in runs]
     several = len({row["data"] for row in rows}) > 1
-    title = "means over the last 10 % of rounds" + ("" if several else f", {rows[0]['data']}")
+    of_data = "" if several else f", {rows[0]['data']}"
     metrics = list(dict.fromkeys(run.metric for run in runs))
     lines = [
-        [
-            name if row["ended"] == "completed" else f"{name} [{row['ended']}]",
-            str(row["data"] or ""),
-            str(row["rounds"]),
-            *(_spread(run, metric) for metric in metrics),
-            _spread(run, "train_loss"),
-            _shown(row["log10_gap"], 2),
-            _epsilon(run, row),
-            duration(row["seconds"]) if row["seconds"] is not None else "",
-        ]
+        _table_line(name, run, row, metrics)
         for name, run, row in zip(labels(runs), runs, rows, strict=True)
     ]
-    for (data, metric), (value, loss) in _optima(runs, rows).items():
-        values = [_shown(value if name == metric else None, 4) for name in metrics]
-        lines.append(["central optimum", data, "", *values, _shown(loss, 4), "", "", ""])
+    lines += _optimum_lines(runs, rows, metrics)
     heads = [
         "run",
         "data",
@@ -196,13 +219,13 @@ def comparison_table(runs: list[RunRecord], width: int = 80) -> Table:
         "ε server",
         "time",
     ]
-    importance = [None, 5, 3, *(4 for _ in metrics), 2, 1, None, 0]
+    importance = [None, 5, 3, *[4] * len(metrics), 2, 1, None, 0]
     columns = [
         TextColumn(head, tuple(cells), rank, head in ("run", "data"), _side(head))
         for head, rank, *cells in zip(heads, importance, *lines, strict=True)
         if head != "data" or several
     ]
-    return fitted(columns, width, title)
+    return fitted(columns, width, f"means over the last 10 % of rounds{of_data}")
 
 
 def _side(head: str) -> Literal["left", "right"]:
@@ -266,35 +289,40 @@ def _spread(run: RunRecord, metric: str) -> str:
     return shown if deviation is None or not shown else f"{shown} ± {deviation:.4f}"
 
 
-def draw_comparison(runs: list[RunRecord], path: Path) -> None:
-    """Test accuracy, gap to the optimum and dissimilarity against rounds, one line per run."""
-    panels = [
-        (m, label)
-        for m, label in PANELS
-        if any(row.metrics.get(m) is not None for run in runs for row in run.history)
-    ]
+def _panels(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """The metrics that some run has, with their labels; the loss where no optimum is known."""
+    rows = [row.metrics for run in runs for row in run.history]
+    panels = [(m, label) for m, label in PANELS if any(row.get(m) is not None for row in rows)]
     if not any(metric == "log10_gap" for metric, _ in panels):
         panels.insert(1, ("train_loss", "train loss F(x)"))
+    return panels
+
+
+def _by_round(run: RunRecord, metric: str) -> dict[int, float]:
+    found = {row.round: row.metrics.get(metric) for row in run.history}
+    return {round: value for round, value in found.items() if value is not None}
+
+
+def _draw_run(axis: Any, run: RunRecord, metric: str, colour: str) -> None:
+    points = _by_round(run, metric)
+    if points:
+        style = "-" if run.private else "--"
+        axis.plot(
+            *zip(*points.items(), strict=True), label=run.label, color=colour, linestyle=style
+        )
+        _draw_band(axis, run, metric, colour)
+
+
+def draw_comparison(runs: list[RunRecord], path: Path) -> None:
+    """Test accuracy, gap to the optimum and dissimilarity against rounds, one line per run."""
+    panels = _panels(runs)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput(f"--out is {path}; name a .png, .svg or .pdf file")
     figure = new_figure(4.6 * len(panels), 3.8)
-    axes = figure.subplots(1, len(panels))
-    for axis, (metric, label) in zip(axes if len(panels) > 1 else [axes], panels, strict=True):
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (metric, label) in zip(axes, panels, strict=True):
         for k, run in enumerate(runs):
-            points = [
-                (row.round, value)
-                for row in run.history
-                if (value := row.metrics.get(metric)) is not None
-            ]
-            private = run.private
-            if points:
-                axis.plot(
-                    *zip(*points, strict=True),
-                    label=run.label,
-                    color=f"C{k}",
-                    linestyle="-" if private else "--",
-                )
-                _draw_band(axis, run, metric, f"C{k}")
+            _draw_run(axis, run, metric, f"C{k}")
         if metric in ("test_accuracy", "test_rmse"):
             optima = {run.summary.get(f"optimum_{metric}") for run in runs}
             for value in sorted(float(value) for value in optima if value is not None):
@@ -304,7 +332,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
         axis.set_xlabel("round")
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
-    handles, labels = (axes[0] if len(panels) > 1 else axes).get_legend_handles_labels()
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncol=min(5, len(labels)), frameon=False
     )
@@ -314,10 +342,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
 
 def _draw_band(axis: Any, run: RunRecord, metric: str, colour: str) -> None:
     """One standard deviation over seeds on either side of the mean."""
-    values = [
-        {row.round: value for row in one.history if (value := row.metrics.get(metric)) is not None}
-        for one in run.repeats
-    ]
+    values = [_by_round(one, metric) for one in run.repeats]
     rounds = sorted(set.intersection(*(set(one) for one in values))) if values else []
     if rounds:
         columns = [[one[number] for one in values] for number in rounds]

@@ -48,11 +48,6 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
             "--with-metrics is given, but pages of runs that keep no promise show their metrics "
             "anyway; leave it out"
         )
-    first = runs[0]
-    data = dict.fromkeys(str(told.run.summary.get("data") or "its data") for told in runs)
-    title = f"{first.name} on {next(iter(data))}"
-    if len(runs) > 1:
-        title = f"{len(runs)} runs on {' and '.join(data)}"
     parts = [results(runs)]
     for told in runs:
         promised = (
@@ -66,7 +61,13 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     for told in runs:
         parts += _named((_sites(told), _again(told)), told, runs)
     subtitle = "A report on a model learnt from many parties, and on its privacy"
-    return Page(title, subtitle, tuple(parts))
+    return Page(_title(runs), subtitle, tuple(parts))
+
+
+def _title(runs: Sequence[StoredRun]) -> str:
+    data = dict.fromkeys(str(told.run.summary.get("data") or "its data") for told in runs)
+    who = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    return f"{who} on {' and '.join(data)}"
 
 
 def _named(found: Sequence[Section], told: StoredRun, runs: Sequence[StoredRun]) -> list[Section]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,14 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _span_scales(values: Sequence[object]) -> bool:
+    """Whether these are positive numbers over such a range that a logarithmic axis suits them."""
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) < len(values) or min(numbers) <= 0:
+        return False
+    return max(numbers) > 5 * min(numbers)
+
+
 def _draw(tuned: TuningResult, path: Path) -> None:
     """Accuracy over the first key of the grid, one line per value of the others."""
     key, *others = tuned.tune.grid
@@ -108,22 +117,10 @@ def _draw(tuned: TuningResult, path: Path) -> None:
         name = ", ".join(f"{other} = {_text(score.values[other])}" for other in others)
         lines.setdefault(name, []).append(score)
     for name, scores in lines.items():
-        finite = [score for score in scores if not score.diverged]
-        places = [score.values[key] for score in finite]
-        axis.errorbar(
-            places,
-            [s.mean for s in finite],
-            [s.deviation for s in finite],
-            marker="o",
-            capsize=2,
-            label=name or None,
-        )
-    numbers = [v for v in tuned.tune.grid[key] if isinstance(v, int | float)]
-    if (
-        len(numbers) == len(tuned.tune.grid[key])
-        and min(numbers) > 0
-        and max(numbers) > 5 * min(numbers)
-    ):
+        points = [(s.values[key], s.mean, s.deviation) for s in scores if not s.diverged]
+        places, means, deviations = zip(*points, strict=True) if points else ((), (), ())
+        axis.errorbar(places, means, deviations, marker="o", capsize=2, label=name or None)
+    if _span_scales(tuned.tune.grid[key]):
         axis.set_xscale("log")
     axis.set_xlabel(key)
     axis.set_ylabel(f"validation {tuned.metric.title}")

@@ -311,8 +311,8 @@ def late(
     first = rounds - max(1, round(fraction * rounds))
     rows = [row for row in history if row.round > first] or history[-1:]
     values = [row.metrics.get(metric) for row in rows]
-    found = [float(value) for value in values if value is not None and math.isfinite(value)]
-    if diverged is not None or not found or len(found) < len(values):
+    found = [math.nan if value is None else float(value) for value in values]
+    if diverged is not None or not found or not all(map(math.isfinite, found)):
         return None
     return sum(found) / len(found)
 

@@ -286,7 +286,7 @@ class RunInProgress:
             self._book_all()
         return engine, state
 
-    def _live(self, round: int) -> dict[str, Any]:
+    def _live(self, round: int) -> dict[str, float | None]:
         """ε after a round; that of all rounds where an output decides when the run ends."""
         return self.accounts.live(round if self.stopping is None else self.setting.plan.rounds)
 
@@ -298,7 +298,7 @@ class RunInProgress:
         return round < self.setting.plan.rounds and not stop and self.stopping is None
 
     def _ending(
-        self, round: int, row: Mapping[str, Any], stop: Sequence[str]
+        self, round: int, row: HistoryRow, stop: Sequence[str]
     ) -> tuple[str, str] | None:
         """How and why the run ends after this round, before the last; None where it goes on."""
         last = self.setting.plan.rounds

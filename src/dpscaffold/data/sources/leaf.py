@@ -90,8 +90,8 @@ def _read_split(path: Path) -> Federation:
     both = [user for user in train if user in test]
     if not both:
         raise BadInput(f"{path}: no user of train/ is in test/; expected the same users in both")
-    parts = ([table[user] for user in both] for table in (train, test))
-    return Federation.from_arrays(*parts, names=both, title=f"LEAF {path.name}")
+    first, second = ([table[user] for user in both] for table in (train, test))
+    return Federation.from_arrays(first, second, names=both, title=f"LEAF {path.name}")
 
 
 def _arrays(path: Path, name: str, entry: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -181,21 +181,30 @@ class SchemaSettings(ConfigTable):
         )
         given = {**self.categories, self.label: self.class_names}
         self.spellings.require_known(given, self.na_strings, "schema.values")
-        known = {*self.columns, self.label, OTHERS}
-        stray = sorted({name for name, _ in self.na_strings.columns} - known)
-        if stray:
-            raise BadInput(f"schema.gaps names {stray[0]!r}, which is not among the columns")
+        self._check_named_columns()
+        self._check_dates()
+        self._check_target()
+        if len(set(self.columns)) != len(self.columns) or self.label in self.columns:
+            raise BadInput("schema.columns names a column twice, or the label among the features")
+        return self
+
+    def _check_named_columns(self) -> None:
+        """Every key that names columns names those of the schema."""
+        marked = {name for name, _ in self.na_strings.columns} - {self.label, OTHERS}
+        named = {"gaps": marked, "absent": set(self.absent), "categories": set(self.categories)}
+        for key, names in named.items():
+            stray = sorted(names - set(self.columns))
+            if stray:
+                raise BadInput(f"schema.{key} names {stray[0]!r}, which is not among the columns")
+
+    def _check_dates(self) -> None:
         stray = sorted({*self.dates} - ({*self.columns} - {*self.categories}))
         if stray:
             raise BadInput(f"schema.dates names {stray[0]!r}, which is not a column of numbers")
         for name, forms in self.dates.items():
             refuse_two_readings(name, forms)
-        stray = sorted(set(self.absent) - set(self.columns))
-        if stray:
-            raise BadInput(f"schema.absent names {stray[0]!r}, which is not among the columns")
-        stray = sorted(set(self.categories) - set(self.columns))
-        if stray:
-            raise BadInput(f"schema.categories names {stray[0]!r}, which is not among the columns")
+
+    def _check_target(self) -> None:
         if self.classes == 1:
             raise BadInput("schema.classes is 1; give 2 or more, or 0 where the label is a number")
         ranged = self.low is not None and self.high is not None and self.low < self.high
@@ -215,9 +224,6 @@ class SchemaSettings(ConfigTable):
                 f"schema.class_names has {len(set(self.class_names))} different names for "
                 f"{self.classes} classes"
             )
-        if len(set(self.columns)) != len(self.columns) or self.label in self.columns:
-            raise BadInput("schema.columns names a column twice, or the label among the features")
-        return self
 
 
 class MechanismSettings(ConfigTable):

@@ -54,6 +54,16 @@ class Invitation:
         return tomli_w.dumps({"invitation": 1, **vars(self)}, multiline_strings=True)
 
 
+def _site_names(path: Path, names: object) -> list[str]:
+    if not isinstance(names, list) or not names:
+        raise BadInput(f"{path}: sites is {names!r}; list the names of the sites to invite")
+    for name in names:
+        site_name(name)
+        if names.count(name) > 1:
+            raise BadInput(f"{path}: the site {name!r} is named twice; names must differ")
+    return names
+
+
 def read_federation(path: Path) -> FederationFile:
     """Read and check ``federation.toml``."""
     tables = read_toml(path, "the federation file")
@@ -63,13 +73,7 @@ def read_federation(path: Path) -> FederationFile:
             raise BadInput(f"{path}: unknown key {key}{nearest(key, known)}")
     address = str(tables.get("address", ""))
     host_and_port("address", address)
-    names = tables.get("sites")
-    if not isinstance(names, list) or not names:
-        raise BadInput(f"{path}: sites is {names!r}; list the names of the sites to invite")
-    for name in names:
-        site_name(name)
-        if names.count(name) > 1:
-            raise BadInput(f"{path}: the site {name!r} is named twice; names must differ")
+    names = _site_names(path, tables.get("sites"))
     hosts = tables.get("hosts", [])
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
         raise BadInput(f"{path}: hosts is {hosts!r}; list names and addresses of the server")

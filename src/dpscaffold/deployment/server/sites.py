@@ -111,13 +111,14 @@ class Sites:
         """The uploads of one attempt. A site that lost its memory or missed the draw is helped and
         asked once more."""
         uploads, no = self._ask_once(round, tuple(names), vectors)
-        lost = tuple(name for name, reason in no.items() if reason == "unknown-run")
-        missed = tuple(name for name, reason in no.items() if reason == "bad-draw")
-        mismatched = {name for name, reason in no.items() if reason == "state-mismatch"}
-        self._restore |= mismatched | set(lost)
+        lost, missed, mismatched = (
+            tuple(name for name, reason in no.items() if reason == why)
+            for why in ("unknown-run", "bad-draw", "state-mismatch")
+        )
+        self._restore |= {*mismatched, *lost}
         if lost or missed:
             enrol_again(self.post, self.enrolled, lost + missed)
-        again = tuple(n for n in names if n in mismatched or n in lost or n in missed)
+        again = tuple(name for name in names if name in (*mismatched, *lost, *missed))
         if again:
             more, refused = self._ask_once(round, again, vectors)
             uploads |= more
