@@ -155,10 +155,11 @@ def show_together(
     """
     shown = [view for view in answer.epsilon if view in (*views, GIVEN)]
     head = ("run", "rounds", *(f"epsilon, {_label(view)}" for view in shown), "delta")
-    named = [(alone.name, str(alone.rounds), alone) for alone in answer.runs]
+    found = [(alone.name, str(alone.rounds), alone.epsilon, alone.delta) for alone in answer.runs]
+    found.append(("together", "", answer.epsilon, answer.delta))
     rows = [
-        (name, count, *(round_up(said.epsilon[view]) for view in shown), f"{said.delta:.3g}")
-        for name, count, said in (*named, ("together", "", answer))
+        (name, rounds, *(round_up(epsilon[view]) for view in shown), f"{delta:.3g}")
+        for name, rounds, epsilon, delta in found
     ]
     console.print(legible(head, rows, console.width))
     view = _explained_view(answer, views)
