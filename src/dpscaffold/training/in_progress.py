@@ -297,9 +297,7 @@ class RunInProgress:
         """Whether another round follows, whatever the evaluation of this one says."""
         return round < self.setting.plan.rounds and not stop and self.stopping is None
 
-    def _ending(
-        self, round: int, row: HistoryRow, stop: Sequence[str]
-    ) -> tuple[str, str] | None:
+    def _ending(self, round: int, row: HistoryRow, stop: Sequence[str]) -> tuple[str, str] | None:
         """How and why the run ends after this round, before the last; None where it goes on."""
         last = self.setting.plan.rounds
         if round == last:
