@@ -44,7 +44,7 @@ from dpscaffold.data.storage import load, save
 from dpscaffold.data.synthesis import synthetic
 from dpscaffold.data.tables.dialect import Dialect
 from dpscaffold.data.tables.fills import PrivateFill
-from dpscaffold.data.tables.identifiers import Identifiers
+from dpscaffold.data.tables.guesses import Identifiers
 from dpscaffold.data.tables.missing import NaStrings
 from dpscaffold.data.tables.scan import (
     Scan,
