@@ -64,7 +64,8 @@ class Budget:
             raise BadInput(bad_delta("privacy.delta", self.delta))
         if self.max_participations is not None:
             whole("privacy.max_participations", self.max_participations, 1)
-        whole("privacy.colluders", self.colluders, 1)
+        if type(self.colluders) is not int or self.colluders != 1:
+            whole("privacy.colluders", self.colluders, 1)
         for name in ("user_epsilon", "target_epsilon"):
             value = getattr(self, name)
             if value is not None and not number(f"privacy.{name}", value) > 0:

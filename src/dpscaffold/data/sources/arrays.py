@@ -129,8 +129,8 @@ def _labels_target(width: int, names: int | Sequence[str] | None) -> Target:
     named = Target.labelled(width if names is None else names)
     if len(named.classes) != width:
         raise BadInput(
-            f"{len(named.classes)} names of labels are given, and there are {width} columns "
-            f"of them; give one each"
+            f"{len(named.classes)} names of labels are given, and there are {width} columns of "
+            f"them; give one each"
         )
     return named
 

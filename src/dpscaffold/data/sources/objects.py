@@ -100,8 +100,8 @@ def _settings(label: Any, user: str | None, many: bool, keys: Mapping[str, Any])
 def _refuse_splits(data: Mapping[Any, Any]) -> None:
     if {"train", "test", "validation"} & set(data) and all(map(_is_dataset, data.values())):
         raise BadInput(
-            f"the data are splits ({', '.join(map(str, data))}), not users; choose one, such "
-            f"as dataset['train']"
+            f"the data are splits ({', '.join(map(str, data))}), not users; choose one, such as "
+            f"dataset['train']"
         )
 
 
