@@ -1,6 +1,6 @@
 """Files and folders that appear whole or not at all, whatever kills the process that writes them.
 
-What is written lies beside its name (``.NAME.partial``) until it is complete and on the disk, and
+What is written lies next to its name (``.NAME.partial``) until it is complete and on the disk, and
 takes its name in one step. A process that dies leaves what was there before; what it had begun is
 written over by the next.
 """
@@ -96,7 +96,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def draft_of(folder: Path) -> Path:
-    """A new empty folder beside ``folder``, to be filled and handed to :func:`put_in_place`; what
+    """A new empty folder next to ``folder``, to be filled and handed to :func:`put_in_place`; what
     an earlier process left half-written there is removed."""
     draft = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)

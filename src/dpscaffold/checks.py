@@ -31,7 +31,7 @@ def number(name: str, value: object) -> float:
 
 
 def _is_finite(value: float) -> bool:
-    """Whether this is a finite float; a whole number may be too large for one."""
+    """Whether this is a finite float; an integer may be too large for one."""
     try:
         return math.isfinite(value)
     except OverflowError:

@@ -135,7 +135,7 @@ def along_balanced(gradient: Tensor, y: Tensor, at: Participant) -> Tensor:
 
 def send_balanced(local: Local, at: Participant) -> tuple[Upload, Slots]:
     """c_i ← the mean of the K noised gradients. A user remembers w_i·c_i, w_i, w_i·‖c_i‖² and
-    w_i·v_i, with v_i = spread_i²/K; what changed of them goes up beside Δy_i."""
+    w_i·v_i, with v_i = spread_i²/K; what changed of them goes up next to Δy_i."""
     return _with_control(local.params - at.broadcast.params, local, at)
 
 

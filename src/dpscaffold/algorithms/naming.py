@@ -106,7 +106,7 @@ def factory_of(name: str, folder: Path | None = None, argument: str = "algorithm
 def own_function(
     name: str, folder: Path | None, argument: str, returns: str = "one that it has"
 ) -> Callable[..., Any]:
-    """The function that ``my_file:function`` names, in a file beside the configuration or among
+    """The function that ``my_file:function`` names, in a file next to the configuration or among
     what Python can import."""
     place, _, function = name.partition(":")
     said = f"{argument} is {name!r}"
@@ -151,7 +151,7 @@ def _numeric(factory: Factory | None) -> set[str]:
 
 
 def _module(place: str, folder: Path | None, said: str) -> ModuleType:
-    """A user's module: a file beside the configuration, or one that Python finds."""
+    """A user's module: a file next to the configuration, or one that Python finds."""
     relative = Path(*place.split(".")).with_suffix(".py")
     for base in (folder, Path.cwd()):
         if base is not None and (base / relative).is_file():

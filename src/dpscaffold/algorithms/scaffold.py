@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tell_control(server: Server, cohort: Cohort) -> Slots:
-    """Participants are sent c^{t−1} beside x^{t−1}."""
+    """Participants are sent c^{t−1} next to x^{t−1}."""
     return {"control": server.slots["control"]}
 
 

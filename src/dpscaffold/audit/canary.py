@@ -21,7 +21,7 @@ from dpscaffold.tasks import Batch, Mlp, Task
 from dpscaffold.tasks.clipping import row_squares
 from dpscaffold.tasks.linear import Linear
 
-#: A batch of the game holds at least so many records, so that a wrong divisor shows.
+#: A batch of the game holds at least this many records, so that a wrong divisor shows.
 LEAST_BATCH = 4
 #: The most records that a user of the game holds, where the run's rate allows.
 MOST_RECORDS = 4096

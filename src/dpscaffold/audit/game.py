@@ -49,7 +49,7 @@ Played = tuple[Array, Array]
 
 
 def server_games(subject: AuditSubject, games: int, rng: np.random.Generator) -> Played:
-    """So many games on each dataset, as the server sees them: the statistics above, then the
+    """This many games on each dataset, as the server sees them: the statistics above, then the
     uploads of each participation."""
     users = 2 * games
     tally = play(subject, [place % 2 == 0 for place in range(users)], subject.times(users, rng),
@@ -67,7 +67,7 @@ def play(
     models: list[SentModel],
     rng: np.random.Generator,
 ) -> UploadTally:
-    """The participations of users who hold these tables, each so many times. In round t they are
+    """The participations of users who hold these tables, each this many times. In round t they are
     sent the model t of ``models``, which are repeated."""
     federation = subject.federation(tables)
     setting = subject.setting(federation)

@@ -19,7 +19,7 @@ from dpscaffold.privacy.loss import Array
 
 #: The share of games that only choose the event.
 CHOOSING = 1 / 3
-#: At most so many thresholds are tried for a statistic.
+#: At most this many thresholds are tried for a statistic.
 THRESHOLDS = 400
 
 
@@ -215,7 +215,7 @@ def one_run_epsilon(
     """ε proved by one run into which ``canaries`` records were put or not, each by its own coin.
 
     Of these, ``guesses`` were guessed and ``right`` of the guesses were right. An (ε, δ)-DP run
-    makes so many right guesses with probability at most p (Steinke, Nasr, Jagielski 2023, Theorem
+    makes this many right guesses with probability at most p (Steinke, Nasr, Jagielski 2023, Theorem
     3.1), so every ε with p < 1 − ``confidence`` is refuted.
 
     >>> one_run_epsilon(100, 100, 50, 1e-5, 0.95), round(one_run_epsilon(100, 100, 90, 1e-5, 0.95))
@@ -234,7 +234,7 @@ def one_run_epsilon(
 
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How probable at least so many right guesses are, at most, under (ε, δ)-DP.
+    """How probable at least this many right guesses are, at most, under (ε, δ)-DP.
 
     With W ~ Binomial(r, e^ε/(1 + e^ε)): P[W ≥ v] + 2mδ·max_i P[v > W ≥ v − i]/i.
     """

@@ -46,7 +46,7 @@ def between_rounds(uploads: Array) -> Array:
 
 
 def between_users(uploads: Array, others: Array) -> Array:
-    """Every upload beside the nearest of those of other users in any round, (4, n).
+    """Every upload next to the nearest of those of other users in any round, (4, n).
 
     >>> between_users(np.array([[1.0, 0.5], [2.0, np.nan]]), np.array([[2.0], [-0.5]])).tolist()
     [[1.0, 1.0], [0.0, 1.0], [1.5, 0.0], [0.5, 0.0]]

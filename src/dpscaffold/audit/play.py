@@ -56,7 +56,7 @@ class AuditLimits:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the games in one view prove, beside what is claimed."""
+    """What the games in one view prove, next to what is claimed."""
 
     view: str
     bound: str

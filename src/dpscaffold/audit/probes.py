@@ -1,9 +1,9 @@
 """Games that look for noise which is not a user's own and new: shared with another user, repeated
 in another round, or made from the seed of the configuration.
 
-Beside every user of the game takes part another one, whose data the adversary knows. Two models are
-sent out: x⁰, and one at which the canary has little effect. Where noise repeats, the second shows
-what is to be taken off the first, even if all records are in every batch.
+Next to every user of the game takes part another one, whose data the adversary knows. Two models
+are sent out: x⁰, and one at which the canary has little effect. Where noise repeats, the second
+shows what is to be taken off the first, even if all records are in every batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORDER = tuple(number.bit_count() % 2 for number in range(64))
 
 
 def probe_games(subject: AuditSubject, games: int, rng: np.random.Generator) -> Played:
-    """So many games on each dataset, with the statistics above."""
+    """This many games on each dataset, with the statistics above."""
     users = 2 * games
     tables: list[bool | None] = []
     for place in range(users):

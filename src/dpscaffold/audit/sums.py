@@ -31,7 +31,7 @@ OF_SUMS = (
 def sum_games(
     subject: AuditSubject, games: int, rng: np.random.Generator, colluders: int = 0
 ) -> Played:
-    """So many games on each dataset as a third party sees them, or ``colluders`` of the
+    """This many games on each dataset as a third party sees them, or ``colluders`` of the
     participants, who subtract what they uploaded themselves: (2·rounds, games), moves and control
     variates, 0 in rounds without the user."""
     others: list[bool | None] = [None] * (subject.run.cohort_size - 1)

@@ -93,7 +93,7 @@ class UploadTally:
 
 
 def _hits(steps: int, rate: float) -> tuple[Array, Array]:
-    """In how many of so many batches a record may be, and the logarithms of the chances."""
+    """In how many of this many batches a record may be, and the logarithms of the chances."""
     middle, reach = steps * rate, 9 * math.sqrt(steps * rate) + 9
     lowest, highest = max(0, int(middle - reach)), min(steps, int(middle + reach))
     hits = np.arange(lowest, highest + 1, dtype=np.float64)

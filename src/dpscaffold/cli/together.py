@@ -69,7 +69,7 @@ def compose(
 
 
 def _at_most(colluders: int, about: StatementSubject) -> int:
-    """So many colluders, or all other users of a run where they are fewer."""
+    """This many colluders, or all other users of a run where they are fewer."""
     return min(colluders, max(1, about.run.users - 1) if about.run else 1)
 
 

@@ -155,7 +155,7 @@ def _tell(result: Result, folder: Path, as_json: bool, quiet: bool) -> None:
 
 
 def _changes(release: bool, allow: list[str] | None, stop_on: Path | None) -> list[str]:
-    """Options that stand for keys of the configuration, as ``--set`` would say them."""
+    """Options that represent keys of the configuration, as ``--set`` would say them."""
     found = ["privacy.release=true"] if release else []
     found += [f"privacy.allow={json.dumps(allow)}"] if allow else []
     return found + ([f"stopping.path={json.dumps(str(stop_on))}"] if stop_on else [])

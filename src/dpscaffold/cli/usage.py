@@ -83,7 +83,7 @@ def interrupted(signal: str) -> typer.Exit:
 
 
 def _value(option: str, key: str, words: Sequence[str]) -> str:
-    """The value that was given after an option, or what stands for it."""
+    """The value that was given after an option, or what represents it."""
     for word, after in zip(words, [*words[1:], ""], strict=True):
         name, sign, value = word.partition("=")
         if name == option and sign:

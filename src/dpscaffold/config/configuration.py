@@ -1,4 +1,4 @@
-"""All tables together: the run that they describe, and what is written beside a result."""
+"""All tables together: the run that they describe, and what is written next to a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``[plan]``, and beside it ``[facts]`` and ``[stopping]``."""
+"""``[plan]``, and next to it ``[facts]`` and ``[stopping]``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class PlanSettings(ConfigTable):
     """``[plan]``: the fields of :class:`~dpscaffold.setting.plan.Plan`, which checks them."""
 
     rounds: int = Plan.rounds
-    """T, the number of communication rounds, warm-start rounds included. Value: a whole number, 1
+    """T, the number of communication rounds, warm-start rounds included. Value: an integer, 1
     or more. Example: ``400``"""
     local_steps: int = Plan.local_steps
-    """K, the number of local steps of each participant in a round. Value: a whole number, 1 or
+    """K, the number of local steps of each participant in a round. Value: an integer, 1 or
     more. Example: ``20``"""
     user_ratio: float = Plan.user_ratio
     """l, the share of users in a round: ⌊lM⌋ users take part. Value: a number above 0 and at most
@@ -41,7 +41,7 @@ class PlanSettings(ConfigTable):
     ``"records"``"""
     warm_rounds: int | None = None
     """The number of rounds that only set control variates (scaffold-warm); by default round(4/l).
-    Value: a whole number, 0 or more. Example: ``5``"""
+    Value: an integer, 0 or more. Example: ``5``"""
     averaging: Literal["none", "uniform", "tail"] = Plan.averaging
     """The model that is given out: the last one, the mean of all, or the mean of the last rounds
     ('tail'). Averaging costs no privacy. Example: ``"tail"``"""
@@ -50,17 +50,17 @@ class PlanSettings(ConfigTable):
     ``0.25``"""
     evaluate_every: int = Plan.evaluate_every
     """The number of rounds between two evaluations. The last round is always evaluated. Value: a
-    whole number, 1 or more. Example: ``5``"""
+    integer, 1 or more. Example: ``5``"""
     checkpoint_every: int = Plan.checkpoint_every
-    """The number of rounds between two checkpoints. Value: a whole number, 1 or more. Example:
+    """The number of rounds between two checkpoints. Value: an integer, 1 or more. Example:
     ``20``"""
     seed: int | None = None
     """The seed of the participants and of a network's initial weights; without secret noise also of
-    batches and noise. Value: a whole number, 0 or more; left out: 0, and with secret noise a new
+    batches and noise. Value: an integer, 0 or more; left out: 0, and with secret noise a new
     seed of the operating system draws the participants. Example: ``7``"""
     max_rounds: int | None = None
     """The largest T that the run may be extended to later (train --resume RUN --set plan.rounds=…).
-    ε is calibrated and stated for this number of rounds. Value: a whole number, plan.rounds or
+    ε is calibrated and stated for this number of rounds. Value: an integer, plan.rounds or
     more; left out: the run is planned for plan.rounds. Example: ``800``"""
     schedule: Literal["constant", "linear", "cosine", "inverse-sqrt"] = Plan.schedule
     """How the step size changes over the rounds: constant, linear or cosine decay to 0, or divided
@@ -85,7 +85,7 @@ class PlanSettings(ConfigTable):
         return self.build().learning_rate
 
     def build(self, planned: float | None = None) -> Plan:
-        """The plan; ``planned`` is what ``learning_rate = "plan"`` came to, or stands for it."""
+        """The plan; ``planned`` is what ``learning_rate = "plan"`` came to, or represents it."""
         if self.learning_rate != "plan":
             return self._built
         if planned is None:

@@ -54,7 +54,7 @@ class PrivacySettings(ConfigTable):
     """δ; by default 0.1 divided by the number of training records, or by the number of users with
     unit 'user'. Value: a number above 0 and below 1, or '1/records'. Example: ``1e-05``"""
     max_participations: int | None = None
-    """The number of rounds after which a user declines to take part. Value: a whole number, 1 or
+    """The number of rounds after which a user declines to take part. Value: an integer, 1 or
     more. Example: ``40``"""
     user_epsilon: float | None = None
     """A user declines before its own ε, given who took part, would exceed this value. It holds over

@@ -40,8 +40,8 @@ def load(
 
 
 def beside(path: Path) -> Path:
-    """Where files of a user's own are looked for: beside the configuration, which of a run folder's
-    is the one that the run began with."""
+    """Where files of a user's own are looked for: next to the configuration, which of a run
+    folder's is the one that the run began with."""
     begun = path.parent / "run.json"
     try:
         told = json.loads(begun.read_text(encoding="utf-8")).get("beside")

@@ -18,7 +18,7 @@ class ConfigTable(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _numbers(cls, given: Any, info: ValidationInfo) -> Any:
-        """``true`` is no 1: a switch where a number stands is a slip."""
+        """``true`` is no 1: a switch where a number stands is a mistake."""
         if isinstance(given, dict):
             for key, value in given.items():
                 if isinstance(value, bool) and cls._number(key):
@@ -36,12 +36,12 @@ class ConfigTable(BaseModel):
         return not kinds.isdisjoint((int, float)) and bool not in kinds
 
     def changed(self, **values: Any) -> Self:
-        """The table with some keys set, checked again: what was built of it is built anew."""
+        """The table with some keys set, checked again: what was built of it is built again."""
         return type(self).model_validate({**self.model_dump(exclude_unset=True), **values})
 
 
 def _with_tuples(value: Any) -> Any:
-    """Plain values with the tuples that lists of JSON stand for."""
+    """Plain values with the tuples that lists of JSON represent."""
     if isinstance(value, dict):
         return {key: _with_tuples(one) for key, one in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

@@ -98,7 +98,7 @@ class Synthetic(_Data):
 
 
 class Pooled(_Data):
-    """What all pooled sources share: how records are dealt out and preprocessed.
+    """What all pooled sources share: how records are partitioned and preprocessed.
 
     ``users`` is M and ``records`` is R, train and test together (as many as there are when not
     given). A user with fewer than ``minimum_records`` records is left out by the natural partition
@@ -198,7 +198,7 @@ class Mnist(_Images):
 
 
 class FashionMnist(_Images):
-    """Fashion-MNIST, by default dealt out as MNIST is."""
+    """Fashion-MNIST, by default partitioned as MNIST is."""
 
     source: Literal["fashion-mnist"]
     users: int | None = Field(default=60, ge=1)
@@ -217,7 +217,7 @@ class Emnist(_Images):
 
 
 class Emnist47(_Images):
-    """The EMNIST-47 subset, dealt out as the paper's EMNIST is."""
+    """The EMNIST-47 subset, partitioned as the paper's EMNIST is."""
 
     source: Literal["emnist47"]
     part: Literal["train", "test", "both"] = "both"

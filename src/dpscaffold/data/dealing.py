@@ -56,7 +56,7 @@ def deal(
 
 
 def left_out(settings: Pooled, gone: Sequence[str] = ()) -> tuple[Remark, ...]:
-    """Who takes no part and by which rule, for the statement, or how records were dealt out where
+    """Who takes no part and by which rule, for the statement, or how records were partitioned where
     they had no owners. The names (``gone``) are kept apart: where whole users are hidden the rule
     alone may be said, as a name tells how many records somebody has.
 
@@ -98,7 +98,7 @@ DEALT_BY_LABEL = (
     "one record would move records between several users: who holds which record is outside the "
     "guarantee, which is for the records as they were partitioned."
 )
-#: Said where sizes are declared: one record more would deal all of them out anew.
+#: Said where sizes are declared: one record more would deal all of them out again.
 DEALT_BY_NUMBER = "Records were partitioned among users by their number (data.partition)."
 
 

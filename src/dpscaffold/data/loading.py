@@ -1,4 +1,4 @@
-"""From settings to a federation: read a pool, deal it out, preprocess it; or do so from file to
+"""From settings to a federation: read a pool, partition it, preprocess it; or do so from file to
 file."""
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _assembled(
 
 
 def refuse_refills(settings: Pooled) -> None:
-    """Refuse private fills whose noise would be drawn anew at every load."""
+    """Refuse private fills whose noise would be drawn again at every load."""
     rules = getattr(settings, "missing", None)
     for name, rule in rules.items() if isinstance(rules, dict) else ():
         if isinstance(rule, PrivateFill) and rule.entropy == "system":

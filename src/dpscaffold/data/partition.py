@@ -63,7 +63,7 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
 def lognormal_sizes(
     total: int, users: int, spread: float, seed: int = 0, minimum: int = 2
 ) -> np.ndarray:
-    """Sizes in proportion to exp(spread · N(0, 1)); ``spread`` = 0 is as equal as whole numbers
+    """Sizes in proportion to exp(spread · N(0, 1)); ``spread`` = 0 is as equal as integers
     allow."""
     if not (np.isfinite(spread) and spread >= 0):
         raise BadInput(f"size_spread is {spread}; it must be a finite number, at least 0")
@@ -82,7 +82,7 @@ def quantity_sizes(
 
 
 def iid(labels: np.ndarray, sizes: Sequence[int] | np.ndarray, seed: int = 0) -> Parts:
-    """Rows dealt out at random, whatever their label."""
+    """Rows partitioned at random, whatever their label."""
     return similarity(labels, sizes, 100.0, seed)
 
 

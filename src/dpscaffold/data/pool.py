@@ -1,4 +1,4 @@
-"""A pooled dataset that no user holds yet, and how it is dealt out.
+"""A pooled dataset that no user holds yet, and how it is partitioned.
 
 Readers (images, tables, arrays) produce a :class:`Pool`; partitions say which rows go to which
 user; and :func:`assemble` splits every user's rows into train and test and builds the federation.
@@ -25,13 +25,13 @@ class Pool:
     """Records before they belong to users.
 
     ``features`` is (N, d), either float32 or, for images, uint8 that ``scale`` brings to [0, 1]
-    when the rows are dealt out (so that a pool of images costs a quarter of the memory). ``labels``
-    is (N,), what ``target`` says (a number of classes will do for it): class numbers in int64, or
-    numbers in float32, in their own units. ``users`` holds, where the data have a natural user, its
-    number per record, and ``names`` the names of these users. ``notes`` say what a reader had to
-    decide (categories, missing values); ``preparation`` are the steps that made these features of
-    raw rows. ``coded`` says that the reader numbered the labels itself, so that they need not be
-    looked through here.
+    when the rows are partitioned (so that a pool of images costs a quarter of the memory).
+    ``labels`` is (N,), what ``target`` says (a number of classes will do for it): class numbers in
+    int64, or numbers in float32, in their own units. ``users`` holds, where the data have a natural
+    user, its number per record, and ``names`` the names of these users. ``notes`` say what a reader
+    had to decide (categories, missing values); ``preparation`` are the steps that made these
+    features of raw rows. ``coded`` says that the reader numbered the labels itself, so that they
+    need not be looked through here.
     """
 
     features: np.ndarray
@@ -76,7 +76,7 @@ class Pool:
 
 
 def held_out_size(records: int, test_ratio: float) -> int:
-    """How many of a user's records are for testing: the nearest whole number, at least one on
+    """How many of a user's records are for testing: the nearest integer, at least one on
     either side.
 
     >>> held_out_size(2500, 0.2), held_out_size(3, 0.2)

@@ -71,7 +71,7 @@ def preprocess(
 
 
 def refuse_redraws(steps: Iterable[StepSettings]) -> None:
-    """Refuse private steps whose noise would be drawn anew at every load: each draw spends again,
+    """Refuse private steps whose noise would be drawn again at every load: each draw spends again,
     and the average of many has no noise."""
     for step in steps:
         if isinstance(step, FittedStep) and step.fit == "private" and step.entropy == "system":

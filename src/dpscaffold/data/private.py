@@ -104,7 +104,7 @@ def noised_moments(total: np.ndarray, bound: float, multiplier: float, rng: Stre
 
     An orthonormal basis of the symmetric matrices has (e_i e_jᵀ + e_j e_iᵀ)/√2 off the diagonal, so
     with Δ = √2·B² the noise has standard deviation z·Δ on the diagonal and z·Δ/√2 off it. The
-    sum's lower triangle stands for both: the other could differ in its last bits, under the same
+    sum's lower triangle represents both: the other could differ in its last bits, under the same
     noise.
     """
     square = rng.standard_normal(total.shape)

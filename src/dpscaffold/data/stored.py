@@ -1,7 +1,7 @@
 """The steps of a preparation as JSON entries and named arrays, and back.
 
 An entry holds the kind of the step and its fields; an array stands in the entry by its name in the
-``.npz`` file beside it.
+``.npz`` file next to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.preparation import PROTECTIONS, Remark
 
-#: The file of the arrays, beside the entries.
+#: The file of the arrays, next to the entries.
 ARRAYS = "preparation.npz"
 
 #: Every step that can be stored, by the name it is stored under.

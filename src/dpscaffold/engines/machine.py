@@ -1,4 +1,4 @@
-"""The machine a run is on: its devices, work beside work, and the signals that ask it to stop."""
+"""Devices, background work and stop signals."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class BackgroundWorker:
     """Begins work; its answer is a future.
 
     On a GPU it runs in a thread and on a stream of its own, after what was launched before it and
-    beside what is launched next. A CPU would have to share its cores: there it is done at once,
+    next to what is launched next. A CPU would have to share its cores: there it is done at once,
     unless ``ahead`` asks for the thread. Use it as a context: its thread ends with it.
 
     >>> with BackgroundWorker(torch.device("cpu")) as aside:

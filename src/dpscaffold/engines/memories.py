@@ -28,7 +28,7 @@ class GrowingTable:
         self._file: IO[bytes] | None = None
 
     def hold(self, rows: int) -> None:
-        """Let there be so many rows: twice the room, where it is not enough."""
+        """Let there be this many rows: twice the room, where it is not enough."""
         have, width = self.table.shape
         if rows <= have:
             return

@@ -54,7 +54,7 @@ class State:
 
     def under(self, setting: Setting) -> State:
         """This state in a plan that may have been given more rounds since: where the average now
-        begins later than the rounds that are done, it begins anew.
+        begins later than the rounds that are done, it begins again.
 
         Where it began earlier it goes on, as rounds cannot be taken out of it.
         """

@@ -143,7 +143,7 @@ class Records:
                 )
 
     def sampled(self, rows: int) -> Records:
-        """At most so many evenly spaced rows, copied, as one user's."""
+        """At most this many evenly spaced rows, copied, as one user's."""
         kept = torch.linspace(0, len(self) - 1, min(rows, len(self)), dtype=torch.float64).long()
         return Records(self.features[kept], self.labels[kept], torch.tensor([0, len(kept)]))
 

@@ -99,7 +99,7 @@ class Target:
 
     @classmethod
     def numbered(cls, classes: int) -> Target:
-        """So many classes, called by their numbers.
+        """This many classes, called by their numbers.
 
         >>> Target.numbered(3).classes
         ('0', '1', '2')
@@ -120,7 +120,7 @@ class Target:
 
     @classmethod
     def labelled(cls, given: int | Sequence[str]) -> Target:
-        """Several labels, by their names or so many, called by their numbers.
+        """A multi-label target, from label names or a count (then named "0", "1", …).
 
         >>> Target.labelled(2).classes
         ('0', '1')
@@ -246,7 +246,7 @@ class Prepared(Protocol):
 
 @dataclass(frozen=True)
 class Schema:
-    """What a row looks like: all that a party may know of the data beside their sizes.
+    """What a row looks like: all that a party may know of the data next to their sizes.
 
     ``columns`` are the raw columns in order (numbers, as text, where they have no names) and
     ``categories`` (name, values) those that are one-hot and were known beforehand; ``dimension`` is

@@ -24,7 +24,7 @@ from dpscaffold.federation.schema import Kind, Prepared, Schema, Target, kind_of
 from dpscaffold.report.notebook import html_table
 
 #: The most bytes of a mapped federation that are read to tell whether it is the same; of a larger
-#: one, so many rows.
+#: one, this many rows.
 WHOLE, SAMPLED_ROWS = 1 << 32, 1 << 14
 
 

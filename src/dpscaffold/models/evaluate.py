@@ -75,7 +75,7 @@ class Evaluation:
     ``metrics`` are those of the target, ``baseline`` the same of the best answer for all rows
     alike, ``gap`` why the first row that was left out was, ``sites`` one entry a site,
     ``confusion`` counts (true class, predicted class), ``by_class`` recall, precision and
-    F1 of every class (of every label accuracy beside its majority baseline and AUC, too),
+    F1 of every class (of every label accuracy next to its majority baseline and AUC, too),
     ``calibration`` the bins of predicted probability (of the second of two classes, of every label,
     else of the class that is predicted).
     """
@@ -242,7 +242,7 @@ def _by_class(confusion: tuple[tuple[int, ...], ...], target: Target) -> tuple[d
 
 
 def _by_label(scored: ScoredRows, target: Target) -> tuple[dict[str, Any], ...]:
-    """Each label by itself, accuracy beside that of the commoner answer."""
+    """Each label by itself, accuracy next to that of the commoner answer."""
     true = unpack(scored.targets, len(target.classes))
     said = (scored.scores[:, : len(target.classes)] > 0).long()
     entries = []
@@ -323,7 +323,7 @@ class FilesEvaluation:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON: those of the whole, with ``files`` beside them."""
+        """As plain values, for JSON: those of the whole, with ``files`` next to them."""
         files = [dict(vars(file)) for file in self.files]
         return self.whole.to_dict() | {
             "files": files,

@@ -32,7 +32,7 @@ Raw = Tensor | np.ndarray | Mapping[str, Any] | Sequence[Any] | str | Path
 
 @dataclass(frozen=True)
 class Model(TrainedParameters):
-    """Parameters (P,) of a task, the preparation of its features, and what its scores stand for.
+    """Parameters (P,) of a task, the preparation of its features, and what its scores represent.
 
     Raw rows are what the data were before preparation: a table (N, columns) in the order of
     ``columns``, columns by name (a data frame, an Arrow table), a list of mappings, one a row, or
@@ -127,7 +127,7 @@ class Model(TrainedParameters):
         return self.predicted(self.scores(rows, prepared))
 
     def predicted(self, scores: Tensor) -> Tensor:
-        """What scores (N, outputs) stand for: a class number, or the number, (N,); of several
+        """What scores (N, outputs) represent: a class number, or the number, (N,); of several
         labels 1 for each that holds, (N, labels)."""
         if self.target.kind == "number":
             return scores[:, 0]

@@ -174,7 +174,7 @@ def _spread(values: np.ndarray, complete: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def batch_writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
-    """A writer of batches; a file is written beside its name and moved there when it is whole."""
+    """A writer of batches; a file is written next to its name and moved there when it is whole."""
     if not isinstance(out, Path):
         with pa.csv.CSVWriter(out, shape) as writer:
             yield writer
@@ -354,7 +354,7 @@ def _into_folder(answer: Answer, rows: RowFiles, out: Path) -> tuple[FilePredict
 
 @contextmanager
 def _draft(folder: Path) -> Iterator[Path]:
-    """A folder to fill beside ``folder``; it is gone afterwards, unless it was put in place."""
+    """A folder to fill next to ``folder``; it is gone afterwards, unless it was put in place."""
     draft = draft_of(folder)
     try:
         yield draft

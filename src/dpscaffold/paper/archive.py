@@ -52,7 +52,7 @@ class FinishedRun:
 
 class Archive:
     """The finished runs of one reproduction: written to the experiment's own file, read from all
-    beside it.
+    next to it.
 
     A line cut short by a crash is skipped, so its run is done again and nothing else. Where two
     files hold the same run, the one with more metrics counts: one figure may have asked for the gap

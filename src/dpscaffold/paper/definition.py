@@ -7,9 +7,9 @@ product: every row × column × line × choice × seed is a run. ``choices`` are
 hyperparameters of which the best is shown; a line or a column may have ``rates``, the η₀ to choose
 from. An entry may differ ``by_row``. A row's ``ladder`` holds the η₀ that are tried besides, one
 after the other, while the best lies at an end; in columns that are searched ``finely``, ``finer``
-holds those between its rungs that are tried beside the best, and ``steps``, ``clips`` and ``tails``
-other K, C and shares of the rounds that are averaged than the entry's; there every line is tried at
-the best choices of the other lines too (:mod:`dpscaffold.paper.widening`).
+holds those between its rungs that are tried next to the best, and ``steps``, ``clips`` and
+``tails`` other K, C and shares of the rounds that are averaged than the entry's; there every line
+is tried at the best choices of the other lines too (:mod:`dpscaffold.paper.widening`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Level:
     ``only`` limits it to some rows, ``rates`` are η₀ to choose from, ``epsilon`` asks for the
     largest T at that published ε, and ``by_row`` holds what differs in a row. ``ladder`` are all η₀
     that a row may try, ``finer`` those between them, and ``steps``, ``clips`` and ``tails`` the K,
-    C and averaged shares of the rounds beside its own, all in columns that are searched ``finely``.
+    C and averaged shares of the rounds next to its own, all in columns that are searched
+    ``finely``.
     """
 
     label: str

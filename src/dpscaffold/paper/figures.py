@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PALETTE = ("#d1495b", "#5a8f3c", "#8e6bbf", "#1b6ca8", "#c98a1b", "#3c8f8a", "#7a5c48")
 SHADES = (1.0, 0.65, 0.4)
 
-#: A variant that stands beside the one it is named after in a figure, and so has its own colour.
+#: A variant that stands next to the one it is named after in a figure, and so has its own colour.
 APART = "SCAFFOLD-balanced"
 
 
@@ -202,7 +202,7 @@ def _over_rates(axis: Axes, results: Results, place: tuple[str, str, str]) -> No
 
 
 def _hue(place: int, count: int) -> Any:
-    """A colour of its own for each of so many curves, from dark to light."""
+    """A colour of its own for each of this many curves, from dark to light."""
     from matplotlib import colormaps
 
     return colormaps["viridis"](place / max(1, count - 0.5))

@@ -91,7 +91,7 @@ def _ends(tried: Collection[float], best: Sequence[float]) -> str:
 
 
 def _clip(run: CaseResult) -> float:
-    """C; 0 stands for none."""
+    """C; 0 represents none."""
     privacy = run.case.settings.privacy
     return float(privacy.clip) if privacy and privacy.clip != "median" else 0.0
 

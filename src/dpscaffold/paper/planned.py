@@ -1,4 +1,4 @@
-"""η₀ that a public surrogate chooses for each private entry of the frontier, beside the best that
+"""η₀ that a public surrogate chooses for each private entry of the frontier, next to the best that
 was found with the test data in view."""
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class PlannedCell:
 
 
 def compared(results: Results, rates: Rates) -> list[PlannedCell]:
-    """Every place whose planned run is finished, beside the best of the same ladder and K."""
+    """Every place whose planned run is finished, next to the best of the same ladder and K."""
     ladders = {row.label: row.ladder for row in results.experiment.rows}
     found = []
     for place, choices in results.places.items():

@@ -24,7 +24,7 @@ from dpscaffold.training.evaluator import evaluate_all
 from dpscaffold.training.shared_draws import shared_draws
 from dpscaffold.training.stack import evaluators_of
 
-#: (features, classes) that stand for those of data whose settings do not tell.
+#: (features, classes) that represent those of data whose settings do not tell.
 USUAL = (40, 10)
 
 #: Steps a timed round has at most, and rounds that are timed (the fastest counts: others wait for

@@ -112,7 +112,7 @@ def reproduce(
             more = planned_cases(cases, plan_places(experiment, cases, request.out, device, tell))
             run_cases(more, archive, device, tell, experiment.optimum)
             cases += more
-        elif experiment.kind == "frontier":  # what was planned before is shown beside
+        elif experiment.kind == "frontier":  # what was planned before is shown next to
             more = planned_cases(cases, read_planned(request.out))
             cases += [case for case in more if case in archive]
         while more := widened(experiment, cases, archive):  # a planned best may lie at an end too

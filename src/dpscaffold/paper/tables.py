@@ -1,4 +1,4 @@
-"""The tables of RESULT.md: ours beside the paper's, and every choice of a sweep."""
+"""The tables of RESULT.md: ours next to the paper's, and every choice of a sweep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOW = (
 
 
 def table_parts(results: Results, made: Provenance) -> list[str]:
-    """Both outputs beside the paper's value, with the choices made in view of the test data and by
+    """Both outputs next to the paper's value, with the choices made in view of the test data and by
     validation."""
     parts = ["## Test accuracy (%), ours and the paper's"]
     parts.append(
@@ -134,7 +134,7 @@ def _optimum(accuracy: float | None) -> str:
 
 
 def _objective(results: Results, place: Place) -> Objective:
-    """Which optimum stands beside a place."""
+    """Which optimum stands next to a place."""
     return next(iter(results.places[place].values()))[0].case.objective
 
 

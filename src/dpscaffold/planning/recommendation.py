@@ -39,7 +39,7 @@ TOLERANCE = 0.005
 #: Steps beyond which K brings nothing that was measured.
 STEPS = 10
 
-#: ε beside the one asked for, as multiples of it.
+#: ε next to the one asked for, as multiples of it.
 AROUND = (0.1, 0.3, 3.0, 10.0)
 
 #: Surrogates of the comparisons that only complete the picture: half of those that decide η₀.
@@ -82,7 +82,7 @@ class Preset:
     """What is settled beforehand; None leaves it to the planner.
 
     Of ``plan`` those fields count that no planner chooses (η_g, the tail, the warm rounds, the most
-    rounds that the run may be given later), of ``budget`` the limits beside δ and
+    rounds that the run may be given later), of ``budget`` the limits next to δ and
     the view, and ``neighbours`` and ``declared`` (sizes that are constants) say what is hidden: σ_g
     is solved for the run with all of these. ``remarks`` are sentences on what it is not solved for.
     """
@@ -387,7 +387,7 @@ def _beside(best: Choice, epsilon: float, curve: bool) -> Wanted:
     for factor in AROUND if curve else ():
         middle = best.rate * factor**0.5
         rates = [middle / 3, middle, middle * 3]
-        # The plan stands, though an ε beside it cannot be kept.
+        # The plan stands, though an ε next to it cannot be kept.
         with suppress(PrivacyError):
             found[epsilon * factor] = best.setting.calibrated(epsilon * factor), rates
     return found

@@ -1,4 +1,4 @@
-"""How large a surrogate is, and what stays the same where it is smaller than what it stands for.
+"""How large a surrogate is, and what stays the same where it is smaller than what it represents.
 
 A plan is tried a hundred times, so a surrogate has at most some number of users, records, steps,
 rounds, features and classes. What is smaller is made up for (docs/planning-method.md says why):
@@ -65,11 +65,11 @@ class Shape:
         return cls(users, cohort_size, records, batch, steps, rounds, warm, features, classes)
 
     def stretch(self, setting: Setting) -> float:
-        """κ: rounds of the real run that one of the surrogate's stands for."""
+        """κ: rounds of the real run that one of the surrogate's represents."""
         return (setting.plan.rounds - setting.warm_rounds) / (self.rounds - self.warm_rounds)
 
     def crowd(self, setting: Setting) -> float:
-        """c/c': classes of the real run that one of the surrogate's stands for."""
+        """c/c': classes of the real run that one of the surrogate's represents."""
         return len(setting.roster.schema.target.classes) / self.classes if self.classes else 1.0
 
     def pace(self, setting: Setting) -> float:

@@ -11,7 +11,7 @@ Where it is not known how users differ, they may also have models of their own: 
 surrogates each user's records lie close together, and their labels are the largest of W_i·x, W_i
 the user's. Drift is strong there, and what is learnt is who says what.
 
-It may be smaller than what it stands for: fewer users (the same share of them takes part), records,
+It may be smaller than what it represents: fewer users (the same share of them takes part), records,
 records in a batch, and local steps, with noise of such a spread that the mean of a round's moves
 has the noise that it would have in the real run. The distance that K steps cover, Kη_l = η₀/s,
 stays. What of rounds, features and classes is beyond the most that is tried, and how that is made
@@ -232,7 +232,7 @@ class SurrogateSetting:
         return cls(setting, shape, shape.task(setting), privacy)
 
     def on(self, stand_in: Federation, rate: float, seed: int = 0) -> Setting:
-        """The run on one surrogate that stands for the setting's with η₀ = ``rate``: C and the
+        """The run on one surrogate that represents the setting's with η₀ = ``rate``: C and the
         distance of all rounds stay, and so does the noise that they gather."""
         setting, shape = self.setting, self.shape
         ratio = shape.batch / shape.records

@@ -32,7 +32,7 @@ WIDENINGS = 4
 #: What a choice may lose and still count as good: one point.
 FLAT = 0.01
 
-#: Scores of so many records that differ by less cannot be told apart: a tenth of a point.
+#: Scores of this many records that differ by less cannot be told apart: a tenth of a point.
 CLOSE = 0.001
 
 #: Surrogates of each separation, each with its own data, participants and noise.

@@ -49,7 +49,7 @@ def statement_of_parts(
 ) -> Statement:
     """As :func:`statement`, of a run that was planned in these parts; one part is stated as it is.
 
-    A part of which no round was run has released nothing. ``extra_costs`` were spent once, beside
+    A part of which no round was run has released nothing. ``extra_costs`` were spent once, next to
     the first part.
 
     >>> from dpscaffold.privacy import describe

@@ -8,8 +8,8 @@ import numpy as np
 
 from dpscaffold.privacy.mechanism import Mechanism
 
-#: At most so many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse of
-#: both.
+#: At most this many (rate, noise) pairs are evaluated; beyond, neighbours are merged, to the worse
+#: of both.
 MOST_PAIRS = 16
 
 

@@ -52,7 +52,7 @@ def calibrate_noise(
             seen[log_noise] = bound.epsilon(replace(run, noise=math.exp(log_noise)), costs=costs)
         return seen[log_noise]
 
-    # An ε that is reported as 0 has no logarithm; whatever stands for it lies below the target.
+    # An ε that is reported as 0 has no logarithm; whatever represents it lies below the target.
     least = min(1e-12, epsilon / 2)
 
     def excess(log_noise: float) -> float:
@@ -90,7 +90,7 @@ def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[float, fl
 
 
 def round_up_digits(value: float, digits: int = 5) -> float:
-    """The next number with so many significant digits."""
+    """The next number with this many significant digits."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.ceil(value * scale - 1e-9) / scale
 

@@ -37,7 +37,7 @@ from dpscaffold.privacy.statement_types import HumanTerms
 
 ADDED = "epsilon and delta added (Rogers, Roth, Ullman, Vadhan 2016)"
 CONVOLVED = "loss distributions convolved, every plan being fixed in advance (Zhu, Dong, Wang 2022)"
-#: The name of what was spent given who took part, beside the views.
+#: The name of what was spent given who took part, next to the views.
 GIVEN = "ledger"
 
 
@@ -229,7 +229,7 @@ def shared_noise(parts: Sequence[RunPart]) -> str | None:
 
 
 def shared_draw(parts: Sequence[RunPart]) -> str | None:
-    """Why only the ledgers add up, or None where each run's participants were drawn anew."""
+    """Why only the ledgers add up, or None where each run's participants were drawn again."""
     for one, other in _strangers(parts):
         if one.drawn.is_shared_with(other.drawn):
             return (

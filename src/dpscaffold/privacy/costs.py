@@ -17,7 +17,7 @@ POINTS = 1 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """A mechanism that was run beside the training, on the same records and for the same
+    """A mechanism that was run next to the training, on the same records and for the same
     neighbours.
 
     Give either ``noise``, a Gaussian's standard deviation over its ℓ2-sensitivity, or ``epsilon``
@@ -25,10 +25,10 @@ class Cost:
     through the dominating pair of (ε, δ)-DP otherwise, which is never worse than adding the ε and
     the δ.
 
-    A mechanism that may stand beside runs of either kind gives ``noise`` for replace-one neighbours
-    (one record of one user replaced) and ``add_remove`` for add/remove ones, the divisors being
-    public constants; :meth:`under` chooses. ``seeded`` says that the noise was drawn from a stored
-    seed, as in a simulation, and can be drawn again by whoever knows it.
+    A mechanism that may stand next to runs of either kind gives ``noise`` for replace-one
+    neighbours (one record of one user replaced) and ``add_remove`` for add/remove ones, the
+    divisors being public constants; :meth:`under` chooses. ``seeded`` says that the noise was drawn
+    from a stored seed, as in a simulation, and can be drawn again by whoever knows it.
 
     >>> Cost("private mean", noise=4.0).noise
     4.0

@@ -28,7 +28,7 @@ from dpscaffold.privacy.mechanism import Mechanism
 from dpscaffold.privacy.statement_types import GroupTerms, HumanTerms, TruePositives
 from dpscaffold.privacy.tradeoff import TradeOff
 
-#: The false-positive rates at which a membership test is judged (Carlini et al. 2022).
+#: The false-positive rates at which a membership test is evaluated (Carlini et al. 2022).
 FALSE_POSITIVES = (0.01, 0.001)
 #: How many records of one person are looked at together.
 GROUPS = (2, 5, 10)

@@ -25,7 +25,7 @@ from dpscaffold.privacy.showing import round_up
 from dpscaffold.privacy.statement_types import EpsilonSpread
 
 VERSION = 2
-#: Where users have more distinct rates than this, rates are rounded up to so many for per-user
+#: Where users have more distinct rates than this, rates are rounded up to this many for per-user
 #: figures.
 MOST_RATES = 48
 #: Why a user with an ε of its own may decline, in a described run.
@@ -98,7 +98,7 @@ class Ledger:
         self.participations: NDArray[np.int64] = np.zeros(run.users, dtype=np.int64)
         #: Whether anybody may ever have to decline.
         self.capped = run.max_participations is not None or user_budget is not None
-        #: The last recorded round: so many may have drawn anyone; the next has a larger number.
+        #: The last recorded round: this many may have drawn anyone; the next has a larger number.
         self.rounds = 0
         self._marks: dict[int, int] = {}  # one number a recorded round: is it a repeat or a change?
         self._repeats: dict[int, int] = {}

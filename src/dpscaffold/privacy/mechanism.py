@@ -207,7 +207,7 @@ class Mechanism:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Mechanism:
-        """The inverse of :meth:`to_dict`, checked as if it had been described anew."""
+        """The inverse of :meth:`to_dict`, checked as if it had been described again."""
         try:
             fields = dict(values)
             groups = tuple(Group(**group) for group in fields.pop("groups"))

@@ -13,7 +13,7 @@ protection       meaning
                  configuration: outside the guarantee, and named, not refused, in a release
 ===============  =====================================================================
 
-The sentence beside it is for people; nobody decides anything from its words.
+The sentence next to it is for people; nobody decides anything from its words.
 """
 
 from __future__ import annotations

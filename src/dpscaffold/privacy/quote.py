@@ -116,7 +116,7 @@ def _over_the_draw(said: Statement, run: Mechanism, costs: Sequence[str]) -> str
 
 
 def _given(said: Statement, verb: str) -> list[str]:
-    """What was spent given who took part, beside the bound over the draw."""
+    """What was spent given who took part, next to the bound over the draw."""
     if said.ledger is None:
         return []
     return [

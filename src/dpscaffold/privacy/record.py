@@ -139,7 +139,7 @@ def _read_union(options: tuple[Any, ...], value: Any, name: str) -> Any:
 
 
 def _read_many(hint: Any, value: Any, name: str) -> Any:
-    """A tuple from a list, or a mapping from an object, whose keys may be whole numbers."""
+    """A tuple from a list, or a mapping from an object, whose keys may be integers."""
     kinds = get_args(hint)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):

@@ -47,7 +47,7 @@ DELTAS = (1.0, 0.1, 0.01, 0.001)
 
 @dataclass(frozen=True)
 class Released:
-    """So many rounds of a mechanism; ``ledger`` says who took part in them, None in a plan.
+    """This many rounds of a mechanism; ``ledger`` says who took part in them, None in a plan.
 
     ``costs`` are private mechanisms on the same records, part of every ε; ``colluders`` is how many
     participants pool what they know.

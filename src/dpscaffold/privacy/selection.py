@@ -44,7 +44,7 @@ class TrialCount:
 
     P[J = j] = (1−γ)^j / (γ^{−η} − 1) · Π_{i<j} (i + η)/(i + 1) for j ≥ 1, with γ in (0, 1) solved
     for the mean; η = 1 is the geometric law γ(1−γ)^{j−1}, η = 0 the logarithmic one, and η = ∞
-    stands for Poisson, which may also be 0. With ``most`` = N it is this law given J ≤ N (drawn
+    represents Poisson, which may also be 0. With ``most`` = N it is this law given J ≤ N (drawn
     again while it is above), whose mean is below ``mean``.
 
     >>> TrialCount(mean=10.0).gamma, round(TrialCount(10.0).probability(1), 12)

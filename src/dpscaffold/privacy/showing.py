@@ -1,4 +1,4 @@
-"""How an ε, and the δ and σ_g beside it, are shown to people: rounded up, never down.
+"""How an ε, and the δ and σ_g next to it, are shown to people: rounded up, never down.
 
 Messages, tables, figures, the live line and the statement all call these, so that no number that is
 read is smaller than the number that was computed.

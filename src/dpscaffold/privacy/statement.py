@@ -57,9 +57,9 @@ def statement(
     """Everything that may be said about a run's privacy.
 
     ``run=None`` is a run without privacy. ``ledger`` adds what was spent given who took part,
-    beside the bound over the draw, never in its place. ``preparation`` are the steps that made the
+    next to the bound over the draw, never in its place. ``preparation`` are the steps that made the
     features; those whose ``protection`` is ``"unprotected"`` or ``"drafted"`` are outside the
-    guarantee. ``seed_public`` says that the seed of noise and draw is stored beside the results:
+    guarantee. ``seed_public`` says that the seed of noise and draw is stored next to the results:
     such a run is a simulation. ``draw_given`` says that the seed of the draw was somebody's choice.
     ``allowed`` is what a release was told to overlook, None where nothing is released.
     ``extra_costs`` are

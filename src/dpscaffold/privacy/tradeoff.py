@@ -90,7 +90,7 @@ class TradeOff:
         for _ in range(group):
             place = np.searchsorted(knots, rate)
             best = np.ones_like(rate)
-            # Every line is a bound; the two beside the one found make up for rounded knots.
+            # Every line is a bound; the two next to the one found make up for rounded knots.
             for shift in (-1, 0, 1):
                 line = np.clip(place + shift, 0, len(slope) - 1)
                 best = np.minimum(best, (start[line] + slope[line] * rate) * (1 + ROUNDING))

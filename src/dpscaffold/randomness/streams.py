@@ -96,7 +96,7 @@ class Randomness:
         declared: int | None = None,
     ) -> Batches:
         """K fresh batches of one user: exactly ``batch`` of ``records``, or each with rate
-        batch/records, where ``declared`` stands for the records in the rate if it is given.
+        batch/records, where ``declared`` represents the records in the rate if it is given.
 
         ``out``, (K, batch) int64, receives the indices of batches of fixed size in place of a new
         array.

@@ -1,4 +1,4 @@
-"""An audit as a figure and in words: what was proved beside what is claimed."""
+"""An audit as a figure and in words: what was proved next to what is claimed."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ SHOWN = 20
 
 
 def evaluation_tables(found: Evaluation, classes: Sequence[str], width: int = 80) -> Iterator[Any]:
-    """The metrics beside their baseline, then classes, confusion and sites as far as they fit into
-    so many columns."""
+    """The metrics next to their baseline, then classes, confusion and sites as far as they fit into
+    this many columns."""
     table = _table(f"{found.rows} rows", "metric", "value", "baseline")
     for name, value in found.metrics.items():
         table.add_row(titled(name), _shown(value), _shown(found.baseline.get(name)))

@@ -1,4 +1,4 @@
-"""What was learnt and how well, beside the best answer that looks at no feature."""
+"""What was learnt and how well, next to the best answer that looks at no feature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpscaffold.runs.folder import RunFolder
 from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
 
-#: What a model stands beside: the key in a summary, and words for a column and for a row.
+#: What a model stands next to: the key in a summary, and words for a column and for a row.
 BESIDE = (
     ("baseline", "constant baseline", "of the constant baseline"),
     ("optimum", "best without privacy", "of the best model of this kind, without privacy"),
@@ -81,7 +81,7 @@ class StoredRun:
         return name in PUBLIC or scored or self.with_metrics or not self.promises
 
     def beside(self, key: str, metric: str) -> float | None:
-        """What the metric stands beside: of the summary, the baseline's or the optimum's."""
+        """What the metric stands next to: of the summary, the baseline's or the optimum's."""
         return self.run.summary.get(f"{key}_{metric}") if self.shows(metric) else None
 
 
@@ -118,7 +118,7 @@ def _leaves_out(told: StoredRun) -> bool:
 
 
 def results(runs: Sequence[StoredRun]) -> Section:
-    """What was learnt and how well, beside the baseline."""
+    """What was learnt and how well, next to the baseline."""
     blocks: list[Block | None] = []
     for told in runs:
         blocks += [Text(_learnt(told)), *_verdict(told), *_warnings(told)]
@@ -149,7 +149,7 @@ def _caption(runs: Sequence[StoredRun]) -> str:
 
 
 def _one_beside(told: StoredRun, names: Sequence[str]) -> Table:
-    """The metrics of one run, with what they stand beside in columns of their own."""
+    """The metrics of one run, with what they stand next to in columns of their own."""
     found = [(words, [told.beside(key, name) for name in names]) for key, words, _ in BESIDE]
     columns = [(words, values) for words, values in found if any(v is not None for v in values)]
     rows = tuple(
@@ -160,7 +160,7 @@ def _one_beside(told: StoredRun, names: Sequence[str]) -> Table:
 
 
 def _several(runs: Sequence[StoredRun], names: Sequence[str]) -> Table:
-    """The metrics of several runs; what they stand beside for the metric that is shown alone."""
+    """The metrics of several runs; what they stand next to for the metric that is shown alone."""
     rows = []
     for name in names:
         rows.append((titled(name), *(_number(told.final.get(name)) for told in runs)))

@@ -15,7 +15,7 @@ def epsilon_curves(
     run: Mechanism, points: int = 24, costs: Sequence[Cost] = (), colluders: int = 1
 ) -> dict[str, tuple[list[int], list[float]]]:
     """For each view, rounds and ε, other mechanisms on the same records included; the published
-    number beside it where it is stated.
+    number next to it where it is stated.
 
     >>> from dpscaffold.privacy import describe
     >>> run = describe(rounds=8, local_steps=1, users=10, cohort_size=2, records=100,

@@ -1,5 +1,5 @@
 """What private tuning found: the winner in a folder that may be handed out, and what the server
-saw beside it."""
+saw next to it."""
 
 from __future__ import annotations
 

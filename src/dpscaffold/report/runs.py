@@ -58,7 +58,7 @@ class RunRecord:
 
     @property
     def metric(self) -> str:
-        """The metric that stands for the run."""
+        """The metric that represents the run."""
         return str(self.summary.get("metric") or _shown_in(self.history))
 
     @property

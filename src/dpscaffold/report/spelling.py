@@ -61,7 +61,7 @@ PLAIN = "dpscaffold-ascii"
 def spelled(text: str, before: str = "") -> str:
     """A text in ASCII, as far as its signs have words; ``before`` is what stands ahead of it.
 
-    Where a name was cut a single stop stands for the rest, so that columns keep their width.
+    Where a name was cut a single stop represents the rest, so that columns keep their width.
 
     >>> spelled("ε ≤ 3, …"), spelled("prec…")
     ('epsilon <= 3, ...', 'prec.')

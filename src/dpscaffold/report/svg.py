@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Colours that stand for the variables of the page's style sheet, which differ in the dark.
+#: Colours that represent the variables of the page's style sheet, which differ in the dark.
 VARIABLES = {f"#ab010{k}": f"var(--c{k})" for k in range(6)}
 VARIABLES |= {"#ab0106": "var(--soft)", "#ab0107": "var(--rule)"}
 COLOURS, SOFT, RULE = [*VARIABLES][:6], "#ab0106", "#ab0107"

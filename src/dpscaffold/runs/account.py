@@ -380,7 +380,7 @@ class PrivacyAccount:
         return self._by_part
 
     def _shown(self, part: int, rounds: int, repeats: tuple[int, ...]) -> float:
-        """ε of so many rounds of a part, as it is shown."""
+        """ε of this many rounds of a part, as it is shown."""
         assert self._later is not None  # parts come with a folder
         return (self._later if part else self.spending).shown(rounds, repeats)
 

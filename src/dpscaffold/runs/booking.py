@@ -32,7 +32,7 @@ GRANT = "grant.json"
 
 @dataclass(frozen=True)
 class Price:
-    """ε and δ of so many planned rounds, some of them run again."""
+    """ε and δ of this many planned rounds, some of them run again."""
 
     epsilon: float
     delta: float

@@ -45,7 +45,7 @@ FIRST = b'{"allows": {'
 
 @dataclass(frozen=True)
 class BudgetGrant:
-    """What one run may spend: ε and δ of so many rounds, for these neighbours.
+    """What one run may spend: ε and δ of this many rounds, for these neighbours.
 
     ``plan`` is the digest of the run's description; ``noise_seed`` is None where the noise is
     secret. Nothing tells the records: all grants of a file count as over the same ones.

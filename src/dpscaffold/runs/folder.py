@@ -57,7 +57,7 @@ BEGUN = ("versions.json", "run.json", "setting.json", KEY, SEED, ".lock")
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes a run this run beside its configuration: on what it really runs.
+    """What makes a run this run next to its configuration: on what it really runs.
 
     ``data`` is the keyed digest of its records and ``covers`` what that digest looked at.
     ``beside`` is the folder of its configuration, where that names files of a user's own.

@@ -4,7 +4,7 @@
 it to the run, its data and what their preparation cost, then one line a round. ``ledger.json``
 holds the description of the run and a summary, ``preprocessing.json`` the preparation. The head of
 the journal stands in ``ledger.json``, which is replaced after every line, in every checkpoint and
-in the statement (``privacy.json``), so a journal that was shortened or written anew is refused.
+in the statement (``privacy.json``), so a journal that was shortened or written again is refused.
 
 A statement of a run with a folder is made here, from the files alone, so that what a run writes
 and what ``dpscaffold privacy RUN`` answers are the same. Nothing here needs PyTorch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-#: Where warnings of a run are written, beside its other files; there where there were any.
+#: Where warnings of a run are written, next to its other files; there where there were any.
 RUN_LOG = "run.log"
 
 _logger = logging.getLogger("dpscaffold")

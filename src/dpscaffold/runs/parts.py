@@ -115,7 +115,7 @@ def allowed_in_parts(
     return [user for user in users if fits(user)]
 
 
-#: ε of so many rounds of a part, and of those of them that were run again.
+#: ε of this many rounds of a part, and of those of them that were run again.
 Price = Callable[[int, int, tuple[int, ...]], float]
 
 

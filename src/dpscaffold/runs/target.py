@@ -24,7 +24,7 @@ class EpsilonTarget:
     def of(
         cls, run: Mechanism, costs: tuple[Cost, ...], budget: Budget, planned: int
     ) -> EpsilonTarget:
-        """The target of a budget that has one, for a run of so many rounds at most."""
+        """The target of a budget that has one, for a run of this many rounds at most."""
         epsilon = budget.target_epsilon
         assert epsilon is not None
         most = largest_rounds(run, epsilon, budget.bound(run), at_most=planned, costs=costs)
@@ -50,6 +50,6 @@ class EpsilonTarget:
         return self._spent(0, rounds, repeats) <= self.epsilon
 
     def _spent(self, part: int, rounds: int, repeats: tuple[int, ...]) -> float:
-        """ε of so many rounds of a part."""
+        """ε of this many rounds of a part."""
         bound = self.budget.bound(self.run, repeats)
         return bound.epsilon(self.run, rounds, priced(self.costs, part), repeats)

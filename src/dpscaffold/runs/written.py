@@ -1,4 +1,4 @@
-"""What is written beside a result, in plain values: JSON, TOML, and what made it."""
+"""What is written next to a result, in plain values: JSON, TOML, and what made it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Budget:
     file: str | Path | None = None
     colluders: int = 1
     absent: str | None = None
-    #: Why a drawn user may decline, beside having reached a count: part of what a run does.
+    #: Why a drawn user may decline, next to having reached a count: part of what a run does.
     declines: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

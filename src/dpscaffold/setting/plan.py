@@ -105,7 +105,7 @@ class Plan:
             )
 
     def _check_steps(self) -> None:
-        """K_i must be whole numbers, and K the largest of them."""
+        """K_i must be integers, and K the largest of them."""
         steps = self.steps_by_user
         if isinstance(steps, str) or not isinstance(steps, Sequence) or not steps:
             raise BadInput(

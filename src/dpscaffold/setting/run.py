@@ -33,7 +33,7 @@ class Setting:
     """Everything that determines a run but the records, checked as a whole: what parties agree on.
 
     No record can be reached from here, so it can be sent, compared, accounted and calibrated by
-    anyone; engines and evaluators take the federation beside it.
+    anyone; engines and evaluators take the federation next to it.
 
     The numbers that engines use (m, b_i, the warm rounds) and the numbers that are accounted come
     from the same properties, so what runs and what is stated cannot differ.
@@ -241,7 +241,7 @@ class Setting:
 
     def to_dict(self) -> dict[str, Any]:
         """What a run must share with this one to be the same, in plain values: data by title (their
-        digest is kept beside it), task, algorithm with its numbers, plan, mechanism and limits. A
+        digest is kept next to it), task, algorithm with its numbers, plan, mechanism and limits. A
         seed of the operating system is not among them."""
         plan = {**_given(_fields(self.plan)), "warm_rounds": self.warm_rounds}
         if self.draw_given:

@@ -110,7 +110,7 @@ class Task(Protocol):
 
 def apart(task: Task) -> bool:
     """Whether a task says that what comes of a user is the same, bit for bit, whichever users are
-    beside it, and may be computed in several threads at once (an attribute ``apart``).
+    next to it, and may be computed in several threads at once (an attribute ``apart``).
 
     Those that say nothing are computed by one thread at a time.
     """

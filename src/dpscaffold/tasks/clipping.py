@@ -27,7 +27,7 @@ TAME = 1e10
 #: Smallest squared norm of a row whose norm float32 keeps to full precision.
 _LEAST = 1e-20
 
-#: What stands for a norm of zero in float64 where something is divided by it.
+#: What represents a norm of zero in float64 where something is divided by it.
 _VANISHED = 1e-290
 
 #: Numbers that are held in float64 at a time.

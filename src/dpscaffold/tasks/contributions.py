@@ -1,6 +1,6 @@
 """Per-example gradients of one parameter, in as few numbers as they can be told in.
 
-A contribution stands for the gradients g_j of one parameter, for the U users and N records of a
+A contribution represents the gradients g_j of one parameter, for the U users and N records of a
 stack. It knows two things: the squared norms ‖g_j‖², (U, N) in float64, in which squares of float32
 numbers neither overflow nor vanish; and the clipped sum Σ_j f_j·g_j per user. Both are computed
 from the same numbers, so that what the norm bounds is what is added.
@@ -311,5 +311,5 @@ def _times(values: Tensor, factor: Tensor) -> Tensor:
 
 
 def _beside(numbers: Tensor, values: Tensor) -> Tensor:
-    """(U, N) numbers shaped to stand beside (U, N, …) values."""
+    """(U, N) numbers shaped to stand next to (U, N, …) values."""
     return numbers.view(*numbers.shape, *[1] * (values.dim() - 2))

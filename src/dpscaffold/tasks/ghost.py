@@ -45,7 +45,7 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 #: where a part costs its launches whatever its size.
 _HELD, _ON_GPU = 1 << 25, 8
 
-#: Up to so many outputs of layers, users with convolutions are stacked on a CPU (measured).
+#: Up to this many outputs of layers, users with convolutions are stacked on a CPU (measured).
 _STACKED = 1 << 21
 
 _log = logging.getLogger(__name__)

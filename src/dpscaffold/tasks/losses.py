@@ -82,7 +82,7 @@ class Loss:
         )
 
     def outputs(self, classes: int) -> int:
-        """How many scores a model needs for a target of so many classes or labels (any, for a
+        """How many scores a model needs for a target of this many classes or labels (any, for a
         number)."""
         return classes if self.scores is None else self.scores
 
@@ -95,7 +95,7 @@ class Loss:
             )
 
     def predictions(self, scores: Tensor) -> Tensor:
-        """The class (…,) in int64, or the number, that scores (…, outputs) stand for; of several
+        """The class (…,) in int64, or the number, that scores (…, outputs) represent; of several
         labels 1 for each that holds, (…, labels) in int64."""
         if self.kind == "number":
             return scores[..., 0]

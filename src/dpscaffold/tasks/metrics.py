@@ -66,7 +66,7 @@ class Metric:
         return float(self.by_group(scores, targets, user, users).nanmean())
 
     def fits(self, target: Target) -> None:
-        """Refuse a target that it cannot judge."""
+        """Refuse a target that it cannot evaluate."""
         fitting = [metric.name for metric in metrics_for(target)]
         advice = f"use {', '.join(fitting)}"
         if target.kind != self.kind:
@@ -83,7 +83,7 @@ class Metric:
 
 
 def predicted_class(scores: Tensor) -> Tensor:
-    """The class (…) that scores (…, outputs) stand for; a single score is the second class's."""
+    """The class (…) that scores (…, outputs) represent; a single score is the second class's."""
     return (scores[..., 0] > 0).long() if scores.shape[-1] == 1 else scores.argmax(-1)
 
 
@@ -215,7 +215,7 @@ def metrics_for(target: Target) -> tuple[Metric, ...]:
 
 
 def shown_metric(target: Target) -> str:
-    """The metric that stands for a model in tables and figures, by its name in a history."""
+    """The metric that represents a model in tables and figures, by its name in a history."""
     return f"test_{metrics_for(target)[0].name}"
 
 

@@ -77,7 +77,7 @@ class Mlp:
 
     @property
     def apart(self) -> bool:
-        """What comes of a user is the same beside any others, and in any thread."""
+        """What comes of a user is the same next to any others, and in any thread."""
         return True
 
     def prepare(self, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models judged beside the rounds that follow: on a GPU nothing waits for an evaluation."""
+"""Models evaluated next to the rounds that follow: on a GPU nothing waits for an evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Evaluations:
 
     def ask(self, round: int, models: Sequence[Tensor]) -> None:
         """Judge these models, (P,) each, of a round that is launched."""
-        held = list(models)  # the memory of each stays theirs until they are judged
+        held = list(models)  # the memory of each stays theirs until they are evaluated
 
         def judged() -> list[Metrics]:
             return evaluate_all(self._evaluators, held, self._full)
@@ -40,7 +40,7 @@ class Evaluations:
         self._asked.append((round, self._aside.begin(judged)))
 
     def found(self, wait: bool = False) -> Iterator[tuple[int, list[Metrics]]]:
-        """The rounds that are judged by now, or all with ``wait``, each handed out once."""
+        """The rounds that are evaluated by now, or all with ``wait``, each handed out once."""
         while self._asked and (wait or self._asked[0][1].done()):
             round, made = self._asked.popleft()
             yield round, made.result()

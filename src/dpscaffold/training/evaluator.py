@@ -1,4 +1,4 @@
-"""How a model is judged: accuracy, loss, distance to the optimum, and how far apart the users'
+"""How a model is evaluated: accuracy, loss, distance to the optimum, and how far apart the users'
 gradients are.
 
 The definitions are those of the paper's appendix, "Metrics". They are computed on private records
@@ -52,7 +52,7 @@ Metrics = dict[str, float | None]
 @dataclass(frozen=True)
 class Measures:
     """What is measured of a model: metrics by name (none: those that people expect of the target;
-    the one that stands for a model is always among them), and whether the users' gradients are
+    the one that represents a model is always among them), and whether the users' gradients are
     compared, which is most of the time of an evaluation of a network.
 
     >>> Measures(("auc",)).chosen(Target.numbered(2))[1].name
@@ -79,8 +79,8 @@ class Measures:
 
 
 def judging(task: Task, device: torch.device) -> Task:
-    """The task that judges models beside the rounds on a GPU: a copy where it holds a module, which
-    changes while it is used."""
+    """The task that evaluates models next to the rounds on a GPU: a copy where it holds a module,
+    which changes while it is used."""
     return copy.deepcopy(task) if device.type == "cuda" and not apart(task) else task
 
 

@@ -51,7 +51,7 @@ OwnMetric = Callable[[Model, Federation], float]
 class RunInProgress:
     """One run in progress."""
 
-    #: Judge models in a thread beside the next round on a CPU as well, as on a GPU.
+    #: Judge models in a thread next to the next round on a CPU as well, as on a GPU.
     ahead = False
 
     def __init__(
@@ -334,8 +334,8 @@ class RunInProgress:
     def _judge(
         self, state: State, memories: Memories, row: HistoryRow, aside: BackgroundWorker
     ) -> Callable[[], HistoryRow]:
-        """Begin to judge the output, where it is an average the last iterate too; what is returned
-        waits for the answer and notes it."""
+        """Begin to evaluate the output, where it is an average the last iterate too; what is
+        returned waits for the answer and notes it."""
         # Read now: they belong to this round, and the next one changes them.
         norms = slot_metrics(self.setting.algorithm, state.server, memories)
 
@@ -373,7 +373,7 @@ class RunInProgress:
     def _conclude(
         self, state: State, judged: Callable[[], HistoryRow], kept: dict[str, Any] | None
     ) -> None:
-        """Tell and store a round that was judged while the next one ran."""
+        """Tell and store a round that was evaluated while the next one ran."""
         row = judged()
         self.tell(RoundDone(state.round, self.setting.plan.rounds, (state.params,), (row,)))
         if kept is not None:

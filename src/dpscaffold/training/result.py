@@ -54,7 +54,7 @@ class Result:
         return f"Result({shown})"
 
     def _told(self) -> list[tuple[str, Any]]:
-        """The few values that stand for a run."""
+        """The few values that represent a run."""
         metric = shown_metric(self.federation.target)
         value, epsilon = self.final.metrics.get(metric), self.privacy.quoted_epsilon
         whom = "ε given the draw" if self.privacy.quotes_ledger else "ε towards the server"

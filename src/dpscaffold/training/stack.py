@@ -129,8 +129,8 @@ def train_stack(
 ) -> list[Outcome]:
     """Run all settings, each on its federation, together and return each one's outcome.
 
-    The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are judged,
-    and ``optima`` gives F(x*) by (id of the federation, λ).
+    The settings must agree as :func:`stack_key` says; ``schedule`` says when the models are
+    evaluated, and ``optima`` gives F(x*) by (id of the federation, λ).
 
     >>> from dpscaffold import Logistic, Plan, scaffold, synthetic
     >>> federation = synthetic(users=10, records=20)

@@ -49,7 +49,7 @@ class Stopping:
             )
 
     def value(self, model: Model) -> float:
-        """The metric that stands for a model, on the public rows; larger is better."""
+        """The metric that represents a model, on the public rows; larger is better."""
         metric = metrics_for(model.target)[0]
         if isinstance(self.rows, str | Path):
             scored = score_file(model, Path(self.rows), self.label, None)

@@ -61,7 +61,7 @@ def tracker(name: str | None, folder: Path, settings: Configuration) -> Listener
 
 
 class _TensorBoard:
-    """Event files in ``tensorboard/NAME`` beside the run folder: the folder itself is claimed by
+    """Event files in ``tensorboard/NAME`` next to the run folder: the folder itself is claimed by
     the run."""
 
     def __init__(self, folder: Path, tables: Mapping[str, Any]) -> None:

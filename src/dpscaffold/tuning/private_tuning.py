@@ -55,7 +55,7 @@ class CandidateSource(Protocol):
         """A number in [0, 1)."""
 
     def randrange(self, start: int, /) -> int:
-        """A whole number below it."""
+        """An integer below it."""
 
 
 class StoppedTrials(StopRequested):
@@ -195,7 +195,7 @@ def tune_privately(
 def _records(
     settings: Configuration, table: TuneSettings, whole: Federation
 ) -> tuple[Federation, Records, str]:
-    """What candidates train on, and what they are judged on."""
+    """What candidates train on, and what they are evaluated on."""
     target = whole.target
     if table.public is None:
         fold = fold_federation(whole, 0, table.folds, table.seed)

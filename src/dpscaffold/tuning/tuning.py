@@ -202,7 +202,7 @@ def _flat(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def with_values(settings: Configuration, values: Mapping[str, Any]) -> Configuration:
-    """The configuration with dotted keys set, checked anew."""
+    """The configuration with dotted keys set, checked again."""
     tables = settings.model_dump(mode="json", exclude_none=True)
     if "algorithm.name" in values or "algorithm.server" in values:
         tables["algorithm"] = {}  # the numbers belong to the one that was configured

@@ -7,9 +7,9 @@ from typing import Any
 
 import tomli_w
 
-#: What stands for a key that must be given.
+#: What represents a key that must be given.
 NEEDED = "must be given"
-#: What stands for a key that may be left out and has no value then.
+#: What represents a key that may be left out and has no value then.
 OMITTED = "left out"
 
 

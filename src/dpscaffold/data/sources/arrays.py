@@ -96,7 +96,7 @@ def from_pooled(
     title: str = "your arrays",
     target: Kind | Target = "class",
 ) -> Pool:
-    """A pool from one table, to be dealt out by a partition or by its ``users`` (one name a
+    """A pool from one table, to be partitioned by a partition or by its ``users`` (one name a
     record).
 
     ``classes`` are how many there are, or their names in order.
@@ -162,7 +162,7 @@ def _named_target(
 def _target(
     labels: np.ndarray, classes: int | Sequence[str] | None, target: Kind | Target
 ) -> tuple[np.ndarray, Target, tuple[Remark, ...]]:
-    """Labels as numbers, what they stand for, and what was read off them."""
+    """Labels as numbers, what they represent, and what was read off them."""
     if isinstance(target, Target) and target.classes:
         classes, target = target.classes, target.kind
     if target == "labels":

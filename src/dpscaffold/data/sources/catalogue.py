@@ -35,7 +35,7 @@ class Dataset:
     """A dataset: its files, the places they are published at (tried in order), and one line about
     it.
 
-    ``unpack`` says that the one file is an archive whose ``.gz`` members are put beside it.
+    ``unpack`` says that the one file is an archive whose ``.gz`` members are put next to it.
     """
 
     name: str

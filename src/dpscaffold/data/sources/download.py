@@ -196,7 +196,7 @@ def _defect(path: Path, size: int | None, md5: str | None) -> str | None:
 
 
 def unpack(archive: Path) -> list[Path]:
-    """Put the ``.gz`` members of a zip archive beside it, whole or not at all, and remove the
+    """Put the ``.gz`` members of a zip archive next to it, whole or not at all, and remove the
     archive.
 
     Only the last part of a member's name is used, so that an archive cannot write elsewhere.

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpscaffold.errors import BadInput
 
-#: The type byte of the magic number and the type it stands for.
+#: The type byte of the magic number and the type it represents.
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP = b"\x1f\x8b"
 #: Deflate never expands by more than 1032 to 1; a header that promises more is a lie.

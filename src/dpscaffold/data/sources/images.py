@@ -1,7 +1,7 @@
 """Images in IDX files (MNIST and its relatives) and the digits that come with scikit-learn, as
 pools.
 
-Pixels stay bytes until they are dealt out to users; then they are float32 in [0, 1], one flat row
+Pixels stay bytes until they are assigned to users; then they are float32 in [0, 1], one flat row
 per image.
 """
 

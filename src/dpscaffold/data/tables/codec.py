@@ -39,16 +39,16 @@ class Coding:
 
     ``columns`` are the raw columns in order. Those in ``categories`` (name, values) become one
     feature for each value, after all numbers; the rest are numbers. ``missing`` is the number that
-    stands for a missing one (a missing category is zero everywhere), or ``"refuse"`` or ``"drop"``:
+    represents a missing one (a missing category is zero everywhere), or ``"refuse"`` or ``"drop"``:
     then a row that lacks a value cannot be coded. ``unseen`` says what a category is that is not
     among the values: refused, or zero everywhere. ``read_off`` are the categorical columns whose
     values were read off private records.
 
     ``dates`` (name, form) are read as days since 1970-01-01. Columns may have rules of their own:
-    ``fills`` (name, number) stands for a missing number, ``indicators`` add a feature that is 1
+    ``fills`` (name, number) represents a missing number, ``indicators`` add a feature that is 1
     where the number is missing (after all numbers), and ``own`` are categorical columns whose
     absence is one category more, the last. ``gaps`` (name, NA strings) are texts and numbers that
-    stand for a missing value in a column, label and user among them; ``values`` (name, (value,
+    represent a missing value in a column, label and user among them; ``values`` (name, (value,
     spellings)) are the other spellings of values, of the label, too. A file may lack the columns
     ``absent``: their values are missing there.
 

@@ -61,7 +61,7 @@ UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO, AUTO)
 @dataclass(frozen=True)
 class TableFile:
     """One file: ``user`` is its name where files are users, ``constants`` are the columns that its
-    folders name (``site=north/``), ``gaps`` the texts that stand for a missing value. Of a table
+    folders name (``site=north/``), ``gaps`` the texts that represent a missing value. Of a table
     that is held in memory ``path`` is only its name. ``lacks`` are columns that other files have
     and that count as missing values here."""
 
@@ -81,7 +81,7 @@ class TableFile:
 
 
 def is_many(path: Path) -> bool:
-    """Whether a path stands for several files: a folder or a pattern."""
+    """Whether a path represents several files: a folder or a pattern."""
     return path.is_dir() or (not path.exists() and any(sign in str(path) for sign in "*?["))
 
 

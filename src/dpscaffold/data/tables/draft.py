@@ -27,7 +27,7 @@ from dpscaffold.privacy.showing import round_up
 #: Rows are cut to this norm at most. A larger one leaves more of the noise to the bias and less to
 #: the weights of features, and the bias is learnt more slowly.
 MOST_NORM = 3.0
-#: Where no column names a site, records are dealt out to so many.
+#: Where no column names a site, records are partitioned among this many.
 DEALT = 10
 #: A site is named where its noise would be more than this share of all sites' together.
 DOMINATES = 0.5
@@ -419,7 +419,7 @@ def _marked(column: ColumnProfile, texts: Iterable[str]) -> str:
 
 
 def _missing(found: Look, release: bool) -> list[str]:
-    """Rules that read nothing off the records: an indicator beside a zero, a further category. In
+    """Rules that read nothing off the records: an indicator next to a zero, a further category. In
     a release no record is left out: how many were would tell of them."""
     rules = [
         f'{toml_text(c.name)} = "{"category" if c.role == "category" else "indicator"}"'

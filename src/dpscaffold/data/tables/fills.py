@@ -36,7 +36,7 @@ BINS = 100
 
 
 class PrivateFill(BaseModel):
-    """``missing.COLUMN = {fill = "mean", low = 0, high = 60, noise = 20.0}``: what stands for a
+    """``missing.COLUMN = {fill = "mean", low = 0, high = 60, noise = 20.0}``: what represents a
     missing value, fitted privately. ``low`` and ``high`` are declared without looking at the data;
     give ``noise`` (a multiplier), or ``epsilon`` and ``delta``.
 

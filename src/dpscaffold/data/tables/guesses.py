@@ -94,7 +94,7 @@ def _printed(cell: str) -> str:
 
 
 def is_compact(cells: Sequence[str]) -> bool:
-    """Whether whole numbers are dates written without signs, such as 20240131."""
+    """Whether integers are dates written without signs, such as 20240131."""
     return all(re.fullmatch(r"(19|20)\d{6}", cell) for cell in cells)
 
 
@@ -150,7 +150,7 @@ ukendt okänd ukjent tuntematon neznámé nieznane brak
 WORDS = frozenset(_WORDS.split())
 #: How many texts that are no such word may be gaps, and in which share of the cells at most.
 MOST_OTHERS, LARGEST_SHARE = 2, 0.1
-#: Numbers that files write where there is none; each is pointed out from so many cells on.
+#: Numbers that files write where there is none; each is pointed out from this many cells on.
 SENTINELS = (*(-9.0, -99.0, -999.0, -9999.0, -99999.0), *(99.0, 999.0, 9999.0, 99999.0, 999999.0))
 LEAST_CELLS = 3
 
@@ -167,7 +167,7 @@ def is_word_for_nothing(text: str) -> bool:
 
 
 def markers_in(cells: Sequence[str | None]) -> dict[str, int]:
-    """The texts that seem to stand for a missing value in a column of numbers or dates, and in how
+    """The texts that seem to represent a missing value in a column of numbers or dates, and in how
     many cells; none where the column is something else, or lacks nothing.
 
     >>> markers_in(["1", "2", "?", "3", "?"])
@@ -202,7 +202,7 @@ def _strange(texts: Counter[str], total: int, fits: Callable[[str], bool]) -> di
 
 
 def pointed_out(cells: Sequence[str | None]) -> dict[str, int]:
-    """Values that may stand for a missing one, which nobody should take for granted: among numbers
+    """Values that may represent a missing one, which nobody should take for granted: among numbers
     those that files use for it, far from all others; among texts a word for nothing.
 
     >>> pointed_out(["70", "82", "9999", "64", "9999", "9999"]), pointed_out(["yes", "no", "?"])
@@ -309,10 +309,10 @@ def _clean(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-#: Records from which on a column is judged, and those that are looked at: enough to tell an
+#: Records from which on a column is evaluated, and those that are looked at: enough to tell an
 #: identifier, and memory stays bounded however long a table is.
 LEAST, MOST = 20, 200_000
-#: From here on float32 does not tell neighbouring whole numbers apart.
+#: From here on float32 does not tell neighbouring integers apart.
 COARSE = 1 << 24
 
 

@@ -85,7 +85,7 @@ FREE_TEXT = (
 @dataclass(frozen=True)
 class ColumnProfile:
     """One column: what it seems to be, why, and whether values are missing. ``gaps`` are the texts
-    that seem to stand for a missing value, ``maybe`` the values that might; and in how many rows.
+    that seem to represent a missing value, ``maybe`` the values that might; and in how many rows.
     ``same`` are other spellings of its values, ``errors`` those that may be typing errors."""
 
     name: str
@@ -105,7 +105,7 @@ class ColumnProfile:
 class Look:
     """What was found in a table; ``target`` has the range that a number seems to have, ``sizes``
     are the records of every site by name (of the whole table where it names none), and ``notes``
-    say which files were left aside."""
+    say which files were left out."""
 
     path: Path
     kind: Format
@@ -297,7 +297,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _without(cells: list[str | None], gaps: Mapping[str, int]) -> list[str | None]:
-    """The cells with nothing in place of what seems to stand for it."""
+    """The cells with nothing in place of what seems to represent it."""
     if not gaps:
         return cells
     return [None if cell is None or cell.strip(BLANKS) in gaps else cell for cell in cells]
@@ -306,7 +306,7 @@ def _without(cells: list[str | None], gaps: Mapping[str, int]) -> list[str | Non
 def _with_gaps(
     column: ColumnProfile, gaps: Mapping[str, int], cells: list[str | None]
 ) -> ColumnProfile:
-    """A column with what seems to stand for a missing value, where the column is used."""
+    """A column with what seems to represent a missing value, where the column is used."""
     if column.role == "left out":
         return column
     maybe = pointed_out(cells)
@@ -349,7 +349,7 @@ def _cells(file: TableFile, batch: pa.RecordBatch, name: str) -> list[str | None
 
 
 def kind_of(path: Path) -> Format:
-    """Which files a path stands for: those of its ending, or those that a folder holds."""
+    """Which files a path represents: those of its ending, or those that a folder holds."""
     if path.is_dir():
         ends = {file.suffix.lower() for file in path.rglob("*")}
         if ends & {".parquet", ".pq"}:
@@ -376,9 +376,9 @@ def _sample(files: Sequence[TableFile], names: list[str], rows: int) -> dict[str
 
 
 def _drawn(file: TableFile, names: list[str], rows: int, most: int) -> list[pa.RecordBatch]:
-    """So many rows, drawn from all of a file: the first ones of a table that is sorted by site, or
-    by label, show one of them. The same rows each time; each row draws a number, and the smallest
-    stay."""
+    """This many rows, drawn from all of a file: the first ones of a table that is sorted by site,
+    or by label, show one of them. The same rows each time; each row draws a number, and the
+    smallest stay."""
     draw, keys, read = np.random.default_rng(0), np.empty(0), 0
     kept: list[pa.RecordBatch] = []
     for batch in read_batches(file, [], names, names):

@@ -262,7 +262,7 @@ def split_tables(
     files: Sequence[TableFile],
 ) -> tuple[tuple[TableFile, ...], tuple[str, ...]]:
     """The files of a folder that are tables, and the names of those that are not: texts (.txt)
-    beside CSV files, with none of their columns."""
+    next to CSV files, with none of their columns."""
     tables = [file for file in files if file.path.suffix.lower() != ".txt"]
     if not tables or len(tables) == len(files):
         return tuple(files), ()

@@ -199,7 +199,7 @@ class RowFiles:
 
 
 def row_files(given: Sequence[Path | str]) -> RowFiles:
-    """The files that paths and patterns stand for, each with its own dialect.
+    """The files that paths and patterns represent, each with its own dialect.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
@@ -238,8 +238,8 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
 
 
 def tables_among(rows: RowFiles, columns: Sequence[str]) -> RowFiles:
-    """The files that are tables: a text (.txt) beside other files that has none of the columns of a
-    model is left aside."""
+    """The files that are tables: a text (.txt) next to other files that has none of the columns of
+    a model is left out."""
     texts = [
         k
         for k, file in enumerate(rows.files)

@@ -283,7 +283,7 @@ def _labels(
     found: Mapping[str, np.ndarray],
     kept: np.ndarray,
 ) -> tuple[np.ndarray, Target]:
-    """What is predicted of the records that are kept, and what it stands for."""
+    """What is predicted of the records that are kept, and what it represents."""
     first = table.labels[0]
     if table.predicts == "number":
         target = table.target if isinstance(table.target, Target) else Target("number")
@@ -299,7 +299,7 @@ def _labels(
 def _fills(
     table: TableSource, rules: Mapping[str, Any], found: Mapping[str, np.ndarray], kept: np.ndarray
 ) -> tuple[tuple[str, float], ...]:
-    """The number that stands for a missing one, of every column with a rule of its own."""
+    """The number that represents a missing one, of every column with a rule of its own."""
     fills = []
     for name, rule in rules.items():
         if not isinstance(table.missing, Mapping) or rule in ("refuse", "drop"):

@@ -40,7 +40,7 @@ class TableSource:
     not among those given: refused, or zero everywhere; the same holds for raw rows of a model.
     ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.tables.source`). ``path``
     may be a folder or a pattern of files with the same columns; without ``user`` each is a user
-    then. ``gaps`` are the texts that stand for a missing value beside an empty cell
+    then. ``gaps`` are the texts that represent a missing value next to an empty cell
     (:mod:`dpscaffold.data.tables.missing`), and ``values`` the other spellings of labels and
     categories (:mod:`dpscaffold.data.tables.spellings`). ``absent`` are columns that some files may
     lack: their values are missing there. ``ranges`` are public ranges of columns of numbers, which
@@ -108,7 +108,7 @@ class Codes:
 def code_labels(
     table: TableSource, numbers: dict[str, int], codes: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(N,) labels counted from 0, and what they stand for."""
+    """(N,) labels counted from 0, and what they represent."""
     texts = list(numbers)
     present = [texts[i] for i in np.unique(codes)]
     classes = table.classes or tuple(sorted(present, key=by_value))
@@ -177,7 +177,7 @@ def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> t
     return tuple(given)
 
 
-#: A column with so many categories or more is worth a word.
+#: A column with this many categories or more is worth a word.
 MANY_CATEGORIES = 100
 
 
@@ -389,7 +389,7 @@ def is_fitted(rule: Rule) -> bool:
 
 
 def fill_of(rule: Rule, values: np.ndarray, name: str, seed: int = 0) -> float:
-    """The number that stands for a missing one: given, or read off the values that are there."""
+    """The number that represents a missing one: given, or read off the values that are there."""
     if isinstance(rule, PrivateFill):
         return rule.value(name, values, seed)
     if not isinstance(rule, str):

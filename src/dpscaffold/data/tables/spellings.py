@@ -119,7 +119,7 @@ NO_SPELLINGS = Spellings()
 
 
 def checked_spellings(given: Any, key: str = "values") -> Any:
-    """Spellings as they are given, without blanks around them; refused where one stands for two
+    """Spellings as they are given, without blanks around them; refused where one represents two
     values, or where something is no text."""
     if given is None:
         return None

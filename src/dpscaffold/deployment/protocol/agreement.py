@@ -78,7 +78,7 @@ class SchemaSettings(ConfigTable):
     """d, the number of features of a row: one per column, and one per value of a categorical
     column. Example: ``4``"""
     classes: int = Field(ge=0)
-    """The number of classes; 0 if the label is a number. Value: a whole number, 2 or more, or 0.
+    """The number of classes; 0 if the label is a number. Value: an integer, 2 or more, or 0.
     Example: ``2``"""
     columns: tuple[str, ...] = ()
     """The columns to learn from, in order. Leave it out for .npz files, which contain the features.
@@ -298,7 +298,7 @@ def names_in(offer: Mapping[str, Any]) -> Names:
 
 
 def read_offer(raw: Mapping[str, Any]) -> Offer:
-    """An offer from a letter, every type as it should be; else a refusal. It imports the named
+    """An offer from a message, every type as it should be; else a refusal. It imports the named
     algorithm, so ask :func:`names_in` and the policy first."""
     steps = raw.get("rows", {}).get("prepare", ()) if isinstance(raw.get("rows"), dict) else ()
     known = {"unit-norm", "clip-norm", "scale", "shift"}

@@ -126,7 +126,7 @@ class SignedExchange:
         vectors: Vectors | None = None,
         digests: Mapping[str, bytes] | None = None,
     ) -> SignedMessage:
-        """A letter to one site, with what is known of its counts."""
+        """A message to one site, with what is known of its counts."""
         known: dict[str, Json] = {
             "seen": self.seen.get(name, 0),
             "seen_total": self.totals.get(name, 0),
@@ -207,7 +207,7 @@ def begin_with(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
 
 
 def begin_letter(post: SignedExchange, enrolled: EnrolledRun, name: str) -> SignedMessage:
-    """The letter that fixes the roster."""
+    """The message that fixes the roster."""
     fields: dict[str, Json] = {
         "roster": list(enrolled.names),
         "commitments": dict(enrolled.commitments),
@@ -228,7 +228,7 @@ def tell_draw(
 
 def enrol_again(post: SignedExchange, enrolled: EnrolledRun, names: tuple[str, ...]) -> None:
     """Everything from the offer to the draw, for sites that lost their folder of the run or missed
-    a letter; what was fixed stays fixed."""
+    a message; what was fixed stays fixed."""
     promise = enrolled.commitments[SERVER]
     fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
     yes, _ = post.ask({n: post.letter("offer", enrolled.run, n, fields) for n in names})

@@ -1,6 +1,6 @@
-"""Who carries letters: the :class:`Exchange` that an engine asks through, and one for tests.
+"""Who carries messages: the :class:`Exchange` that an engine asks through, and one for tests.
 
-An exchange promises little: it sends letters, sends an unanswered one again *as it is*, and hands
+An exchange promises little: it sends messages, sends an unanswered one again *as it is*, and hands
 back the answers that the asker accepts. It may lose, repeat, delay and reorder; the protocol bears
 all of that.
 """
@@ -18,10 +18,10 @@ Accept = Callable[[str, SignedMessage], bool]
 
 
 class Exchange(Protocol):
-    """Carries letters to sites by name and brings back their answers."""
+    """Carries messages to sites by name and brings back their answers."""
 
     def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
-        """Send one letter to each named site and wait, until the deadline, for answers that
+        """Send one message to each named site and wait, until the deadline, for answers that
         ``accept`` takes. Sites that did not answer are missing from the result."""
         ...
 
@@ -38,7 +38,7 @@ class Crash(BaseException):
 
 @dataclass
 class Delivery:
-    """What happens to one attempt to deliver a letter, in :class:`InMemory`.
+    """What happens to one attempt to deliver a message, in :class:`InMemory`.
 
     ``lose_ask`` and ``lose_answer`` drop it on the way there or back, ``repeat`` delivers it twice,
     ``delay`` keeps the question until the next exchange, ``late`` keeps the answer until then.
@@ -56,9 +56,9 @@ class InMemory:
     """An exchange inside one process, with every fault of a network at will.
 
     ``sites`` maps names to what answers there; ``fate(site, letter, attempt)`` decides what becomes
-    of each attempt; ``order(names)`` in which order an attempt's letters are delivered. A site that
-    raises :class:`Crash` is restarted by ``restart(name)``, which returns what answers from then
-    on. All letters cross as bytes.
+    of each attempt; ``order(names)`` in which order an attempt's messages are delivered. A site
+    that raises :class:`Crash` is restarted by ``restart(name)``, which returns what answers from
+    then on. All messages cross as bytes.
     """
 
     sites: dict[str, Callable[[SignedMessage], SignedMessage]]

@@ -1,9 +1,9 @@
-"""Letters: what a server and a site say to one another, signed, whoever carries it.
+"""Messages: what a server and a site say to one another, signed, whoever carries it.
 
-A letter is a *header* (canonical JSON), named float32 *vectors*, and an Ed25519 *signature* over
+A message is a *header* (canonical JSON), named float32 *vectors*, and an Ed25519 *signature* over
 SHA-256 of the header and of every vector's digest. Whoever carries it (Flower, a test, a courier)
-can lose, repeat, delay or reorder letters, but can neither read meaning into one nor change it
-unnoticed. Reading is total: any bytes become a letter or None, never an exception.
+can lose, repeat, delay or reorder messages, but can neither read meaning into one nor change it
+unnoticed. Reading is total: any bytes become a message or None, never an exception.
 
 >>> key = new_key()
 >>> letter = sign({"kind": "task", "round": 3}, {"params": np.ones(2, "<f4")}, key)
@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from dpscaffold.errors import BadInput
 
-#: The version of the protocol. Letters of another one are refused (``version``).
+#: The version of the protocol. Messages of another one are refused (``version``).
 VERSION = 2
 KINDS = ("offer", "begin", "draw", "task", "settle")
 ASK, ANSWER = "ask", "answer"
@@ -111,7 +111,7 @@ class SignedMessage:
         return vector_digests(self.vectors)
 
     def signed_by(self, public: str) -> bool:
-        """Whether the holder of ``public`` ("ed25519:…") signed this very letter."""
+        """Whether the holder of ``public`` ("ed25519:…") signed this very message."""
         try:
             content = _to_sign(self.header, self.vectors, self.digests)
             _public_key(public).verify(self.signature, content)
@@ -120,7 +120,7 @@ class SignedMessage:
         return True
 
     def answers(self, asked: SignedMessage, public: str) -> bool:
-        """Whether this is the named site's answer to that letter: same run, kind and nonce, and
+        """Whether this is the named site's answer to that message: same run, kind and nonce, and
         rightly signed."""
         same = all(
             self.header.get(key) == asked.header.get(key)
@@ -157,7 +157,7 @@ def joint_seed(run: str, nonces: Mapping[str, str]) -> int:
 
 
 def fresh_id() -> str:
-    """128 random bits: a run, an upload, a letter's nonce."""
+    """128 random bits: a run, an upload, a message's nonce."""
     return secrets.token_hex(16)
 
 
@@ -172,7 +172,8 @@ def sign(
     key: Ed25519PrivateKey,
     digests: Mapping[str, bytes] | None = None,
 ) -> SignedMessage:
-    """A signed letter. ``digests`` may hold those of the vectors where many letters share them."""
+    """A signed message. ``digests`` may hold those of the vectors where many messages share
+    them."""
     plain = {name: np.ascontiguousarray(vector, "<f4") for name, vector in vectors.items()}
     return SignedMessage(dict(header), plain, key.sign(_to_sign(header, plain, digests)))
 
@@ -186,7 +187,7 @@ def ask(
     key: Ed25519PrivateKey,
     digests: Mapping[str, bytes] | None = None,
 ) -> SignedMessage:
-    """A letter of the server, with a nonce of its own."""
+    """A message of the server, with a nonce of its own."""
     head: Header = {
         "version": VERSION,
         "kind": kind,
@@ -248,7 +249,7 @@ def read_vector(raw: object) -> np.ndarray | None:
 
 
 def pack(letter: SignedMessage) -> bytes:
-    """A letter as bytes; :func:`unpack` reads them back."""
+    """A message as bytes; :func:`unpack` reads them back."""
     return b"".join(packed(letter))
 
 
@@ -265,7 +266,7 @@ def packed(letter: SignedMessage) -> list[bytes | memoryview]:
 
 
 def unpack(raw: bytes | memoryview) -> SignedMessage | None:
-    """The letter in these bytes, or None; never an exception, and nothing is left over."""
+    """The message in these bytes, or None; never an exception, and nothing is left over."""
     try:
         return _unpack(memoryview(raw))
     except (struct.error, ValueError, IndexError):
@@ -331,7 +332,7 @@ def _public_key(text: str) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(raw)
 
 
-# --- reading a letter's fields -----------------------------------------------------------------
+# --- reading a message's fields -----------------------------------------------------------------
 
 
 def text_of(header: Header, key: str, reason: str, longest: int = 256) -> str:
@@ -343,7 +344,7 @@ def text_of(header: Header, key: str, reason: str, longest: int = 256) -> str:
 
 
 def whole_of(header: Header, key: str, reason: str, least: int = 0) -> int:
-    """A header's whole number, or a refusal with that reason."""
+    """A header's integer, or a refusal with that reason."""
     value = header.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 53:
         raise Refused(reason, f"{key} is {value!r:.100}")

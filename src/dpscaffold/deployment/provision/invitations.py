@@ -26,11 +26,11 @@ class FederationFile:
         address: The address that sites connect to: the server's name or IP address, and the port.
             Value: 'host:port'. Example: ``"fl.example.org:8443"``
         sites: The sites to invite; one invitation is written for each. Value: a list of names of
-            lowercase letters, digits, '_', '.' and '-', each once. Example: ``["north", "east",
+            lowercase messages, digits, '_', '.' and '-', each once. Example: ``["north", "east",
             "south"]``
         hosts: Further names and addresses in the server's certificate. Value: a list of texts.
             Example: ``["10.0.0.5"]``
-        days: The number of days for which the certificates are valid. Value: a whole number from 1
+        days: The number of days for which the certificates are valid. Value: an integer from 1
             to 3650. Example: ``365``
     """
 
@@ -88,7 +88,7 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
 
     Returns the invitations' paths. ``out/server`` holds the certificate authority (ca.key, ca.crt),
     the server's certificate, the coordinator's key and the SuperExec secret. It appears last and
-    whole: what a killed attempt left behind is made anew.
+    whole: what a killed attempt left behind is made again.
     """
     finished, server = out / "server", out / ".server.partial"
     if finished.exists():

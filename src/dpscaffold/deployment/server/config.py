@@ -55,7 +55,7 @@ class DeploySettings(ConfigTable):
     records: dict[str, Annotated[int, Field(ge=1)]] | None = None
     """The sites' public sizes by name, for privacy.epsilon. The noise is solved for them, and the
     run does not begin if the sites have other sizes. With unit 'user', which hides sizes, give 1
-    for each. Value: a table of whole numbers. Example: ``{ north = 400, east = 250 }``"""
+    for each. Value: a table of integers. Example: ``{ north = 400, east = 250 }``"""
 
 
 class ServerConfiguration(ConfigTable):

@@ -225,7 +225,7 @@ class Deployment:
     def _after(
         self, done: FinishedRound, engine: Sites, accounts: PrivacyAccount, setting: Setting
     ) -> None:
-        """Count what was released, judge, save, and only then acknowledge."""
+        """Count what was released, evaluate, save, and only then acknowledge."""
         state = done.state
         self._count(done, engine, accounts)
         if not bool(torch.isfinite(state.params).all()):

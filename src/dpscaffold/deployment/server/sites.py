@@ -45,7 +45,7 @@ class Patience:
 @dataclass
 class RoundTally:
     """What became of a round's questions, for status and ledgers: the sites that counted a
-    participation anew, and everybody's reason for saying no."""
+    participation again, and everybody's reason for saying no."""
 
     fresh: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class Sites:
 
 
 def _read(letter: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
-    """A letter's upload as a stack of one, and the site's slots once it is applied: what it kept
+    """A message's upload as a stack of one, and the site's slots once it is applied: what it kept
     where it says so, else what was known and the total."""
     stacked = {name: torch.from_numpy(v.copy())[None] for name, v in letter.vectors.items()}
     totals: dict[str, Tensor] = {}

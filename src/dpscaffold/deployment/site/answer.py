@@ -1,4 +1,4 @@
-"""``Site.answer``: the whole protocol on the site's side, whoever carries the letters.
+"""``Site.answer``: the whole protocol on the site's side, whoever carries the messages.
 
 Whatever arrives, an answer leaves: what was asked for, or a reason code. Free text and tracebacks
 stay in the site's log. On a task the order of steps is the guarantee: the participation is in the
@@ -81,7 +81,7 @@ class Site:
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, letter: SignedMessage) -> SignedMessage:
-        """The answer to any letter at all."""
+        """The answer to any message at all."""
         if not self._busy.acquire(blocking=False):
             return self._sealed(letter, self._refusal("busy"), {})
         try:

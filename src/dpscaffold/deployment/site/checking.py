@@ -1,4 +1,4 @@
-"""What a letter must look like before a site acts on it, and what its answer counts."""
+"""What a message must look like before a site acts on it, and what its answer counts."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ class GrantedRun:
 
 @dataclass(frozen=True)
 class RecoveryEntry:
-    """A recovery's booking: so many participations, ε and δ, that no run of the ledger explains."""
+    """A recovery's booking: this many participations, ε and δ, that no run of the ledger
+    explains."""
 
     participations: int
     epsilon: float
@@ -90,7 +91,7 @@ class SiteLedger:
 
     @property
     def anchor(self) -> Anchor:
-        """The ledger as it stands, to be kept beside whatever was made at this moment."""
+        """The ledger as it stands, to be kept next to whatever was made at this moment."""
         return self._journal.anchor
 
     def follows(self, anchors: Iterable[Anchor]) -> bool:

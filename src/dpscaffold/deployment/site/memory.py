@@ -1,7 +1,7 @@
 """A site's memory of one run, on disk: its slots, and the upload that is not acknowledged yet.
 
 The new slots of a participation become the site's memory only when the server says that it has the
-upload: until then they are *pending*, beside the upload itself, so that a question that is asked
+upload: until then they are *pending*, next to the upload itself, so that a question that is asked
 again gets the same answer and costs nothing. Every file is replaced whole and fsynced, folder too.
 
 ==================  ============================================================================
@@ -128,7 +128,7 @@ class RunMemory:
     # --- slots and the pending upload
 
     def acknowledged(self) -> AcknowledgedSlots:
-        """The site's slots; at the start there are none, which stands for zero."""
+        """The site's slots; at the start there are none, which represents zero."""
         box = self._read("memory.box")
         if box is None:
             return AcknowledgedSlots("", {})

@@ -34,7 +34,7 @@ def read_behind(state: StateFolder) -> dict[str, dict[str, int]]:
 
 
 def note_behind(state: StateFolder, run: str, seen: int, total: int) -> None:
-    """Remember that the ledger is behind, so that a later letter cannot make it forgotten."""
+    """Remember that the ledger is behind, so that a later message cannot make it forgotten."""
     behind = read_behind(state)
     known = behind.get(run, {"seen": 0, "total": 0})
     behind[run] = {"seen": max(seen, known["seen"]), "total": max(total, known["total"])}

@@ -86,7 +86,7 @@ def side_by_side(works: Sequence[Callable[[], Answer]]) -> list[Answer]:
 
 @cache
 def _threads(count: int) -> ThreadPoolExecutor:
-    """So many threads, of which each computes and draws alone."""
+    """This many threads, of which each computes and draws alone."""
     together = threading.Barrier(count)
     threads = ThreadPoolExecutor(count, thread_name_prefix="core")
 

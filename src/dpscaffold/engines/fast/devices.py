@@ -193,7 +193,7 @@ def scales_from(layout: Layout, numbers: Tensor) -> Scales:
 
 
 class Unreadable:
-    """Stands for the round's number in recorded work, which is replayed in other rounds: an
+    """Represents the round's number in recorded work, which is replayed in other rounds: an
     algorithm that reads it cannot be recorded."""
 
     def _refuse(self, *_: object) -> bool:

@@ -100,7 +100,7 @@ class DeviceDraws:
         self._keys = {BATCHES: (keys[0], keys[1]), NOISE: (keys[2], keys[3])}
 
     def normals(self, first: int, steps: int, size: int) -> Tensor:
-        """Standard normals of so many steps from step ``first`` on, (steps, U, size) float32."""
+        """Standard normals of this many steps from step ``first`` on, (steps, U, size) float32."""
         _within_words("step", [first, first + steps - 1])
         fused = kernels.standard_normals(self._where, first, steps, size)
         if fused is not None:

@@ -103,7 +103,7 @@ def cuda_graph(work: Work, given: Tensors) -> tuple[Callable[[], None], Tensors]
     """Record work as a CUDA graph on a stream of its own."""
     device = next(iter(given.values())).device
     # A capture that fails leaves its stream behind as the current one; the second context puts back
-    # that which was there, or later work would run beside what it must wait for.
+    # that which was there, or later work would run next to what it must wait for.
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

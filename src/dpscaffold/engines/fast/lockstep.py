@@ -35,7 +35,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.setting import Setting
 
-#: After so many rounds the host waits for the device, so that progress is what was done.
+#: After this many rounds the host waits for the device, so that progress is what was done.
 WAITS = 16
 
 #: Private slots, which are not announced or uploaded, are left to the simulator.
@@ -351,7 +351,7 @@ class Lockstep:
 
 
 class _Unnamed:
-    """Stands for the users of a cohort, who differ from run to run."""
+    """Represents the users of a cohort, who differ from run to run."""
 
     def _refuse(self, *_: object) -> bool:
         raise TypeError("the algorithm asks who takes part")

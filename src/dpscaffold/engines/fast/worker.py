@@ -31,7 +31,7 @@ class Worker:
     """A device with the records it needs: K steps of the rows that it is handed.
 
     Workers on one device may share a ``store``; a ``task`` that holds a module, which changes while
-    it is used, is each one's own. On a CPU, the rows are shared by so many ``cores``;
+    it is used, is each one's own. On a CPU, the rows are shared by this many ``cores``;
     what comes of a row is the same, bit for bit, however many they are.
     """
 

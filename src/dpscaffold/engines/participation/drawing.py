@@ -28,7 +28,7 @@ Indices = tuple[Tensor, Tensor]
 class Row:
     """One participant of one run: user i with its R_i records and b_i, under a plan and a
     mechanism. Rows of several runs may be stacked if they agree in all but numbers; ``run`` tells
-    them apart. ``declared`` is the size that stands for R_i in the rate of Poisson batches, and
+    them apart. ``declared`` is the size that represents R_i in the rate of Poisson batches, and
     ``round`` decides on the step size.
     """
 

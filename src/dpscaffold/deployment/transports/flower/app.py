@@ -30,7 +30,7 @@ WHO = "who"
 
 
 def site_path(node: Mapping[str, Any], run: Mapping[str, Any]) -> Path:
-    """Which ``site.toml`` a node stands for: its ``site`` setting or, in Flower's simulation, its
+    """Which ``site.toml`` a node represents: its ``site`` setting or, in Flower's simulation, its
     place in the run's list of ``sites``."""
     if "site" in node:
         return Path(str(node["site"]))
@@ -71,7 +71,7 @@ def answer_message(message: Message, path: Path) -> Message:
 
 class AppGrid:
     """A ServerApp's grid, with its nodes known by the names they give. A node that lies about its
-    name gets letters that it cannot answer for."""
+    name gets messages that it cannot answer for."""
 
     def __init__(self, grid: Any, members: tuple[Member, ...], seconds: float) -> None:
         self.grid, self._members = grid, members
@@ -110,7 +110,7 @@ class AppGrid:
 
 
 class AppExchange(FlowerExchange):
-    """Letters over the grid that Flower hands to a ServerApp."""
+    """Messages over the grid that Flower hands to a ServerApp."""
 
     def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
         """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`; the run ends with its

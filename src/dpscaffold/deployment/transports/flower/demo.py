@@ -1,4 +1,4 @@
-"""``make deploy-demo``: three sites, a server and a SuperLink as processes, beside the simulator.
+"""``make deploy-demo``: three sites, a server and a SuperLink as processes, next to the simulator.
 
 DP-SCAFFOLD is trained twice: as a rehearsal, whose noise comes from the plan's seed so that it can
 be compared, and with secret noise. Exit status 0 only if the rehearsal's model equals the

@@ -69,7 +69,7 @@ QUICK, SLOW, GROWTH = 0.25, 3.0, 1.15
 #: Seconds between two attempts to reach a server that is away, at first and at most.
 FIRST_RETRY, LAST_RETRY = 0.5, 5.0
 #: Seconds that a message's objects are waited for, at first and at most: a server that was killed
-#: while it sent them never will, and the next one's letters stand behind that message.
+#: while it sent them never will, and the next one's messages stand behind that message.
 FIRST_PATIENCE, LAST_PATIENCE = 2.0, 60.0
 
 
@@ -259,7 +259,7 @@ def serve(
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> None:
-    """Answer letters, one at a time, until told to stop; whatever fails is tried again."""
+    """Answer messages, one at a time, until told to stop; whatever fails is tried again."""
     wait, retry, said = QUICK, FIRST_RETRY, ""
     try:
         while not stop.is_set():

@@ -45,7 +45,7 @@ from dpscaffold.privacy.showing import round_up
 
 
 def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
-    """Answer letters until SIGTERM or SIGINT; the participation in progress is finished and
+    """Answer messages until SIGTERM or SIGINT; the participation in progress is finished and
     stored."""
     file = read_site_file(path)
     check_proxy(file.server)
@@ -59,7 +59,7 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
     give_memory_back()
     state = StateFolder(file.state, file.name)
     say = logger_of(file, echo)
-    SiteLedger(state.ledger, file.name)  # a damaged ledger is said now, not at the first letter
+    SiteLedger(state.ledger, file.name)  # a damaged ledger is said now, not at the first message
     device = pick_device(file.device)
     site = Site(
         file.name,
@@ -98,7 +98,7 @@ def _live_policy(path: Path, first: Policy, say: Callable[[str], None]) -> Calla
 
 
 def _watched(site: Site, state: StateFolder) -> Callable[[SignedMessage], SignedMessage]:
-    """Answers, with ``status.json`` kept beside."""
+    """Answers, with ``status.json`` kept next to."""
     counts = {"answered": 0}
 
     def answer(letter: SignedMessage) -> SignedMessage:

@@ -4,8 +4,9 @@ Grid.
 A process of our own opens a Flower run, claims its task with the secret that it shares with the
 SuperLink, and sends and fetches messages in a loop of its own: Flower's loop sleeps 3 s and does
 not say who is missing. Flower hands a message out once, so what a node had claimed when it died
-never comes back; an unanswered letter is therefore sent again, as it is. If the SuperLink goes away
-a new Flower run is opened and the question asked again: Flower's run is transport, nothing more.
+never comes back; an unanswered message is therefore sent again, as it is. If the SuperLink goes
+away a new Flower run is opened and the question asked again: Flower's run is transport, nothing
+more.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class SuperLinkAddress:
 
 @dataclass
 class Traffic:
-    """What an exchange did, for status and benchmarks: seconds, letters sent again, reconnections,
+    """What an exchange did, for status and benchmarks: seconds, messages sent again, reconnections,
     and the bytes of the vectors and headers that crossed."""
 
     seconds: float = 0.0
@@ -182,7 +183,7 @@ class OpenRun:
         """The answers to these messages that are whole by now, or None for one that never will be.
 
         Flower announces an answer before its objects are there, and waits three minutes for those
-        of a node that died meanwhile. Each is therefore fetched beside the others, and nobody's
+        of a node that died meanwhile. Each is therefore fetched next to the others, and nobody's
         round, deadline or end waits for it.
         """
         wanted = [identity for identity in asked if identity not in self._coming]
@@ -280,8 +281,8 @@ def flower_bytes(office: SuperLinkAddress) -> int:
 
 @dataclass
 class FlowerExchange:
-    """Letters over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
-    the last time the SuperLink was reached anew, so its own absence costs no site its round.
+    """Messages over Flower. ``deadline`` and ``resend`` are in seconds; the deadline counts from
+    the last time the SuperLink was reached again, so its own absence costs no site its round.
     ``stop`` says whether this process was told to: then sites that are asked have a few seconds
     left, and a SuperLink that is away is waited for no longer."""
 
@@ -409,7 +410,7 @@ class FlowerExchange:
 
 
 def _refuse_for_good(error: BaseException) -> None:
-    """What no waiting mends: a wrong secret, or a certificate of another authority."""
+    """What no waiting fixes: a wrong secret, or a certificate of another authority."""
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401:
         raise BadInput(
             "the SuperLink refuses this server (401): superexec.secret is not the one that it was "

@@ -1,6 +1,6 @@
-"""Letters as Flower messages.
+"""Signed messages as Flower messages.
 
-Every object of a message costs the SuperLink a request of 7 to 10 ms, so a letter has few: its
+Every object of a Flower message costs the SuperLink a request of 7 to 10 ms, so one has few: its
 header in one record, and all vectors in one other record, which is the same object for all sites of
 a round and therefore reaches the SuperLink once. Vectors that are for one site only (``restore.*``)
 have a record of their own. Up to 1 MiB travels as bytes, which is one object less; more as one
@@ -19,13 +19,13 @@ from dpscaffold.deployment.protocol.messages import (
     read_vector,
 )
 
-#: Up to so many bytes ride in a record of plain values.
+#: Up to this many bytes ride in a record of plain values.
 SMALL = 1 << 20
 _PARTS = ("shared", "own")
 
 
 def to_records(letter: SignedMessage) -> RecordDict:
-    """A letter as the content of a message."""
+    """A signed message as the content of a Flower message."""
     head = ConfigRecord({"header": canonical(letter.header), "signature": letter.signature})
     content: dict[str, ConfigRecord | ArrayRecord] = {"letter": head}
     own = {name for name in letter.vectors if name.startswith("restore.")}
@@ -55,8 +55,8 @@ def _cut(names: str, whole: np.ndarray) -> dict[str, np.ndarray] | None:
 
 
 def from_records(content: RecordDict) -> SignedMessage:
-    """The letter in a message. Whatever is not one becomes an empty letter, which no signature
-    fits."""
+    """The signed message in a Flower message. Whatever is not one becomes an empty message, which
+    no signature fits."""
     try:
         return _from_records(content) or SignedMessage({})
     except Exception:  # whatever a stranger sent, and however Flower chokes on it

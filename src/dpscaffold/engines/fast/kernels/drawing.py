@@ -85,7 +85,7 @@ def standard_normals(draws: Tensor, first: int, steps: int, size: int) -> Tensor
 
 
 def _fits(draws: Tensor, steps: int) -> bool:
-    """Whether a grid has room for so many steps."""
+    """Whether a grid has room for this many steps."""
     return usable(draws.device) and len(draws) > 0 and 0 < steps <= _STEPS
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 #: 2⁶³ − 1: no key of a record is larger.
 _LARGEST = tl.constexpr(9223372036854775807)
 
-#: What stands for a norm of zero where something is divided by it.
+#: What represents a norm of zero where something is divided by it.
 _VANISHED = tl.constexpr(1e-290)
 
 #: 2⁻⁴⁰ and 2π·2⁻²⁴.
