@@ -12,7 +12,9 @@ def test_the_list_is_current() -> None:
 
 
 def test_messages_are_found_with_their_values() -> None:
-    source = 'if x:\n    raise BadInput(f"plan.rounds is {plan.rounds}; "\n        "give more than 0")'
+    source = (
+        'if x:\n    raise BadInput(f"plan.rounds is {plan.rounds}; "\n        "give more than 0")'
+    )
     assert list(messages(source)) == [
         "BadInput: plan.rounds is {plan.rounds}; give more than 0",
     ]

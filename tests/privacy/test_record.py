@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -13,8 +12,6 @@ from privacy.settings import SMALL, run_of
 from dpscaffold.privacy import Cost, Ledger, PrivacyError, Remark, Statement, statement
 from dpscaffold.privacy.adding import statement_of_parts
 from dpscaffold.privacy.record import JsonRecord, optional
-
-EARLIER = Path(__file__).parents[1] / "cli" / "earlier-run" / "privacy.json"
 
 
 def ledger_of(rounds: int) -> Ledger:
@@ -101,12 +98,11 @@ def test_what_is_no_statement_is_refused(content: Any) -> None:
 
 
 def test_a_statement_that_does_not_say_it_counts_as_simulated() -> None:
-    """An earlier version stored every seed, and its statement did not say so."""
-    content = json.loads(EARLIER.read_text())
-    assert "simulated" not in content
-    read = Statement.from_json(content)
-    assert read.simulated and read.quoted_epsilon == read.server.epsilon == 3.9999016324217056
-    assert read.participant.epsilon is None and read.participant.reason
+    """Whoever edits a statement must not turn a simulation into a promise."""
+    content = statement(run_of(SMALL), seed_public=False).to_json()
+    assert not Statement.from_json(content).simulated
+    del content["simulated"]
+    assert Statement.from_json(content).simulated
 
 
 def test_every_key_is_documented() -> None:

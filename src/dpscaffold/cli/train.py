@@ -111,9 +111,9 @@ def train_command(
     from dpscaffold.training.tracking import tracker
 
     request = requested(config, out, resume)
+    engine = engine or engine_of(request)
     changes = _changes(release, allow, stop_on)
     settings = _settings(request.config, set_ or [], changes, unset)
-    engine = engine or engine_of(request)
     silent = as_json or quiet
     say, warn = _say if verbose else None, None if silent else _say
     how: dict[str, Any] = {"device": device, "engine": engine, "quiet": silent}

@@ -175,7 +175,7 @@ class Setting:
             steps = torch.tensor(plan.steps_by_user)[rows].float()[:, None]
         return Known(steps, plan.step_size_in(round), spread, weight)
 
-    @property
+    @cached_property
     def secret(self) -> bool:
         """Whether batches and noise come from the operating system, and from no seed."""
         return self.privacy is not None and self.privacy.secret
