@@ -41,15 +41,14 @@ from dpscaffold import (
     ModuleTask,
     Plan,
     Task,
-    evaluate_files,
     fedavg,
     load_model,
-    predict_files,
     run,
     scaffold,
     scaffold_balanced,
     train,
 )
+from dpscaffold.models import evaluate_files, predict_files
 from dpscaffold.privacy import (
     BOUNDS,
     VIEWS,

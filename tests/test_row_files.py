@@ -21,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from dpscaffold import Logistic, Model, evaluate_files, predict_files
+from dpscaffold import Logistic, Model
 from dpscaffold.data import from_users, load_federation
 from dpscaffold.data.tables.rows import row_files
 from dpscaffold.errors import BadInput
+from dpscaffold.models import evaluate_files, predict_files
 from dpscaffold.models.evaluate import evaluate_file
 from dpscaffold.models.predict import predict_file
 

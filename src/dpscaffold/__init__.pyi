@@ -12,10 +12,8 @@ from .data.synthesis import synthetic as synthetic
 from .errors import BadInput as BadInput
 from .errors import Diverged as Diverged
 from .federation import Federation as Federation
-from .models.evaluate import evaluate_files as evaluate_files
 from .models.loading import load_model as load_model
 from .models.model import Model as Model
-from .models.predict import predict_files as predict_files
 from .planning.recommendation import recommend as recommend
 from .setting.budget import Budget as Budget
 from .setting.gaussian import Gaussian as Gaussian
