@@ -181,15 +181,16 @@ def main() -> None:
     """Print the counts."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--list", choices=sorted(WALKS), help="print every change of package")
-    options.add_argument("--functions", action="store_true", help="print all functions, once each")
+    options.add_argument(
+        "--functions", action="store_true", help="print the functions too, once each"
+    )
     chosen = options.parse_args()
     os.environ.setdefault("DPSCAFFOLD_CACHE", tempfile.gettempdir())
-    if chosen.functions:
-        for walk in (training(until=()), prediction(), deployed()):
-            print("\n".join(dict.fromkeys(where for _, where in walk.visits)), end="\n\n")
-        return
     for name in [chosen.list] if chosen.list else WALKS:
         found = WALKS[name]()
+        if chosen.functions:
+            walk = training(until=()) if name == "train" else found
+            print("\n".join(dict.fromkeys(where for _, where in walk.visits)), end="\n\n")
         before = ""
         for package, where in found.visits if chosen.list else ():
             if package != before:

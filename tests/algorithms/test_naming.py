@@ -278,7 +278,7 @@ short = told(lambda gradient, y, at: gradient[..., :3])
 """
 
 
-@pytest.mark.parametrize("engine", ["simulator", "loop"])
+@pytest.mark.parametrize("engine", ["simulator", pytest.param("loop", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "said"),
     [

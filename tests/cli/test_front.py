@@ -208,6 +208,7 @@ def test_compare_as_json_writes_a_figure_only_when_asked(finished, monkeypatch, 
     assert (finished / "asked.svg").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_without_greek_gets_words(finished):
     """An ASCII console is told ε as a word; nothing fails for want of a letter."""
     for words in (["train", "--resume", "run"], ["compare", "run"], ["privacy", "run"]):

@@ -123,7 +123,14 @@ def mine(): return fedavg()
 """
 
 
-@pytest.mark.parametrize(("width", "plain"), [(40, True), (40, False), (80, True)])
+@pytest.mark.parametrize(
+    ("width", "plain"),
+    [
+        (40, True),
+        pytest.param(40, False, marks=pytest.mark.slow),
+        pytest.param(80, True, marks=pytest.mark.slow),
+    ],
+)
 def test_tables_are_whole_on_narrow_and_old_consoles(command, tmp_path, width, plain) -> None:
     """No line is longer than the console, no cell is cut, and every epsilon is there."""
     (tmp_path / "c.toml").write_text(SMALL)

@@ -176,6 +176,7 @@ def test_the_privacy_command_reads_a_run_folder(finished, tmp_path):
     assert said["ledger"]["epsilon"] > 0
 
 
+@pytest.mark.slow
 def test_demo_compares_four_runs_and_goes_on_where_it_was(tmp_path):
     done = dpscaffold("demo", "--rounds", "2", "--out", "demo", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -200,6 +201,7 @@ def test_every_example_configuration_is_valid(example):
         parse({name: table for name, table in tables.items() if name != "tune"}, example.parent)
 
 
+@pytest.mark.slow
 def test_the_python_example_runs(tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLES / "own_arrays.py"],
@@ -250,7 +252,12 @@ def whole(config, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+    ("sent", "code"),
+    [
+        (signal.SIGKILL, -9),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_run_resumes_to_the_uninterrupted_end(config, whole, tmp_path, sent, code):
     """Killed at a random moment or asked to stop, then resumed: exactly the metrics of a run left

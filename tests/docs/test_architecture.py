@@ -37,18 +37,46 @@ def test_the_layers_are_those_that_imports_keep_to(tables):
     assert shown == LAYERS
 
 
-def test_the_paths_are_those_that_real_runs_take(tables, tmp_path):
-    script = TREE / "benchmarks/walks.py"
-    words = [sys.executable, str(script), "--functions"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
-    train, predict, deployed = [part.split("\n") for part in done.stdout.strip().split("\n\n")]
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory) -> dict[str, list[str]]:
+    """What the script prints for each walk: functions in order, and the counts."""
+    words = [sys.executable, str(TREE / "benchmarks/walks.py"), "--functions"]
+    place = tmp_path_factory.mktemp("walks")
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=place)
+    train, first, *rest = done.stdout.strip().split("\n\n")
+    counts, predict = first.split("\n", 4)[:4], first.split("\n", 4)[4]
+    count, deployed = rest[0].split("\n", 1)
+    return {
+        "train": train.split("\n"),
+        "predict": predict.split("\n"),
+        "deployed": deployed.split("\n"),
+        "counts": [*counts, count, rest[1]],
+    }
+
+
+def test_the_paths_are_those_that_real_runs_take(tables, walks):
+    predict = walks["predict"]
     for heading, calls in (
-        ("From a CSV file to a prediction", train + predict[predict.index(LOADED) :]),
-        ("One round across sites", deployed),
+        ("From a CSV file to a prediction", walks["train"] + predict[predict.index(LOADED) :]),
+        ("One round across sites", walks["deployed"]),
     ):
         steps = [drawing().names(row[1])[0] for row in tables[heading]]
         places = [calls.index(step) for step in steps]
         assert places == sorted(places), heading
+
+
+#: Changes of package on a walk, at most. With slack: a new call between packages is no mistake, a
+#: dozen of them are worth a look.
+MOST = {"train": 80, "predict": 40, "deployed": 150}
+
+
+def test_call_paths_change_packages_a_limited_number_of_times(walks):
+    """A setting is made once, and each of the two tables is validated once."""
+    lines = [line.split() for line in walks["counts"]]
+    changes = {words[-1]: int(words[0]) for words in lines if "package:" in words}
+    assert changes.keys() == MOST.keys()
+    assert all(10 < changes[name] <= most for name, most in MOST.items()), changes
+    assert [int(words[0]) for words in lines if "×" in words] == [1, 2, 1], lines
 
 
 #: Where the second half of the first path begins: a run reads models too, to report on them.

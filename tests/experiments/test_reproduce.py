@@ -135,6 +135,7 @@ def test_stacks_hold_only_runs_that_fit_together():
         assert sum(20 for _ in cell.cases) <= runner.ROWS["cpu"]
 
 
+@pytest.mark.slow
 def test_a_tiny_table_end_to_end(tmp_path):
     result = invoke("table1", "--scale", TINY, "--row", "10", "--out", tmp_path, "--quiet")
     assert result.exit_code == 0, result.output
@@ -374,6 +375,7 @@ def test_a_tiny_sweep_shows_every_choice(tmp_path):
     assert "x* of this objective" in panel
 
 
+@pytest.mark.slow
 def test_results_without_pyarrow_are_csv_alone(tmp_path, monkeypatch):
     import sys
 
@@ -401,6 +403,7 @@ def test_the_same_noise_runs_on_the_loop(tmp_path, monkeypatch):
     assert one.history != same.history or one.average != same.average
 
 
+@pytest.mark.slow
 def test_the_list_has_every_experiment_and_a_time(monkeypatch):
     monkeypatch.setattr("dpscaffold.paper.listing.names", lambda: ("table1", "figure1", "figure2"))
     result = CliRunner().invoke(

@@ -43,6 +43,7 @@ def test_a_dozen_kills_and_damages():
     assert " 0 losses" in said
 
 
+@pytest.mark.slow
 def test_a_kill_and_a_power_cut_between_file_operations():
     """Some points of a run and of commands that replace files; ``slow`` takes every one."""
     said = play("--grid", "29", "--only", "train.,report.,site init")
