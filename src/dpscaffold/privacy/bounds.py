@@ -209,8 +209,8 @@ PAPER_THIRD_PARTY = Bound(
     explanation=(
         "The number the paper prints, for comparison only: its proof takes for granted that "
         "sampling users amplifies a record's ε and that noise averages out over adaptive local "
-        "steps. Both fail for some losses (docs/privacy.md shows three), so do not quote it as a "
-        "guarantee."
+        "steps. Both fail for some losses (docs/published-bound.md shows three): do not quote it "
+        "as a guarantee."
     ),
     proved_for=(("record", "fixed"),),
     condition=laws.always,
