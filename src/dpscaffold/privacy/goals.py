@@ -13,6 +13,7 @@ from dpscaffold.privacy.calibrate import LEAST_SOLVED, Combination, round_up_dig
 from dpscaffold.privacy.costs import Cost
 from dpscaffold.privacy.errors import PrivacyError
 from dpscaffold.privacy.human import check_group, losses
+from dpscaffold.privacy.ledger import largest_count
 from dpscaffold.privacy.mechanism import MOST_NOISE, Mechanism
 from dpscaffold.privacy.showing import digits_up
 from dpscaffold.privacy.tradeoff import TradeOff
@@ -153,19 +154,13 @@ def rounds_for(
     def met(rounds: int) -> bool:
         return goal.of(run, bound, costs, rounds) <= goal.target
 
-    if not met(1):
+    rounds = largest_count(met, at_most)
+    if not rounds:
         raise PrivacyError(
             f"{goal} cannot be met even at one round (the noise is {run.noise:g}); give more "
             f"noise or a larger goal"
         )
-    low, high = 1, 2
-    while high <= at_most and met(high):
-        low, high = high, 2 * high
-    high = min(high, at_most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if met(middle) else (low, middle)
-    return low
+    return rounds
 
 
 def goal_table(
