@@ -9,10 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.ready  ## train DP-SCAFFOLD beside its rivals and draw the comparison (about a minute)
+demo: $(VENV)/.ready  ## train DP-SCAFFOLD and its rivals and draw the comparison (about a minute)
 	$(BIN)/dpscaffold demo
 
-deploy-demo: $(VENV)/.ready-flower  ## train across three sites as processes, beside the simulator
+deploy-demo: $(VENV)/.ready-flower  ## train across three sites as processes, and compare with the simulator
 	$(BIN)/python -m dpscaffold.deployment.transports.flower.demo
 
 test: $(VENV)/.ready-dev  ## run the tests (under ten minutes on two cores)
@@ -61,11 +61,11 @@ fuzz: $(VENV)/.ready-dev  ## 100,000 mutated configurations, tables and command 
 release-check: $(VENV)/.ready-dev  ## build wheel and sdist, install each afresh, run demo and tests
 	sh tests/release-check.sh $(BIN)/python
 
-bench: $(VENV)/.ready-bench  ## timings beside peers, as ratios
+bench: $(VENV)/.ready-bench  ## timings compared with peers, as ratios
 	$(BIN)/python benchmarks/round.py
 
 DATA ?=
-tables: $(VENV)/.ready-bench  ## what drafts reach beside scikit-learn and Opacus (DATA=FOLDER adds real tables)
+tables: $(VENV)/.ready-bench  ## what drafts reach compared with scikit-learn and Opacus (DATA=FOLDER adds real tables)
 	$(BIN)/python benchmarks/tables.py $(if $(DATA),--data-dir $(DATA))
 
 $(BIN)/python:

@@ -1,4 +1,4 @@
-"""The full synthetic setting over data seeds 0, 1, 2: test accuracy beside that of the central
+"""The full synthetic setting over data seeds 0, 1, 2: test accuracy next to that of the central
 optimum.
 
     python benchmarks/accuracy.py [--device cuda] [--out accuracy.json]

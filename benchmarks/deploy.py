@@ -199,7 +199,7 @@ def measure_idle(sites: int, seconds: float) -> str:
         for name in local.names:
             key = read_node_key(local.folder / name / "node.key")
             fleet = Fleet(address, key, local.folder / name / "node_id")
-            given = (fleet, lambda letter: letter, stop, joined.append)
+            given = (fleet, lambda message: message, stop, joined.append)
             threads.append(threading.Thread(target=serve, args=given, daemon=True))
             threads[-1].start()
         while sum(said.startswith("online") for said in joined) < sites:

@@ -84,9 +84,9 @@ def time_site(folder: Path) -> None:
     clock.wrap(OfferedWork, "participate", "local steps")
     real = answer.Site.answer
 
-    def answered(self: Any, letter: Any) -> Any:
+    def answered(self: Any, message: Any) -> Any:
         clock.take()
-        reply = real(self, letter)
+        reply = real(self, message)
         if reply.header.get("kind") == "task":
             note(folder / "timed.jsonl", {"round": reply.header.get("round"), **clock.take()})
         return reply

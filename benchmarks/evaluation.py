@@ -1,4 +1,4 @@
-"""An evaluation with and without gradient dissimilarity, beside a round of training.
+"""An evaluation with and without gradient dissimilarity, next to a round of training.
 
     python benchmarks/evaluation.py [--users 60] [--records 1000] [--repeats 3]
 
@@ -34,7 +34,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(task: Task, features: int, asked: argparse.Namespace) -> None:
-    """Time the three on a federation of so many features, and print them."""
+    """Time the three on a federation of this many features, and print them."""
     federation = synthetic(users=asked.users, records=asked.records, dimension=features, classes=10)
     plan = Plan(rounds=1, local_steps=10, user_ratio=min(1.0, 20 / asked.users), data_ratio=0.2)
     setting = Setting(federation.roster, task, scaffold(), plan, Gaussian(clip=1.0, noise=10.0))

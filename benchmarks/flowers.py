@@ -140,7 +140,7 @@ _running: list[Simulation] = []
 
 
 def _started(cores: int) -> dict[str, Any]:
-    """How Ray is started: quietly, with so many cores, and no page of its own."""
+    """How Ray is started: quietly, with this many cores, and no page of its own."""
     return {"num_cpus": cores, "include_dashboard": False, "log_to_driver": False}
 
 

@@ -109,7 +109,7 @@ def stack(
 
 
 def timed(left: Iterator[object], device: torch.device, repeats: int) -> tuple[float, float]:
-    """Median and best of so many rounds in ms, after three that record and warm up."""
+    """Median and best of this many rounds in ms, after three that record and warm up."""
     for _ in range(3):
         next(left)
     times = []
@@ -226,7 +226,7 @@ def femnist_sized(report: Report, device: torch.device, rounds: int) -> None:
 
 
 def evaluated(report: Report, data: Federation, plan: Plan, device: torch.device) -> None:
-    """Rounds of which every one is evaluated, beside the next round and in line."""
+    """Rounds of which every one is evaluated, next to the next round and in line."""
     times = {}
     real = in_progress.Aside
     short = replace(plan, rounds=40, evaluate_every=1)

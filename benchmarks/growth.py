@@ -6,7 +6,7 @@ One thing is changed at a time, from 40 participants × 20 steps × batch 100 of
 10 weights. Time is CPU time of this process with one thread, so that other programs matter little;
 the least of the repeats counts. The exponent is the slope of a straight line through log time
 against log size. Federations of up to ``--users`` users × 20 records × 40 features lie in a mapped
-file; 1,000 take part in a round, and the most anonymous memory of the process is printed beside.
+file; 1,000 take part in a round, and the most anonymous memory of the process is printed next to.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ READ_AS = {
     "decimal": ",",
     "dates": {"admitted": "%d.%m.%Y"},
     "categories": ["ward", "sex"],
-    "gaps": {"weight": ["-9", "?"]},
+    "na_values": {"weight": ["-9", "?"]},
     "seed": 5,
 }
 FILLED = {"missing": {"age": "median", "weight": "indicator", "ward": "category", "*": 0.0}}
@@ -278,9 +278,9 @@ PROTECTED: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
 }
 
 
-def rows(seed: int, sites: Sequence[str], gaps: bool = True) -> list[dict[str, str]]:
-    """Records of people at some sites, as cells with decimal commas; with ``gaps``, some values are
-    missing, and some categories and labels are spelt in other ways."""
+def rows(seed: int, sites: Sequence[str], missing: bool = True) -> list[dict[str, str]]:
+    """Records of people at some sites, as cells with decimal commas; with ``na_values``, some
+    values are missing, and some categories and labels are spelt in other ways."""
     stream = np.random.default_rng(seed)
 
     def some(*texts: str) -> str:
@@ -305,7 +305,7 @@ def rows(seed: int, sites: Sequence[str], gaps: bool = True) -> list[dict[str, s
                 "fell": str(int(age + stream.normal(0, 20) > 70)),
                 "pain": str(int(stream.random() < 0.4)),
             }
-            if gaps:
+            if missing:
                 row["age"] = some(row["age"], row["age"], row["age"], row["age"], "")
                 row["weight"] = some(row["weight"], row["weight"], row["weight"], "-9", "?", "")
                 row["ward"] = some(row["ward"], row["ward"], row["ward"], "", f" {row['ward']}")
@@ -374,7 +374,7 @@ def cases(folder: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], s
 def tables(folder: Path) -> Found:
     """Every case with every kind of privacy."""
     found: Found = {}
-    complete = write(folder / "complete.csv", rows(3, ["east", "west"], gaps=False))
+    complete = write(folder / "complete.csv", rows(3, ["east", "west"], missing=False))
     for name, data, task, new in cases(folder):
         for kind, (privacy, changes) in PROTECTED.items():
             config = {"data": {**data, **changes}, "task": task, "plan": SHORT_PLAN}

@@ -1,5 +1,5 @@
 """Tables for ``benchmarks/tables.py`` that need no download: made up, or bundled with scikit-learn
-and dealt out to sites that differ.
+and partitioned to sites that differ.
 
 Each function writes a file, or a folder of one file per site, and returns what ``init`` is told.
 """
@@ -120,7 +120,8 @@ def _write_form(path: Path, columns: dict[str, list[object]], form: Form) -> Non
     path.write_bytes(("\n".join(lines) + "\n").encode(form.encoding))
 
 
-# -- scikit-learn's own tables, dealt out to sites that differ ------------------------------------
+# -- scikit-learn's own tables, partitioned to sites that differ
+# ------------------------------------
 
 
 def dealt(rows: np.ndarray, sites: int, seed: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""One private step of a small convolutional network beside a step without privacy and Opacus'.
+"""One private step of a small convolutional network next to a step without privacy and Opacus'.
 
     python benchmarks/module.py [--repeats N] [--threads 2]
 

@@ -1,4 +1,4 @@
-"""Rounds of a network and of FEMNIST's shape on a CPU, beside their bare work, and what they spend
+"""Rounds of a network and of FEMNIST's shape on a CPU, next to their bare work, and what they spend
 their time on.
 
     python benchmarks/networks.py [--repeats 8]

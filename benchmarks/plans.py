@@ -1,4 +1,4 @@
-"""Whole plans, trained as they are written, beside the best of the frontier.
+"""Whole plans, trained as they are written, next to the best of the frontier.
 
     python benchmarks/plans.py --out FOLDER [--device cuda] [--data-dir DATA] [--rows 1 2 3 4]
     python benchmarks/plans.py --out FOLDER --write docs
@@ -6,7 +6,7 @@
 For each of four rows of the frontier and each ε towards the server, ``recommend`` makes a plan from
 public facts alone: at most 400 rounds, the row's local steps, a fifth of the users in a round,
 Poisson batches. The plan is written, read back and trained on the real data with three seeds. What
-its averaged model reaches stands beside the best of the frontier at the same ε, which is the best
+its averaged model reaches stands next to the best of the frontier at the same ε, which is the best
 of all algorithms, step sizes, clips and K that were tried **with the test data in view**.
 
 Finished parts of FOLDER are kept, so the script goes on where it was stopped, and several may work

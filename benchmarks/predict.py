@@ -3,7 +3,7 @@
     python benchmarks/predict.py [--rows 1000000] [--kind csv] [--files 1] [--folder FOLDER]
 
 A model of 48 numbers and two categories (standardised, unit-norm, 10 classes) predicts for a file
-of so many rows, as the command does, in a process of its own; the file is written first and not
+of this many rows, as the command does, in a process of its own; the file is written first and not
 timed. Several files are a folder, and so are their predictions. Memory is the largest resident set
 of that process.
 """
@@ -43,7 +43,7 @@ def rows(count: int, seed: int, labelled: bool = False) -> pa.RecordBatch:
 
 
 def write(path: Path, count: int) -> None:
-    """A file of so many rows, block by block."""
+    """A file of this many rows, block by block."""
     first = rows(1, 0)
     make = pa.parquet.ParquetWriter if path.suffix == ".parquet" else pa.csv.CSVWriter
     with make(path, first.schema) as writer:

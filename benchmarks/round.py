@@ -1,4 +1,4 @@
-"""One DP-SCAFFOLD round beside its peers: ratios, all sides in one process, interleaved, best of
+"""One DP-SCAFFOLD round next to its peers: ratios, all sides in one process, interleaved, best of
 several.
 
     python benchmarks/round.py            # the full setting: 20 users × 50 steps × batch 800, 41 ×

@@ -1,4 +1,4 @@
-"""What secret noise costs: a round with ciphers and the grid beside one with seeded streams.
+"""What secret noise costs: a round with ciphers and the grid next to one with seeded streams.
 
     python benchmarks/secret.py [--rounds 20]
 

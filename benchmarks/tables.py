@@ -1,4 +1,5 @@
-"""What a newcomer gets: ``init`` and ``train`` as they are, beside training on all records at once.
+"""What a newcomer gets: ``init`` and ``train`` as they are, next to training on all records at
+once.
 
     python benchmarks/tables.py [--data-dir DIR] [--out FOLDER] [--splits 101 102 103]
 

@@ -112,7 +112,7 @@ def together(seed: int, first: int, count: int) -> Iterator[str]:
 
 
 def main(count: int = 100_000, seed: int = 0, first: int = 0) -> int:
-    """Run so many cases and print what went wrong as it does."""
+    """Run this many cases and print what went wrong as it does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let their jobs ignore it
     arguments.load_all()  # once, before the children
     began, failures = time.monotonic(), 0

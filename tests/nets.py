@@ -109,7 +109,7 @@ def hooked() -> nn.Module:
 
 
 def frozen() -> nn.Module:
-    """Some parameters are constants: a whole layer, a bias, and a weight beside a learnt bias."""
+    """Some parameters are constants: a whole layer, a bias, and a weight next to a learnt bias."""
     net = nn.Sequential(
         nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 5), nn.LayerNorm(5), nn.Dropout(0.5),
         nn.Linear(5, 3),

@@ -72,7 +72,7 @@ def test_a_site_reads_a_budget_file_as_its_own_ledger(allowance):
 @given(st.lists(st.floats(0.0, 0.7), max_size=12))
 @settings(max_examples=25, deadline=None)
 def test_whatever_is_asked_the_total_holds(tmp_path_factory, asked):
-    """A plain reckoning beside the file: grants add, refusals change nothing."""
+    """A plain reckoning next to the file: grants add, refusals change nothing."""
     path = tmp_path_factory.mktemp("b") / "budget.jsonl"
     allowance = BudgetFile.open(path, 1.0, 0.5)
     granted: list[float] = []

@@ -27,7 +27,8 @@ WARDS = ("a", "b", "c")
 
 
 def visits(path: Path) -> list[dict[str, Any]]:
-    """A table with everything at once: numbers, gaps and markers of gaps, dates, categories."""
+    """A table with everything at once: numbers, missing values and NA strings, dates,
+    categories."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = [
         {
@@ -60,7 +61,7 @@ def table(folder: Path, **more: Any) -> tuple[Federation, list[dict[str, Any]]]:
         "categories": {"ward": list(WARDS), "sex": ["f", "m"]},
         "dates": {"born": "%d.%m.%Y"},
         "missing": {"age": "median", "weight": "indicator", "sex": "category"},
-        "gaps": {"age": ["-9"], "sex": ["?"]},
+        "na_values": {"age": ["-9"], "sex": ["?"]},
         "preprocess": ["standardise", "unit-norm"],
         **more,
     }
@@ -101,7 +102,7 @@ CASES = {
         lambda f: table(f, label=["fever", "cough"]),
         lambda d: Mlp(d, 2, 4, LOSSES["labels"]),
     ),
-    "unseen as zero, gaps filled by a number": Case(
+    "unseen as zero, missing values filled by a number": Case(
         lambda f: table(f, unseen="zero", missing=1.5, preprocess=["centre"]),
         lambda d: ModuleTask(net(d, 3)),
     ),
@@ -202,7 +203,7 @@ def test_what_ours_refuses_is_nan_elsewhere_and_what_it_takes_is_not(tmp_path: P
     """A ward that the training never saw, by every way out; with unseen = "zero" it is taken."""
     for name, taken in (
         ("softmax on a table of everything", False),
-        ("unseen as zero, gaps filled by a number", True),
+        ("unseen as zero, missing values filled by a number", True),
     ):
         model, rows = made(name, tmp_path)
         strange = [{**rows[0], "ward": "zz"}, rows[1]]
@@ -221,7 +222,7 @@ def test_the_folder_is_read_back_as_it_was(name: str, tmp_path: Path) -> None:
     model, rows = made(name, tmp_path)
     own = {
         "pictures by a convolution": pictures,
-        "unseen as zero, gaps filled by a number": lambda: net(model.schema.dimension, 3),
+        "unseen as zero, missing values filled by a number": lambda: net(model.schema.dimension, 3),
     }
     module = own[name]() if name in own else None
     again = load_model(export(model, "safetensors", tmp_path / "folder"), module)

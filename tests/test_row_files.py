@@ -417,7 +417,7 @@ def test_predictions_of_before_are_replaced_whole(model: Model, home: Path) -> N
     assert {*contents(Path("said"))} == {"later.csv", "north.csv", "south.csv", "west.csv"}
     assert len(table(Path("said/north.csv"))) == 1
     assert not [path for path in home.iterdir() if path.name.startswith(".")]
-    Path("new/west.csv").unlink()  # what was said of it would stand beside what is said now
+    Path("new/west.csv").unlink()  # what was said of it would stand next to what is said now
     with pytest.raises(BadInput, match=r"--out said holds west\.csv, which is no earlier"):
         predict_files(model, "new", "said")
 

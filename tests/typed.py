@@ -26,7 +26,7 @@ user_ratio = 0.4
 noise = 4.0
 """
 
-#: A table of people, as ``table.csv`` beside the configuration, two rounds, without privacy.
+#: A table of people, as ``table.csv`` next to the configuration, two rounds, without privacy.
 TABLE = """
 [data]
 source = "csv"
@@ -39,7 +39,7 @@ local_steps = 1
 user_ratio = 0.5
 """
 
-#: Patients of several hospitals, as ``h.csv`` beside the configuration; a test adds the rest.
+#: Patients of several hospitals, as ``h.csv`` next to the configuration; a test adds the rest.
 HOSPITALS = """
 [data]
 source = "csv"

@@ -65,7 +65,7 @@ def failing():
 
 @pytest.fixture
 def config(tmp_path):
-    """A configuration with a user's own file, and its neighbour, beside it."""
+    """A configuration with a user's own file, and its neighbour, next to it."""
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "neighbour.py").write_text("FACTOR = 0.5\n")
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
@@ -145,7 +145,7 @@ def test_an_own_file_on_the_command_line(config, monkeypatch):
 
 
 def test_the_example_is_what_its_page_says(tmp_path):
-    """examples/feddyn.toml trains FedDyn from the file beside it."""
+    """examples/feddyn.toml trains FedDyn from the file next to it."""
     done = run(
         "train", EXAMPLES / "feddyn.toml", "--set", "plan.rounds=2", "--set", "data.users=10",
         "--set", "data.records=40", "--out", tmp_path / "out", "--json",

@@ -35,7 +35,7 @@ LINES = (
     "data describe c.toml --out f.svg",
     "data prepare c.toml --out stored",
 )
-#: Every command in one process that can write so many bytes to a file, as on a disk without room.
+#: Every command in one process that can write this many bytes to a file, as on a disk without room.
 SCRIPT = """
 import resource, signal, sys
 from dpscaffold import cli

@@ -43,7 +43,7 @@ def elsewhere(*arguments: Any) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder beside the table that it was trained on, made by the command alone."""
+    """A run folder next to the table that it was trained on, made by the command alone."""
     place = tmp_path_factory.mktemp("run")
     clinic(place / "clinic.csv")
     (place / "clinic.toml").write_text(

@@ -166,7 +166,7 @@ def test_tables_are_whole_on_narrow_and_old_consoles(command, tmp_path, width, p
 
 
 def test_a_resumed_run_finds_its_own_files(command, tmp_path: Path, monkeypatch) -> None:
-    """Beside the configuration that it began with, from any working folder."""
+    """Next to the configuration that it began with, from any working folder."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "own.py").write_text(OWN)
     text = SMALL + '[task]\nkind = "module"\nmodule = "own:net"\n[algorithm]\nname = "own:mine"\n'
@@ -180,11 +180,11 @@ def test_a_resumed_run_finds_its_own_files(command, tmp_path: Path, monkeypatch)
     code, _, err = command("train", "--resume", "../run", "--set", "plan.rounds=4")
     assert code == 2 and "own" in err and err.count("error:") == 1
     command("train", tmp_path / "c.toml", "--out", "plain", "-q")
-    assert json.loads(Path("plain/run.json").read_text())["beside"] is None
+    assert json.loads(Path("plain/run.json").read_text())["home"] is None
 
 
 def test_fashion_mnist_packed_again_is_accepted(tmp_path: Path, monkeypatch) -> None:
-    """Debian's package packs the same bytes anew: what is unpacked decides. Other bytes are still
+    """Debian's package packs the same bytes again: what is unpacked decides. Other bytes are still
     refused."""
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()

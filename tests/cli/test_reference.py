@@ -184,7 +184,7 @@ NUMBER = {"classes": 0, "class_names": [], "low": 0.0, "high": 60.0}
 
 @pytest.mark.parametrize("table", ["schema", "deploy", "facts", "tune", "evaluate"])
 def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
-    """Each key alone, beside what it needs."""
+    """Each key alone, next to what it needs."""
     base = {"features": 4, "classes": 2, "columns": ["age", "pressure", "sex"]}
     base |= {"categories": {"sex": ["f", "m"]}, "label": "ill", "class_names": ["no", "yes"]}
     entries = [key for key in FOUND if key.table == table]
@@ -204,7 +204,7 @@ def test_examples_of_the_other_tables_are_accepted(table, tmp_path):
             read = read.evaluate if table == "evaluate" else getattr(read, ROWS.get(table, table))
         found = read[name] if isinstance(read, dict) else getattr(read, name)
         found = found.model_dump(exclude_defaults=True) if hasattr(found, "model_dump") else found
-        if name not in ("grid", "prepare", "categories", "gaps", "values", "public"):
+        if name not in ("grid", "prepare", "categories", "na_values", "values", "public"):
             assert found == key.example or list(found) == key.example, key.name
 
 
@@ -247,7 +247,7 @@ def test_explain_knows_the_files_of_a_deployment(key, said):
     assert said in typed("config", "explain", key)
 
 
-#: What a key needs beside it: a partition, or the fit that it belongs to.
+#: What a key needs next to it: a partition, or the fit that it belongs to.
 BESIDE = {
     "data": {
         "alpha": {"partition": "dirichlet"},
@@ -270,7 +270,7 @@ BESIDE = {
 
 
 def tables_with(key):
-    """A configuration with the key at its example, and what it needs beside it."""
+    """A configuration with the key at its example, and what it needs next to it."""
     name = key.name.partition(".")[2]
     needed = {
         other.name.partition(".")[2]: other.example
@@ -293,7 +293,8 @@ def tables_with(key):
 
 
 def test_examples_of_data_steps_task_and_algorithm_are_accepted():
-    """Each key of each source, step and algorithm, at its example, with what it needs beside it."""
+    """Each key of each source, step and algorithm, at its example, with what it needs next to
+    it."""
     tables = ("data", "step", "task", "algorithm")
     tried = [key for key in FOUND if key.table in tables and key.name not in WHOLE]
     assert len(tried) > 150

@@ -149,7 +149,7 @@ def test_stacked_runs_agree_with_single_ones(algorithm, privacy):
 
 
 def test_a_silent_run_may_share_a_stack_with_a_noised_one():
-    """σ_g = 0 and C = ∞ beside C = 1 and noise: neither poisons nor alters the other."""
+    """σ_g = 0 and C = ∞ next to C = 1 and noise: neither poisons nor alters the other."""
     silent, noised = (
         setting("scaffold", "logistic", Gaussian(clip=c, noise=n, sampling="poisson", unit="user"))
         for c, n in ((float("inf"), 0.0), (1.0, 1.0))

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of real images: $DPSCAFFOLD_DATA, or ``../shared/data`` beside the repository."""
+    """The folder of real images: $DPSCAFFOLD_DATA, or ``../shared/data`` next to the repository."""
     folder = Path(os.environ.get("DPSCAFFOLD_DATA") or _ROOT.parent / "shared" / "data")
     if not (folder / "mnist").is_dir() or not (folder / "emnist47").is_dir():
         pytest.skip(

@@ -118,7 +118,7 @@ def test_the_seed_decides_everything() -> None:
         ({"source": "digits", "users": "many"}, "users is 'many'; give a whole number"),
         ({"source": "digits", "test_ratio": 1.0}, "test_ratio is 1.0; .*less than 1"),
         ({"source": "digits", "partition": "dirichlet", "alpha": float("nan")}, "alpha"),
-        ({"source": "digits", "partition": "natural"}, "needs data that say whose each record is"),
+        ({"source": "digits", "partition": "natural"}, "needs the user of each record"),
         (
             {"source": "digits", "partition": "dirichlet", "similarity": 3},
             "similarity belongs to partition = 'similarity'",

@@ -68,7 +68,7 @@ def test_a_site_that_would_drown_the_others_is_named():
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_the_epsilon_of_replacing_is_that_of_the_statement(epsilon):
-    """The comment beside the one that the run would state, for the same records."""
+    """The comment next to the one that the run would state, for the same records."""
     sizes = {str(site): 100 for site in range(8)}
     found, text = tables(sizes, epsilon=epsilon)
     shown = float(re.search(r"content, and about ([0-9.]+) for replacing", text)[1])

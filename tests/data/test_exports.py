@@ -57,7 +57,9 @@ def test_what_stands_above_the_header_is_skipped_in_every_encoding(
 def test_the_line_of_the_header_can_be_given(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "\n".join(["Export", "of;March", HEADER, *ROWS]))
     assert len(pool_of(path, header=3).labels) == 60
-    with pytest.raises(BadInput, match=r"a\.csv \(line 2\): a row has 2 values.*\(header\)"):
+    with pytest.raises(
+        BadInput, match=r"a\.csv \(line 2\): a row has 2 values.*delimiter or header"
+    ):
         pool_of(path)
     with pytest.raises(BadInput, match="header"):
         pool_of(path, header=0)
@@ -96,7 +98,7 @@ def test_the_line_of_a_fault_is_that_of_the_file(tmp_path: Path) -> None:
 def test_letters_that_fit_no_encoding_are_refused_at_the_end_of_a_file_too(tmp_path: Path) -> None:
     text = "\n".join([HEADER, *ROWS]).encode("cp1252") + b"\nB\x81;1;2,5;ja\n"
     (tmp_path / "a.csv").write_bytes(text)
-    with pytest.raises(BadInput, match=r"a\.csv is neither UTF-8 nor UTF-16 nor Windows' Western"):
+    with pytest.raises(BadInput, match=r"a\.csv is neither UTF-8 nor UTF-16 nor Windows-1252"):
         look(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_bytes("\n".join([HEADER, *ROWS]).encode("utf-16")[:-1])
     with pytest.raises(BadInput, match=r"b\.csv cannot be read as utf-16"):
@@ -105,7 +107,7 @@ def test_letters_that_fit_no_encoding_are_refused_at_the_end_of_a_file_too(tmp_p
 
 def test_utf_16_that_is_taken_for_utf_8_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "\n".join(["site,age,ill", "a,1,0"]), "utf-16-le")
-    with pytest.raises(BadInput, match="zeros where letters should be; set encoding = 'auto'"):
+    with pytest.raises(BadInput, match=r"contains NUL bytes .*; set encoding = 'auto'"):
         load_federation({"source": "csv", "path": str(path), "label": "ill", "users": 2})
 
 

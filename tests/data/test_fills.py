@@ -83,7 +83,7 @@ def rule(**more: Any) -> dict[str, Any]:
 
 
 def test_it_is_a_private_step_with_its_cost(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Named and counted in the statement, once, beside the training."""
+    """Named and counted in the statement, once, next to the training."""
     path = written(tmp_path)
     data = load_federation({**TABLE, "path": path, "missing": rule()})
     step = next(s for s in data.preparation if s.protection == "private")

@@ -235,7 +235,7 @@ def test_identifiers_and_crowds_of_categories_are_pointed_out(
 
 
 def test_an_identifier_is_one_over_all_files(tmp_path: Path) -> None:
-    """Within each small file ages differ too; bed numbers begin anew in each."""
+    """Within each small file ages differ too; bed numbers begin again in each."""
     for site in range(6):
         rows = [f"{site * 10 + i},{20 + i},{i},{i % 2}" for i in range(8)]
         text = "visit,age,bed,ill\n" + "\n".join(rows) + "\n"

@@ -1,4 +1,4 @@
-"""The benchmark of drafts: its tables need no download, and its page judges the goals."""
+"""The benchmark of drafts: its tables need no download, and its page evaluates the goals."""
 
 from __future__ import annotations
 

@@ -153,8 +153,8 @@ def test_deployed_sites_read_spellings_alike(tmp_path: Path) -> None:
             "'ja' is among the given values of the column; take it out",
         ),
         (
-            {"values": {"ready": {"yes": ["ja"]}}, "gaps": ["ja"]},
-            "values.ready and gaps both name 'ja'",
+            {"values": {"ready": {"yes": ["ja"]}}, "na_values": ["ja"]},
+            "values.ready and na_values both name 'ja'",
         ),
         (
             {

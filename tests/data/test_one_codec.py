@@ -122,7 +122,12 @@ def test_six_readers_read_a_table_identically(tmp_path_factory, table):
 
     data = {"source": "csv", "path": str(path), "label": "ill", "classes": CLASSES, **written}
     data |= {"categories": {"sex": SEXES}, "dates": {"born": FORMS}, "missing": FILL, "users": 1}
-    data |= {"gaps": NA_STRINGS, "values": SPELLINGS, "preprocess": (), "partition": "similarity"}
+    data |= {
+        "na_values": NA_STRINGS,
+        "values": SPELLINGS,
+        "preprocess": (),
+        "partition": "similarity",
+    }
     pool = read_pool(parse_data(data))
     np.testing.assert_array_equal(pool.features, features, "training in memory")
     np.testing.assert_array_equal(pool.labels, labels, "training in memory")
@@ -148,7 +153,7 @@ def test_six_readers_read_a_table_identically(tmp_path_factory, table):
 
     rows = SchemaSettings(
         features=5, classes=2, columns=COLUMNS, categories={"sex": SEXES}, label="ill",
-        class_names=CLASSES, missing=FILL, gaps=NA_STRINGS, values=SPELLINGS,
+        class_names=CLASSES, missing=FILL, na_values=NA_STRINGS, values=SPELLINGS,
         dates={"born": FORMS},
     )  # fmt: skip
     site = read_records({"source": "csv", "path": "d.csv", **written}, folder, rows)

@@ -30,7 +30,8 @@ def command(*words: Any) -> tuple[int, str]:
 
 
 def clinics(path: Path, number: bool = False) -> Path:
-    """A table with numbers, a category, a date, gaps and two classes, or a number to predict."""
+    """A table with numbers, a category, a date, missing values and two classes, or a number to
+    predict."""
     rng = np.random.default_rng(0)
     lines = ["site,age,stay,ward,admitted,ready"]
     for i in range(160):

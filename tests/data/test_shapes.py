@@ -1,4 +1,4 @@
-"""(features, classes) by the settings alone, beside the data and what their publishers say."""
+"""(features, classes) by the settings alone, next to the data and what their publishers say."""
 
 from __future__ import annotations
 

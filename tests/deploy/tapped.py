@@ -1,8 +1,8 @@
 """The command line, watched: ``python tests/deploy/tapped.py site start north/site.toml``.
 
-A site notes the id of every upload in ``uploads.txt`` beside its file *before* it leaves, and every
-poll in ``polls.txt``; what was noted survives a kill, so no ledger may ever hold less. Where a file
-``dies`` lies there, it ends once between the head of an upload and its objects.
+A site notes the id of every upload in ``uploads.txt`` next to its file *before* it leaves, and
+every poll in ``polls.txt``; what was noted survives a kill, so no ledger may ever hold less. Where
+a file ``dies`` lies there, it ends once between the head of an upload and its objects.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def _watch(folder: Path) -> None:
     reply, receive, push = Fleet.reply, Fleet.receive, node.push_objects
     mark, leaving = folder / "dies", []
 
-    def noted_reply(self, asked, letter):
-        if letter.header.get("kind") == "task" and letter.header.get("status") == "yes":
-            _note(folder / "uploads.txt", str(letter.header["upload"]))
-            leaving[:] = [letter]
-        reply(self, asked, letter)
+    def noted_reply(self, asked, signed):
+        if signed.header.get("kind") == "task" and signed.header.get("status") == "yes":
+            _note(folder / "uploads.txt", str(signed.header["upload"]))
+            leaving[:] = [signed]
+        reply(self, asked, signed)
         leaving.clear()
 
     def deadly_push(*given, **options):

@@ -93,7 +93,7 @@ def test_its_metrics_of_controls_are_those_of_a_simulated_run(tmp_path, algorith
     assert ("trust" in shown) == (algorithm == "scaffold-balanced")
     for found, meant in zip(served.history, alone.history, strict=True):
         norms = {name for name in found if "norm" in name or name.startswith("largest_user")}
-        assert norms <= shown  # and no numbers of its own beside them
+        assert norms <= shown  # and no numbers of its own next to them
         for name in shown:
             wanted = None if meant[name] is None else pytest.approx(meant[name], rel=1e-4, abs=1e-7)
             assert found[name] == wanted, name
@@ -159,8 +159,8 @@ def test_a_party_may_stay_away_so_the_aggregate_bound_is_refused(tmp_path):
 def test_a_stalled_run_keeps_its_checkpoint_and_goes_on(tmp_path):
     world = World(tmp_path / "sites", "scaffold", privacy=FIXED, rounds=4, user_ratio=1.0)
     away = {"on": True}
-    world.exchange.fate = lambda name, letter, attempt: Delivery(
-        lose_ask=away["on"] and letter.header.get("round", 0) >= 3 and name == "north"
+    world.exchange.fate = lambda name, signed, attempt: Delivery(
+        lose_ask=away["on"] and signed.header.get("round", 0) >= 3 and name == "north"
     )
     patience = Patience(3, 1, 0.0)
     served = deployment(world, tmp_path / "run", patience=patience).run(world.names, False)
@@ -231,10 +231,10 @@ class StoppedAway:
     def __init__(self, real, at):
         self.real, self.at = real, at
 
-    def ask(self, letters, accept):
-        if any(letter.header.get("round") == self.at for letter in letters.values()):
+    def ask(self, questions, accept):
+        if any(signed.header.get("round") == self.at for signed in questions.values()):
             raise ExchangeStopped("asked to stop while the SuperLink was away")
-        return self.real.ask(letters, accept)
+        return self.real.ask(questions, accept)
 
 
 def test_a_server_told_to_stop_ends_with_its_checkpoint_and_goes_on(tmp_path):

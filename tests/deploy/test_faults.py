@@ -159,9 +159,9 @@ def test_a_lost_state_books_all_that_is_left(tmp_path):
     assert ledger.total >= 3 and ledger.left(world.policies["north"]).epsilon == 0
     world.fresh_server()
     world.post.totals = {"north": 3}
-    letter = world.post.letter("offer", world.enrolled.run, "north", {
+    message = world.post.message("offer", world.enrolled.run, "north", {
         "offer": dict(world.enrolled.offer), "commitment": "c"})  # fmt: skip
-    assert world.reason("north", letter) == "policy-epsilon"
+    assert world.reason("north", message) == "policy-epsilon"
 
 
 @pytest.mark.parametrize("kept", [0, 2])
@@ -259,7 +259,7 @@ def test_the_end_of_a_run_leaves_its_model_at_the_sites(tmp_path):
     world.drive()
     yes, no = world.engine.settle(True, {"epsilon": 1.5}, world.state.output)
     assert not no
-    total = sum(letter.vectors["slot.control"].astype(np.float64) for letter in yes.values())
+    total = sum(message.vectors["slot.control"].astype(np.float64) for message in yes.values())
     c = world.state.server.slots["control"].numpy()
     assert np.abs(3 * c - total).max() < 1e-4
     model = world.memory("north").model()
@@ -272,7 +272,7 @@ def test_slots_stay_at_home_unless_the_site_consents(tmp_path):
     world.enrol()
     world.drive()
     yes, _ = world.engine.settle(False, {}, None)
-    assert all(not letter.vectors for letter in yes.values())
+    assert all(not message.vectors for message in yes.values())
 
 
 def test_no_ledger_is_below_the_uploads_that_left(tmp_path):

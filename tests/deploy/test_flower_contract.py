@@ -61,11 +61,11 @@ def test_importing_dpscaffold_imports_no_flwr():
 def test_a_letter_crosses_as_records(size):
     vectors = {name: np.random.default_rng(1).standard_normal(size) for name in ("params", "b.c")}
     vectors["b.number"] = np.array([0.5])
-    letter = sign({"kind": "task", "round": 3}, vectors, KEY)
-    content = wire.to_records(letter)
+    signed = sign({"kind": "task", "round": 3}, vectors, KEY)
+    content = wire.to_records(signed)
     assert len(content) == 2  # the header, and all vectors
     again = wire.from_records(content)
-    assert pack(again) == pack(letter) and again.signed_by(public_of(KEY))
+    assert pack(again) == pack(signed) and again.signed_by(public_of(KEY))
 
 
 def test_the_vectors_of_a_round_are_one_object_for_all_sites():
@@ -83,10 +83,10 @@ def one_task(monkeypatch):
         monkeypatch.setattr(node.TaskIdentity, name, 1)
 
 
-def carried(letter):
+def carried(signed):
     """The bytes that Flower counts of a message, and how many objects it has."""
     message = node.Message(
-        content=wire.to_records(letter), dst_node_id=1 << 62, message_type="query"
+        content=wire.to_records(signed), dst_node_id=1 << 62, message_type="query"
     )
     message.metadata.__dict__["_message_id"] = message.object_id
     parts = node.get_all_nested_objects(message)
@@ -112,8 +112,8 @@ def test_a_participation_is_its_vectors_and_little_else(
     told, sent = ({name: np.ones(n) for name, n in lengths.items()} for lengths in (down, up))
     asked = ask("task", "0" * 32, "north", fields, told, KEY)
     whole = 0
-    for letter in (asked, reply(asked, "north", said, sent, KEY)):
-        counted, parts = carried(letter)
+    for signed in (asked, reply(asked, "north", said, sent, KEY)):
+        counted, parts = carried(signed)
         assert parts <= objects  # every object costs the SuperLink requests
         whole += counted
     assert 4 * size * vectors < whole <= 4 * size * vectors + most
@@ -147,9 +147,9 @@ def test_whatever_else_arrives_is_an_empty_letter():
         ),
     ]
     for content in strange:
-        letter = wire.from_records(content)
-        assert dict(letter.header) == {} and not letter.vectors
-        assert not letter.signed_by(public_of(KEY))
+        signed = wire.from_records(content)
+        assert dict(signed.header) == {} and not signed.vectors
+        assert not signed.signed_by(public_of(KEY))
 
 
 def test_the_superlinks_configuration_is_all_there(tmp_path):

@@ -57,10 +57,10 @@ def offered(world, **changes):
     offer = dict(world.enrolled.offer)
     for table, change in changes.items():
         offer[table] = change if not isinstance(change, dict) else {**offer[table], **change}
-    return world.reason("north", offer_letter(world, offer))
+    return world.reason("north", offer_message(world, offer))
 
 
-def offer_letter(world, offer, run=None, **fields):
+def offer_message(world, offer, run=None, **fields):
     head = {"offer": offer, "commitment": "c", "seen": 0, "seen_total": 0}
     return ask("offer", run or fresh_id(), "north", head | fields, {}, world.key)
 
@@ -109,7 +109,7 @@ def test_it_cannot_run_code_at_a_site(world, tmp_path, monkeypatch):
 )
 def test_it_cannot_go_beyond_the_policy(world, changes, code):
     before = world.ledger("north").anchor
-    if code == "bad-signature":  # an infinity cannot even be written into a letter
+    if code == "bad-signature":  # an infinity cannot even be written into a message
         with pytest.raises(ValueError):
             offered(world, **changes)
         return
@@ -160,7 +160,7 @@ def test_it_cannot_change_the_plan_in_mid_run(world):
     plan = {**world.enrolled.offer, "plan": {**world.enrolled.offer["plan"], "seed": 7}}
     assert world.reason("north", world.task("north", plan=digest(plan))) == "plan-changed"
     promise = commitment(world.enrolled.run, SERVER, world.enrolled.nonce)
-    again = offer_letter(world, plan, world.enrolled.run, commitment=promise)
+    again = offer_message(world, plan, world.enrolled.run, commitment=promise)
     assert world.reason("north", again) == "plan-changed"
 
 
@@ -295,8 +295,8 @@ def test_it_cannot_choose_the_draw(tmp_path):
                 assert world.reason(name, world.task(name, number)) == "not-drawn"
     other = dict(world.enrolled.nonces) | {SERVER: fresh_id()}
     head = {"nonces": other, "seen": 0, "seen_total": 0}
-    letter = ask("draw", world.enrolled.run, "north", head, {}, world.key)
-    assert world.reason("north", letter) == "bad-draw"
+    message = ask("draw", world.enrolled.run, "north", head, {}, world.key)
+    assert world.reason("north", message) == "bad-draw"
 
 
 def test_it_cannot_begin_a_run_twice(world):
@@ -308,8 +308,8 @@ def test_it_cannot_begin_a_run_twice(world):
             "seen": 0,
             "seen_total": 0,
         }
-        letter = ask("begin", world.enrolled.run, "north", head | changes, {}, world.key)
-        return world.reason("north", letter)
+        message = ask("begin", world.enrolled.run, "north", head | changes, {}, world.key)
+        return world.reason("north", message)
 
     assert begin() == ""
     assert begin(roster=["north"], sizes=[12]) == "roster-changed"
@@ -321,7 +321,7 @@ def test_it_cannot_begin_a_run_twice(world):
     world.memory("north").forget()  # even where the site lost its folder of the run
     assert world.reason("north", world.task("north")) == "unknown-run"
     promise = world.enrolled.commitments[SERVER]
-    offer = offer_letter(world, world.enrolled.offer, world.enrolled.run, commitment=promise)
+    offer = offer_message(world, world.enrolled.offer, world.enrolled.run, commitment=promise)
     assert world.reason("north", offer) == ""
     assert begin(roster=["east", "north"], sizes=[9, 12]) == "bad-draw"
     assert begin(sizes=[9, 12, 8]) == "roster-changed"
@@ -338,8 +338,8 @@ def test_the_nonce_is_shown_only_after_all_have_committed(tmp_path):
         "seen": 0,
         "seen_total": 0,
     }
-    letter = ask("begin", enrolled.run, "north", head, {}, world.key)
-    assert world.reason("north", letter) == "bad-draw"
+    message = ask("begin", enrolled.run, "north", head, {}, world.key)
+    assert world.reason("north", message) == "bad-draw"
     assert not world.ledger("north").runs[enrolled.run].began
     secret = world.sites["north"].state.run(enrolled.run).enrolment().nonce
     assert all(secret.encode() not in raw for _, raw in world.exchange.answered)
@@ -433,8 +433,8 @@ def test_it_cannot_acknowledge_what_it_never_had(world):
 
 def test_it_cannot_reach_files_by_a_runs_name(world):
     for run in ("../../escape", "/etc", "", "A" * 3, "ab" * 40):
-        letter = ask("task", run, "north", {"seen": 0, "seen_total": 0}, {}, world.key)
-        assert world.reason("north", letter) == "unknown-run"
+        message = ask("task", run, "north", {"seen": 0, "seen_total": 0}, {}, world.key)
+        assert world.reason("north", message) == "unknown-run"
 
 
 def test_seen_beyond_the_ledger_stops_the_site_until_its_operator_acts(world):
@@ -450,7 +450,7 @@ def test_seen_beyond_the_ledger_stops_the_site_until_its_operator_acts(world):
     assert world.reason("north", world.task("north", 2)) == "budget-spent"
 
 
-# --- letters that are no letters
+# --- messages that are no messages
 
 
 def test_strangers_and_mistakes_are_refused(world):
@@ -554,8 +554,8 @@ def test_every_answer_of_a_run_is_a_code_or_an_upload(world):
         "participations total nonce_shown upload round fresh"
     }
     for _, raw in world.exchange.answered:
-        letter = unpack(raw)
-        assert set(letter.header) <= set(" ".join(allowed).split())
+        message = unpack(raw)
+        assert set(message.header) <= set(" ".join(allowed).split())
 
 
 def test_enrolled_survives_its_file(world):

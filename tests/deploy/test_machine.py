@@ -1,4 +1,4 @@
-"""A state machine over everything that may befall letters, sites and server, in any order."""
+"""A state machine over everything that may befall messages, sites and server, in any order."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Deployment(RuleBasedStateMachine):
             return
         finally:
             world.steps = lambda name, step: None
-            world.exchange.fate = lambda name, letter, attempt: Delivery()
+            world.exchange.fate = lambda name, message, attempt: Delivery()
             world.exchange.order = lambda names: names
             for name in known_behind:  # whatever else happens, it gives nothing new
                 assert self.uploads()[name] == before[name]
@@ -96,7 +96,7 @@ class Deployment(RuleBasedStateMachine):
 
     @rule(fates=st.lists(FATES, min_size=1, max_size=9), backwards=st.booleans())
     def stormy_round(self, fates: list[Delivery], backwards: bool) -> None:
-        """Letters are lost, repeated, delayed and reordered."""
+        """Messages are lost, repeated, delayed and reordered."""
         left = list(fates)
         self.world.exchange.fate = lambda *_: left.pop() if left else Delivery()
         self.world.exchange.order = lambda names: names[::-1] if backwards else names
@@ -208,7 +208,7 @@ class Deployment(RuleBasedStateMachine):
         if not self.behind and not self.world.engine._restore:
             try:
                 gap = self.world.gap()
-            except Exception as no:  # a restored folder, until the next task mends it
+            except Exception as no:  # a restored folder, until the next task fixes it
                 assert "state-mismatch" in str(no)
             else:
                 assert gap < 1e-5
@@ -225,7 +225,7 @@ class Deployment(RuleBasedStateMachine):
 
 
 def machine(examples: int, steps: int) -> settings:
-    """So many histories of so many events."""
+    """This many histories of this many events."""
     return settings(
         max_examples=examples,
         stateful_step_count=steps,

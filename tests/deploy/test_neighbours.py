@@ -103,7 +103,7 @@ rows = st.lists(cells, min_size=5, max_size=7).map(b",".join)
 @given(records=st.lists(strange | rows | st.sampled_from([*RECORDS.values()]), max_size=6))
 def test_every_line_is_a_record_and_is_read_alone(tmp_path, records):
     """The table of some lines is, record by record, what each line gives by itself."""
-    marked = TABLE.changed(gaps={"age": ["-9"]})
+    marked = TABLE.changed(na_values={"age": ["-9"]})
     found = read(tmp_path, csv_of(records), marked)
     assert len(found) == len(records)
     for k, record in enumerate(records):
@@ -134,7 +134,7 @@ def test_rows_of_parquet_files_are_read_alone(tmp_path):
         "age": pa.array([31.0, 1e300, float("nan"), None]),
         "bmi": pa.array(["20", "x", " 30 ", "-9"]),
     }
-    rows = TABLE.changed(gaps={"bmi": ["-9"]})
+    rows = TABLE.changed(na_values={"bmi": ["-9"]})
 
     def found(select):
         part = pa.table(table).take(select)
@@ -273,9 +273,9 @@ def heard(folder: Path, raw: bytes, declared: int | None = None, **more):
     except Exception as end:  # a refusal ends the run
         said.append(type(end).__name__)
     for _, answer in world.exchange.answered:
-        letter = unpack(answer)
-        said.append({k: v for k, v in letter.header.items() if k not in DRAWN})
-        said.append({name: vector.shape for name, vector in letter.vectors.items()})
+        message = unpack(answer)
+        said.append({k: v for k, v in message.header.items() if k not in DRAWN})
+        said.append({name: vector.shape for name, vector in message.vectors.items()})
     world.close("east")
     return said
 
@@ -406,9 +406,9 @@ def known_to(folder: Path, sizes, algorithm):
         elif path.is_file() and path.suffix in (".toml", ".log", ".txt", ".md"):
             found[name,] = re.sub(r"\b[0-9a-f]{16,}\b", "", path.read_text())
     for k, (_, raw) in enumerate(world.exchange.sent):
-        letter = unpack(raw)
-        found |= dict(plain_values(dict(letter.header), ("sent", k)))
-        found |= {("sent", k, n): v.shape for n, v in letter.vectors.items()}
+        message = unpack(raw)
+        found |= dict(plain_values(dict(message.header), ("sent", k)))
+        found |= {("sent", k, n): v.shape for n, v in message.vectors.items()}
     noised = {key for key, value in found.items() if isinstance(value, float)}
     drawn = {key for key, value in found.items() if isinstance(value, str) and is_drawn(value)}
     return {key: value for key, value in found.items() if key not in noised | drawn}

@@ -1,4 +1,4 @@
-"""A message whose sender died before its objects came holds up the next one's letters only
+"""A message whose sender died before its objects came holds up the next one's messages only
 briefly, and at the server nobody at all."""
 
 import threading
@@ -110,7 +110,7 @@ def test_an_answer_whose_sender_died_holds_up_nobody(office):
     office.there.add("whole")
     (found,) = office.grid.replies(["to east", "to north"])
     assert found[0] == "to north" and found[1].name == "whole"
-    # The same letter was sent again meanwhile, and its answer comes; the first is asked no more.
+    # The same message was sent again meanwhile, and its answer comes; the first is asked no more.
     office.announced.append(("to east again", "second"))
     office.there.add("second")
     (found,) = office.grid.replies(["to east", "to east again"])

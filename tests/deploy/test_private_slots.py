@@ -85,15 +85,15 @@ def test_it_is_in_no_message(world):
         site.share_slots = True
     answer = {name: site.answer for name, site in world.sites.items()}
     for name, site in world.sites.items():
-        site.answer = lambda letter, name=name: sent.append(answer[name](letter)) or sent[-1]
+        site.answer = lambda message, name=name: sent.append(answer[name](message)) or sent[-1]
     world.enrol()
     world.drive()
     world.engine._restore |= set(world.names)
     answers, _ = world.engine.settle(False, {}, None)
-    assert all(set(letter.vectors) == {"slot.control"} for letter in answers.values())
+    assert all(set(message.vectors) == {"slot.control"} for message in answers.values())
     assert set(world.engine._mirrored(world.names[0])) == {"restore.control"}
-    vectors = [vector for letter in sent for vector in letter.vectors.values()]
-    assert not any("habit" in name for letter in sent for name in letter.vectors)
+    vectors = [vector for message in sent for vector in message.vectors.values()]
+    assert not any("habit" in name for message in sent for name in message.vectors)
     for habit in habits(world):
         assert not any(len(v) == len(habit) and np.allclose(v, habit) for v in vectors)
 

@@ -12,7 +12,7 @@ from dpscaffold.deployment.site.reading import broken_lines, check_data_table, r
 from dpscaffold.errors import BadInput
 
 ROWS = TABLE.changed(categories={"sex": ("männlich", "weiblich")}, class_names=("nein", "ja"))
-GERMAN = {"source": "csv", "path": "d.csv", "delimiter": ";", "decimal": ",", "gaps": ["-9"]}
+GERMAN = {"source": "csv", "path": "d.csv", "delimiter": ";", "decimal": ",", "na_values": ["-9"]}
 TEXT = (
     "id;sex ;ill;age;bmi\n1; männlich;ja ;31,5;1.020,25\n2;weiblich;nein;-9;20\n3;;ja;?;-9,0\n"
     "4;weiblich;ja;2.5;20\n"
@@ -39,8 +39,8 @@ def test_a_line_in_another_encoding_contributes_nothing(tmp_path):
 
 def test_own_na_strings_are_added_to_those_of_the_offer(tmp_path):
     (tmp_path / "d.csv").write_text("sex,ill,age,bmi\nf,no,-9,-8\nf,no,-8,-9\n")
-    table = {"source": "csv", "path": "d.csv", "gaps": {"bmi": ["-9"]}}
-    rows = TABLE.changed(gaps=["-8"])
+    table = {"source": "csv", "path": "d.csv", "na_values": {"bmi": ["-9"]}}
+    rows = TABLE.changed(na_values=["-8"])
     found = read_records(table, tmp_path, rows)
     assert found.features.tolist() == [[-9, -1, 1, 0], [-1, -1, 1, 0]]
 
@@ -55,7 +55,7 @@ def test_own_na_strings_are_added_to_those_of_the_offer(tmp_path):
         ({"encoding": "klingon"}, "data.encoding is 'klingon', which is not known"),
         ({"encoding": "utf-32"}, "data.encoding is 'utf-32', whose lines"),
         ({"decimal": "'"}, "data.decimal"),
-        ({"gaps": [3]}, "gaps holds 3"),
+        ({"na_values": [3]}, "na_values holds 3"),
     ],
 )
 def test_what_cannot_be_declared_is_refused(tmp_path, wrong, words):

@@ -1,4 +1,4 @@
-"""Sites over letters in memory: every algorithm ends bit for bit where the simulator does."""
+"""Sites over messages in memory: every algorithm ends bit for bit where the simulator does."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_the_controls_add_up(tmp_path):
 
 
 def test_faults_in_which_everybody_answers_change_nothing(tmp_path):
-    """Lost, repeated, delayed and late letters, and any order: resent as they are."""
+    """Lost, repeated, delayed and late messages, and any order: resent as they are."""
     world = World(tmp_path, "scaffold", privacy=FIXED, rounds=6)
     world.enrol()
     stream = np.random.default_rng(3)
 
-    def fate(name, letter, attempt):
+    def fate(name, message, attempt):
         if attempt > 3:
             return Delivery()
         kind = stream.integers(6)
@@ -87,8 +87,8 @@ def test_a_lost_reply_changes_no_memory(tmp_path):
     world = World(tmp_path, "scaffold", privacy=FIXED, rounds=6, user_ratio=1.0)
     world.enrol()
     away = {2: "north", 4: "east"}
-    world.exchange.fate = lambda name, letter, attempt: Delivery(
-        lose_answer=away.get(letter.header.get("round")) == name
+    world.exchange.fate = lambda name, message, attempt: Delivery(
+        lose_answer=away.get(message.header.get("round")) == name
     )
     arrived = []
     while world.state.round < 6:
@@ -116,8 +116,8 @@ def test_too_few_answers_make_a_round_void(tmp_path):
     engine.patience = type(engine.patience)(quorum=3, voids=2, pause=0.0)
     silent = {"left": 2}
 
-    def fate(name, letter, attempt):
-        if name == "north" and letter.header["kind"] == "task" and silent["left"]:
+    def fate(name, message, attempt):
+        if name == "north" and message.header["kind"] == "task" and silent["left"]:
             silent["left"] -= 1
             return Delivery(lose_ask=True)
         return Delivery()
@@ -136,11 +136,11 @@ def test_too_few_answers_make_a_round_void(tmp_path):
 
 def test_a_site_that_missed_the_draw_gets_it_again(tmp_path):
     world = World(tmp_path, "scaffold", privacy=FIXED)
-    world.exchange.fate = lambda name, letter, attempt: Delivery(
-        lose_ask=letter.header["kind"] == "draw"
+    world.exchange.fate = lambda name, message, attempt: Delivery(
+        lose_ask=message.header["kind"] == "draw"
     )
     world.enrol()
-    world.exchange.fate = lambda name, letter, attempt: Delivery()
+    world.exchange.fate = lambda name, message, attempt: Delivery()
     assert_parity(world.drive())
 
 
@@ -171,7 +171,7 @@ def test_a_mirrored_memory_is_restored_to_the_last_bit(tmp_path):
     assert_parity(world.drive())
 
 
-def test_no_letter_leaves_before_the_last_round_is_saved(tmp_path):
+def test_no_message_leaves_before_the_last_round_is_saved(tmp_path):
     """What a checkpoint does not hold yet must not be acknowledged."""
     secret = Gaussian(clip=0.7, noise=20.0, secret=True)
     world = World(tmp_path, "scaffold", privacy=secret, rounds=4, user_ratio=1.0)

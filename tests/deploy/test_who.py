@@ -54,11 +54,11 @@ def world(tmp_path):
 
 
 def test_a_site_cannot_speak_for_another(world):
-    """East answers north's letters, with north's name on them; they are waited past."""
+    """East answers north's messages, with north's name on them; they are waited past."""
     north, east = world.answering("north"), world.keys["east"]
 
-    def forged(letter: SignedMessage) -> SignedMessage:
-        answer = north(letter)
+    def forged(message: SignedMessage) -> SignedMessage:
+        answer = north(message)
         return sign(answer.header, answer.vectors, east)
 
     world.exchange.sites["north"] = forged
@@ -71,8 +71,8 @@ def test_a_site_cannot_answer_with_an_old_letter(world):
     first = []
     north = world.answering("north")
 
-    def replayed(letter: SignedMessage) -> SignedMessage:
-        first.append(north(letter))
+    def replayed(message: SignedMessage) -> SignedMessage:
+        first.append(north(message))
         return first[0]
 
     world.exchange.sites["north"] = replayed
@@ -81,17 +81,17 @@ def test_a_site_cannot_answer_with_an_old_letter(world):
 
 
 def test_a_site_sees_nothing_of_another_but_its_name_and_size(world):
-    """All that is sent to east: no letter carries anything of north's uploads or policy."""
+    """All that is sent to east: no message carries anything of north's uploads or policy."""
     world.exchange.sent.clear()
     world.drive()
     world.engine.settle(True, {}, world.state.output)
     told, uploaded = set(), set()
     for name, raw in world.exchange.sent:
-        letter = unpack(raw)
+        message = unpack(raw)
         if name == "east":
-            told |= {*letter.header, *letter.vectors}
+            told |= {*message.header, *message.vectors}
             assert "north" not in json.dumps(
-                {k: v for k, v in letter.header.items() if k not in ("roster", "commitments")}
+                {k: v for k, v in message.header.items() if k not in ("roster", "commitments")}
             )
     for name, raw in world.exchange.answered:
         if name == "north":

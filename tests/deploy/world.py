@@ -1,4 +1,4 @@
-"""A deployed federation inside one process: real sites with real files, letters in memory."""
+"""A deployed federation inside one process: real sites with real files, messages in memory."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class World:
         return self.answering(name)
 
     def answering(self, name: str) -> Callable[[SignedMessage], SignedMessage]:
-        return lambda letter: self.sites[name].answer(letter)
+        return lambda message: self.sites[name].answer(message)
 
     def ledger(self, name: str) -> SiteLedger:
         return SiteLedger(self.folder / name / "state" / "ledger.jsonl", name)
@@ -269,7 +269,7 @@ class World:
             self.round()
         return self
 
-    # --- letters by hand
+    # --- messages by hand
 
     def task(self, name: str, number: int = 1, vectors=None, **fields) -> SignedMessage:
         """A task as the server would send it, with anything in it changed."""
@@ -286,12 +286,12 @@ class World:
         sent = {k: v for k, v in (sent | (vectors or {})).items() if v is not None}
         return ask("task", self.enrolled.run, name, head | fields, sent, self.key)
 
-    def send(self, name: str, letter: SignedMessage) -> SignedMessage:
-        return self.sites[name].answer(letter)
+    def send(self, name: str, message: SignedMessage) -> SignedMessage:
+        return self.sites[name].answer(message)
 
-    def reason(self, name: str, letter: SignedMessage) -> str:
+    def reason(self, name: str, message: SignedMessage) -> str:
         """The code of a refusal, or the empty text."""
-        return str(self.send(name, letter).header.get("reason", ""))
+        return str(self.send(name, message).header.get("reason", ""))
 
     def drawn_name(self, number: int = 1) -> str:
         """A site that the round drew."""
@@ -317,10 +317,10 @@ def uploads_of(answers: list[tuple[str, bytes]]) -> set[tuple[str, str]]:
 
     found = set()
     for name, raw in answers:
-        letter = unpack(raw)
-        assert letter is not None
-        if letter.header["kind"] == "task" and letter.header["status"] == "yes":
-            found.add((name, str(letter.header["upload"])))
+        message = unpack(raw)
+        assert message is not None
+        if message.header["kind"] == "task" and message.header["status"] == "yes":
+            found.add((name, str(message.header["upload"])))
     return found
 
 

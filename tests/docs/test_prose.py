@@ -133,7 +133,7 @@ def test_the_checks_notice_what_they_look_for():
     assert len(too_long("- a\n- " + "word " * 91)) == 1
     assert dialect("a gap beside it") == ["gap", "beside"]
     assert dialect("| so many | is told |") == ["so many", "is told"]
-    assert dialect("`gaps`, recommended, [x](letters.md)") == []
+    assert dialect("`na_values`, recommended, [x](letters.md)") == []
     assert opening("# T\n\nThis answers the question of the page at once.") is not None
     for page in ("no title\n\ntext", "# T\n\n- a list of one two three four five six", "# T\n"):
         assert opening(page) is None

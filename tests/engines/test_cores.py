@@ -37,7 +37,7 @@ def every_round_is_shared(monkeypatch):
 
 
 def shared_by(run, count, chunk=None):
-    """Where a run and its users' memories end with so many cores."""
+    """Where a run and its users' memories end with this many cores."""
     engine = Simulator([run], [run.federation], Hardware(chunk=chunk, threads=count))
     reached = Driven(engine).drive().reached
     return torch.cat([reached.params, *(v.flatten() for v in reached.memories.values())])

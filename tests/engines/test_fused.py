@@ -1,4 +1,5 @@
-"""A GPU's own programs beside what they stand for: the same draws, the same steps, the same bounds.
+"""A GPU's own programs next to what they represent: the same draws, the same steps, the same
+bounds.
 
 They run on a GPU, or without one under Triton's interpreter where Triton is installed:
 ``TRITON_INTERPRET=1 python -m pytest tests/engines/test_fused.py``. What needs neither runs always.

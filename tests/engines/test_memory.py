@@ -79,7 +79,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("algorithm", [scaffold, scaffold_balanced])
 def test_a_round_makes_nothing_for_users_who_do_not_take_part(algorithm):
-    """Twenty of so many users: the largest tensor of the second round, and the slots that are
+    """Twenty of this many users: the largest tensor of the second round, and the slots that are
     stored, are those of twenty of a thousand."""
 
     def round_of(users):

@@ -46,7 +46,7 @@ def test_devices_are_named_with_commas():
 
 
 def short_of_memory(monkeypatch, fits, kind=torch.cuda.OutOfMemoryError):
-    """Workers that cannot take more than so many rows; returns the shards that were tried."""
+    """Workers that cannot take more than this many rows; returns the shards that were tried."""
     tried, real = [], Worker.participate
 
     def participate(self, phase, rows, *more):
@@ -73,7 +73,7 @@ def test_a_chunk_that_does_not_fit_is_halved_for_good(monkeypatch, caplog, kind)
 
 
 def test_a_secret_round_is_drawn_again_as_it_was(monkeypatch):
-    """Were batches drawn anew, only those that fit would ever be used."""
+    """Were batches drawn again, only those that fit would ever be used."""
     noises, real = {}, OneRound.normals
 
     def normals(self, round, user):

@@ -244,7 +244,7 @@ def test_noise_of_a_score_is_in_units_of_its_bound():
     sums, sizes = record_sums(outcome, data.test, compared)
     assert sums == pytest.approx(sizes * math.log(10), rel=1e-6)  # a model of zeros
     run = setting.describe()
-    # five folds of so many training records each hold sizes.sum() out
+    # five folds of this many training records each hold sizes.sum() out
     held = [int(4 * size) for size in sizes]
     found = np.array([scored(outcome, data.test, compared, table, run, held) for _ in range(300)])
     wanted = 2.0 * 4.0 * math.sqrt(data.users) / sizes.sum()

@@ -79,7 +79,7 @@ def test_the_search_ends_with_its_best_inside(tmp_path, peak, bound):
         assert not at_end(tried, best.rate) and set(tried) <= {*row.ladder, *row.finer}
     rungs_below = [rate for rate in row.ladder if rate <= bound]
     coarse = min(rungs_below, key=lambda rate: abs(math.log(rate / peak)))
-    if bound > peak:  # the finest that there is, but only beside the best rung
+    if bound > peak:  # the finest that there is, but only next to the best rung
         assert best.rate == min(every, key=lambda rate: abs(math.log(rate / peak)))
     assert best.rate in (coarse, *between([*row.ladder], coarse, row.finer))
 
@@ -370,7 +370,7 @@ def test_an_unfinished_place_waits_and_a_ladder_ends(tmp_path):
         waves += 1
     first = {case.settings.plan.learning_rate for case in small()[1]}
     below = sum(rate < min(first) for rate in chosen.rows[0].ladder)
-    assert waves == below + 3  # then what is finer beside the best, K = 1, and what is finer there
+    assert waves == below + 3  # then what is finer next to the best, K = 1, and what is finer there
 
 
 @given(st.data())
@@ -382,7 +382,7 @@ def test_rungs_stay_on_the_ladder_beyond_what_was_tried(data):
     found = rungs(tried, best, ladder, failed)
     assert all(rate in ladder and rate not in tried for rate in found)
     assert not (failed and any(rate >= min(tried) for rate in found))
-    if not failed:  # afterwards both rungs beside the best were tried
+    if not failed:  # afterwards both rungs next to the best were tried
         place, known = ladder.index(best), {*tried, *found}
         assert known >= set(ladder[max(0, place - 1) : place + 2])
         assert len(found) <= 2

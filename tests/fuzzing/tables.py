@@ -227,7 +227,7 @@ def _settings(rng: random.Random, source: str, path: Path, names: list[str]) -> 
             "absent": lambda: some(2),
             "ranges": lambda: dict.fromkeys(some(2), rng.choice(ENDS)),
             "missing": lambda: rng.choice(("drop", 0.0, "refuse", _rules(rng, names))),
-            "gaps": lambda: rng.choice((_markers(rng), dict.fromkeys(some(3), _markers(rng)))),
+            "na_values": lambda: rng.choice((_markers(rng), dict.fromkeys(some(3), _markers(rng)))),
             "target": lambda: rng.choice(("class", "number", {"kind": "number", **_ends(rng)})),
             "features": lambda: some(3),
             "classes": lambda: rng.choice((["yes", "no"], ["a", "b"], ["0", "1", "2"])),
@@ -268,7 +268,7 @@ def _spellings(rng: random.Random) -> Any:
 
 
 def _markers(rng: random.Random) -> Any:
-    """Markers of gaps, now and then none that may be."""
+    """NA strings, now and then none that may be."""
     wrong = ("?", [""], [-9], ["\x00"], {"*": "?"}, None)
     return rng.choice(wrong) if rng.random() < 0.1 else rng.sample(CELLS, rng.randint(0, 4))
 

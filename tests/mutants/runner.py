@@ -78,7 +78,7 @@ def read_list(path: Path = LIST) -> list[Mutant]:
 
 @contextmanager
 def copies(count: int) -> Iterator[queue.Queue[Path]]:
-    """So many copies of the tree, compiled, each to be taken and given back."""
+    """This many copies of the tree, compiled, each to be taken and given back."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         found: queue.Queue[Path] = queue.Queue()
         for number in range(count):

@@ -1,5 +1,5 @@
-"""The table of whole plans: what stands beside them is the frontier's best, and it is written where
-the page says."""
+"""The table of whole plans: what stands next to them is the frontier's best, and it is written
+where the page says."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_an_unknown_step_has_no_law():
 
 
 def with_total(local, at):
-    """FedAvg's upload, and the mean gradient as a total beside it."""
+    """FedAvg's upload, and the mean gradient as a total next to it."""
     upload, kept = send_move(local, at)
     return Upload(upload.params, {"gradient": local.mean_gradient}), kept
 

@@ -71,8 +71,8 @@ def the_setting(steps: int, data_ratio: float = 1.0) -> Trial:
     """Pairs of users: a victim, whose first record has label 0 in even and 1 in odd games, and a
     bystander.
 
-    The noise √K keeps the claim within reach of so many games: a participation has multiplier 1 in
-    all.
+    The noise √K keeps the claim within reach of this many games: a participation has multiplier 1
+    in all.
     """
     features = torch.ones(RECORDS, 1)
     balanced = torch.tensor([1, 0] * (RECORDS // 2))

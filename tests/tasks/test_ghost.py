@@ -247,7 +247,7 @@ def test_a_module_that_uses_a_weight_more_often_later_is_still_exact():
 
 
 def test_parameters_that_do_not_matter_have_no_gradient():
-    """Beside others, or all of them."""
+    """Next to others, or all of them."""
 
     class Idle(nn.Module):
         def __init__(self, share: float) -> None:

@@ -228,7 +228,7 @@ def test_underflow_lets_no_record_through(size, clip):
 
 
 def test_the_loop_drops_a_gradient_that_is_not_finite_as_a_whole():
-    """Its finite numbers may be of any size: they do not pass beside a NaN."""
+    """Its finite numbers may be of any size: they do not pass next to a NaN."""
     table = [(torch.zeros(9, DIMENSION), torch.zeros(9, dtype=torch.int64))]
     data = Federation.from_arrays(table, table, classes=CLASSES)
     oracle = loop(setting("fedavg", "logistic", Gaussian(0.7, 1.0), data, user_ratio=1.0))

@@ -47,8 +47,8 @@ ROWS = ["site,age,dose,ill"] + [
 #: A dataset of two files that is published in a folder of this machine.
 DATASET, MIRROR = "torture", f"file://{tempfile.gettempdir()}/dpscaffold-torture-{os.getpid()}"
 PUBLISHED = {"one.bin": bytes(range(256)) * 3000 + b"\n", "two.bin": b"\0" * 1000 + b"all of it\n"}
-#: What may differ between two runs of one configuration: times, and the ε shown beside a round that
-#: is run again, which counts the rounds after it that were released before the fault.
+#: What may differ between two runs of one configuration: times, and the ε shown next to a round
+#: that is run again, which counts the rounds after it that were released before the fault.
 TIMES = ("seconds", "epsilon_server")
 
 Result = Callable[[Path], object]

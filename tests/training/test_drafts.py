@@ -67,7 +67,7 @@ def states(path: Path) -> None:
 
 
 def drafted(table: Callable[[Path], None], *named: str) -> tuple[Model, Federation]:
-    """The model of both commands, with the records that it was trained and is judged on."""
+    """The model of both commands, with the records that it was trained and is evaluated on."""
     table(Path("table.csv"))
     repeatable = ["--set", "privacy.secret=false"]
     for words in (

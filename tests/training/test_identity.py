@@ -43,7 +43,7 @@ def identity_of(folder: Path) -> str:
 
 
 def plain_digest(federation: Federation) -> str:
-    """The digest of all records without a key, written down anew."""
+    """The digest of all records without a key, written down again."""
     state = hashlib.blake2b(digest_size=16)
     state.update(repr((federation.classes, federation.dimension)).encode())
     for table in (federation.train, federation.test):

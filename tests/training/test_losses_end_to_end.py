@@ -106,7 +106,7 @@ def test_every_loss_learns_from_a_csv_file_in_both_engines(
 
 
 def test_metrics_of_a_run_are_scikit_learns(tmp_path: Path) -> None:
-    """Predictions of the result's own model on raw rows, judged by scikit-learn."""
+    """Predictions of the result's own model on raw rows, evaluated by scikit-learn."""
     for kind, task in (TASKS[1], TASKS[4]):
         data = write(tmp_path / f"{kind}.csv", kind)
         settings = parse({"data": data, "task": task, "plan": PLAN})

@@ -41,7 +41,7 @@ def go(plan: Plan, out: Path, resume: bool = True, privacy=NOISY, **more):
 
 
 def alone(rounds: int, run, repeats: tuple[int, ...] = ()) -> float:
-    """ε of so many rounds of this mechanism, as if nothing else had run."""
+    """ε of this many rounds of this mechanism, as if nothing else had run."""
     return RANDOM_PARTICIPATION.epsilon(replace(run, rounds=rounds), rounds, (), repeats)
 
 
@@ -445,7 +445,7 @@ def test_from_the_command_line(command, tmp_path: Path) -> None:
     assert json.loads(out) == more["privacy"]
     code, out, _ = command("privacy", "run")
     assert code == 0 and "2 parts" in " ".join(out.split())
-    # Beside another run: three parts, added.
+    # Next to another run: three parts, added.
     shutil.copy("c.toml", "other.toml")
     command("train", "other.toml", "--out", "other", "--set", "plan.seed=5", "-q")
     code, out, err = command("privacy", "run", "other", "--json")

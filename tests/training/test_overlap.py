@@ -1,4 +1,4 @@
-"""Models judged while the next round runs: the same events, rows, checkpoints and ends."""
+"""Models evaluated while the next round runs: the same events, rows, checkpoints and ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan(**changes):
 
 @pytest.fixture
 def overlapping(monkeypatch):
-    """A CPU that judges in a thread, as a GPU does."""
+    """A CPU that evaluates in a thread, as a GPU does."""
     return lambda on=True: monkeypatch.setattr(RunInProgress, "ahead", on)
 
 

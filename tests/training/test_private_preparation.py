@@ -82,7 +82,7 @@ def test_the_cap_per_user_leaves_room_for_it():
 
 @pytest.mark.parametrize("limit", ["user_epsilon", "target_epsilon"])
 def test_more_rounds_do_not_make_it_free(tmp_path, limit):
-    """Three rounds with the mean beside them, then more, which are a part of their own: two of
+    """Three rounds with the mean next to them, then more, which are a part of their own: two of
     these fit in closed form, and without the mean there would be room for all."""
 
     def plain(participations: int) -> float:

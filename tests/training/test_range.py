@@ -1,4 +1,4 @@
-"""Numbers with a public range: trained on [-1, 1], judged and given out in their own units."""
+"""Numbers with a public range: trained on [-1, 1], evaluated and given out in their own units."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_remembered_optimum_is_judged_in_the_units_of_its_own_range(
 
 
 def test_public_records_of_a_server_are_judged_in_points() -> None:
-    """A score of 0.5 stands for 45 points; the truths are 45 and 30."""
+    """A score of 0.5 represents 45 points; the truths are 45 and 30."""
     offer = Offer.model_validate(
         {
             "rows": {"features": 1, "classes": 0, "low": 0.0, "high": 60.0},

@@ -65,7 +65,7 @@ def test_a_simulation_says_so_before_anything_else(tmp_path):
     assert "a simulation" in " ".join(shown.output.split())
     plan = json.loads(command("privacy", tmp_path / "run.toml", "--json").stdout)
     assert plan["simulated"] is True and "would be protected" in plan["quote"]
-    # Over the draw first, as calibrated, and the ledger beside it.
+    # Over the draw first, as calibrated, and the ledger next to it.
     over, given = round_up(said["server"]["epsilon"]), round_up(said["ledger"]["epsilon"])
     assert said["quote"].index(f"= {over} ") < said["quote"].index(f"is {given};")
     assert "over the random draw" in said["quote"]

@@ -102,12 +102,12 @@ def test_a_configuration_cannot_claim_what_the_run_is_not(tmp_path, claim):
 
 SIZES = (7919, 6007, 5003, 4001)
 NUMBERS = {*SIZES, *(size // 2 for size in SIZES), sum(SIZES)}
-#: A digest of what is drawn anew each time holds any four digits now and then.
+#: A digest of what is drawn again each time holds any four digits now and then.
 DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
 
 
 def numbers_in(value):
-    """All whole numbers in a checkpoint, tensors included."""
+    """All integers in a checkpoint, tensors included."""
     if isinstance(value, dict):
         return set().union(*(numbers_in(v) for pair in value.items() for v in pair))
     if isinstance(value, list | tuple):

@@ -30,7 +30,8 @@ def evaluate_command(
         str | None, typer.Option(help="column of what is true; default: that of the training")
     ] = None,
     site: Annotated[
-        str | None, typer.Option(help="column of whose each row is; default: that of the training")
+        str | None,
+        typer.Option(help="column with the site of each row; default: that of the training"),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="draw confusion and calibration (.png, .svg, .pdf)")

@@ -97,7 +97,7 @@ def plan_command(
 
 def _needs_copy(settings: Configuration, out: Path) -> bool:
     """Whether the configuration names files of your own that lie in another folder."""
-    return settings.beside is not None and Path(settings.beside) != out.absolute()
+    return settings.home is not None and Path(settings.home) != out.absolute()
 
 
 def _refuse_own_output(config: Path | None, out: Path) -> None:

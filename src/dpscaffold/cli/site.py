@@ -72,7 +72,7 @@ def start(
     file: File = Path("site.toml"),
     insecure: Annotated[bool, typer.Option("--insecure", help="plain text, on loopback")] = False,
 ) -> None:
-    """Connect to the server and answer its letters until SIGTERM."""
+    """Connect to the server and answer its messages until SIGTERM."""
     from dpscaffold.deployment.transports import flower
 
     flower.require()

@@ -51,7 +51,7 @@ class Configuration(ConfigTable):
         return setting if given.epsilon is None else setting.calibrated(given.epsilon)
 
     @property
-    def beside(self) -> str | None:
+    def home(self) -> str | None:
         """The folder of the configuration, where it names a file of a user's own."""
         own = self.task.module is not None or ":" in self.algorithm.name
         folder = self.task.folder or self.algorithm.folder  # a table that is left out knows none

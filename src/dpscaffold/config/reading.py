@@ -36,15 +36,15 @@ def load(
         tables = unplanned(without(tables, key), key)
     for item in overrides:
         tables = unplanned(override(tables, item), item.partition("=")[0].strip())
-    return parse(tables, beside(Path(path)) if path is not None else None)
+    return parse(tables, home(Path(path)) if path is not None else None)
 
 
-def beside(path: Path) -> Path:
+def home(path: Path) -> Path:
     """Where files of a user's own are looked for: next to the configuration, which of a run
     folder's is the one that the run began with."""
     begun = path.parent / "run.json"
     try:
-        told = json.loads(begun.read_text(encoding="utf-8")).get("beside")
+        told = json.loads(begun.read_text(encoding="utf-8")).get("home")
     except (OSError, ValueError, AttributeError):
         return path.parent
     return Path(told) if isinstance(told, str) else path.parent

@@ -166,7 +166,7 @@ class Pooled(_Data):
         self._refuse_other_options(chosen)
         if chosen == "natural" and not self.has_users:
             raise ValueError(
-                "partition = 'natural' needs data that say whose each record is; name the user "
+                "partition = 'natural' needs the user of each record; name the user "
                 "column or choose another"
             )
         if chosen != "natural" and self.users is None:
@@ -391,7 +391,7 @@ class TabularFile(Pooled):
     'indicator' (missingness becomes a feature). Value: 'refuse', 'drop', a number, or a table by
     column of these, 'mean', 'median', 'indicator' or 'category'. Example: ``{ age = "median", ward
     = "category", "*" = "drop" }``"""
-    gaps: NaKey = None
+    na_values: NaKey = None
     """NA strings: texts that mean a missing value, in addition to an empty cell. Give a list for
     every column, or a table of lists by column ('*' for all others). Surrounding blanks are
     ignored, and in a column of numbers '-9' also matches -9.0. The model keeps the list, so new
@@ -496,7 +496,7 @@ class TabularFile(Pooled):
         """No value that is declared is a gap at once."""
         known = dict(self.categories) if isinstance(self.categories, dict) else {}
         classes = {self.label: self.classes} if isinstance(self.label, str) else {}
-        na = NaStrings.given(self.gaps)
+        na = NaStrings.given(self.na_values)
         refuse_declared(na, known, classes)
         if self.values:
             labels = (self.label,) if isinstance(self.label, str) else self.label

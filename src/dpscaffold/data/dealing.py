@@ -20,7 +20,7 @@ def deal(
     if chosen == "natural":
         if users is None:
             raise BadInput(
-                "partition = 'natural' needs data that say whose each record is, and these do not"
+                "partition = 'natural' needs the user of each record, and these data have none"
             )
         parts, kept = partition.natural(
             users,

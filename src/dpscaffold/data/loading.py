@@ -220,7 +220,7 @@ def table_of(settings: TabularFile) -> TableSource:
         settings.dates,
         settings.unseen,
         settings.seed,
-        gaps=NaStrings.given(settings.gaps),
+        na_values=NaStrings.given(settings.na_values),
         values=Spellings.given(settings.values),
         absent=settings.absent,
         ranges=settings.ranges,
@@ -325,7 +325,7 @@ def _stream(settings: TabularFile, folder: Path, notify: Notify | None) -> Feder
         for which, rows in enumerate(split)
     ]
     identifiers = _write_features(scan, tables, split)
-    for note in (*scan.seen.notes(scan.table.gaps), *identifiers.notes()) if notify else ():
+    for note in (*scan.seen.notes(scan.table.na_values), *identifiers.notes()) if notify else ():
         notify(note)  # type: ignore[misc]
     title = _title(settings.path.rsplit("/", 1)[-1], settings)
     federation = Federation(

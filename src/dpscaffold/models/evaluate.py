@@ -101,8 +101,8 @@ def evaluate_file(
 ) -> Evaluation:
     """Evaluate a model on the rows of a CSV or Parquet file.
 
-    ``label`` is the column of what is true and ``site`` of whose each row is; by default those
-    of the training, the latter where the file has it.
+    ``label`` is the column of the truth and ``site`` that with the site of each row; by default
+    those of the training, the latter where the file has it.
     """
     return evaluate(model, score_file(model, data, label, site))
 

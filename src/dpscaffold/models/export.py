@@ -84,7 +84,7 @@ def described(model: Model) -> dict[str, str]:
         "range": None if model.target.low is None else [model.target.low, model.target.high],
         "classes": list(model.classes),
         "categories": {name: list(known) for name, known in categories.items()},
-        "gaps": {name: list(markers) for name, markers in coding.gaps} if coding else {},
+        "na_values": {name: list(markers) for name, markers in coding.na_values} if coding else {},
         "values": {
             name: {value: list(listed) for value, listed in pairs}
             for name, pairs in (coding.values if coding else ())
@@ -147,8 +147,8 @@ def _with_texts(onnx: Any, core: Any, model: Model) -> Any:
         if name in known:
             inputs.append(helper.make_tensor_value_info(name, kinds.STRING, ["rows", 1]))
             cells = coding.reader() if coding else CellReader()
-            gaps, other = cells.na.of(name), cells.spellings.of(name)
-            nodes.append(_encoder(helper, name, known[name], gaps, other, f"code {k}"))
+            na_values, other = cells.na.of(name), cells.spellings.of(name)
+            nodes.append(_encoder(helper, name, known[name], na_values, other, f"code {k}"))
             parts.append(f"code {k}")
     at = {name: j for j, name in enumerate(numbers)}
     joined = ["numbers"] * bool(numbers) + parts
@@ -170,15 +170,15 @@ def _encoder(
     helper: Any,
     name: str,
     values: tuple[str, ...],
-    gaps: tuple[str, ...],
+    na_values: tuple[str, ...],
     other: Mapping[str, str],
     out: str,
 ) -> Any:
-    """A text ↦ the number of its category, also in another spelling; NA strings (``gaps``, and
+    """A text ↦ the number of its category, also in another spelling; NA strings (``na_values``, and
     those of every file) are missing, others are unknown."""
     known = {value: float(k) for k, value in enumerate(values)}
     known |= {text: known[value] for text, value in other.items() if value in known}
-    known |= {gap: float("nan") for gap in (*default_na_strings(), *gaps)}
+    known |= {gap: float("nan") for gap in (*default_na_strings(), *na_values)}
     return helper.make_node(
         "LabelEncoder",
         [name],

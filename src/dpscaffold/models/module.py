@@ -25,7 +25,7 @@ class WholeModel(nn.Module):
 
     Columns are in the model's order. A categorical column holds the number of the category,
     counted from 0 in the order of ``categories``; NaN is a missing value, and so is a number that
-    means one by the data's ``gaps``. What the training would have refused (a missing value, a
+    means one by the data's ``na_values``. What the training would have refused (a missing value, a
     number of no category) gives NaN scores, never a guess.
     """
 
@@ -93,19 +93,19 @@ class _Coding(nn.Module):
         super().__init__()
         self.layout = coding.layout
         self.register_buffer("fills", torch.tensor(self.layout.fills, dtype=torch.float32))
-        at, na = {name: j for j, name in enumerate(coding.columns)}, NaStrings(coding.gaps)
+        at, na = {name: j for j, name in enumerate(coding.columns)}, NaStrings(coding.na_values)
         measured = [name for name in coding.numbers if name not in dict(coding.dates)]
-        self.gaps = [(at[name], g) for name in measured for g in numbers_among(na.of(name))]
+        self.na_values = [(at[name], g) for name in measured for g in numbers_among(na.of(name))]
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.layout.features(self._without_gaps(rows), self.fills)
+        return self.layout.features(self._without_na_values(rows), self.fills)
 
-    def _without_gaps(self, rows: Tensor) -> Tensor:
+    def _without_na_values(self, rows: Tensor) -> Tensor:
         """NaN where a number stands that means a missing one."""
-        if not self.gaps:
+        if not self.na_values:
             return rows
         gone = torch.zeros_like(rows, dtype=torch.bool)
-        for j, number in self.gaps:
+        for j, number in self.na_values:
             here = torch.arange(rows.shape[1]) == j
             gone = gone | ((rows == number) & here)
         return torch.where(gone, torch.full_like(rows, math.nan), rows)

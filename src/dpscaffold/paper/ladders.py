@@ -11,12 +11,12 @@ def near(ladder: Sequence[float], middle: float) -> list[float]:
     return sorted(sorted(ladder, key=lambda rate: abs(math.log(rate / middle)))[:3])
 
 
-def beside(tried: Sequence[float], best: float, values: Sequence[float]) -> list[float]:
+def neighbours(tried: Sequence[float], best: float, values: Sequence[float]) -> list[float]:
     """The next of some values below and above the best one, where they are not tried yet.
 
-    >>> beside([1.5], 1.5, [0.5, 1.0, 2.0]), beside([1.0, 1.5, 2.0], 1.5, [0.5, 1.0, 2.0])
+    >>> neighbours([1.5], 1.5, [0.5, 1.0, 2.0]), neighbours([1.0, 1.5, 2.0], 1.5, [0.5, 1.0, 2.0])
     ([1.0, 2.0], [])
-    >>> beside([1.0, 1.5, 2.0], 1.0, [0.5, 1.0, 2.0])
+    >>> neighbours([1.0, 1.5, 2.0], 1.0, [0.5, 1.0, 2.0])
     [0.5]
     """
     return [value for value in _around(best, [*values, *tried]) if value not in tried]

@@ -25,7 +25,7 @@ def write_result(results: Results, folder: Path, made: Provenance) -> str:
     experiment = results.experiment
     parts = [
         f"# {title(experiment, made.scale, made.rows)}",
-        f"Beside the paper's {experiment.paper}."
+        f"Compared with the paper's {experiment.paper}."
         if _in_paper(experiment)
         else "This experiment is not in the paper.",
     ]

@@ -26,7 +26,7 @@ from typing import Any
 from dpscaffold.paper.archive import Archive
 from dpscaffold.paper.cases import Case
 from dpscaffold.paper.definition import Experiment, Level, rate_label
-from dpscaffold.paper.ladders import beside, between, near, rungs
+from dpscaffold.paper.ladders import between, near, neighbours, rungs
 from dpscaffold.paper.results import Place, Results, SeedSummary, average
 from dpscaffold.setting.plan import Plan
 
@@ -115,7 +115,7 @@ def _next_dials(searches: Searches, own: Search, own_tail: float) -> list[Case]:
     steps, clip, tail = fixed
     shares = [share for *others, share in searches if others == [steps, clip]]
     rates = near(row.ladder, best.best)
-    tails = beside(shares, tail, (*row.tails, own_tail))
+    tails = neighbours(shares, tail, (*row.tails, own_tail))
     return own.elsewhere({(steps, clip, share): rates for share in tails})
 
 
@@ -127,7 +127,7 @@ def _other_clips(
     if clip is None:
         return {}
     tried = [other for of, other, _ in searches if of == steps and other is not None]
-    others = beside(tried, clip, row.clips)
+    others = neighbours(tried, clip, row.clips)
     return {(steps, other, tail): near(row.ladder, best * clip / other) for other in others}
 
 

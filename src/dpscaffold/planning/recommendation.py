@@ -134,7 +134,7 @@ class Recommendation:
 
     ``setting`` is the run with its solved noise, ``choice`` what its η₀ were worth, ``tried`` the
     best of every other candidate, ``public`` the best score without noise, ``curve`` the best
-    scores by ε, on half of the surrogates, and ``beside`` that without noise on the same half.
+    scores by ε, on half of the surrogates, and ``noiseless`` that without noise on the same half.
     """
 
     facts: Facts
@@ -144,7 +144,7 @@ class Recommendation:
     tried: tuple[Choice, ...]
     public: float
     curve: tuple[tuple[float, float], ...] = field(default=())
-    beside: float | None = None
+    noiseless: float | None = None
     preset: Preset = field(default_factory=Preset)
 
     @property
@@ -201,16 +201,16 @@ def recommend(
     bench = Bench(facts.guess, torch.device(device), tell)
     tried = _tried(first, bench)
     best = _cheapest(tried)
-    beside = _beside(best, goal.epsilon, curve)
+    nearby = _nearby(best, goal.epsilon, curve)
     others: dict[float, Choice] | None = None
     if preset.clip is None:
-        clips, others = _clips(best, bench, beside)
+        clips, others = _clips(best, bench, nearby)
         found = _best_clip(clips)
         if found is not clips[1]:  # try it as thoroughly as the others were
             best = search([(found.setting, first_rates(found.setting))], bench)[0]
-            beside, others = _beside(best, goal.epsilon, curve), None
+            nearby, others = _nearby(best, goal.epsilon, curve), None
     if others is None:
-        others = _at_once(beside, replace(bench, seeds=FEWER))
+        others = _at_once(nearby, replace(bench, seeds=FEWER))
     public = _without_privacy(best, bench)
     points = [(epsilon, one.score) for epsilon, one in others.items()]
     points += [(goal.epsilon, _of_fewer(best))] if curve else []
@@ -257,13 +257,13 @@ Wanted = dict[float, tuple[Setting, list[float]]]
 
 
 def _clips(
-    best: Choice, bench: Bench, beside: Wanted
+    best: Choice, bench: Bench, nearby: Wanted
 ) -> tuple[list[Choice], dict[float, Choice] | None]:
     """Half the clip, the clip and twice the clip, on half of the surrogates; where the bench looks
     ahead, the other ε in the same stack, which the clip leaves alone more often than not."""
     near = [best.rate / 3, best.rate, best.rate * 3]
     clips = [_clipped(best.setting, factor) for factor in (0.5, 1.0, 2.0)]
-    ahead = beside if bench.ahead else {}
+    ahead = nearby if bench.ahead else {}
     asked = [(one, near) for one in clips] + list(ahead.values())
     found = search(asked, replace(bench, seeds=FEWER), widen=False)
     others = dict(zip(ahead, found[len(clips) :], strict=True)) if bench.ahead else None
@@ -380,7 +380,7 @@ def _cheapest(tried: Sequence[Choice]) -> Choice:
     return min(good, key=lambda one: sum(numbers_sent(one.setting)) * one.setting.plan.rounds)
 
 
-def _beside(best: Choice, epsilon: float, curve: bool) -> Wanted:
+def _nearby(best: Choice, epsilon: float, curve: bool) -> Wanted:
     """The same plan at those other ε that it can keep, each with three η₀; none without a
     ``curve``."""
     found: Wanted = {}

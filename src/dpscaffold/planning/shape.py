@@ -54,7 +54,7 @@ class Shape:
         )
         users = min(setting.users, max(2 * most, round(most / share)), USERS)
         cohort_size = max(1, min(users, round(share * users)))
-        if share * USERS < most:  # so few of so many: as many as can be, so that they are like all
+        if share * USERS < most:  # few of many: as many as can be, so that they are like all
             cohort_size = min(setting.cohort_size, most)
         batch = min(BATCH, max(1, round(float(setting.batch_sizes.double().mean()))))
         records = max(batch, min(int(setting.sizes.double().mean()), round(batch / 0.2)))

@@ -19,7 +19,7 @@ from dpscaffold.tasks.metrics import titled
 from dpscaffold.training.progress import duration
 
 #: What a model stands next to: the key in a summary, and words for a column and for a row.
-BESIDE = (
+REFERENCES = (
     ("baseline", "constant baseline", "of the constant baseline"),
     ("optimum", "best without privacy", "of the best model of this kind, without privacy"),
 )
@@ -80,7 +80,7 @@ class StoredRun:
         scored = self.engine == "sites" and name.startswith("test_")
         return name in PUBLIC or scored or self.with_metrics or not self.promises
 
-    def beside(self, key: str, metric: str) -> float | None:
+    def reference(self, key: str, metric: str) -> float | None:
         """What the metric stands next to: of the summary, the baseline's or the optimum's."""
         return self.run.summary.get(f"{key}_{metric}") if self.shows(metric) else None
 
@@ -127,7 +127,7 @@ def results(runs: Sequence[StoredRun]) -> Section:
         blocks.insert(0, Text(OUTSIDE, warning=True))
     if names:
         blocks.append(
-            _one_beside(runs[0], [*names]) if len(runs) == 1 else _several(runs, [*names])
+            _one_with_references(runs[0], [*names]) if len(runs) == 1 else _several(runs, [*names])
         )
     if any(map(_leaves_out, runs)):
         blocks.append(Text(LEFT_OUT))
@@ -148,9 +148,9 @@ def _caption(runs: Sequence[StoredRun]) -> str:
     return marked(runs, f"On the records that were held out; {how}")
 
 
-def _one_beside(told: StoredRun, names: Sequence[str]) -> Table:
+def _one_with_references(told: StoredRun, names: Sequence[str]) -> Table:
     """The metrics of one run, with what they stand next to in columns of their own."""
-    found = [(words, [told.beside(key, name) for name in names]) for key, words, _ in BESIDE]
+    found = [(words, [told.reference(key, name) for name in names]) for key, words, _ in REFERENCES]
     columns = [(words, values) for words, values in found if any(v is not None for v in values)]
     rows = tuple(
         (titled(name), _number(told.final.get(name)), *(_number(v[k]) for _, v in columns))
@@ -164,8 +164,8 @@ def _several(runs: Sequence[StoredRun], names: Sequence[str]) -> Table:
     rows = []
     for name in names:
         rows.append((titled(name), *(_number(told.final.get(name)) for told in runs)))
-        for key, _, words in BESIDE if name == runs[0].run.metric else ():
-            values = [told.beside(key, name) for told in runs]
+        for key, _, words in REFERENCES if name == runs[0].run.metric else ():
+            values = [told.reference(key, name) for told in runs]
             if any(value is not None for value in values):
                 rows.append((f"{titled(name)} {words}", *map(_number, values)))
     return Table(_caption(runs), ("", *(told.name for told in runs)), tuple(rows))

@@ -175,7 +175,7 @@ def _draw(found: Recommendation, path: Path) -> None:
     left.legend(fontsize=8, frameon=False)
     curve = found.curve or ((found.goal.epsilon, found.choice.score),)
     right.plot(*zip(*curve, strict=True), marker="o", markersize=3)
-    public = found.public if found.beside is None else found.beside
+    public = found.public if found.noiseless is None else found.noiseless
     right.axhline(public, color="0.6", linestyle="--", label="without privacy")
     right.set(xscale="log", xlabel=f"ε towards {towards(found)}", ylabel="the same on half of them")
     right.legend(fontsize=8, frameon=False)

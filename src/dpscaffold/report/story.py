@@ -80,7 +80,7 @@ def _course(runs: Sequence[StoredRun]) -> Section:
     metric = runs[0].run.metric
     levels = []
     for key, what in (("baseline", "constant baseline"), ("optimum", "best without privacy")):
-        value = runs[0].beside(key, metric)
+        value = runs[0].reference(key, metric)
         if value is not None:
             levels.append((what, float(value)))
     figures = [_curve(runs, metric, f"test {titled(metric)}", tuple(levels))]

@@ -60,13 +60,13 @@ class Identity:
     """What makes a run this run next to its configuration: on what it really runs.
 
     ``data`` is the keyed digest of its records and ``covers`` what that digest looked at.
-    ``beside`` is the folder of its configuration, where that names files of a user's own.
+    ``home`` is the folder of its configuration, where that names files of a user's own.
     """
 
     data: str
     covers: str
     engine: str
-    beside: str | None = None
+    home: str | None = None
 
 
 class RunFolder:

@@ -52,7 +52,7 @@ class Factors:
         """``values`` (U, N, …) with exact zeros for the records that are not sound."""
         if self.sound is None:
             return values
-        return torch.where(_beside(self.sound, values), values, 0.0)
+        return torch.where(_aligned(self.sound, values), values, 0.0)
 
 
 class Contribution(Protocol):
@@ -170,7 +170,7 @@ class Outers:
         return products.sum((2, 3)).clamp_min_(0.0) + rounding * lengths.square()
 
     def total(self, scale: Factors) -> Tensor:
-        left = scale.keep(self.left.double() * _beside(scale.factor, self.left))
+        left = scale.keep(self.left.double() * _aligned(scale.factor, self.left))
         right = scale.keep(self.right.double())
         flat = torch.bmm(
             left.transpose(1, 2).flatten(2), right.transpose(1, 2).flatten(2).transpose(1, 2)
@@ -208,7 +208,7 @@ class LookedUpRows:
         return found + rounding * lengths.square()
 
     def total(self, scale: Factors) -> Tensor:
-        values = scale.keep(self.values.double() * _beside(scale.factor, self.values))
+        values = scale.keep(self.values.double() * _aligned(scale.factor, self.values))
         users, columns = values.shape[0], values.shape[-1]
         out = values.new_zeros(users, self.rows, columns)
         index = self.index.flatten(1)[..., None].expand(-1, -1, columns)
@@ -292,7 +292,7 @@ def _mended(quick: Tensor, tame: Tensor, exact: Callable[[], Tensor]) -> Tensor:
     """
     if tame.device.type == "cpu" and bool(tame.all()):
         return quick
-    return torch.where(_beside(tame, quick), quick, exact())
+    return torch.where(_aligned(tame, quick), quick, exact())
 
 
 def _minute(factor: Tensor) -> Tensor:
@@ -310,6 +310,6 @@ def _times(values: Tensor, factor: Tensor) -> Tensor:
     return (values.double() * factor[..., None]).to(values.dtype)
 
 
-def _beside(numbers: Tensor, values: Tensor) -> Tensor:
+def _aligned(numbers: Tensor, values: Tensor) -> Tensor:
     """(U, N) numbers shaped to stand next to (U, N, …) values."""
     return numbers.view(*numbers.shape, *[1] * (values.dim() - 2))

@@ -177,7 +177,7 @@ def run_settings(
     if privacy is not None and privacy.release:
         settings = for_release(settings, federation)
     setting = _setting_of(settings, federation)
-    resolved, beside = settings.resolved(setting), settings.beside
+    resolved, home = settings.resolved(setting), settings.home
     if say is not None:
         say(str(federation))
         say(described(setting))
@@ -200,7 +200,7 @@ def run_settings(
             dissimilarity=settings.task.dissimilarity,
             stopping=stopping,
             allowed=allowed,
-            beside=beside,
+            home=home,
             data_key=data_key,
         )
 

@@ -194,7 +194,7 @@ def run(
     dissimilarity: bool = True,
     stopping: Stopping | None = None,
     allowed: tuple[str, ...] | None = None,
-    beside: str | None = None,
+    home: str | None = None,
     data_key: Path | str | None = None,
 ) -> Result:
     """As :func:`train`, for a setting that is made already and the federation that it is of.
@@ -218,7 +218,7 @@ def run(
     if stopping is not None:  # rows that do not fit are refused before anything is released
         first = setting.task.initial(setting.plan.public_seed)
         stopping.value(Model.of(federation, setting.task, first))
-    going.stopping, going.accounts.allowed, going.beside = stopping, allowed, beside
+    going.stopping, going.accounts.allowed, going.home = stopping, allowed, home
     going.data_key = Path(data_key) if data_key is not None else None
     try:
         going.open(Path(out) if out is not None else None, resume, config)

@@ -89,7 +89,7 @@ class RunInProgress:
         self.seconds = 0.0
         self.stored = 0  # the round that was stored last
         self.stopping: Stopping | None = None
-        self.beside: str | None = None
+        self.home: str | None = None
         self.data_key: Path | None = None
         self.origin = Origin(setting.label, federation.title)
 
@@ -145,7 +145,7 @@ class RunInProgress:
         folder.check_free()
         key = fresh_key() if self.data_key is None else open_key(self.data_key)
         data = identity(key, digest.value)
-        known = Identity(data, digest.covers, self.engine_name, self.beside)
+        known = Identity(data, digest.covers, self.engine_name, self.home)
         seed = None if self.accounts.run is None else self.seed
         folder.begin(to_toml(described), known, self.stated, key, seed)
         self.log = RunLog(folder.path)
@@ -158,7 +158,7 @@ class RunInProgress:
         folder.check_same(described, longer)
         folder.check_setting(self.stated, longer)
         data = identity(folder.data_key(self.data_key), digest.value)
-        known = Identity(data, digest.covers, self.engine_name, self.beside)
+        known = Identity(data, digest.covers, self.engine_name, self.home)
         folder.check_identity(known)
         if self.accounts.run is not None:
             self.seed = folder.kept_seed()

@@ -26,7 +26,7 @@ from dpscaffold.federation import Federation
 from dpscaffold.randomness.streams import Randomness
 from dpscaffold.runs.history import HistoryRow
 from dpscaffold.setting import Setting
-from dpscaffold.training.beside import Evaluations
+from dpscaffold.training.background import Evaluations
 from dpscaffold.training.evaluator import Evaluator, Metrics, evaluate_all, judging, late
 from dpscaffold.training.events import Evaluated, Listener, RoundDone, silence
 from dpscaffold.training.shared_draws import shared_draws

@@ -67,7 +67,7 @@ def federation_of(
         split: Which split of a Flower dataset is used.
         notify: Called with what had to be decided.
         **keys: Keys of the ``[data]`` table for files: ``categories``, ``dates``, ``missing``,
-            ``gaps``, ``exclude``, ``target``, ``classes``, ``users``, ``partition``,
+            ``na_values``, ``exclude``, ``target``, ``classes``, ``users``, ``partition``,
             ``preprocess``, ``minimum_records``, …
 
     >>> visits = pa.table({"age": [31, 58, 44, 60], "ill": ["no", "yes", "no", "yes"],
@@ -180,7 +180,7 @@ def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) ->
 def _pool_of_tables(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) -> Pool:
     """The records of tables, by their columns."""
     source = table_of(settings)
-    tables = tuple((name, arrow_table(one, source.gaps)) for name, one in objects.items())
+    tables = tuple((name, arrow_table(one, source.na_values)) for name, one in objects.items())
     source = replace(source, kind="held", held=tables, many=many)
     names = next((names for one in objects.values() if (names := _names(one, label))), ())
     if names and not settings.classes and settings.target == "class":
@@ -188,15 +188,15 @@ def _pool_of_tables(objects: Mapping[str, Any], many: bool, label: Any, settings
     return replace(read_table(source), title=TITLE)
 
 
-def arrow_table(data: Any, gaps: NaStrings = NO_NA_STRINGS) -> pa.Table:
+def arrow_table(data: Any, na_values: NaStrings = NO_NA_STRINGS) -> pa.Table:
     """A frame or dataset as an Arrow table; numbered classes that have names get them. Where there
-    are ``gaps``, columns of Python's own values may mix numbers with texts."""
+    are ``na_values``, columns of Python's own values may mix numbers with texts."""
     data = data.collect() if hasattr(data, "collect_schema") and hasattr(data, "collect") else data
     try:
         if _is_dataset(data):
             return _named_classes(data, data.with_format("arrow")[:])
         if hasattr(data, "iloc"):
-            return pa.Table.from_pandas(_as_texts(data, gaps), preserve_index=False)
+            return pa.Table.from_pandas(_as_texts(data, na_values), preserve_index=False)
         return pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as problem:
         what = str(problem).strip().splitlines() or [type(problem).__name__]
@@ -210,10 +210,12 @@ def _mixes_texts(values: Iterable[Any]) -> bool:
     return len({isinstance(value, str) for value in values}) > 1
 
 
-def _as_texts(frame: Any, gaps: NaStrings) -> Any:
+def _as_texts(frame: Any, na_values: NaStrings) -> Any:
     """A pandas frame whose columns that mix texts with other values are texts, where markers are
     among them; Arrow would take no such column."""
-    marked = [name for name in frame.columns if gaps.of(str(name)) and frame[name].dtype == object]
+    marked = [
+        name for name in frame.columns if na_values.of(str(name)) and frame[name].dtype == object
+    ]
     mixed = [name for name in marked if _mixes_texts(frame[name].dropna())]
     if not mixed:
         return frame
@@ -283,7 +285,7 @@ def _items(name: str, dataset: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, 
 def _refuse_column_keys(settings: Held) -> None:
     stray = [k for k in ("categories", "dates") if getattr(settings, k)]
     stray += ["missing"] if settings.missing != "refuse" else []
-    stray += [key for key in ("gaps", "values") if getattr(settings, key)]
+    stray += [key for key in ("na_values", "values") if getattr(settings, key)]
     if stray:
         raise BadInput(f"{stray[0]} is given, which belongs to columns, and these data are rows")
 
@@ -329,9 +331,11 @@ def _same_classes(parts: Mapping[str, Any], settings: Held) -> tuple[str, ...] |
 
 
 def _with_users(pool: Pool, ids: Sequence[Any]) -> Pool:
-    """Whose each record is, as it was given."""
+    """The user of each record, as it was given."""
     if pool.users is not None:
-        raise BadInput("user_ids are given, and the data say whose each record is; leave one out")
+        raise BadInput(
+            "user_ids are given, and the data name the user of each record; leave one out"
+        )
     if len(ids) != len(pool):
         raise BadInput(
             f"user_ids are given for {len(ids)} records, and there are {len(pool)}; give one each"

@@ -47,8 +47,8 @@ class Coding:
     ``dates`` (name, form) are read as days since 1970-01-01. Columns may have rules of their own:
     ``fills`` (name, number) represents a missing number, ``indicators`` add a feature that is 1
     where the number is missing (after all numbers), and ``own`` are categorical columns whose
-    absence is one category more, the last. ``gaps`` (name, NA strings) are texts and numbers that
-    represent a missing value in a column, label and user among them; ``values`` (name, (value,
+    absence is one category more, the last. ``na_values`` (name, NA strings) are texts and numbers
+    that represent a missing value in a column, label and user among them; ``values`` (name, (value,
     spellings)) are the other spellings of values, of the label, too. A file may lack the columns
     ``absent``: their values are missing there.
 
@@ -68,7 +68,7 @@ class Coding:
     fills: tuple[tuple[str, float], ...] = ()
     indicators: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
-    gaps: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    na_values: tuple[tuple[str, tuple[str, ...]], ...] = ()
     values: Columns = ()
     absent: tuple[str, ...] = ()
     cost: ClassVar[Cost | None] = None
@@ -109,7 +109,9 @@ class Coding:
 
     def reader(self, decimal: str = ".") -> CellReader:
         """How the cells of its columns are read, the label's among them."""
-        return CellReader(NaStrings(self.gaps), Spellings(self.values), dict(self.dates), decimal)
+        return CellReader(
+            NaStrings(self.na_values), Spellings(self.values), dict(self.dates), decimal
+        )
 
     def fill_of(self, name: str) -> float | None:
         """The number for a missing value of a column; None where such a record has no features.

@@ -61,9 +61,9 @@ UNKNOWN = Dialect(AUTO, AUTO, AUTO, AUTO, AUTO)
 @dataclass(frozen=True)
 class TableFile:
     """One file: ``user`` is its name where files are users, ``constants`` are the columns that its
-    folders name (``site=north/``), ``gaps`` the texts that represent a missing value. Of a table
-    that is held in memory ``path`` is only its name. ``lacks`` are columns that other files have
-    and that count as missing values here."""
+    folders name (``site=north/``), ``na_values`` the texts that represent a missing value. Of a
+    table that is held in memory ``path`` is only its name. ``lacks`` are columns that other files
+    have and that count as missing values here."""
 
     path: Path
     kind: Format | Held
@@ -71,7 +71,7 @@ class TableFile:
     user: str = ""
     constants: tuple[tuple[str, str], ...] = ()
     table: pa.Table | None = None
-    gaps: NaStrings = NO_NA_STRINGS
+    na_values: NaStrings = NO_NA_STRINGS
     lacks: tuple[str, ...] = ()
 
     @property
@@ -216,8 +216,8 @@ def opened(file: TableFile) -> TableFile:
 
 
 def guess_encoding(path: Path) -> str:
-    """UTF-8 where the whole file is, UTF-16 where a mark or every other byte says so, else Windows'
-    Western one."""
+    """UTF-8 where the whole file is, UTF-16 where a mark or every other byte says so, else
+    Windows-1252."""
     with path.open("rb") as stream:
         begun = stream.read(SAMPLE)
     if begun[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -234,7 +234,7 @@ def guess_encoding(path: Path) -> str:
         except UnicodeDecodeError:
             continue
     raise BadInput(
-        f"{path} is neither UTF-8 nor UTF-16 nor Windows' Western text; save it as UTF-8, or name "
+        f"{path} is neither UTF-8 nor UTF-16 nor Windows-1252; save it as UTF-8, or name "
         f"its encoding (encoding = 'latin-1', say)"
     )
 

@@ -232,7 +232,7 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
         users_line = f"users = {len(dealt(len(labels)))}"
         lines += [f"{users_line}  # the file names none: records are dealt out at random", *_SPLIT]
     else:
-        lines.append('partition = "natural"  # the file says whose each record is')
+        lines.append('partition = "natural"  # the file names the user of each record')
     read_npz(path, target)  # what train would refuse is refused before anything is written
     sizes = dealt(len(labels)) if users is None else _sizes(users)
     norm = row_norm(int(np.prod(arrays["features"].shape[1:])))
@@ -380,7 +380,7 @@ def _features(found: Look, release: bool) -> list[str]:
             f'ranges.{toml_key(c.name)} = "{BLANK}"  # such as {days if c.forms else numbers}'
             for c in measured
         ]
-    return [*lines, *_gaps(found), *_missing(found, release)]
+    return [*lines, *_na_values(found), *_missing(found, release)]
 
 
 def _forms(column: ColumnProfile) -> str:
@@ -393,29 +393,32 @@ def _values(column: ColumnProfile) -> str:
     return f"[{', '.join(shown)}{', …' if len(column.values) > 4 else ''}]"
 
 
-def _gaps(found: Look) -> list[str]:
+def _na_values(found: Look) -> list[str]:
     """Texts that are taken for missing values, a line a column, and those that only might be."""
     lines = []
     for column in found.columns:
-        if column.gaps:
-            count, kind = sum(column.gaps.values()), "dates" if column.role == "date" else "numbers"
+        if column.na_values:
+            count, kind = (
+                sum(column.na_values.values()),
+                "dates" if column.role == "date" else "numbers",
+            )
             said = (
                 f"{kind} but for these, in {count} of {found.rows} rows: they seem to mean missing"
             )
-            lines.append(f"{_marked(column, column.gaps)}  # {said}")
+            lines.append(f"{_marked(column, column.na_values)}  # {said}")
         if column.maybe:
             shown = ", ".join(f"{toml_text(text)} in {n}" for text, n in column.maybe.items())
-            instead = ", instead of the line above" if column.gaps else ""
+            instead = ", instead of the line above" if column.na_values else ""
             lines += [
                 f"# {toml_text(column.name)} holds {shown} of {found.rows} rows, read as a value:",
                 f"# only you can tell. If it means missing{instead}:",
-                f"# {_marked(column, {**column.gaps, **column.maybe})}",
+                f"# {_marked(column, {**column.na_values, **column.maybe})}",
             ]
     return lines
 
 
 def _marked(column: ColumnProfile, texts: Iterable[str]) -> str:
-    return f"gaps.{toml_text(column.name)} = [{', '.join(map(toml_text, texts))}]"
+    return f"na_values.{toml_text(column.name)} = [{', '.join(map(toml_text, texts))}]"
 
 
 def _missing(found: Look, release: bool) -> list[str]:

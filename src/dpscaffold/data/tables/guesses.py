@@ -80,8 +80,8 @@ def but_for(cells: Sequence[str]) -> str:
             telling = sorted(different, key=lambda cell: not any(sign.isdigit() for sign in cell))
             shown = ", ".join(f"'{_printed(cell)}'" for cell in telling[:3])
             return (
-                f"{what}, but for {shown}; leave such cells empty, or name them in gaps where they "
-                f"mean missing, and it can be used"
+                f"{what}, but for {shown}; leave such cells empty, or name them in na_values if "
+                f"they mean missing, and it can be used"
             )
     return ""
 
@@ -148,7 +148,8 @@ sconosciuto ignoto mancante desconocido sindato sindatos s/d desconhecido onbeke
 ukendt okänd ukjent tuntematon neznámé nieznane brak
 """
 WORDS = frozenset(_WORDS.split())
-#: How many texts that are no such word may be gaps, and in which share of the cells at most.
+#: How many texts that are no such word may be missing values, and in which share of the cells at
+#: most.
 MOST_OTHERS, LARGEST_SHARE = 2, 0.1
 #: Numbers that files write where there is none; each is pointed out from this many cells on.
 SENTINELS = (*(-9.0, -99.0, -999.0, -9999.0, -99999.0), *(99.0, 999.0, 9999.0, 99999.0, 999999.0))
@@ -185,7 +186,7 @@ def markers_in(cells: Sequence[str | None]) -> dict[str, int]:
 
 
 def _strange(texts: Counter[str], total: int, fits: Callable[[str], bool]) -> dict[str, int] | None:
-    """What does not fit, where all of it may be gaps and the rest tells something."""
+    """What does not fit, where all of it may be missing values and the rest tells something."""
     found: dict[str, int] = {}
     others = 0
     for text, count in texts.items():

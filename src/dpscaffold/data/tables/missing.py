@@ -42,9 +42,9 @@ class NaStrings:
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
-    def given(cls, gaps: Sequence[str] | Mapping[str, Sequence[str]] | None) -> NaStrings:
-        """Those of ``data.gaps``: a list for all columns, or a table of lists by column."""
-        table = gaps if isinstance(gaps, Mapping) else {OTHERS: gaps or ()}
+    def given(cls, na_values: Sequence[str] | Mapping[str, Sequence[str]] | None) -> NaStrings:
+        """Those of ``data.na_values``: a list for all columns, or a table of lists by column."""
+        table = na_values if isinstance(na_values, Mapping) else {OTHERS: na_values or ()}
         return cls(tuple((name, tuple(na)) for name, na in table.items()))
 
     def of(self, name: str) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class NaStrings:
 NO_NA_STRINGS = NaStrings()
 
 
-def checked_na_strings(given: Any, key: str = "gaps") -> Any:
+def checked_na_strings(given: Any, key: str = "na_values") -> Any:
     """NA strings as they are given, without blanks around them; refused where no cell can hold
     one."""
     if given is None:
@@ -96,8 +96,8 @@ def refuse_declared(
             both = next((one for one in na.of(name) if one in values), None)
             if both is not None:
                 raise BadInput(
-                    f"gaps names '{both}', which is a {what} of column '{name}'; take it out of "
-                    f"one of them, or name the columns: gaps = {{ age = ['{both}'] }}"
+                    f"na_values names '{both}', which is a {what} of column '{name}'; take it out "
+                    f"of one of them, or name the columns: na_values = {{ age = ['{both}'] }}"
                 )
 
 
@@ -132,7 +132,7 @@ class SeenNaStrings:
     >>> seen = SeenNaStrings()
     >>> seen.add("age", ["?"])
     >>> seen.notes(NaStrings((("*", ("?", "-")),)))
-    ("gaps names '-', which no column holds",)
+    ("na_values names '-', which no column holds",)
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class SeenNaStrings:
                 )
                 if not found and one not in default_na_strings():
                     where = "which no column holds" if name == OTHERS else "which it never holds"
-                    key = "gaps" if name == OTHERS else f"gaps.{name}"
+                    key = "na_values" if name == OTHERS else f"na_values.{name}"
                     lone.append(f"{key} names '{one}', {where}")
         return tuple(lone)
 

@@ -84,9 +84,9 @@ FREE_TEXT = (
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One column: what it seems to be, why, and whether values are missing. ``gaps`` are the texts
-    that seem to represent a missing value, ``maybe`` the values that might; and in how many rows.
-    ``same`` are other spellings of its values, ``errors`` those that may be typing errors."""
+    """One column: what it seems to be, why, and whether values are missing. ``na_values`` are the
+    texts that seem to represent a missing value, ``maybe`` the values that might; and in how many
+    rows. ``same`` are other spellings of its values, ``errors`` those that may be typing errors."""
 
     name: str
     role: Role
@@ -94,7 +94,7 @@ class ColumnProfile:
     missing: bool = False
     forms: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
-    gaps: Mapping[str, int] = field(default_factory=dict)
+    na_values: Mapping[str, int] = field(default_factory=dict)
     maybe: Mapping[str, int] = field(default_factory=dict)
     same: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -147,8 +147,8 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     seen = len(next(iter(cells.values()))) if cells else 0
     if not seen:
         raise BadInput(f"{path} holds no record; name a table with some")
-    gaps = {name: markers_in(cells[name]) for name in names}
-    cells = {name: _without(cells[name], gaps[name]) for name in names}
+    na_values = {name: markers_in(cells[name]) for name in names}
+    cells = {name: _without(cells[name], na_values[name]) for name in names}
     whole = [name for name in names if name not in lacking]
     chosen = told or (_label(whole, cells),)
     for name in chosen if len(chosen) > 1 else ():
@@ -156,7 +156,9 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
         read_labels(Target("labels", chosen), {name: there}, CellReader()).require()
     site = user or _site(whole, cells, chosen, files)
     by_file = site is None and is_many(path)
-    found = _counted(files, {name: gaps[name] for name in (*chosen, *([site] if site else ()))})
+    found = _counted(
+        files, {name: na_values[name] for name in (*chosen, *([site] if site else ()))}
+    )
     counts = {name: found.values[name] for name in chosen}
     sizes = (
         found.values[site] if site else found.sizes if by_file else {"": sum(found.sizes.values())}
@@ -171,7 +173,7 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
         else:
             column = _column(name, cells[name], site, user is not None)
             column = _absent(column, lacking.get(name, ()), len(files))
-        columns.append(_with_gaps(column, gaps[name], cells[name]))
+        columns.append(_with_na_values(column, na_values[name], cells[name]))
     columns += [
         ColumnProfile(name, "left out", f"it holds {held}, neither numbers nor texts")
         for name, held in strange.items()
@@ -218,16 +220,17 @@ class _Counts:
 
 
 def _counted(files: Sequence[TableFile], columns: Mapping[str, Mapping[str, int]]) -> _Counts:
-    """The values of columns, without their gaps, in all rows: a rare value matters, too."""
+    """The values of columns, without what means a missing one, in all rows: a rare value matters,
+    too."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in columns}
     sizes = {file.user: 0 for file in files}
     most = max(1, MOST_BYTES // len(files))
     for file in files:
         read = 0
         for batch in read_batches(file, [], list(columns), list(columns)):
-            for name, gaps in columns.items():
+            for name, na_values in columns.items():
                 cells = _cells(file, batch, name)
-                counts[name].update(c for c in cells if c is not None and c not in gaps)
+                counts[name].update(c for c in cells if c is not None and c not in na_values)
             sizes[file.user] += batch.num_rows
             read += batch.nbytes
             if read >= most:
@@ -296,26 +299,26 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or fixed)
 
 
-def _without(cells: list[str | None], gaps: Mapping[str, int]) -> list[str | None]:
+def _without(cells: list[str | None], na_values: Mapping[str, int]) -> list[str | None]:
     """The cells with nothing in place of what seems to represent it."""
-    if not gaps:
+    if not na_values:
         return cells
-    return [None if cell is None or cell.strip(BLANKS) in gaps else cell for cell in cells]
+    return [None if cell is None or cell.strip(BLANKS) in na_values else cell for cell in cells]
 
 
-def _with_gaps(
-    column: ColumnProfile, gaps: Mapping[str, int], cells: list[str | None]
+def _with_na_values(
+    column: ColumnProfile, na_values: Mapping[str, int], cells: list[str | None]
 ) -> ColumnProfile:
     """A column with what seems to represent a missing value, where the column is used."""
     if column.role == "left out":
         return column
     maybe = pointed_out(cells)
     why = column.why
-    if gaps:
-        why += f", but for {_some(gaps)}: taken for missing"
+    if na_values:
+        why += f", but for {_some(na_values)}: taken for missing"
     if maybe:
         why += f"; does {_some(maybe)} mean missing?"
-    return replace(column, why=why, gaps=gaps, maybe=maybe)
+    return replace(column, why=why, na_values=na_values, maybe=maybe)
 
 
 def _some(texts: Iterable[str], most: int = 3) -> str:

@@ -209,7 +209,7 @@ def column_names(file: TableFile) -> list[str]:
     except OSError as problem:
         raise BadInput(_unreadable(path, problem)) from None
     if any("\0" in name for name in names):
-        raise BadInput(f"{path} holds zeros where letters should be; set encoding = 'auto'")
+        raise BadInput(f"{path} contains NUL bytes (is it UTF-16?); set encoding = 'auto'")
     names += [name for name, _ in file.constants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -328,7 +328,7 @@ def _batches(
         with pa.parquet.ParquetFile(file.path) as opened:
             yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted))
     else:
-        typed = {n for n in numbers if file.decimal == "." and not file.gaps.of(n)}
+        typed = {n for n in numbers if file.decimal == "." and not file.na_values.of(n)}
         types = {name: pa.float32() if name in typed else pa.string() for name in wanted}
         convert = pa.csv.ConvertOptions(
             column_types=types, include_columns=list(wanted), strings_can_be_null=True
@@ -362,8 +362,7 @@ def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
     if ragged := re.search(r"Expected (\d+) columns, got (\d+)", text):
         return (
             f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} "
-            f"columns; mend it, or name the sign between columns (delimiter) or the line of their "
-            f"names (header)"
+            f"columns; fix the row, or set delimiter or header"
         )
     if wrong := _NO_NUMBER.search(text):
         column = (
@@ -381,13 +380,13 @@ def no_number(path: Path, column: str, wrong: str, where: str = "") -> str:
     if re.fullmatch(r"[+-]?\d{1,3}\.\d{3}", wrong):
         plain = wrong.replace(".", "")
         more = (
-            f"leave it out (exclude), or write {plain} or {wrong.replace('.', ',')}, since beside "
+            f"leave it out (exclude), or write {plain} or {wrong.replace('.', ',')}, since with "
             f"decimal commas it may be either"
         )
     elif re.fullmatch(r"-?\d+,\d+", wrong):
         more = "leave it out (exclude) or set decimal = ','"
     else:
-        more = f"leave it out (exclude) or, if '{wrong}' means missing, name that in gaps"
+        more = f"leave it out (exclude) or, if '{wrong}' means missing, name that in na_values"
     return (
         f"{path}{where}: column '{column}' holds '{wrong}', and numbers are expected; list it in "
         f"categories or dates, {more}"

@@ -136,7 +136,7 @@ def raw_parts(
     texts = list(dict.fromkeys([*(name for name, _ in coding.categories), *others, *dated]))
     texts += [name for name in coding.numbers if name in others and name not in texts]
     lacks = tuple(name for name in coding.absent if name not in file_columns(file))
-    file = replace(file, gaps=NaStrings(coding.gaps), lacks=lacks)
+    file = replace(file, na_values=NaStrings(coding.na_values), lacks=lacks)
     first, reader = 0, coding.reader(file.decimal)
     for batch in _batches(file, numbers, texts, names):
         marked = MarkRows(batch.num_rows, first)
@@ -341,8 +341,8 @@ def _names(paths: Sequence[Path], bases: Sequence[Path]) -> list[str]:
 
 
 def _users(names: Sequence[str]) -> list[str]:
-    """Whose each file is, as in training: its name without folders and ending, where all of these
-    differ."""
+    """The site of each file, as in training: its name without folders and ending, where all of
+    these differ."""
     stems = [Path(name).stem for name in names]
     return stems if len({*stems}) == len(stems) else [_stemmed(name) for name in names]
 

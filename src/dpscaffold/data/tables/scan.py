@@ -102,7 +102,7 @@ def read_table(table: TableSource) -> Pool:
         1.0,
         scan.users,
         scan.user_names,
-        scan.notes + scan.seen.notes(table.gaps) + identifiers.notes(),
+        scan.notes + scan.seen.notes(table.na_values) + identifiers.notes(),
         scan.preparation,
         coded=True,
     )
@@ -134,7 +134,7 @@ def scan_table(table: TableSource) -> Scan:
     seen = SeenNaStrings()
     found, sizes = _looked_through(files, table, looked_at, wanted, names, seen)
     codes = {text: column.codes() for text, column in wanted.items()}
-    kept, gaps = _kept(table, codes, found, texts, sum(sizes))
+    kept, na_values = _kept(table, codes, found, texts, sum(sizes))
     labels, target = _labels(table, wanted, codes, found, kept)
     users, user_names = _users(table, files, sizes, wanted, codes, kept)
     categories = {text: category_values(table, text, wanted[text].numbers) for text in texts}
@@ -149,7 +149,9 @@ def scan_table(table: TableSource) -> Scan:
         fills=(*_fills(table, rules, found, kept), *_constant_fills(table, texts)),
         indicators=tuple(name for name in numbers if rules[name] == "indicator"),
         own=tuple(text for text in texts if rule_of(table, text) == "category"),
-        gaps=table.gaps.among(name for name in names if name in {*numbers, *texts, *needed(table)}),
+        na_values=table.na_values.among(
+            name for name in names if name in {*numbers, *texts, *needed(table)}
+        ),
         values=table.values.among(names),
         absent=tuple(name for name in table.absent if name in {*numbers, *texts}),
     )
@@ -165,7 +167,7 @@ def scan_table(table: TableSource) -> Scan:
         user_names,
         (
             *_aside(table, aside),
-            *notes_on(table, categories, target, left_out(kept, gaps), int(kept.sum())),
+            *notes_on(table, categories, target, left_out(kept, na_values), int(kept.sum())),
             *alike_users(table.user, user_names),
         ),
         preparation_of(table, coding, fitted),
@@ -212,7 +214,7 @@ def _batches(
     seen: SeenNaStrings,
 ) -> Iterator[tuple[pa.RecordBatch, CellReader]]:
     """Batches of a file, and how their cells are read."""
-    reader = CellReader(table.gaps, table.values, table.dates, file.decimal, seen)
+    reader = CellReader(table.na_values, table.values, table.dates, file.decimal, seen)
     plain = [name for name in numbers if name not in table.dates]
     dated = [name for name in numbers if name in table.dates]
     for batch in read_batches(file, plain, [*texts, *dated], names):
@@ -262,9 +264,9 @@ def files_of(table: TableSource) -> tuple[TableFile, ...]:
     """The files of a table, or what is held in their place."""
     if table.kind == "held":
         held = (TableFile(Path(n), "held", user=n, table=t) for n, t in table.held)
-        return tuple(replace(file, gaps=table.gaps) for file in held)
+        return tuple(replace(file, na_values=table.na_values) for file in held)
     files = table_files(table.path, table.kind, table.dialect)
-    return tuple(replace(file, gaps=table.gaps) for file in files)
+    return tuple(replace(file, na_values=table.na_values) for file in files)
 
 
 def _aside(table: TableSource, texts: Sequence[str]) -> tuple[str, ...]:
@@ -305,7 +307,7 @@ def _fills(
         if not isinstance(table.missing, Mapping) or rule in ("refuse", "drop"):
             continue
         values = found[name][kept] if name in found else _NONE
-        middle = sum(table.ranges.get(name, (0.0, 0.0))) / 2  # beside an indicator anything will do
+        middle = sum(table.ranges.get(name, (0.0, 0.0))) / 2  # with an indicator any number will do
         fill = middle if rule == "indicator" else fill_of(rule, values, name, table.seed)
         fills.append((name, fill))
     return tuple(fills)
@@ -327,7 +329,7 @@ def _users(
     codes: Mapping[str, np.ndarray],
     kept: np.ndarray,
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Whose each record is: by its column, or by its file where there are many."""
+    """The user of each record: by its column, or by its file where there are many."""
     if table.user:
         return code_users(wanted[table.user].numbers, codes[table.user][kept])
     if not (table.many if table.held else is_many(table.path)):
@@ -381,7 +383,7 @@ def _roles(table: TableSource, names: list[str]) -> tuple[tuple[str, ...], tuple
     texts = tuple(name for name in table.categories if name in chosen)
     numbers = tuple(name for name in chosen if name not in table.categories)
     if not numbers and not texts:
-        raise BadInput(f"{table.path} has no feature column beside label and user")
+        raise BadInput(f"{table.path} has no feature column apart from label and user")
     return numbers, texts
 
 
@@ -394,7 +396,7 @@ def _kept(
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Which records stay: those that lack nothing whose absence drops a record. And how many lack
     which column."""
-    gaps: dict[str, int] = {}
+    na_values: dict[str, int] = {}
     lacking = np.zeros(records, dtype=bool)
     absent = {name: column < 0 for name, column in codes.items()}
     absent |= {name: np.isnan(column) for name, column in found.items()}
@@ -405,12 +407,12 @@ def _kept(
         needs = name in needed(table)
         if rule == "drop":
             lacking |= gone
-            gaps[name] = int(gone.sum())
+            na_values[name] = int(gone.sum())
         elif rule == "refuse" or needs:
             _require_all(table, name, gone, fillable=name in texts and not needs)
     if not (~lacking).any():
         raise BadInput(f"{table.path} has no {'complete ' if len(lacking) else ''}record")
-    return ~lacking, gaps
+    return ~lacking, na_values
 
 
 def needed(table: TableSource) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class TableSource:
     not among those given: refused, or zero everywhere; the same holds for raw rows of a model.
     ``missing`` may be a table of rules by column (:mod:`dpscaffold.data.tables.source`). ``path``
     may be a folder or a pattern of files with the same columns; without ``user`` each is a user
-    then. ``gaps`` are the texts that represent a missing value next to an empty cell
+    then. ``na_values`` are the texts that represent a missing value next to an empty cell
     (:mod:`dpscaffold.data.tables.missing`), and ``values`` the other spellings of labels and
     categories (:mod:`dpscaffold.data.tables.spellings`). ``absent`` are columns that some files may
     lack: their values are missing there. ``ranges`` are public ranges of columns of numbers, which
@@ -64,7 +64,7 @@ class TableSource:
     #: Tables that are held already, by name, in place of files; ``many``: one per user.
     held: tuple[tuple[str, pa.Table], ...] = ()
     many: bool = False
-    gaps: NaStrings = NO_NA_STRINGS
+    na_values: NaStrings = NO_NA_STRINGS
     values: Spellings = NO_SPELLINGS
     absent: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> t
 MANY_CATEGORIES = 100
 
 
-def left_out(kept: np.ndarray, gaps: Mapping[str, int], most: int = 4) -> str:
+def left_out(kept: np.ndarray, na_values: Mapping[str, int], most: int = 4) -> str:
     """How many records were left out because they lack a value, and of which columns.
 
     >>> left_out(np.array([True, False, True]), {"site": 1})
@@ -189,7 +189,7 @@ def left_out(kept: np.ndarray, gaps: Mapping[str, int], most: int = 4) -> str:
     """
     if kept.all():
         return ""
-    named = [f"{name} ({count})" for name, count in gaps.items()]
+    named = [f"{name} ({count})" for name, count in na_values.items()]
     more = f" and {len(named) - most} more columns" if len(named) > most else ""
     return (
         f"warning: {int((~kept).sum())} of {len(kept)} records lack a value and were left out: "
@@ -376,10 +376,11 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
 
 def check_na_strings(table: TableSource, names: Sequence[str]) -> None:
     """Refuse NA strings for a column that is not there."""
-    for name, _ in table.gaps.columns:
+    for name, _ in table.na_values.columns:
         if name not in (*names, OTHERS):
             raise BadInput(
-                f"gaps names the column '{name}'{nearest(name, names)}, which {table.path} lacks"
+                f"na_values names the column '{name}'{nearest(name, names)}, which is not in "
+                f"{table.path}"
             )
 
 

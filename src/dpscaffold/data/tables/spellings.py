@@ -83,7 +83,7 @@ class Spellings:
                 gap = next((text for text in (value, *listed) if text in na.of(name)), None)
                 if gap is not None:
                     raise BadInput(
-                        f"{key}.{name} and gaps both name '{gap}'; take it out of one of them"
+                        f"{key}.{name} and na_values both name '{gap}'; take it out of one of them"
                     )
 
 

@@ -101,9 +101,9 @@ class SchemaSettings(ConfigTable):
     missing: float = Field(default=0.0, allow_inf_nan=False)
     """The value that replaces a missing number. A record with a value that is not a number is
     counted but contributes nothing. Value: a finite number. Example: ``-1.0``"""
-    gaps: Annotated[
+    na_values: Annotated[
         tuple[str, ...] | dict[str, tuple[str, ...]] | None,
-        BeforeValidator(partial(checked_na_strings, key="schema.gaps")),
+        BeforeValidator(partial(checked_na_strings, key="schema.na_values")),
     ] = None
     """NA strings: texts that mean a missing value, as a list for every column or a table of lists
     by column ('*' for all others). The default NA strings (NA, NaN, an empty cell) need not be
@@ -140,7 +140,7 @@ class SchemaSettings(ConfigTable):
     @property
     def na_strings(self) -> NaStrings:
         """The texts that mean a missing value, by column."""
-        return NaStrings.given(self.gaps)
+        return NaStrings.given(self.na_values)
 
     @property
     def coding(self) -> Coding:
@@ -152,7 +152,7 @@ class SchemaSettings(ConfigTable):
             self.missing,
             unseen="zero",
             dates=tuple(self.dates.items()),
-            gaps=self.na_strings.among((*columns, self.label)),
+            na_values=self.na_strings.among((*columns, self.label)),
             values=self.spellings.columns,
             absent=self.absent,
         )
@@ -191,7 +191,11 @@ class SchemaSettings(ConfigTable):
     def _check_named_columns(self) -> None:
         """Every key that names columns names those of the schema."""
         marked = {name for name, _ in self.na_strings.columns} - {self.label, OTHERS}
-        named = {"gaps": marked, "absent": set(self.absent), "categories": set(self.categories)}
+        named = {
+            "na_values": marked,
+            "absent": set(self.absent),
+            "categories": set(self.categories),
+        }
         for key, names in named.items():
             stray = sorted(names - set(self.columns))
             if stray:
@@ -265,7 +269,7 @@ class Offer(ConfigTable):
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON values, every key spelled out; :func:`read_offer` reads them back."""
         tables = self.model_dump(mode="json")
-        for key in ("gaps", "low", "high", "values", "absent", "dates"):
+        for key in ("na_values", "low", "high", "values", "absent", "dates"):
             if tables["rows"][key] in (
                 None,
                 [],

@@ -117,7 +117,7 @@ class SignedExchange:
     totals: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
 
-    def letter(
+    def message(
         self,
         kind: str,
         run: str,
@@ -134,16 +134,16 @@ class SignedExchange:
         return ask(kind, run, name, {**fields, **known}, vectors or {}, self.key, digests)
 
     def ask(
-        self, letters: Mapping[str, SignedMessage]
+        self, questions: Mapping[str, SignedMessage]
     ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
         """The answers that say yes, and everybody else's reason; counts are noted."""
 
         def accept(name: str, answer: SignedMessage) -> bool:
-            return answer.answers(letters[name], self.publics[name])
+            return answer.answers(questions[name], self.publics[name])
 
         yes: dict[str, SignedMessage] = {}
-        no: dict[str, str] = dict.fromkeys(letters, "no-answer")
-        for name, answer in self.exchange.ask(letters, accept).items():
+        no: dict[str, str] = dict.fromkeys(questions, "no-answer")
+        for name, answer in self.exchange.ask(questions, accept).items():
             header = answer.header
             if header.get("status") == "yes":
                 yes[name] = answer
@@ -164,8 +164,8 @@ def offer_to(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
     """Offer the plan to all; who they are and what they committed to, or a refusal."""
     promise = commitment(enrolled.run, SERVER, enrolled.nonce)
     fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
-    letters = {n: post.letter("offer", enrolled.run, n, fields) for n in enrolled.names}
-    yes, no = post.ask(letters)
+    questions = {n: post.message("offer", enrolled.run, n, fields) for n in enrolled.names}
+    yes, no = post.ask(questions)
     hidden = enrolled.hides_sizes
     found = {name: _promise(answer, hidden) for name, answer in yes.items()}
     no |= {name: "bad-answer" for name, said in found.items() if said is None}
@@ -192,8 +192,8 @@ def _promise(answer: SignedMessage, hidden: bool) -> tuple[int, int, str] | None
 
 def begin_with(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
     """Fix the roster and all commitments, and collect the nonces."""
-    letters = {name: begin_letter(post, enrolled, name) for name in enrolled.names}
-    yes, no = post.ask(letters)
+    questions = {name: begin_message(post, enrolled, name) for name in enrolled.names}
+    yes, no = post.ask(questions)
     nonces = {SERVER: enrolled.nonce}
     for name, answer in yes.items():
         nonce = str(answer.header.get("nonce_shown"))
@@ -206,7 +206,7 @@ def begin_with(post: SignedExchange, enrolled: EnrolledRun) -> EnrolledRun:
     return replace(enrolled, nonces=nonces)
 
 
-def begin_letter(post: SignedExchange, enrolled: EnrolledRun, name: str) -> SignedMessage:
+def begin_message(post: SignedExchange, enrolled: EnrolledRun, name: str) -> SignedMessage:
     """The message that fixes the roster."""
     fields: dict[str, Json] = {
         "roster": list(enrolled.names),
@@ -214,7 +214,7 @@ def begin_letter(post: SignedExchange, enrolled: EnrolledRun, name: str) -> Sign
     }
     if enrolled.sizes:
         fields["sizes"] = list(enrolled.sizes)
-    return post.letter("begin", enrolled.run, name, fields)
+    return post.message("begin", enrolled.run, name, fields)
 
 
 def tell_draw(
@@ -223,7 +223,7 @@ def tell_draw(
     """Show all nonces to these sites; gives the reasons of those who did not take them. One that
     misses them now will say so when it is asked, and gets them again."""
     fields: dict[str, Json] = {"nonces": dict(enrolled.nonces)}
-    return post.ask({n: post.letter("draw", enrolled.run, n, fields) for n in names})[1]
+    return post.ask({n: post.message("draw", enrolled.run, n, fields) for n in names})[1]
 
 
 def enrol_again(post: SignedExchange, enrolled: EnrolledRun, names: tuple[str, ...]) -> None:
@@ -231,7 +231,7 @@ def enrol_again(post: SignedExchange, enrolled: EnrolledRun, names: tuple[str, .
     a message; what was fixed stays fixed."""
     promise = enrolled.commitments[SERVER]
     fields: dict[str, Json] = {"offer": dict(enrolled.offer), "commitment": promise}
-    yes, _ = post.ask({n: post.letter("offer", enrolled.run, n, fields) for n in names})
-    yes, _ = post.ask({name: begin_letter(post, enrolled, name) for name in yes})
+    yes, _ = post.ask({n: post.message("offer", enrolled.run, n, fields) for n in names})
+    yes, _ = post.ask({name: begin_message(post, enrolled, name) for name in yes})
     if yes:
         tell_draw(post, enrolled, tuple(yes))

@@ -20,7 +20,9 @@ Accept = Callable[[str, SignedMessage], bool]
 class Exchange(Protocol):
     """Carries messages to sites by name and brings back their answers."""
 
-    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
+    def ask(
+        self, questions: Mapping[str, SignedMessage], accept: Accept
+    ) -> dict[str, SignedMessage]:
         """Send one message to each named site and wait, until the deadline, for answers that
         ``accept`` takes. Sites that did not answer are missing from the result."""
         ...
@@ -63,7 +65,7 @@ class InMemory:
 
     sites: dict[str, Callable[[SignedMessage], SignedMessage]]
     attempts: int = 1
-    fate: Callable[[str, SignedMessage, int], Delivery] = lambda site, letter, attempt: Delivery()
+    fate: Callable[[str, SignedMessage, int], Delivery] = lambda site, message, attempt: Delivery()
     order: Callable[[list[str]], list[str]] = lambda names: names
     restart: Callable[[str], Callable[[SignedMessage], SignedMessage]] | None = None
     on_attempt: Callable[[], None] = lambda: None
@@ -72,7 +74,9 @@ class InMemory:
     _waiting_asks: list[tuple[str, bytes]] = field(default_factory=list)
     _waiting_answers: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
+    def ask(
+        self, questions: Mapping[str, SignedMessage], accept: Accept
+    ) -> dict[str, SignedMessage]:
         """As :class:`Exchange`; what earlier exchanges delayed arrives first."""
         found: dict[str, SignedMessage] = {}
         stray = self._waiting_answers
@@ -81,25 +85,25 @@ class InMemory:
         for name, raw in late_asks:
             stray += [(name, answer) for answer in self._deliver(name, raw)]
         for name, raw in stray:
-            self._take(name, raw, letters, accept, found)
+            self._take(name, raw, questions, accept, found)
         for attempt in range(self.attempts):
             self.on_attempt()
-            for name in self.order([name for name in letters if name not in found]):
-                self._attempt(name, letters, attempt, accept, found)
-            if len(found) == len(letters):
+            for name in self.order([name for name in questions if name not in found]):
+                self._attempt(name, questions, attempt, accept, found)
+            if len(found) == len(questions):
                 break
         return found
 
     def _attempt(
         self,
         name: str,
-        letters: Mapping[str, SignedMessage],
+        questions: Mapping[str, SignedMessage],
         attempt: int,
         accept: Accept,
         found: dict[str, SignedMessage],
     ) -> None:
-        fate = self.fate(name, letters[name], attempt)
-        raw = pack(letters[name])
+        fate = self.fate(name, questions[name], attempt)
+        raw = pack(questions[name])
         self.sent.append((name, raw))
         if fate.lose_ask:
             return
@@ -113,14 +117,14 @@ class InMemory:
             self._waiting_answers += [(name, answer) for answer in answers]
         elif not fate.lose_answer:
             for answer in answers:
-                self._take(name, answer, letters, accept, found)
+                self._take(name, answer, questions, accept, found)
 
     def _deliver(self, name: str, raw: bytes) -> list[bytes]:
-        letter = unpack(raw)
-        if letter is None or name not in self.sites:
+        message = unpack(raw)
+        if message is None or name not in self.sites:
             return []
         try:
-            answer = pack(self.sites[name](letter))
+            answer = pack(self.sites[name](message))
         except Crash:
             if self.restart is None:
                 raise
@@ -133,10 +137,10 @@ class InMemory:
     def _take(
         name: str,
         raw: bytes,
-        letters: Mapping[str, SignedMessage],
+        questions: Mapping[str, SignedMessage],
         accept: Accept,
         found: dict[str, SignedMessage],
     ) -> None:
         answer = unpack(raw)
-        if answer is not None and name in letters and name not in found and accept(name, answer):
+        if answer is not None and name in questions and name not in found and accept(name, answer):
             found[name] = answer

@@ -248,19 +248,19 @@ def read_vector(raw: object) -> np.ndarray | None:
     return np.frombuffer(raw, dtype="<f4").copy()
 
 
-def pack(letter: SignedMessage) -> bytes:
+def pack(message: SignedMessage) -> bytes:
     """A message as bytes; :func:`unpack` reads them back."""
-    return b"".join(packed(letter))
+    return b"".join(packed(message))
 
 
-def packed(letter: SignedMessage) -> list[bytes | memoryview]:
+def packed(message: SignedMessage) -> list[bytes | memoryview]:
     """The pieces of :func:`pack`; those of the vectors are not copied."""
-    header = canonical(letter.header)
+    header = canonical(message.header)
     parts: list[bytes | memoryview] = [_MAGIC]
-    parts += [struct.pack("<IH", len(header), len(letter.signature)), header]
-    parts += [letter.signature, struct.pack("<H", len(letter.vectors))]
-    for name in sorted(letter.vectors):
-        raw = _raw(letter.vectors[name])
+    parts += [struct.pack("<IH", len(header), len(message.signature)), header]
+    parts += [message.signature, struct.pack("<H", len(message.vectors))]
+    for name in sorted(message.vectors):
+        raw = _raw(message.vectors[name])
         parts += [struct.pack("<HQ", len(name.encode()), len(raw)), name.encode(), raw]
     return parts
 

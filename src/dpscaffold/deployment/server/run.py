@@ -322,7 +322,7 @@ class Deployment:
             self.say(f"{name} did not take the model: {reason}")
         gaps = []
         for slot, c in state.server.slots.items():
-            held = [letter.vectors.get(f"slot.{slot}") for letter in answers.values()]
+            held = [signed.vectors.get(f"slot.{slot}") for signed in answers.values()]
             known = [vector for vector in held if vector is not None]
             if len(known) == len(engine.enrolled.names):
                 total = np.sum([vector.astype(np.float64) for vector in known], axis=0)

@@ -124,7 +124,7 @@ class Sites:
             uploads |= more
             no = {name: reason for name, reason in no.items() if name not in again} | refused
         tally.reasons = no
-        counted = {n for n, letter in uploads.items() if letter.header.get("fresh") is True}
+        counted = {n for n, message in uploads.items() if message.header.get("fresh") is True}
         tally.fresh = tuple(sorted({*tally.fresh, *counted}))
         return uploads
 
@@ -132,8 +132,8 @@ class Sites:
         self, round: int, names: tuple[str, ...], vectors: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
         digests = vector_digests(vectors)
-        letters = {name: self._task(round, name, vectors, digests) for name in names}
-        yes, no = self.post.ask(letters)
+        questions = {name: self._task(round, name, vectors, digests) for name in names}
+        yes, no = self.post.ask(questions)
         for name, answer in list(yes.items()):
             if not self._fits(round, answer):
                 no[name] = "bad-upload"
@@ -157,7 +157,7 @@ class Sites:
         sent = dict(vectors)
         if name in self._restore:
             sent |= self._mirrored(name)
-        return self.post.letter("task", self.enrolled.run, name, fields, sent, digests)
+        return self.post.message("task", self.enrolled.run, name, fields, sent, digests)
 
     def _mirrored(self, name: str) -> dict[str, np.ndarray]:
         slots = self.memories.recall([self.enrolled.names.index(name)])
@@ -202,7 +202,7 @@ class Sites:
         self, over: bool, statement: Header, model: Tensor | None
     ) -> tuple[dict[str, SignedMessage], dict[str, str]]:
         """The last acknowledgement to all; at the end of the run, the model with its statement."""
-        letters = {}
+        questions = {}
         for name in self.enrolled.names:
             fields: dict[str, Json] = {
                 "acknowledged": self.acknowledged.get(name, ""),
@@ -212,8 +212,8 @@ class Sites:
             vectors = {} if model is None else {"model.params": _array(model)}
             if name in self._restore:
                 vectors |= self._mirrored(name)
-            letters[name] = self.post.letter("settle", self.enrolled.run, name, fields, vectors)
-        return self.post.ask(letters)
+            questions[name] = self.post.message("settle", self.enrolled.run, name, fields, vectors)
+        return self.post.ask(questions)
 
     def to_dict(self) -> dict[str, Any]:
         """This engine's part of a checkpoint: acknowledgements, counts and mirror."""
@@ -237,10 +237,10 @@ class Sites:
             self.memories.restore(saved["mirror"])
 
 
-def _read(letter: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
+def _read(message: SignedMessage, before: Slots) -> tuple[Upload, Slots]:
     """A message's upload as a stack of one, and the site's slots once it is applied: what it kept
     where it says so, else what was known and the total."""
-    stacked = {name: torch.from_numpy(v.copy())[None] for name, v in letter.vectors.items()}
+    stacked = {name: torch.from_numpy(v.copy())[None] for name, v in message.vectors.items()}
     totals: dict[str, Tensor] = {}
     after = dict(before)
     for label, value in stacked.items():

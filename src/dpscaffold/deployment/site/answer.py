@@ -80,12 +80,12 @@ class Site:
     _ledger: SiteLedger | None = None
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer(self, letter: SignedMessage) -> SignedMessage:
+    def answer(self, message: SignedMessage) -> SignedMessage:
         """The answer to any message at all."""
         if not self._busy.acquire(blocking=False):
-            return self._sealed(letter, self._refusal("busy"), {})
+            return self._sealed(message, self._refusal("busy"), {})
         try:
-            fields, vectors = self._handle(letter)
+            fields, vectors = self._handle(message)
         except Refused as no:
             self.log(f"refused: {no}")
             fields, vectors = self._refusal(no.reason), {}
@@ -94,18 +94,18 @@ class Site:
             fields, vectors = self._refusal("site-error"), {}
         finally:
             self._busy.release()
-        return self._sealed(letter, fields, vectors)
+        return self._sealed(message, fields, vectors)
 
-    def _sealed(self, letter: SignedMessage, fields: Header, vectors: Vectors) -> SignedMessage:
-        return reply(letter, self.name, fields, vectors, self.key)
+    def _sealed(self, message: SignedMessage, fields: Header, vectors: Vectors) -> SignedMessage:
+        return reply(message, self.name, fields, vectors, self.key)
 
     def _refusal(self, reason: str) -> dict[str, Json]:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
         return {"status": "no", "reason": reason}
 
-    def _handle(self, letter: SignedMessage) -> Said:
-        header = letter.header
-        if not letter.signed_by(self.coordinator) or header.get("direction") != ASK:
+    def _handle(self, message: SignedMessage) -> Said:
+        header = message.header
+        if not message.signed_by(self.coordinator) or header.get("direction") != ASK:
             raise Refused("bad-signature")
         if header.get("version") != VERSION:
             raise Refused("version", f"{header.get('version')!r:.40}")
@@ -124,7 +124,7 @@ class Site:
         if kind is None:
             raise Refused("version", f"{header.get('kind')!r:.40}")
         run = text_of(header, "run", "unknown-run")
-        return kind(letter, run, self.state.run(run), self._current_ledger())
+        return kind(message, run, self.state.run(run), self._current_ledger())
 
     def _current_ledger(self) -> SiteLedger:
         """The ledger; it is read and verified again only where its file is not as it was left, so
@@ -136,14 +136,14 @@ class Site:
     # --- enrolment
 
     def _offer(
-        self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+        self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
     ) -> Said:
         """Judge the offer, book the grant, commit to a nonce."""
-        offer = letter.header.get("offer")
+        offer = message.header.get("offer")
         if not isinstance(offer, dict):
             raise Refused("bad-offer", "it is not a table")
-        promised = text_of(letter.header, "commitment", "bad-offer")
-        check_seen(self.state, letter.header, run, ledger)
+        promised = text_of(message.header, "commitment", "bad-offer")
+        check_seen(self.state, message.header, run, ledger)
         plan, policy = digest(offer), self.policy()
         known = memory.enrolment()
         if known is None:
@@ -210,11 +210,11 @@ class Site:
         return asked()
 
     def _begin(
-        self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+        self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
     ) -> Said:
         """Fix roster and commitments, then show the nonce: from here on the grant is booked."""
         known = enrolment_of(memory)
-        names, sizes, commitments = roster_of(letter.header)
+        names, sizes, commitments = roster_of(message.header)
         if known.roster and (known.roster, known.sizes) != (names, sizes):
             raise Refused("roster-changed")
         if known.roster and dict(known.commitments) != commitments:
@@ -241,10 +241,12 @@ class Site:
             memory.amend(known, roster=names, sizes=sizes, commitments=commitments)
         return {"status": "yes", "nonce_shown": "" if lost else known.nonce}, {}
 
-    def _draw(self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+    def _draw(
+        self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+    ) -> Said:
         """Check the nonces against their commitments and keep them."""
         known = enrolment_of(memory)
-        nonces = texts_of(letter.header, "nonces", "bad-draw")
+        nonces = texts_of(message.header, "nonces", "bad-draw")
         if not known.roster or set(nonces) != set(known.commitments):
             raise Refused("bad-draw", "the run has not begun here, or names are missing")
         for name, nonce in nonces.items():
@@ -256,9 +258,11 @@ class Site:
 
     # --- rounds
 
-    def _task(self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger) -> Said:
+    def _task(
+        self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+    ) -> Said:
         """One participation, or the same answer again."""
-        header = letter.header
+        header = message.header
         check_seen(self.state, header, run, ledger)
         known = enrolment_of(memory)
         booking = booking_of(run, ledger)
@@ -270,19 +274,19 @@ class Site:
         work = self._work(known, policy)
         round = whole_of(header, "round", "bad-round", least=1)
         check_round(self.name, round, known, booking, work)
-        restore = check_vectors(letter.vectors, work, round, policy.largest_value)
+        restore = check_vectors(message.vectors, work, round, policy.largest_value)
         self.step("checked")
         acknowledged = text_of(header, "acknowledged", "state-mismatch")
         slots = memory.settle(acknowledged, restore, pending).slots
         self.step("settled")
-        question = question_of(run, round, acknowledged, letter.digests)
+        question = question_of(run, round, acknowledged, message.digests)
         if pending is not None and memory.has_pending and pending.question == question:
             return self._upload(pending, booking, ledger, fresh=False)
         if booking.participations >= self._cap(booking, policy, work, ledger):
             raise Refused("budget-spent")
         ledger.participate(run, round)
         self.step("counted")
-        pending = self._compute(work, known, round, letter.vectors, slots, question, ledger)
+        pending = self._compute(work, known, round, message.vectors, slots, question, ledger)
         self.step("computed")
         memory.write_pending(pending)
         self.step("stored")
@@ -318,18 +322,18 @@ class Site:
         return fields, pending.vectors
 
     def _settle(
-        self, letter: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
+        self, message: SignedMessage, run: str, memory: RunMemory, ledger: SiteLedger
     ) -> Said:
         """Take the last acknowledgement; at the end of the run, the model too."""
-        check_seen(self.state, letter.header, run, ledger)
+        check_seen(self.state, message.header, run, ledger)
         known = enrolment_of(memory)
         policy = self.policy()
         work = self._work(known, policy)
-        restore = restored(letter.vectors, work, policy.largest_value)
-        acknowledged = text_of(letter.header, "acknowledged", "state-mismatch")
+        restore = restored(message.vectors, work, policy.largest_value)
+        acknowledged = text_of(message.header, "acknowledged", "state-mismatch")
         slots = memory.settle(acknowledged, restore, memory.pending()).slots
-        if letter.header.get("over") is True:
-            memory.write_model(dict(letter.header), named(letter.vectors, "model."))
+        if message.header.get("over") is True:
+            memory.write_model(dict(message.header), named(message.vectors, "model."))
             memory.amend(known, over=True)
         fields: dict[str, Json] = {"status": "yes"}
         fields |= counts(booking_of(run, ledger), ledger)

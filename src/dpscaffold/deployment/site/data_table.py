@@ -32,7 +32,7 @@ class SiteCsv(_SiteFile):
     one is read. Value: a name such as 'utf-8', 'cp1252' or 'utf-16'. Example: ``"cp1252"``"""
     decimal: DecimalSign = "."
     """The decimal separator. Value: '.' or ','. Example: ``","``"""
-    gaps: NaKey = None
+    na_values: NaKey = None
     """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
     schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
 
@@ -53,7 +53,7 @@ class SiteParquet(_SiteFile):
     """A site's Parquet file."""
 
     source: Literal["parquet"]
-    gaps: NaKey = None
+    na_values: NaKey = None
     """NA strings of this file: texts that mean a missing value, in addition to those of the plan's
     schema. Value: a list of texts, or a table by column of such lists. Example: ``["-9", "?"]``"""
 

@@ -1,9 +1,9 @@
 """A site's records, read by the offer's schema: nothing is inferred from them.
 
 Whether data fit is decided by columns alone, never by what a record holds. A number that is
-missing, or that the schema's ``gaps`` name, is the schema's ``missing``; a category that is missing
-or unseen is zero everywhere. A record that cannot be read (a broken line, a value that is no
-number, a label of no class) stays a record: it counts in R_i, and contributes nothing to any
+missing, or that the schema's ``na_values`` name, is the schema's ``missing``; a category that is
+missing or unseen is zero everywhere. A record that cannot be read (a broken line, a value that is
+no number, a label of no class) stays a record: it counts in R_i, and contributes nothing to any
 gradient. The site's log and ``site check`` say which records these are; nobody else learns it.
 """
 
@@ -99,7 +99,7 @@ def read_records(table: Mapping[str, Any], folder: Path, schema: SchemaSettings)
         if isinstance(data, SiteArrays):
             rows, labels, faults = _from_npz(path, schema)
         else:
-            schema = _with_own_gaps(schema, data)
+            schema = _with_own_na_values(schema, data)
             found = _opened(path, data, schema)
             decimal = data.decimal if isinstance(data, SiteCsv) else "."
             rows, labels, fine = _from_table(found, schema, decimal)
@@ -164,16 +164,16 @@ def _no_label(schema: SchemaSettings, name: str) -> str:
     return f"{name} is not a class of the offer" if schema.classes else f"{name} is not a number"
 
 
-def _with_own_gaps(schema: SchemaSettings, data: SiteCsv | SiteParquet) -> SchemaSettings:
+def _with_own_na_values(schema: SchemaSettings, data: SiteCsv | SiteParquet) -> SchemaSettings:
     """The schema with the site's own NA strings added to those of each column."""
-    if not data.gaps:
+    if not data.na_values:
         return schema
-    own, wanted = NaStrings.given(data.gaps), (*schema.columns, schema.label)
+    own, wanted = NaStrings.given(data.na_values), (*schema.columns, schema.label)
     stray = next((n for n, _ in own.columns if n not in (*wanted, OTHERS)), None)
     if stray is not None:
-        raise BadInput(f"data.gaps names {stray!r}, which is not a column of the offer")
+        raise BadInput(f"data.na_values names {stray!r}, which is not a column of the offer")
     return schema.changed(
-        gaps={name: (*schema.na_strings.of(name), *own.of(name)) for name in wanted}
+        na_values={name: (*schema.na_strings.of(name), *own.of(name)) for name in wanted}
     )
 
 

@@ -112,12 +112,14 @@ class AppGrid:
 class AppExchange(FlowerExchange):
     """Messages over the grid that Flower hands to a ServerApp."""
 
-    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
+    def ask(
+        self, questions: Mapping[str, SignedMessage], accept: Accept
+    ) -> dict[str, SignedMessage]:
         """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`; the run ends with its
         SuperLink."""
         found: dict[str, SignedMessage] = {}
         assert self._grid is not None
-        self._ask_over(self._grid, letters, accept, found)
+        self._ask_over(self._grid, questions, accept, found)
         return found
 
 

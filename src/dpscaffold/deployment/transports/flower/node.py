@@ -187,9 +187,9 @@ class Fleet:
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
-    def reply(self, asked: Message, letter: SignedMessage) -> None:
+    def reply(self, asked: Message, signed: SignedMessage) -> None:
         """Send the answer. What it took to compute is not told: zero seconds."""
-        reply = Message(content=to_records(letter), reply_to=asked)
+        reply = Message(content=to_records(signed), reply_to=asked)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
             answer = self._client.PushMessages(
@@ -272,8 +272,8 @@ def serve(
                     stop.wait(wait * random.uniform(0.9, 1.1))
                     wait = min(SLOW, wait * GROWTH)
                     continue
-                letter = answer(from_records(message.content))
-                fleet.reply(message, letter)
+                signed = answer(from_records(message.content))
+                fleet.reply(message, signed)
                 wait = QUICK
             except TROUBLE as error:
                 sentence = str(error) if isinstance(error, Refusal) else _in_short(error)

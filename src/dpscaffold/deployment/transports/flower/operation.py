@@ -101,9 +101,9 @@ def _watched(site: Site, state: StateFolder) -> Callable[[SignedMessage], Signed
     """Answers, with ``status.json`` kept next to."""
     counts = {"answered": 0}
 
-    def answer(letter: SignedMessage) -> SignedMessage:
+    def answer(signed: SignedMessage) -> SignedMessage:
         began = time.perf_counter()
-        answer = site.answer(letter)
+        answer = site.answer(signed)
         counts["answered"] += 1
         said = {
             "site": site.name,

@@ -296,7 +296,9 @@ class FlowerExchange:
     traffic: Traffic = field(default_factory=Traffic)
     _grid: OpenRun | None = None
 
-    def ask(self, letters: Mapping[str, SignedMessage], accept: Accept) -> dict[str, SignedMessage]:
+    def ask(
+        self, questions: Mapping[str, SignedMessage], accept: Accept
+    ) -> dict[str, SignedMessage]:
         """As :class:`~dpscaffold.deployment.protocol.exchange.Exchange`."""
         begun, found, pause, told = time.monotonic(), dict[str, SignedMessage](), 0.2, False
         while True:
@@ -304,7 +306,7 @@ class FlowerExchange:
                 if self._grid is None:
                     self._grid = OpenRun(self.office, self.members)
                     self.traffic.opened += 1
-                self._ask_over(self._grid, letters, accept, found)
+                self._ask_over(self._grid, questions, accept, found)
                 self.traffic.seconds += time.monotonic() - begun
                 return found
             except TROUBLE as error:
@@ -329,14 +331,14 @@ class FlowerExchange:
     def _ask_over(
         self,
         grid: OpenRun,
-        letters: Mapping[str, SignedMessage],
+        questions: Mapping[str, SignedMessage],
         accept: Accept,
         found: dict[str, SignedMessage],
     ) -> None:
         until = time.monotonic() + self.deadline
         waiting: dict[str, str] = {}
-        due = dict.fromkeys((name for name in letters if name not in found), 0.0)
-        contents = {name: to_records(letters[name]) for name in due}
+        due = dict.fromkeys((name for name in questions if name not in found), 0.0)
+        contents = {name: to_records(questions[name]) for name in due}
         first, told_at = True, None
         while due and time.monotonic() < until:
             now = time.monotonic()
@@ -348,12 +350,12 @@ class FlowerExchange:
             if sending:
                 self.traffic.again += 0 if first else len(sending)
                 first = False
-                reached = self._push(grid, sending, letters, contents, until - now, waiting)
+                reached = self._push(grid, sending, questions, contents, until - now, waiting)
                 for name in sending:
                     due[name] = now + (self.resend if name in reached else 1.0)
-            for name, letter in self._pull(grid, waiting):
-                if name in due and accept(name, letter):
-                    found[name] = letter
+            for name, signed in self._pull(grid, waiting):
+                if name in due and accept(name, signed):
+                    found[name] = signed
                     del due[name]
             if due:
                 time.sleep(self.poll)
@@ -362,7 +364,7 @@ class FlowerExchange:
         self,
         grid: OpenRun,
         names: list[str],
-        letters: Mapping[str, SignedMessage],
+        questions: Mapping[str, SignedMessage],
         contents: Mapping[str, object],
         seconds: float,
         waiting: dict[str, str],
@@ -386,7 +388,7 @@ class FlowerExchange:
             if identity:
                 waiting[identity] = name
                 reached.add(name)
-                self.traffic.bytes_out += _size(letters[name])
+                self.traffic.bytes_out += _size(questions[name])
         return reached
 
     def _pull(self, grid: OpenRun, waiting: dict[str, str]) -> list[tuple[str, SignedMessage]]:
@@ -397,9 +399,9 @@ class FlowerExchange:
             name = waiting.pop(identity, None)
             if name is None or reply is None or reply.has_error():
                 continue
-            letter = from_records(reply.content)
-            self.traffic.bytes_in += _size(letter)
-            arrived.append((name, letter))
+            signed = from_records(reply.content)
+            self.traffic.bytes_in += _size(signed)
+            arrived.append((name, signed))
         return arrived
 
     def close(self, completed: bool = True) -> None:
@@ -422,6 +424,6 @@ def _refuse_for_good(error: BaseException) -> None:
         ) from error
 
 
-def _size(letter: SignedMessage) -> int:
-    vectors = sum(vector.nbytes for vector in letter.vectors.values())
-    return vectors + len(canonical(letter.header)) + len(letter.signature)
+def _size(signed: SignedMessage) -> int:
+    vectors = sum(vector.nbytes for vector in signed.vectors.values())
+    return vectors + len(canonical(signed.header)) + len(signed.signature)

@@ -24,14 +24,14 @@ SMALL = 1 << 20
 _PARTS = ("shared", "own")
 
 
-def to_records(letter: SignedMessage) -> RecordDict:
+def to_records(signed: SignedMessage) -> RecordDict:
     """A signed message as the content of a Flower message."""
-    head = ConfigRecord({"header": canonical(letter.header), "signature": letter.signature})
+    head = ConfigRecord({"header": canonical(signed.header), "signature": signed.signature})
     content: dict[str, ConfigRecord | ArrayRecord] = {"letter": head}
-    own = {name for name in letter.vectors if name.startswith("restore.")}
-    for part, names in zip(_PARTS, (set(letter.vectors) - own, own), strict=True):
+    own = {name for name in signed.vectors if name.startswith("restore.")}
+    for part, names in zip(_PARTS, (set(signed.vectors) - own, own), strict=True):
         if names:
-            content[part] = _vectors({name: letter.vectors[name] for name in sorted(names)})
+            content[part] = _vectors({name: signed.vectors[name] for name in sorted(names)})
     return RecordDict(content)
 
 

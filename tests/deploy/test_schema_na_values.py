@@ -20,7 +20,7 @@ from dpscaffold.deployment.site.reading import read_records
 from dpscaffold.engines import State
 from dpscaffold.setting.budget import Budget
 
-MARKED = TABLE.changed(gaps={"age": ["-9", "?"], "sex": ["?"]})
+MARKED = TABLE.changed(na_values={"age": ["-9", "?"], "sex": ["?"]})
 TEXT = "id,sex,ill,age,bmi\n1,?,no,-9.0,-9\n2,f,yes,?,30\n3,m,yes,9,30\n"
 READ = [[-1, -9, 0, 0], [-1, 30, 1, 0], [9, 30, 0, 1]]
 
@@ -45,7 +45,7 @@ def test_they_are_missing_by_value_in_the_columns_that_are_named(tmp_path: Path)
     single = {"id": [1, 2], "sex": ["f", "m"], "ill": ["no", "yes"], "bmi": [1.0, 2.0]}
     table = pa.table(single | {"age": pa.array([0.1, 3.0], pa.float32())})
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
-    rows = TABLE.changed(gaps={"age": ["0.1"]})
+    rows = TABLE.changed(na_values={"age": ["0.1"]})
     found = read_records({"source": "parquet", "path": "d.parquet"}, tmp_path, rows)
     assert found.features[:, 0].tolist() == [-1, 3]
 
@@ -58,24 +58,24 @@ def test_the_model_of_the_run_reads_new_rows_as_the_sites_did(tmp_path: Path) ->
 
 def test_an_offer_names_them_only_where_there_are_any() -> None:
     """Without them it is, to the digest, what it was before there was such a key."""
-    assert "gaps" not in offered(TABLE).to_dict()["rows"]  # type: ignore[operator]
-    assert offered(MARKED).to_dict()["rows"]["gaps"]["age"] == ["-9", "?"]  # type: ignore
-    for rows in (TABLE, MARKED, TABLE.changed(gaps=["?", "-9"])):
+    assert "na_values" not in offered(TABLE).to_dict()["rows"]  # type: ignore[operator]
+    assert offered(MARKED).to_dict()["rows"]["na_values"]["age"] == ["-9", "?"]  # type: ignore
+    for rows in (TABLE, MARKED, TABLE.changed(na_values=["?", "-9"])):
         assert read_offer(offered(rows).to_dict()) == offered(rows)
 
 
 @pytest.mark.parametrize(
-    ("gaps", "said"),
+    ("na_values", "said"),
     [
-        ({"aeg": ["?"]}, "schema.gaps names 'aeg', which is not among the columns"),
-        ([-9], "schema.gaps holds -9, which is no text"),
-        (["m"], "gaps names 'm', which is a category of column 'sex'"),
-        (["yes"], "gaps names 'yes', which is a class of column 'ill'"),
+        ({"aeg": ["?"]}, "schema.na_values names 'aeg', which is not among the columns"),
+        ([-9], "schema.na_values holds -9, which is no text"),
+        (["m"], "na_values names 'm', which is a category of column 'sex'"),
+        (["yes"], "na_values names 'yes', which is a class of column 'ill'"),
     ],
 )
-def test_bad_ones_are_one_sentence(gaps: Any, said: str) -> None:
+def test_bad_ones_are_one_sentence(na_values: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        TABLE.changed(gaps=gaps)
+        TABLE.changed(na_values=na_values)
 
 
 def test_blanks_around_texts_do_not_count_at_a_site_nor_for_the_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Texts that stand for a missing value: a table with markers is the same table with empty cells.
+"""Texts that represent a missing value: a table with markers is the same table with empty cells.
 
 That law is the oracle throughout: the empty cells are read by the readers as they were before there
 were markers.
@@ -88,12 +88,12 @@ def pool_of(path: Path, kind: str, **more: Any) -> Any:
 
 
 def assert_same(marked: Any, empty: Any) -> None:
-    """The same records in every respect but what says how gaps were written."""
+    """The same records in every respect but what says how missing values were written."""
     np.testing.assert_array_equal(marked.features, empty.features)
     np.testing.assert_array_equal(marked.labels, empty.labels)
     np.testing.assert_array_equal(marked.users, empty.users)
     assert marked.names == empty.names and marked.target == empty.target
-    left = [replace(s, gaps=()) if isinstance(s, Coding) else s for s in marked.preparation]
+    left = [replace(s, na_values=()) if isinstance(s, Coding) else s for s in marked.preparation]
     assert tuple(left) == empty.preparation
 
 
@@ -104,14 +104,14 @@ def test_markers_are_empty_cells(tables, comma, by_column, tmp_path_factory) -> 
     own reading of raw rows."""
     folder = tmp_path_factory.mktemp("law")
     marked, empty = tables
-    gaps = dict.fromkeys(NAMES, MARKERS) if by_column else MARKERS
+    na_values = dict.fromkeys(NAMES, MARKERS) if by_column else MARKERS
     signs = {"delimiter": ";", "decimal": ","} if comma else {}
     args = (";", True) if comma else ()
     truth = pool_of(written(folder / "e.csv", empty, *args), "csv", **signs)
-    here = pool_of(written(folder / "m.csv", marked, *args), "csv", gaps=gaps, **signs)
+    here = pool_of(written(folder / "m.csv", marked, *args), "csv", na_values=na_values, **signs)
     assert_same(here, truth)
     pa.parquet.write_table(as_table(marked), folder / "m.parquet")
-    assert_same(pool_of(folder / "m.parquet", "parquet", gaps=gaps), truth)
+    assert_same(pool_of(folder / "m.parquet", "parquet", na_values=na_values), truth)
     (coding,) = [step for step in here.preparation if isinstance(step, Coding)]
     raw = np.array([row[:3] for row in marked], dtype=object)
     whole = [all(row[2:]) for row in empty]
@@ -125,10 +125,10 @@ def test_new_rows_are_read_as_the_training_was(tables, tmp_path_factory) -> None
     either, and from there on numbers are read as texts."""
     folder = tmp_path_factory.mktemp("new")
     marked, empty = tables
-    pool = pool_of(written(folder / "t.csv", empty), "csv", gaps=MARKERS)
+    pool = pool_of(written(folder / "t.csv", empty), "csv", na_values=MARKERS)
     listed, arrays = entries(pool.preparation)
     stored = steps(listed, arrays, folder)
-    plain = [replace(s, gaps=()) if isinstance(s, Coding) else s for s in stored]
+    plain = [replace(s, na_values=()) if isinstance(s, Coding) else s for s in stored]
     for spoilt in ((), (("strange", "a", "2023-01-02", "no", "n"),)):
         with_markers = written(folder / "m.csv", [*spoilt, *marked])
         without = written(folder / "e.csv", [*spoilt, *empty])
@@ -169,14 +169,14 @@ SITES |= {"missing": {"age": "median", "stay": "indicator", "*": "drop"}}
 @pytest.mark.parametrize("pattern", ["", "*.csv"])
 def test_a_number_may_be_a_gap_of_one_column_only(pattern: str, tmp_path: Path) -> None:
     """-9 is a stay that nobody noted and an age that stays; sites write it in their own way."""
-    gaps = {"stay": ["-9"], "*": ["?", "k. A."]}
+    na_values = {"stay": ["-9"], "*": ["?", "k. A."]}
     marked = pool_of(
-        site_folder(tmp_path / "m", HOSPITALS) / pattern, "csv", **{**SITES, "gaps": gaps}
+        site_folder(tmp_path / "m", HOSPITALS) / pattern, "csv", **{**SITES, "na_values": na_values}
     )
     empty = pool_of(site_folder(tmp_path / "e", SAME) / pattern, "csv", **SITES)
     assert_same(marked, empty)
     assert -9.0 in marked.features[:, 0] and marked.features[:, 2].sum() == 2
-    assert not [note for note in marked.notes if "gaps" in note]
+    assert not [note for note in marked.notes if "na_values" in note]
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.float32(), pa.decimal128(6, 2)])
@@ -188,10 +188,10 @@ def test_numbers_that_are_typed_are_markers_by_value(kind: pa.DataType, tmp_path
     typed_values = pa.array([float(v) for v in values], pa.float64()).cast(kind)
     pa.parquet.write_table(pa.table({"x": typed_values, **rest}), tmp_path / "t.parquet")
     keys = {"user": None, "users": 1, "categories": [], "dates": {}, "missing": {"x": -1.0}}
-    pool = pool_of(tmp_path / "t.parquet", "parquet", gaps={"x": [gap]}, **keys)
+    pool = pool_of(tmp_path / "t.parquet", "parquet", na_values={"x": [gap]}, **keys)
     expected = [-1.0 if v == float(gap) else v for v in values]
     np.testing.assert_array_equal(pool.features[:, 0], np.float32(expected))
-    assert not [note for note in pool.notes if "gaps" in note]
+    assert not [note for note in pool.notes if "na_values" in note]
     (coding,) = [step for step in pool.preparation if isinstance(step, Coding)]
     raw = np.array(values, kind.to_pandas_dtype() if not pa.types.is_decimal(kind) else float)
     np.testing.assert_array_equal(coding(raw[:, None])[:, 0], np.float32(expected))
@@ -201,7 +201,7 @@ def test_numbers_that_are_typed_are_markers_by_value(kind: pa.DataType, tmp_path
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_frames_may_hold_markers(library: str) -> None:
-    """Columns of texts, of numbers beside texts (pandas), of numbers, of times, and of words."""
+    """Columns of texts, of numbers next to texts (pandas), of numbers, of times, and of words."""
     frames = pytest.importorskip(library, reason=f"needs {library}, which is not installed")
     n = 20
     columns: dict[str, list[Any]] = {
@@ -221,15 +221,15 @@ def test_frames_may_hold_markers(library: str) -> None:
         marked["age"] = ["?" if i % 7 == 0 else i for i in range(n)]
     keys: dict[str, Any] = {"label": "ill", "user": "site", "categories": ["ward"]}
     keys |= {"missing": {"age": "mean", "ward": "category", "count": "indicator"}}
-    gaps = {"*": ["?"], "count": ["-9"]}
+    na_values = {"*": ["?"], "count": ["-9"]}
     said: list[str] = []
-    found = federation_of(frames.DataFrame(marked), **keys, gaps=gaps, notify=said.append)
+    found = federation_of(frames.DataFrame(marked), **keys, na_values=na_values, notify=said.append)
     truth = federation_of(pa.table(columns), **keys)
     torch.testing.assert_close(found.train.features, truth.train.features, rtol=0, atol=0)
-    assert not [note for note in said if "gaps" in note]
-    with pytest.raises(BadInput, match="gaps is given, which belongs to columns"):
+    assert not [note for note in said if "na_values" in note]
+    with pytest.raises(BadInput, match="na_values is given, which belongs to columns"):
         pairs = torch.utils.data.TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))
-        federation_of(pairs, users=1, gaps=["?"])
+        federation_of(pairs, users=1, na_values=["?"])
 
 
 def test_days_that_mean_none_may_be_typed() -> None:
@@ -237,7 +237,7 @@ def test_days_that_mean_none_may_be_typed() -> None:
     days = np.array(["1900-01-01", "2020-01-02", "2020-01-03", "1900-01-01"] * 3, "datetime64[ns]")
     table = pa.table({"day": days, "ill": ["no", "yes"] * 6})
     keys: dict[str, Any] = {"dates": {"day": "%Y-%m-%d"}, "missing": {"day": 0}, "users": 1}
-    found = federation_of(table, "ill", gaps={"day": ["1900-01-01"]}, preprocess=[], **keys)
+    found = federation_of(table, "ill", na_values={"day": ["1900-01-01"]}, preprocess=[], **keys)
     assert {*found.train.features[:, 0].tolist()} <= {0.0, 18263.0, 18264.0}
     (coding,) = [step for step in found.preparation if isinstance(step, Coding)]
     held = table["day"].cast(pa.timestamp("s"))[0].as_py()  # as Python's own
@@ -251,9 +251,9 @@ def test_folders_may_name_a_gap(tmp_path: Path) -> None:
         columns = {"x": [float(i) for i in range(rows)], "ill": ["no", "yes", "yes"] * (rows // 3)}
         pa.parquet.write_table(pa.table(columns), folder / "a.parquet")
     keys = {"categories": [], "dates": {}, "missing": "drop"}
-    pool = pool_of(tmp_path / "t", "parquet", gaps={"site": ["unknown"]}, **keys)
+    pool = pool_of(tmp_path / "t", "parquet", na_values={"site": ["unknown"]}, **keys)
     assert pool.names == ("n", "s") and len(pool) == 12
-    assert not [note for note in pool.notes if "gaps" in note]
+    assert not [note for note in pool.notes if "na_values" in note]
 
 
 def test_a_label_or_a_site_that_is_a_gap_is_as_an_empty_one(tmp_path: Path) -> None:
@@ -264,8 +264,8 @@ def test_a_label_or_a_site_that_is_a_gap_is_as_an_empty_one(tmp_path: Path) -> N
         ]
         path = written(tmp_path / "t.csv", spoilt)
         with pytest.raises(BadInput, match=f"column '{NAMES[place]}' lacks a value in 1 of 12"):
-            pool_of(path, "csv", missing="refuse", gaps=["?"])
-        dropped = pool_of(path, "csv", gaps=["?"])
+            pool_of(path, "csv", missing="refuse", na_values=["?"])
+        dropped = pool_of(path, "csv", na_values=["?"])
         assert len(dropped) == 11 and any("were left out" in note for note in dropped.notes)
 
 
@@ -273,7 +273,7 @@ def test_several_labels_and_numbers_may_lack_values(tmp_path: Path) -> None:
     text = "a,fever,cough\n1,0,1\n2,?,0\n3,1,1\n4,0,-\n5,1,0\n"
     (tmp_path / "t.csv").write_text(text)
     keys = {"user": None, "users": 1, "categories": [], "dates": {}, "missing": "drop"}
-    keys |= {"gaps": ["?", "-"]}
+    keys |= {"na_values": ["?", "-"]}
     several = pool_of(tmp_path / "t.csv", "csv", **{**keys, "label": ["fever", "cough"]})
     assert several.features[:, 0].tolist() == [1, 3, 5]
     (tmp_path / "n.csv").write_text("a,y\n1,0.5\n2,?\n3,1\n4,2.5\n")
@@ -285,22 +285,25 @@ def test_several_labels_and_numbers_may_lack_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"gaps": [""]}, "gaps holds an empty text; empty cells mean missing"),
-        ({"gaps": {"age": ["?", " "]}}, "gaps.age holds an empty text"),
-        ({"gaps": [-9]}, "gaps holds -9, which is no text; write it as '-9'"),
-        ({"gaps": {"age": [9999]}}, "gaps.age holds 9999, which is no text"),
-        ({"gaps": "?"}, r"gaps is '\?'; give a list of texts"),
-        ({"gaps": {"age": "?"}}, r"gaps.age is '\?'; give a list"),
-        ({"gaps": ["a\nb"]}, "which no cell shows"),
+        ({"na_values": [""]}, "na_values holds an empty text; empty cells mean missing"),
+        ({"na_values": {"age": ["?", " "]}}, "na_values.age holds an empty text"),
+        ({"na_values": [-9]}, "na_values holds -9, which is no text; write it as '-9'"),
+        ({"na_values": {"age": [9999]}}, "na_values.age holds 9999, which is no text"),
+        ({"na_values": "?"}, r"na_values is '\?'; give a list of texts"),
+        ({"na_values": {"age": "?"}}, r"na_values.age is '\?'; give a list"),
+        ({"na_values": ["a\nb"]}, "which no cell shows"),
         (
-            {"gaps": ["-"], "categories": {"ward": ["+", "-"]}},
-            "gaps names '-', which is a category of column 'ward'; take it out of one of them",
+            {"na_values": ["-"], "categories": {"ward": ["+", "-"]}},
+            "na_values names '-', which is a category of column 'ward'; take it out of one of them",
         ),
         (
-            {"gaps": {"*": ["?"], "ill": ["unknown"]}, "classes": ["no", "unknown", "yes"]},
-            "gaps names 'unknown', which is a class of column 'ill'",
+            {"na_values": {"*": ["?"], "ill": ["unknown"]}, "classes": ["no", "unknown", "yes"]},
+            "na_values names 'unknown', which is a class of column 'ill'",
         ),
-        ({"gaps": {"aeg": ["?"]}}, r"gaps names the column 'aeg' \(did you mean 'age'\?\)"),
+        (
+            {"na_values": {"aeg": ["?"]}},
+            r"na_values names the column 'aeg' \(did you mean 'age'\?\)",
+        ),
     ],
 )
 def test_bad_markers_are_one_sentence(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -316,9 +319,9 @@ def test_a_list_of_its_own_stands_in_place_of_the_others(own: list[str], tmp_pat
     """What is a gap elsewhere may be a category here, declared or not."""
     text = "age,ward,ill,site\n1,+,no,n\n-,-,yes,n\n3,-,no,s\n4,+,yes,s\n"
     (tmp_path / "t.csv").write_text(text)
-    gaps = {"*": ["-"], "ward": own}
+    na_values = {"*": ["-"], "ward": own}
     for categories in (["ward"], {"ward": ["+", "-"]}):
-        keys = {"dates": {}, "categories": categories, "missing": "drop", "gaps": gaps}
+        keys = {"dates": {}, "categories": categories, "missing": "drop", "na_values": na_values}
         assert pool_of(tmp_path / "t.csv", "csv", **keys).features.tolist() == [
             [1, 1, 0],
             [3, 0, 1],
@@ -333,33 +336,36 @@ def test_a_marker_that_stands_nowhere_is_pointed_out(streamed: bool, tmp_path: P
     rows = [(*(cell(n, i) if (n, i) != ("age", 5) else "?" for n in NAMES),) for i in range(40)]
     path = written(tmp_path / "t.csv", rows)
     said: list[str] = []
-    gaps = {"*": ["?", "NA", "??"], "age": ["?", "-9"], "ward": ["?"]}
-    data = {"source": "csv", "path": path, **KEYS, "gaps": gaps, "preprocess": []}
+    na_values = {"*": ["?", "NA", "??"], "age": ["?", "-9"], "ward": ["?"]}
+    data = {"source": "csv", "path": path, **KEYS, "na_values": na_values, "preprocess": []}
     if streamed:
         prepare(data, tmp_path / "out", notify=said.append)
     else:
         load_federation(data, said.append)
-    assert [note for note in said if "gaps" in note] == [
-        "gaps names '?', which no column holds",
-        "gaps names '??', which no column holds",
-        "gaps.age names '-9', which it never holds",
-        "gaps.ward names '?', which it never holds",
+    assert [note for note in said if "na_values" in note] == [
+        "na_values names '?', which no column holds",
+        "na_values names '??', which no column holds",
+        "na_values.age names '-9', which it never holds",
+        "na_values.ward names '?', which it never holds",
     ]
 
 
-def test_a_text_among_numbers_is_explained_with_gaps(tmp_path: Path) -> None:
+def test_a_text_among_numbers_is_explained_with_na_values(tmp_path: Path) -> None:
     """With or without other markers, and a number with a comma is not taken for one."""
     rows = [tuple(cell(name, i) for name in NAMES) for i in range(12)]
-    for wrong, advice in (("nil", "if 'nil' means missing, name that in gaps"), ("1,5", "decimal")):
+    for wrong, advice in (
+        ("nil", "if 'nil' means missing, name that in na_values"),
+        ("1,5", "decimal"),
+    ):
         path = written(tmp_path / "t.csv", [*rows, (wrong, *rows[0][1:])])
-        for gaps in ([], ["?"]):
+        for na_values in ([], ["?"]):
             with pytest.raises(
                 BadInput, match=f"column 'age' holds '{wrong}', and numbers.*{advice}"
             ):
-                pool_of(path, "csv", gaps=gaps)
+                pool_of(path, "csv", na_values=na_values)
 
 
-def test_a_model_for_other_software_knows_numbers_that_are_gaps(tmp_path: Path) -> None:
+def test_a_model_for_other_software_knows_numbers_that_are_na_values(tmp_path: Path) -> None:
     """-9 of a measured column is missing; of a date's column it is a day."""
     coding = Coding(
         ("age", "day", "ward"),
@@ -368,7 +374,7 @@ def test_a_model_for_other_software_knows_numbers_that_are_gaps(tmp_path: Path) 
         fills=(("age", 40.0), ("day", 7.0)),
         indicators=("age",),
         own=("ward",),
-        gaps=(("age", ("-9", "?")), ("day", ("-9",)), ("ward", ("?",))),
+        na_values=(("age", ("-9", "?")), ("day", ("-9",)), ("ward", ("?",))),
     )
     federation = federation_of(
         pa.table({"x": list(range(12)), "ill": ["no", "yes"] * 6}), "ill", users=1, preprocess=[]
@@ -404,13 +410,15 @@ def test_a_trained_model_takes_new_files_with_its_markers(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     people(tmp_path / "table.csv", "?")
     more = 'categories = ["ward"]\nmissing = { age = "mean", ward = "category" }\n'
-    Path("run.toml").write_text(TABLE.replace("[plan]", f'{more}gaps = {{ "*" = ["?"] }}\n[plan]'))
+    Path("run.toml").write_text(
+        TABLE.replace("[plan]", f'{more}na_values = {{ "*" = ["?"] }}\n[plan]')
+    )
     code, _, err = typed(monkeypatch, capsys, "train", "run.toml", "--out", "r")
     assert code == 0, err
     other = Path("run.toml").read_text().replace('["?"]', '["?", "-"]')
     Path("other.toml").write_text(other)
     code, _, err = typed(monkeypatch, capsys, "train", "other.toml", "--out", "r", "--resume")
-    assert code == 2 and "gaps" in err
+    assert code == 2 and "na_values" in err
     assert typed(monkeypatch, capsys, "train", "r/config.toml", "--resume")[0] == 0
     people(tmp_path / "empty.csv", "")
     truth = typed(monkeypatch, capsys, "predict", "r", "empty.csv")[1]
@@ -426,10 +434,11 @@ def test_a_trained_model_takes_new_files_with_its_markers(tmp_path, monkeypatch,
     assert shown[0][0] == 0 and shown[0][1].replace("table", "empty") == shown[1][1]
 
 
-def test_truths_and_sites_that_are_gaps_are_empty_ones(tmp_path, monkeypatch, capsys) -> None:
+def test_truths_and_sites_that_are_na_values_are_empty_ones(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     people(tmp_path / "table.csv", "?")
-    more = 'categories = ["ward"]\nmissing = { age = "mean", ward = "category" }\ngaps = ["?"]\n'
+    more = 'categories = ["ward"]\nna_values = ["?"]\n'
+    more += 'missing = { age = "mean", ward = "category" }\n'
     Path("run.toml").write_text(TABLE.replace("[plan]", f"{more}[plan]"))
     assert typed(monkeypatch, capsys, "train", "run.toml", "--out", "r")[0] == 0
     text = Path("table.csv").read_text()
@@ -442,13 +451,13 @@ def test_truths_and_sites_that_are_gaps_are_empty_ones(tmp_path, monkeypatch, ca
         assert code == 0 and '"(none)"' in out and '"?"' not in out
 
 
-def test_a_measured_truth_is_a_gap_by_value(tmp_path, monkeypatch, capsys) -> None:
+def test_a_measured_truth_is_missing_by_value(tmp_path, monkeypatch, capsys) -> None:
     """As it was in training, however the file writes it; as the name of a class it is a text."""
     monkeypatch.chdir(tmp_path)
     rows = [f"{'ns'[i % 2]},{i % 7},{i % 7 / 2 if i % 9 else -9}" for i in range(60)]
     Path("table.csv").write_text("\n".join(["site,age,ill", *rows]) + "\n")
     more = 'target = { kind = "number", low = 0, high = 3 }\n'
-    more += 'missing = "drop"\ngaps = { ill = ["-9"] }\n'
+    more += 'missing = "drop"\nna_values = { ill = ["-9"] }\n'
     linear = '[task]\nkind = "linear"\n[plan]'
     Path("run.toml").write_text(TABLE.replace("[plan]", f"{more}{linear}"))
     code, _, err = typed(monkeypatch, capsys, "train", "run.toml", "--out", "r")
@@ -468,7 +477,7 @@ def test_a_measured_truth_is_a_gap_by_value(tmp_path, monkeypatch, capsys) -> No
 
 def test_a_stray_text_in_a_parquet_file_spoils_its_own_row_only(tmp_path: Path) -> None:
     """Numbers that are held as texts have a decimal point there."""
-    coding = Coding(("age",), gaps=(("age", ("?", "-9")),), fills=(("age", 7.0),))
+    coding = Coding(("age",), na_values=(("age", ("?", "-9")),), fills=(("age", 7.0),))
     cells = pa.array(["1.5", "?", "-9.0", "strange", "2"], pa.string())
     pa.parquet.write_table(pa.table({"age": cells}), tmp_path / "t.parquet")
     (part,) = raw_parts(tmp_path / "t.parquet", (coding,), ["age"])
@@ -480,7 +489,7 @@ def test_among_texts_a_marker_is_its_text(tmp_path: Path) -> None:
     """9.0 is a category of its own where 9 is a gap: in the training, in new files and rows."""
     text = "age,ward,ill,site\n1,9.0,no,n\n2,9,yes,n\n3,a,no,s\n4, 9 ,yes,s\n"
     (tmp_path / "t.csv").write_text(text)
-    keys = {"dates": {}, "missing": {"ward": "category"}, "gaps": {"ward": ["9"]}}
+    keys = {"dates": {}, "missing": {"ward": "category"}, "na_values": {"ward": ["9"]}}
     pool = pool_of(tmp_path / "t.csv", "csv", **keys)
     expected = [[1, 1, 0, 0], [2, 0, 0, 1], [3, 0, 1, 0], [4, 0, 0, 1]]
     assert pool.features.tolist() == expected

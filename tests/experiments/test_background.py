@@ -1,4 +1,4 @@
-"""Evaluations beside the rounds: the same rows, in order, whenever they come."""
+"""Evaluations next to the rounds: the same rows, in order, whenever they come."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from dpscaffold import Logistic, Plan, scaffold, synthetic
 from dpscaffold.setting import Setting
-from dpscaffold.training import beside, stack
-from dpscaffold.training.beside import Evaluations
+from dpscaffold.training import background, stack
+from dpscaffold.training.background import Evaluations
 from dpscaffold.training.events import Evaluated, RoundDone
 from dpscaffold.training.stack import Schedule, train_stack
 
@@ -27,7 +27,7 @@ def runs(*rates):
 
 @pytest.mark.parametrize("rates", [(0.1, 0.2), (0.1, 3e38)])
 def test_a_stack_has_the_same_history_where_evaluations_come_late(monkeypatch, rates):
-    """The second of the last pair diverges on its way: it is judged up to that round alone."""
+    """The second of the last pair diverges on its way: it is evaluated up to that round alone."""
     settings, data = runs(*rates)
     schedule = Schedule(every=2, late=2, full=True)
     meant = train_stack(settings, [data] * 2, schedule)
@@ -49,7 +49,7 @@ def test_a_round_does_not_wait_for_its_evaluation(monkeypatch):
         assert may_go_on.wait(20)
         return [{"test_accuracy": float(models[0])}]
 
-    monkeypatch.setattr(beside, "evaluate_all", slow)
+    monkeypatch.setattr(background, "evaluate_all", slow)
     with Evaluations([], False, CPU, ahead=True) as evaluations:
         evaluations.ask(3, [torch.tensor(0.5)])
         evaluations.ask(4, [torch.tensor(0.75)])
@@ -65,7 +65,7 @@ def test_an_evaluation_that_fails_ends_the_stack(monkeypatch):
     def broken(*_):
         raise RuntimeError("no scores")
 
-    monkeypatch.setattr(beside, "evaluate_all", broken)
+    monkeypatch.setattr(background, "evaluate_all", broken)
     settings, data = runs(0.1)
     for aside in (False, True):
         monkeypatch.setattr(stack, "Evaluations", partial(Evaluations, ahead=aside))

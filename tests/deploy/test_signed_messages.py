@@ -1,4 +1,4 @@
-"""Letters: whatever bytes arrive, nothing raises and nothing unsigned is believed."""
+"""Messages: whatever bytes arrive, nothing raises and nothing unsigned is believed."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ VECTORS = st.dictionaries(
 @given(HEADERS, VECTORS)
 @settings(max_examples=60, deadline=None)
 def test_a_letter_survives_its_bytes(header, vectors):
-    letter = sign(header, vectors, KEY)
-    again = unpack(pack(letter))
-    assert again is not None and pack(again) == pack(letter)
+    message = sign(header, vectors, KEY)
+    again = unpack(pack(message))
+    assert again is not None and pack(again) == pack(message)
     assert again.signed_by(public_of(KEY)) and not again.signed_by(public_of(OTHER))
     for name, vector in vectors.items():
         assert again.vectors[name].tobytes() == vector.tobytes()
@@ -72,8 +72,8 @@ def test_a_changed_letter_is_not_believed(header, vectors, data):
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_a_letter_or_nothing(raw):
     for candidate in (raw, b"dpscaffold letter 1\n" + raw):
-        letter = unpack(candidate)
-        assert letter is None or not letter.signed_by(public_of(KEY))
+        message = unpack(candidate)
+        assert message is None or not message.signed_by(public_of(KEY))
     assert read_header(raw) is None or canonical(read_header(raw)) == raw
 
 
@@ -86,11 +86,11 @@ def test_cut_letters_are_nothing(tail):
 
 
 def test_vectors_cannot_be_moved_between_names():
-    letter = sign({}, {"a": np.ones(2, "<f4"), "b": np.zeros(2, "<f4")}, KEY)
+    message = sign({}, {"a": np.ones(2, "<f4"), "b": np.zeros(2, "<f4")}, KEY)
     swapped = SignedMessage(
-        letter.header, {"a": letter.vectors["b"], "b": letter.vectors["a"]}, letter.signature
+        message.header, {"a": message.vectors["b"], "b": message.vectors["a"]}, message.signature
     )
-    assert letter.signed_by(public_of(KEY)) and not swapped.signed_by(public_of(KEY))
+    assert message.signed_by(public_of(KEY)) and not swapped.signed_by(public_of(KEY))
 
 
 def test_shared_digests_give_the_same_signature():

@@ -25,17 +25,17 @@ NOTHING = ("?", "-", ".", "--", "k. A.", "n.a.", "Unknown", "unbekannt", "N/D", 
 @settings(max_examples=60)
 @given(
     numbers=st.lists(st.floats(-500, 500).map(lambda x: f"{x:.2f}"), min_size=5, max_size=40),
-    gaps=st.lists(st.sampled_from([*NOTHING, " ? "]), max_size=30),
+    na_values=st.lists(st.sampled_from([*NOTHING, " ? "]), max_size=30),
     telling=st.sampled_from(["<5", "12 kg", "> 100", "1-2", "B12"]),
     data=st.data(),
 )
-def test_words_for_nothing_among_numbers_are_gaps(numbers, gaps, telling, data) -> None:
+def test_words_for_nothing_among_numbers_are_na_values(numbers, na_values, telling, data) -> None:
     """Whatever their number and order; one text that tells something, and none of them is."""
-    cells = data.draw(st.permutations([*numbers, *gaps]))
-    expected = {gap.strip(): 0 for gap in gaps} if len({*numbers}) > 1 else {}
+    cells = data.draw(st.permutations([*numbers, *na_values]))
+    expected = {gap.strip(): 0 for gap in na_values} if len({*numbers}) > 1 else {}
     found = markers_in([*cells, None])
     assert found.keys() == expected.keys()
-    assert sum(found.values()) == (len(gaps) if expected else 0)
+    assert sum(found.values()) == (len(na_values) if expected else 0)
     assert markers_in([*cells, telling, telling]) == {}
 
 
@@ -53,7 +53,7 @@ DAYS = [f"{i % 28 + 1:02d}.01.2023" for i in range(60)]
         ([*map(str, range(60)), *["nix", "nax", "nad"] * 2], {}),  # three unknown ones
         (["+", "-", "-", "+", "?"], {}),  # a category
         ([*map(str, range(60)), *["+"] * 10], {}),  # it says something
-        (["1", "-", "1", "-"], {}),  # a single number tells nothing beside its absence
+        (["1", "-", "1", "-"], {}),  # a single number tells nothing next to its absence
         (["9999", "1", "2", "9999", "9999"], {}),
         ([None, None], {}),
         ([], {}),
@@ -106,17 +106,17 @@ def test_ten_hospitals_with_markers_of_their_own(tmp_path: Path, monkeypatch, ca
     found = {column.name: column for column in look(Path("sites")).columns}
     own = {"?", "-", ".", "k. A.", "unknown", "unbekannt"}
     for name in ("age", "weight", "seen", "ill"):
-        assert {*found[name].gaps} == own, name
-    assert not found["ward"].gaps and {*found["ward"].maybe} == own
+        assert {*found[name].na_values} == own, name
+    assert not found["ward"].na_values and {*found["ward"].maybe} == own
     assert found["weight"].maybe == {"-9": 50} and found["weight"].missing
     drafted = Path("sites.toml").read_text()
-    gaps = tomllib.loads(drafted)["data"]["gaps"]
-    assert {*gaps} == {"age", "weight", "seen", "ill"}
-    assert all({*listed} == own for listed in gaps.values())
-    assert f"in {sum(found['age'].gaps.values())} of 500 rows" in drafted
+    na_values = tomllib.loads(drafted)["data"]["na_values"]
+    assert {*na_values} == {"age", "weight", "seen", "ill"}
+    assert all({*listed} == own for listed in na_values.values())
+    assert f"in {sum(found['age'].na_values.values())} of 500 rows" in drafted
     lines = drafted.splitlines()
-    first = next(line for line in lines if line.startswith('gaps."weight"'))
-    taken = [line.removeprefix("# ") if line.startswith("# gaps.") else line for line in lines]
+    first = next(line for line in lines if line.startswith('na_values."weight"'))
+    taken = [line.removeprefix("# ") if line.startswith("# na_values.") else line for line in lines]
     Path("sites.toml").write_text("\n".join(line for line in taken if line != first))
     short = ["--set", "plan.rounds=2", "--set", "plan.learning_rate=0.1", "--out", "r"]
     code, _, err = typed(monkeypatch, capsys, "train", "sites.toml", *short)
@@ -130,7 +130,8 @@ def test_ten_hospitals_with_markers_of_their_own(tmp_path: Path, monkeypatch, ca
 
 
 def test_a_draft_trains_on_numbers_that_parquet_holds_as_texts(tmp_path: Path) -> None:
-    """With and without gaps among them; the files that spreadsheets make hold such columns."""
+    """With and without missing values among them; the files that spreadsheets make hold such
+    columns."""
     ages = ["?" if i % 9 == 4 else str(i % 50) for i in range(80)]
     columns = {"age": ages, "stay": [f"{i % 7}.5" for i in range(80)]}
     columns["site"] = ["ns"[i % 2] for i in range(80)]
