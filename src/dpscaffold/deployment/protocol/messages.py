@@ -114,7 +114,7 @@ class SignedMessage:
         """Whether the holder of ``public`` ("ed25519:…") signed this very message."""
         try:
             content = _to_sign(self.header, self.vectors, self.digests)
-            _public_key(public).verify(self.signature, content)
+            public_key(public).verify(self.signature, content)
         except (InvalidSignature, ValueError, TypeError):
             return False
         return True
@@ -316,7 +316,7 @@ def public_of(key: Ed25519PrivateKey) -> str:
 def checked_public(name: str, text: object) -> str:
     """``text`` as a public signing key, or a refusal that names it."""
     try:
-        _public_key(str(text))
+        public_key(str(text))
     except ValueError:
         raise BadInput(
             f"{name} is {text!r}; it must be 'ed25519:' and 64 hexadecimal digits"
@@ -324,7 +324,8 @@ def checked_public(name: str, text: object) -> str:
     return str(text)
 
 
-def _public_key(text: str) -> Ed25519PublicKey:
+def public_key(text: str) -> Ed25519PublicKey:
+    """The key that a text like ``ed25519:…`` stands for, or a ValueError."""
     kind, _, digits = text.partition(":")
     raw = bytes.fromhex(digits)
     if kind != "ed25519" or len(raw) != 32:
