@@ -1,0 +1,280 @@
+"""Secure sums: every site uploads noised integers, and the server learns only their sum.
+
+A site adds its noise in float64, rounds to a public grid and sends integers modulo 2^w. Masks that
+cancel in the sum hide single uploads (``dpscaffold.deployment``); the simulator adds the same
+integers without masks. Everything here is a function of public numbers and of values that already
+carry their noise.
+
+How to use it, at a site and at whoever adds up:
+
+>>> import torch
+>>> secure = Secure(colluders=1)
+>>> deviation = secure.deviation(multiplier=4.0, sensitivity=0.5, members=5)  # zΔ/√(|A| − k)
+>>> deviation
+1.0
+>>> grid = SumGrid.of(deviation, reach=100.0)
+>>> grid
+SumGrid(step=0.0009765625, bits=32)
+>>> parts = [grid.quantise(torch.tensor([1.0, -2.0], dtype=torch.float64)) for _ in range(5)]
+>>> words = [grid.words(part) for part in parts]  # unsigned integers, to be masked and sent
+>>> grid.restore(grid.total(grid.integers(sum(words)))).tolist()  # float64
+[5.0, -10.0]
+
+For training, :attr:`~dpscaffold.setting.Setting.sums` is the :class:`SumPlan` of a run. It gives
+each site's noise for a list of members, its integers, and the mean of a list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpscaffold.checks import whole
+from dpscaffold.errors import BadInput
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+#: The step of the grid is at most 2⁻ᴳ times the standard deviation of the quietest site's noise.
+SUM_GRID_BITS = 10
+#: How many standard deviations of noise the range of a sum has room for.
+TAILS = 16.0
+
+
+@dataclass(frozen=True)
+class Secure:
+    """The server sees sums of uploads and no single upload.
+
+    The guarantee holds towards a server that may be hostile, together with at most ``colluders``
+    of the sites (docs/privacy-proofs.md, Theorem 3). Every participant of a list A of sites then
+    needs √(|A| − k) times less noise for the same ε.
+
+    Args:
+        colluders: k, how many sites may share their keys and their noise with the server.
+        least: The fewest members that a list may have; by default all that were drawn.
+        voids: V, how many attempts without a result a site allows in all. Each counts as a further
+            participation.
+
+    >>> Secure(colluders=1).deviation(multiplier=3.0, sensitivity=1.0, members=10)
+    1.0
+    """
+
+    colluders: int = 1
+    least: int | None = None
+    voids: int = 0
+
+    def __post_init__(self) -> None:
+        whole("secure.colluders", self.colluders, 0)
+        whole("secure.voids", self.voids, 0)
+        if self.least is not None:
+            whole("secure.least", self.least, 1)
+            if self.least - self.colluders < 2:
+                raise BadInput(
+                    f"secure.least is {self.least} with secure.colluders = {self.colluders}; at "
+                    f"least two honest sites must hide each other, so give {self.colluders + 2} "
+                    f"or more"
+                )
+
+    def smallest_list(self, participants: int) -> int:
+        """The fewest members of a list where ``participants`` are drawn; refuses too few."""
+        least = participants if self.least is None else self.least
+        if least > participants:
+            raise BadInput(
+                f"secure.least is {least}, and only {participants} sites take part in a round; "
+                f"give at most {participants}, or raise plan.user_ratio"
+            )
+        if least - self.colluders < 2:
+            raise BadInput(
+                f"secure.colluders is {self.colluders}, and {least} sites take part in a round; "
+                f"at least two honest sites must hide each other, so let {self.colluders + 2} or "
+                f"more take part, or lower secure.colluders"
+            )
+        return least
+
+    def deviation(self, multiplier: float, sensitivity: float, members: int) -> float:
+        """zΔ/√(|A| − k), the standard deviation of one member's noise in a list of ``members``.
+
+        The noise of the honest members together then has at least the deviation zΔ.
+        """
+        honest = members - self.colluders
+        if honest < 2:
+            raise BadInput(
+                f"the list has {members} members with secure.colluders = {self.colluders}; at "
+                f"least {self.colluders + 2} are needed"
+            )
+        return multiplier * sensitivity / math.sqrt(honest)
+
+    def noise_for(self, noise: float, participants: int, members: int) -> float:
+        """σ_g of a member of a shorter list, from the σ_g for a list of all ``participants``.
+
+        >>> Secure(colluders=1).noise_for(2.0, participants=10, members=5)
+        3.0
+        """
+        self.deviation(1.0, 1.0, members)
+        if members > participants:
+            raise BadInput(
+                f"the list has {members} members, and {participants} were drawn; a list is part "
+                f"of the draw"
+            )
+        return noise * math.sqrt((participants - self.colluders) / (members - self.colluders))
+
+
+@dataclass(frozen=True)
+class SumGrid:
+    """The integers of a sum: multiples of ``step`` (a power of two), modulo 2^``bits``.
+
+    Tensors of integers are int64, between −2^(w−1) and 2^(w−1) − 1. A value beyond this range
+    wraps around: that costs accuracy, never privacy, and raises no error, because an error would
+    depend on the data.
+    """
+
+    step: float
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 64):
+            raise BadInput(f"bits is {self.bits!r}; integers of a sum have 32 or 64")
+        if not (self.step > 0 and math.isfinite(self.step) and math.frexp(self.step)[0] == 0.5):
+            raise BadInput(f"step is {self.step!r}; the step of a sum's grid is a power of two")
+
+    @classmethod
+    def of(cls, deviation: float, reach: float) -> SumGrid:
+        """The grid for noise of at least this ``deviation`` at each site, with integers wide enough
+        for sums up to ``reach`` in absolute value, noise included. Both are public numbers.
+
+        >>> SumGrid.of(1e-6, reach=1e3).bits
+        64
+        """
+        if not (math.isfinite(deviation) and deviation > 0):
+            raise BadInput(
+                f"the noise of a secure sum has deviation {deviation:g}; give noise above 0"
+            )
+        step = 2.0 ** (math.floor(math.log2(deviation)) - SUM_GRID_BITS)
+        widths = [bits for bits in (32, 64) if reach < step * 2.0 ** (bits - 1)]
+        if not widths:
+            raise BadInput(
+                f"sums up to {reach:g} with noise of deviation {deviation:g} do not fit integers "
+                f"of 64 bits; give more noise or a smaller clip"
+            )
+        return cls(step, widths[0])
+
+    def quantise(self, values: Tensor) -> Tensor:
+        """rint(values/step) modulo 2^w, int64. ``values`` already carry their noise, in float64."""
+        full = 2.0**self.bits
+        scaled = values.double().div(self.step).round().nan_to_num(0.0, 0.0, 0.0)
+        rest = scaled.fmod(full)  # exact
+        rest = rest.where(rest < full / 2, rest - full)
+        return rest.where(rest >= -full / 2, rest + full).long()
+
+    def total(self, integers: Tensor) -> Tensor:
+        """Integers (…) of any size, reduced modulo 2^w to the range of this grid."""
+        if self.bits == 64:
+            return integers
+        return ((integers + (1 << 31)) & ((1 << 32) - 1)) - (1 << 31)
+
+    def add(self, uploads: Tensor) -> Tensor:
+        """The sum of uploads (U, P) modulo 2^w, (P,): the same on every machine, in any order."""
+        return self.total(uploads.sum(0))
+
+    def restore(self, total: Tensor, divisor: float = 1.0) -> Tensor:
+        """The sum in float64, divided by ``divisor`` (for a mean: the sum of the weights)."""
+        return self.total(total).double().mul(self.step).div(divisor)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of :meth:`words`: little-endian uint32 or uint64."""
+        return np.dtype("<u4" if self.bits == 32 else "<u8")
+
+    def words(self, integers: Tensor) -> NDArray[Any]:
+        """The integers as unsigned words, as they are masked and sent; numpy adds them modulo
+        2^w."""
+        return integers.cpu().numpy().astype(np.int64).view(np.uint64).astype(self.dtype)
+
+    def integers(self, words: NDArray[Any]) -> Tensor:
+        """The inverse of :meth:`words`."""
+        import torch
+
+        if words.dtype != self.dtype:
+            raise BadInput(f"the words are {words.dtype}, and this sum has {self.dtype}")
+        signed = words.astype(np.uint64).view(np.int64)
+        return self.total(torch.from_numpy(signed))
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """The secure sums of a training run, from public numbers alone.
+
+    A member i of a list A of n sites uploads rint(ω_i(v_i + N_i)/g) modulo 2^w: v_i is its clipped
+    batch mean, N_i has the deviation of ``privacy.scale`` at σ_g = :meth:`noise_for`\\ (n), and
+    ω_i is its public weight. :meth:`mean` gives Σω_i(v_i + N_i)/Σω_i from the sum.
+    """
+
+    secure: Secure
+    grid: SumGrid
+    #: ω_i of every user, (M,): 1, or R_i over the largest R_i.
+    weights: tuple[float, ...]
+    #: m, how many are drawn in a round.
+    participants: int
+    #: σ_g for a list of all who were drawn.
+    noise: float
+
+    @classmethod
+    def of(
+        cls,
+        secure: Secure,
+        weights: Sequence[float],
+        deviations: Sequence[float],
+        bounds: Sequence[float],
+        participants: int,
+        noise: float,
+    ) -> SumPlan:
+        """The plan of a run.
+
+        Args:
+            secure: What is promised.
+            weights: The weight of every user in the mean, up to a common factor.
+            deviations: The standard deviation of every user's noise on v_i, for a full list.
+            bounds: The largest norm of every user's v_i.
+            participants: m.
+            noise: σ_g for a full list.
+        """
+        secure.smallest_list(participants)
+        largest = max(weights)
+        omega = tuple(weight / largest for weight in weights)
+        # In the shortest list that any site would accept, a member's noise is this much larger.
+        louder = math.sqrt((participants - secure.colluders) / 2)
+        each = zip(omega, bounds, deviations, strict=True)
+        reach = sorted(w * (b + TAILS * d * louder) for w, b, d in each)
+        quietest = min(w * d for w, d in zip(omega, deviations, strict=True))
+        grid = SumGrid.of(quietest, 2 * sum(reach[-participants:]))
+        return cls(secure, grid, omega, participants, noise)
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest members that a list may have."""
+        return self.secure.smallest_list(self.participants)
+
+    def noise_for(self, members: int) -> float:
+        """σ_g of each member of a list of this many; refuses a list that is too short."""
+        if members < self.least:
+            raise BadInput(
+                f"the list has {members} members, and secure.least is {self.least}; a shorter "
+                f"list is refused"
+            )
+        return self.secure.noise_for(self.noise, self.participants, members)
+
+    def quantise(self, users: Sequence[int], values: Tensor) -> Tensor:
+        """The integers that these users upload, (U, P), from their noised batch means in
+        float64."""
+        omega = values.new_tensor([self.weights[user] for user in users]).double()
+        return self.grid.quantise(values.double() * omega[:, None])
+
+    def mean(self, total: Tensor, users: Sequence[int]) -> Tensor:
+        """The weighted mean of the noised batch means of a whole list, (P,) float64."""
+        return self.grid.restore(total, math.fsum(self.weights[user] for user in users))
