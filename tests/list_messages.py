@@ -1,4 +1,4 @@
-"""Write tests/messages.txt: every sentence that the package raises, for review.
+"""Write tests/messages.txt: every sentence that the package raises, by its code, for review.
 
 A change of wording shows as a change of one line. ``python tests/list_messages.py`` writes the file
 again, and a test says when it must be.
@@ -12,6 +12,8 @@ from pathlib import Path
 
 TREE = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("messages.txt")
+#: The errors whose first argument is a code.
+CODED = ("BadInput", "BadValue", "NotNumbers", "NotText", "PrivacyError", "Refused")
 
 
 def sentence(node: ast.expr) -> str:
@@ -29,14 +31,31 @@ def sentence(node: ast.expr) -> str:
     return ""
 
 
+def refusals(source: str) -> Iterator[ast.Call]:
+    """The calls in a source that build an error: those that are raised, and refusals returned."""
+    tree = ast.parse(source)
+    raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (node in raised or ast.unparse(node.func) in CODED):
+            yield node
+
+
+def codes(node: ast.expr) -> list[str]:
+    """The codes that an expression gives as a literal, or as a choice between literals."""
+    if isinstance(node, ast.IfExp):
+        return codes(node.body) + codes(node.orelse)
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
 def messages(source: str) -> Iterator[str]:
-    """The sentences of the raise statements of a source."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            for argument in node.exc.args:
-                found = " ".join(sentence(argument).split())
-                if " " in found:
-                    yield f"{ast.unparse(node.exc.func)}: {found}"
+    """The sentences of the errors of a source, each after its code, or else its class."""
+    for call in refusals(source):
+        name = ast.unparse(call.func)
+        code = " or ".join(codes(call.args[0])) if name in CODED and call.args else ""
+        for argument in call.args:
+            found = " ".join(sentence(argument).split())
+            if " " in found:
+                yield f"{code or name}: {found}"
 
 
 def listed(root: Path = TREE / "src" / "dpscaffold") -> str:

@@ -1,8 +1,17 @@
-"""The list of all messages is current, so that a change of wording is seen in review."""
+"""Every refusal has a code, and the list of all messages is current, so that a change of wording is
+seen in review."""
 
 from __future__ import annotations
 
-from list_messages import LIST, listed, messages
+import ast
+import pickle
+import re
+
+import pytest
+from list_messages import CODED, LIST, TREE, codes, listed, messages, refusals
+
+from dpscaffold.errors import BadInput, BadValue
+from dpscaffold.privacy.errors import PrivacyError
 
 
 def test_the_list_is_current() -> None:
@@ -11,11 +20,65 @@ def test_the_list_is_current() -> None:
     assert found.count("\n") > 700
 
 
+def without_code(source: str) -> list[str]:
+    """The refusals of a source whose first argument is neither a code nor that of another error."""
+    return [
+        ast.unparse(call)
+        for call in refusals(source)
+        if ast.unparse(call.func) in CODED and not _has_code(call)
+    ]
+
+
+def _has_code(call: ast.Call) -> bool:
+    first = call.args[0] if call.args else ast.Constant(None)
+    if found := codes(first):
+        return all(re.fullmatch(r"[a-z]+(-[a-z]+)*", code) for code in found)
+    name = ast.unparse(first).rpartition(".")[2]
+    return isinstance(first, ast.Starred) or name in PASSED_ON
+
+
+#: What a variable with a code is called: that of another refusal, or of a table of codes.
+PASSED_ON = ("code", "reason")
+
+
+def test_every_refusal_has_a_code() -> None:
+    paths = sorted((TREE / "src" / "dpscaffold").rglob("*.py"))
+    missing = {str(path): found for path in paths if (found := without_code(path.read_text()))}
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'raise BadInput("a sentence; give more")',
+        'raise BadInput(f"{name} is {value}; give more")',
+        'raise PrivacyError("Not_Kebab", "a sentence")',
+        'def refusal():\n    return BadInput(sentence, "a sentence")',
+    ],
+)
+def test_a_refusal_without_a_code_is_seen(source: str) -> None:
+    assert without_code(source)
+
+
+def test_codes_are_seen() -> None:
+    assert not without_code('raise BadInput("unknown-column", f"there is no {name}")')
+    assert not without_code('raise BadInput("not-text" if x else "not-a-list", "a sentence")')
+    assert not without_code('raise BadInput(error.code, f"{path}: {error}")')
+
+
+@pytest.mark.parametrize("kind", [BadInput, BadValue, PrivacyError])
+def test_a_refusal_shows_its_sentence_and_keeps_its_code(kind: type[BadInput]) -> None:
+    refused = pickle.loads(pickle.dumps(kind("not-a-number", "rounds is 'x'; give a number")))
+    assert (type(refused), refused.code) == (kind, "not-a-number")
+    assert str(refused) == "rounds is 'x'; give a number"
+
+
 def test_messages_are_found_with_their_values() -> None:
     source = (
-        'if x:\n    raise BadInput(f"plan.rounds is {plan.rounds}; "\n        "give more than 0")'
+        'if x:\n    raise BadInput("out-of-range", f"plan.rounds is {plan.rounds}; "\n'
+        '        "give more than 0")'
     )
     assert list(messages(source)) == [
-        "BadInput: plan.rounds is {plan.rounds}; give more than 0",
+        "out-of-range: plan.rounds is {plan.rounds}; give more than 0",
     ]
     assert list(messages("raise ValueError(reason)")) == []

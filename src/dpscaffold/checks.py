@@ -26,7 +26,7 @@ def least_ratio(whole_: int) -> float:
 def number(name: str, value: object) -> float:
     """``value`` as a finite float, or a refusal that names it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
-        raise BadInput(f"{name} is {_shown(value)}; it must be a finite number")
+        raise BadInput("not-a-number", f"{name} is {_shown(value)}; it must be a finite number")
     return float(value)
 
 
@@ -46,7 +46,10 @@ def _shown(value: object, most: int = 40) -> str:
 def whole(name: str, value: object, least: int) -> int:
     """``value`` as an integer of at least ``least``, or a refusal that names it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise BadInput(f"{name} is {value!r}; it must be a whole number, {least} or more")
+        raise BadInput(
+            "out-of-range" if type(value) is int else "not-a-whole-number",
+            f"{name} is {value!r}; it must be a whole number, {least} or more",
+        )
     return value
 
 
@@ -56,17 +59,17 @@ def instance(name: str, value: object, kind: type | tuple[type, ...], give: str)
         return
     called = getattr(value, "__name__", "")
     if isinstance(value, type):
-        raise BadInput(f"{name} is the class {called} itself; give {give}")
+        raise BadInput("wrong-type", f"{name} is the class {called} itself; give {give}")
     if callable(value) and str(called).isidentifier():
-        raise BadInput(f"{name} is the function {called} itself; call it: {called}()")
+        raise BadInput("wrong-type", f"{name} is the function {called} itself; call it: {called}()")
     sort = "" if isinstance(value, str) else f" ({type(value).__name__})"
-    raise BadInput(f"{name} is {_shown(value)}{sort}; give {give}")
+    raise BadInput("wrong-type", f"{name} is {_shown(value)}{sort}; give {give}")
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """``value`` as one of ``choices``, or a refusal that names it."""
     if value not in choices:
-        raise BadInput(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        raise BadInput("unknown-choice", f"{name} is {value!r}; choose one of {', '.join(choices)}")
     return str(value)
 
 
@@ -74,7 +77,7 @@ def at_least(name: str, value: object, least: float) -> float:
     """``value`` as a finite number of at least ``least``, or a refusal that names it."""
     if (found := number(name, value)) < least:
         what = "0 or positive" if least == 0 else f"{least:g} or more"
-        raise BadInput(f"{name} is {value}; it must be {what}")
+        raise BadInput("out-of-range", f"{name} is {value}; it must be {what}")
     return found
 
 
@@ -82,14 +85,14 @@ def above(name: str, value: object, bound: float) -> float:
     """``value`` as a finite number above ``bound``, or a refusal that names it."""
     if (found := number(name, value)) <= bound:
         what = "positive" if bound == 0 else f"above {bound:g}"
-        raise BadInput(f"{name} is {value}; it must be {what}")
+        raise BadInput("out-of-range", f"{name} is {value}; it must be {what}")
     return found
 
 
 def fraction(name: str, value: object) -> float:
     """``value`` as a number in [0, 1), or a refusal that names it."""
     if not 0 <= (found := number(name, value)) < 1:
-        raise BadInput(f"{name} is {value}; it must lie in [0, 1)")
+        raise BadInput("out-of-range", f"{name} is {value}; it must lie in [0, 1)")
     return found
 
 
@@ -108,7 +111,9 @@ def shares(sizes: Sequence[int], user_ratio: float, data_ratio: float) -> Sample
     """
     cohort_size = floor_share(user_ratio, len(sizes))
     if cohort_size < 1:
-        raise BadInput(f"a user ratio of {user_ratio} selects none of {len(sizes)} users")
+        raise BadInput(
+            "no-participants", f"a user ratio of {user_ratio} selects none of {len(sizes)} users"
+        )
     return SampleSizes(
         cohort_size=cohort_size, batch_sizes=[floor_share(data_ratio, size) for size in sizes]
     )

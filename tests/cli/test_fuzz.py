@@ -29,7 +29,7 @@ def test_the_harness_sees_what_it_is_for(tmp_path, monkeypatch):
         raise KeyError("a bug")
 
     def fine(rng: random.Random, folder: Path) -> str:
-        raise BadInput("a sentence")
+        raise BadInput("not-a-number", "a sentence")
 
     monkeypatch.setattr("fuzz.KINDS", (broken, fine))
     assert "KeyError" in (case(0, 0, tmp_path) or "") and case(0, 1, tmp_path) is None

@@ -37,7 +37,7 @@ def reason(policy: Policy, terms: Terms) -> str:
     try:
         check_terms(policy, terms)
     except Refused as no:
-        return no.reason
+        return no.code
     return ""
 
 

@@ -139,13 +139,13 @@ def test_values_are_bounded(values):
         assert fits
     except Refused as no:
         assert not fits
-        assert (no.reason == "not-finite") == (not np.isfinite(vector).all())
+        assert (no.code == "not-finite") == (not np.isfinite(vector).all())
 
 
 def test_fields_of_the_wrong_type_are_refused():
     for value in (True, 1.0, "1", None, -1, 2**60, [1]):
         with pytest.raises(Refused) as no:
             whole_of({"round": value}, "round", "bad-round")
-        assert no.value.reason == "bad-round"
+        assert no.value.code == "bad-round"
     assert whole_of(json.loads('{"round": 3}'), "round", "bad-round") == 3
-    assert Refused("no such code").reason == "site-error"
+    assert Refused("no such code").code == "site-error"

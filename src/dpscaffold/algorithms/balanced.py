@@ -180,7 +180,9 @@ def scaffold_balanced(trust: Trust = "auto") -> Algorithm:
     ({'trust': 'auto'}, {'trust': 0.5})
     """
     if trust != "auto" and not (_is_number(trust) and 0 <= trust <= 1):
-        raise BadInput(f"algorithm.trust is {trust!r}; give a number in [0, 1], or 'auto'")
+        raise BadInput(
+            "out-of-range", f"algorithm.trust is {trust!r}; give a number in [0, 1], or 'auto'"
+        )
     balance = Balance(trust)
     return Algorithm(
         "scaffold-balanced",

@@ -229,8 +229,9 @@ class Algorithm:
         unknown = set(phase.private) - set(self.remembers)
         if unknown or set(phase.private) != set(self.private):
             raise BadInput(
+                "bad-algorithm",
                 f"algorithm.private is {phase.private} for {phase.name!r}; give names of "
-                f"remembers ({', '.join(self.remembers) or 'none'}), the same in the warm-up"
+                f"remembers ({', '.join(self.remembers) or 'none'}), the same in the warm-up",
             )
 
     @property
@@ -263,8 +264,9 @@ class Algorithm:
         leaked = [name for name in upload.totals if name in self.private]
         if leaked:
             raise BadInput(
+                "private-memory-uploaded",
                 f"algorithm.finish uploads {leaked[0]!r}, which algorithm.private keeps at the "
-                f"user; leave it out of the totals, or out of private"
+                f"user; leave it out of the totals, or out of private",
             )
 
     def phase(self, round: int, warm_rounds: int) -> Algorithm:

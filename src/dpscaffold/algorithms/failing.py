@@ -25,7 +25,9 @@ def own_failures(name: str) -> Iterator[None]:
     except Exception as error:
         if ":" not in name or "can't allocate memory" in str(error):
             raise
-        raise BadInput(f"algorithm.name is {name!r}, {_said(name, error)}") from error
+        raise BadInput(
+            "algorithm-failed", f"algorithm.name is {name!r}, {_said(name, error)}"
+        ) from error
 
 
 def _said(name: str, error: Exception) -> str:

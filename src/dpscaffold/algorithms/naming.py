@@ -39,20 +39,25 @@ def numbers_of(
         if key not in known:
             keys = ["name", "server", *known]
             raise BadInput(
+                "unknown-key",
                 f"unknown key algorithm.{key} for {name}{nearest(key, keys)}; "
-                f"known here: {', '.join(keys)}"
+                f"known here: {', '.join(keys)}",
             )
     numbers = {**known, **given}
     numeric = _numeric(factory_of(name, folder)) | _numeric(_server(server))
     for key in numeric & given.keys():
         if isinstance(given[key], str):
             raise BadInput(
+                "not-a-number",
                 f"algorithm.{key} is {given[key]!r}; it must be a number, {known[key]} where it is "
-                f"left out"
+                f"left out",
             )
     for key, value in numbers.items():
         if value is inspect.Parameter.empty:
-            raise BadInput(f"algorithm.{key} is missing, and {name} has no default; give a value")
+            raise BadInput(
+                "missing-key",
+                f"algorithm.{key} is missing, and {name} has no default; give a value",
+            )
     return numbers
 
 
@@ -76,13 +81,15 @@ def build(
         raise
     except (Exception, SystemExit) as error:
         raise BadInput(
+            "factory-failed",
             f"algorithm.name is {name!r}, whose factory failed with {type(error).__name__}: "
-            f"{error}; fix it or its numbers"
+            f"{error}; fix it or its numbers",
         ) from error
     if not isinstance(made, Algorithm):
         raise BadInput(
+            "wrong-factory-result",
             f"algorithm.name is {name!r}, which returned {type(made).__name__}; "
-            f"the factory must return a dpscaffold.Algorithm"
+            f"the factory must return a dpscaffold.Algorithm",
         )
     if server is None:
         return made
@@ -96,8 +103,9 @@ def factory_of(name: str, folder: Path | None = None, argument: str = "algorithm
         return ALGORITHMS[name]
     if ":" not in name:
         raise BadInput(
+            "unknown-algorithm",
             f"{argument} is {name!r}{nearest(name, list(ALGORITHMS))}; choose one of "
-            f"{', '.join(ALGORITHMS)}, or name a function of your own as 'my_file:factory'"
+            f"{', '.join(ALGORITHMS)}, or name a function of your own as 'my_file:factory'",
         )
     returns = "one that returns a dpscaffold.Algorithm"
     return cast("Callable[..., Algorithm]", own_function(name, folder, argument, returns))
@@ -112,20 +120,27 @@ def own_function(
     said = f"{argument} is {name!r}"
     if place.endswith(".py"):
         bare = place.removesuffix(".py").removeprefix("./")
-        raise BadInput(f"{said}; leave the ending out: '{bare}:{function or 'factory'}'")
+        raise BadInput(
+            "bad-factory-name", f"{said}; leave the ending out: '{bare}:{function or 'factory'}'"
+        )
     if not place or not function or not all(part.isidentifier() for part in place.split(".")):
-        raise BadInput(f"{said}; name a function of your own as 'my_file:factory'")
+        raise BadInput(
+            "bad-factory-name", f"{said}; name a function of your own as 'my_file:factory'"
+        )
     factory = getattr(_module(place, folder, said), function, None)
     if not callable(factory):
-        raise BadInput(f"{said}, but {place} has no function {function!r}; name {returns}")
+        raise BadInput(
+            "factory-not-found", f"{said}, but {place} has no function {function!r}; name {returns}"
+        )
     return cast("Callable[..., Any]", factory)
 
 
 def _server(name: str | None) -> Factory | None:
     if name is not None and name not in SERVERS:
         raise BadInput(
+            "unknown-choice",
             f"algorithm.server is {name!r}{nearest(name, list(SERVERS))}; choose one of "
-            f"{', '.join(SERVERS)}, or leave it out"
+            f"{', '.join(SERVERS)}, or leave it out",
         )
     return None if name is None else SERVERS[name]
 
@@ -160,14 +175,18 @@ def _module(place: str, folder: Path | None, said: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not place.startswith(error.name):
-            raise BadInput(f"{said}, whose import failed ({error}); fix the file") from error
+            raise BadInput(
+                "import-failed", f"{said}, whose import failed ({error}); fix the file"
+            ) from error
         raise BadInput(
+            "module-not-found",
             f"{said}, but there is no file {relative} in {folder or Path.cwd()} and Python finds "
-            f"no module {place!r}; put the file next to the configuration"
+            f"no module {place!r}; put the file next to the configuration",
         ) from error
     except (Exception, SystemExit) as error:
         raise BadInput(
-            f"{said}, whose import failed ({type(error).__name__}: {error}); fix the file"
+            "import-failed",
+            f"{said}, whose import failed ({type(error).__name__}: {error}); fix the file",
         ) from error
 
 
@@ -185,7 +204,8 @@ def _from_file(path: Path, place: str, base: Path, said: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script that ends itself would end us
         del sys.modules[unique]
         raise BadInput(
-            f"{said}, whose import failed ({type(error).__name__}: {error}); fix {path.name}"
+            "import-failed",
+            f"{said}, whose import failed ({type(error).__name__}: {error}); fix {path.name}",
         ) from error
     finally:
         sys.path.remove(str(base))

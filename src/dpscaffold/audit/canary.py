@@ -108,7 +108,10 @@ def _candidates(clip: float, dimension: int, seed: int) -> Tensor:
 def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int) -> Pair:
     """The pair whose canary moves a clipped sum the farthest, of those tried."""
     if isinstance(run.clip, str):
-        raise BadInput("privacy.clip is 'median', which promises nothing; give a number to audit")
+        raise BadInput(
+            "median-clip",
+            "privacy.clip is 'median', which promises nothing; give a number to audit",
+        )
     candidates = _candidates(run.clip, dimension, seed)
     low, high = _labels(kind, run.clip)
     here, there = (
@@ -123,8 +126,9 @@ def make_pair(task: Task, kind: Kind, run: Mechanism, dimension: int, seed: int)
     best = int((lengths >= (1 - ROUNDING) * lengths.max()).nonzero()[0])
     if not float(lengths[best]) > 0:
         raise BadInput(
+            "no-gradient",
             f"the task {task.name!r} has no gradient on any record that was tried, so there is no "
-            f"game to play; audit another task"
+            f"game to play; audit another task",
         )
     records, batch = sizes(run)
     canary, other = candidates[best], (candidates[best], high)

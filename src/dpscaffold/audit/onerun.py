@@ -115,12 +115,18 @@ def refuse_unfit(data: Federation) -> None:
     """Refuse data that have no place for canaries."""
     if data.target.kind != "class":
         raise BadInput(
-            f"--one-run needs a target of classes, and this one is {data.target}; leave it out"
+            "wrong-target",
+            f"--one-run needs a target of classes, and this one is {data.target}; leave it out",
         )
     if data.mapped:
-        raise BadInput("--one-run needs data that fit in memory; leave it out for mapped data")
+        raise BadInput(
+            "data-not-in-memory",
+            "--one-run needs data that fit in memory; leave it out for mapped data",
+        )
     if not bool((data.train.sizes >= 2).any()):
-        raise BadInput("--one-run finds no user with two records to make a canary of one")
+        raise BadInput(
+            "too-few-records", "--one-run finds no user with two records to make a canary of one"
+        )
 
 
 def place(

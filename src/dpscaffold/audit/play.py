@@ -49,9 +49,12 @@ class AuditLimits:
     def __post_init__(self) -> None:
         whole("--trials", self.trials, 100)
         if not number("--minutes", self.minutes) > 0:
-            raise BadInput(f"--minutes is {self.minutes}; it must be positive")
+            raise BadInput("out-of-range", f"--minutes is {self.minutes}; it must be positive")
         if not 0.5 <= number("--confidence", self.confidence) < 1:
-            raise BadInput(f"--confidence is {self.confidence}; it must be at least 0.5, below 1")
+            raise BadInput(
+                "out-of-range",
+                f"--confidence is {self.confidence}; it must be at least 0.5, below 1",
+            )
 
 
 @dataclass(frozen=True)

@@ -155,19 +155,25 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
     config = source / "config.toml" if folder else source
     if not config.exists():
         what = "holds no run (config.toml)" if folder else "does not exist"
-        raise BadInput(f"{source} {what}; give a configuration (TOML) or a run folder")
+        raise BadInput("not-a-run", f"{source} {what}; give a configuration (TOML) or a run folder")
     settings = load(config, overrides or [])
     federation = load_federation(settings.data)
     setting = planned_setting(settings, federation)
     run, participations, seeded = _described(setting), None, not setting.secret
     if folder:
         if overrides:
-            raise BadInput(f"--set is given for {folder}, which has run; give a configuration")
+            raise BadInput(
+                "not-applicable",
+                f"--set is given for {folder}, which has run; give a configuration",
+            )
         account = read_account(folder)
         ledger, seeded = account.ledger, account.seeded
         run, participations = ledger.run, int(ledger.participations.max())
         if participations == 0:
-            raise BadInput(f"nobody has taken part in {folder} yet, so it promises nothing so far")
+            raise BadInput(
+                "no-rounds-yet",
+                f"nobody has taken part in {folder} yet, so it promises nothing so far",
+            )
     subject = subject_of(setting, run, federation, participations)
     claims = claims_of(run, participations, setting.budget.colluders)
     return AuditedRun(
@@ -184,7 +190,9 @@ def read_case(source: Path, overrides: list[str] | None = None) -> AuditedRun:
 def _described(setting: Setting) -> Mechanism:
     run = setting.describe()
     if run is None:
-        raise BadInput("the run is not private (no [privacy]), so it claims nothing to audit")
+        raise BadInput(
+            "no-privacy", "the run is not private (no [privacy]), so it claims nothing to audit"
+        )
     return run
 
 
@@ -194,7 +202,9 @@ def subject_of(
     """What plays the game: the run's task (at its smallest size), algorithm and mechanism."""
     reason = no_guarantee(run) or ("no noise is added (noise=0)" if run.noise == 0 else None)
     if setting.privacy is None or reason:
-        raise BadInput(f"there is no claim to audit: {reason or 'the run is not private'}")
+        raise BadInput(
+            "no-privacy", f"there is no claim to audit: {reason or 'the run is not private'}"
+        )
     task, kind = small(setting.task)
     if task is setting.task:
         kind, classes, dimension = federation.target.kind, federation.classes, federation.dimension
@@ -221,7 +231,10 @@ def claims_of(run: Mechanism, participations: int | None, colluders: int = 1) ->
             laws, name = losses(bound, run), bound.name
         epsilon = max(law.epsilon(run.delta) for law in laws)
         if not np.isfinite(epsilon):
-            raise BadInput(f"the claim at delta={run.delta} is infinite; give a larger delta")
+            raise BadInput(
+                "epsilon-infinite",
+                f"the claim at delta={run.delta} is infinite; give a larger delta",
+            )
         k = colluders if view == "participant" else 0
         claims[view] = Claim(view, name, float(epsilon), run.delta, TradeOff.of(laws), k)
     return claims

@@ -89,9 +89,14 @@ def _check_options(one_run: int | None, out: Path | None, figure: Path | None) -
     if one_run is not None:
         whole("--one-run", one_run, 10)
     if (one_run is None) != (out is None):
-        raise BadInput(_WITHOUT_A_FOLDER if out is None else f"--out is {out}, {_WITHOUT_A_RUN}")
+        raise BadInput(
+            "missing-argument",
+            _WITHOUT_A_FOLDER if out is None else f"--out is {out}, {_WITHOUT_A_RUN}",
+        )
     if figure is not None and (not figure.parent.is_dir() or figure.suffix not in _ENDINGS):
-        raise BadInput(f"--figure is {figure}; give a writable .png, .svg or .pdf")
+        raise BadInput(
+            "wrong-file-type", f"--figure is {figure}; give a writable .png, .svg or .pdf"
+        )
 
 
 def _show(report: Report, confidence: float, figure: Path | None) -> None:
@@ -132,5 +137,7 @@ def _views(view: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
         return known
     name = view.replace("-", "_")
     if name not in known:
-        raise BadInput(f"--view is {view!r}; give server, third-party or participant")
+        raise BadInput(
+            "unknown-view", f"--view is {view!r}; give server, third-party or participant"
+        )
     return (name,)

@@ -33,7 +33,10 @@ def budget_command(
     """
     if (epsilon is None) != (delta is None):
         one, other = ("--epsilon", "--delta") if delta is None else ("--delta", "--epsilon")
-        raise BadInput(f"{one} is given without {other}; give both to open a new budget file")
+        raise BadInput(
+            "missing-argument",
+            f"{one} is given without {other}; give both to open a new budget file",
+        )
     if epsilon is not None and delta is not None:
         BudgetFile.open(file, epsilon, delta)
     book = BudgetFile(file).read()

@@ -100,7 +100,7 @@ def calibrate(
     """Solve for the noise, or the largest number of rounds, that keep to a budget or a goal."""
     goal = goal_from(epsilon, advantage, tpr, at_fpr, mu, group)
     if solve not in SOLVE:
-        raise PrivacyError(f"--solve is {solve!r}; give noise, rounds or table")
+        raise PrivacyError("unknown-choice", f"--solve is {solve!r}; give noise, rounds or table")
     numbers = Numbers(
         *(users, records, rounds, local_steps, user_ratio, data_ratio, noise),
         *(sampling, algorithm, unit, neighbours, max_participations),
@@ -179,14 +179,17 @@ def goal_from(
     named = [kind for kind, value in given.items() if value is not None]
     if not named:
         raise PrivacyError(
+            "missing-argument",
             "missing --epsilon; give the budget, a number above 0, or --advantage, --mu, or --tpr "
-            "with --at-fpr"
+            "with --at-fpr",
         )
     if len(named) > 1:
-        raise PrivacyError(f"--{named[0]} and --{named[1]} are both given; give one goal")
+        raise PrivacyError(
+            "conflicting-arguments", f"--{named[0]} and --{named[1]} are both given; give one goal"
+        )
     if (tpr is None) != (at_fpr is None):
         one, other = ("--tpr", "--at-fpr") if at_fpr is None else ("--at-fpr", "--tpr")
-        raise PrivacyError(f"{one} is given without {other}; give both")
+        raise PrivacyError("missing-argument", f"{one} is given without {other}; give both")
     target = given[named[0]]
     assert target is not None
     return AttackGoal(named[0], target, at_fpr, group)
@@ -236,7 +239,9 @@ def _subject(source: Any, numbers: Numbers, delta: float | None, solve: str) -> 
     if source is not None:
         about = from_source(source, numbers, delta)
         if about.run is None:
-            raise PrivacyError(f"{source} describes a run without privacy; add a [privacy] table")
+            raise PrivacyError(
+                "no-privacy", f"{source} describes a run without privacy; add a [privacy] table"
+            )
         about.whole("calibrate")
         return about
     if solve in ("noise", "table") and numbers.noise is None:

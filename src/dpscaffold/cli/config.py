@@ -75,7 +75,9 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
     if path is None or not {"schema", "deploy", "policy", "sites", "tune"} & set(held):
         return load(path, set_, unset=unset).model_dump(mode="json", exclude_none=True)
     if unset:
-        raise BadInput(f"--unset is {unset[0]}, which is for configurations without [tune]")
+        raise BadInput(
+            "not-applicable", f"--unset is {unset[0]}, which is for configurations without [tune]"
+        )
     if "schema" in held or "deploy" in held:
         from dpscaffold.deployment.server.config import load_served
 
@@ -83,7 +85,9 @@ def spelled_out(path: Path | None, set_: list[str], unset: list[str]) -> dict[st
     if "tune" in held:
         return _of_tuning(path, set_)
     if set_:
-        raise BadInput(f"--set is {set_[0]}, and {path} is edited by hand; leave it out")
+        raise BadInput(
+            "not-applicable", f"--set is {set_[0]}, and {path} is edited by hand; leave it out"
+        )
     return _of_a_party(path, held)
 
 
@@ -134,7 +138,7 @@ def _chosen(key: str | None) -> list[dict[str, Any]]:
     found = found or [entry for entry in known_keys() if entry["name"].endswith(f".{key}")]
     if not found:
         hint = nearest(key, every_name()) or "; dpscaffold config explain lists them"
-        raise BadInput(f"there is no key {key!r}{hint}")
+        raise BadInput("unknown-key", f"there is no key {key!r}{hint}")
     return found
 
 

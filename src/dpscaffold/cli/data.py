@@ -72,7 +72,7 @@ def describe_command(
     from dpscaffold.data import describe, load_federation
 
     if out is not None and out.suffix.lower() not in _FIGURES:
-        raise BadInput(f"--out is {out}; a figure ends in {', '.join(_FIGURES)}")
+        raise BadInput("wrong-file-type", f"--out is {out}; a figure ends in {', '.join(_FIGURES)}")
     notes: list[str] = []
     description = describe(
         load_federation(_settings(config, source, change, data_dir), notes.append)
@@ -110,7 +110,7 @@ def prepare_command(
     from dpscaffold.data import load_federation, prepare
 
     if out is None:
-        raise BadInput("--out is missing; name the folder to write")
+        raise BadInput("missing-argument", "--out is missing; name the folder to write")
     notes: list[str] = []
     folder = prepare(_settings(config, source, change, data_dir), out, overwrite, notes.append)
     federation = load_federation({"source": "saved", "path": str(folder)})
@@ -234,17 +234,21 @@ def _settings(
     from dpscaffold.data.config import SOURCES
 
     if config is not None and source is not None:
-        raise BadInput(f"both {config} and --source {source} are given; give one")
+        raise BadInput(
+            "conflicting-arguments", f"both {config} and --source {source} are given; give one"
+        )
     changes = [] if source is None else [f"data.source={source}"]
     for item in change or []:
         if not item.startswith("data."):
             raise BadInput(
-                f"--set is {item!r}; only keys of [data] matter here, such as data.users=10"
+                "not-applicable",
+                f"--set is {item!r}; only keys of [data] matter here, such as data.users=10",
             )
         changes.append(item)
     if source is not None and source not in SOURCES:
         raise BadInput(
-            f"--source is '{source}'{nearest(source, SOURCES)}; there are {', '.join(SOURCES)}"
+            "unknown-source",
+            f"--source is '{source}'{nearest(source, SOURCES)}; there are {', '.join(SOURCES)}",
         )
     if data_dir is not None:
         changes.append(f"data.data_dir={json.dumps(str(data_dir))}")

@@ -99,5 +99,7 @@ def _held_out(run: Path, model: Model) -> Evaluation:
 
     path = run / "config.toml"
     if not path.exists():
-        raise BadInput(f"{run} is no run folder, so it has no records held out; name a data file")
+        raise BadInput(
+            "not-a-run", f"{run} is no run folder, so it has no records held out; name a data file"
+        )
     return evaluate(model, score_held_out(model, load_federation(load(path).data)))

@@ -17,11 +17,12 @@ def refuse_unwritable(out: Path) -> None:
     dpscaffold.errors.BadInput: --out is /dev/null/plan, and /dev/null is a file; name a folder
     """
     if out.exists() and not out.is_dir():
-        raise BadInput(f"--out is {out}, which is a file; name a folder")
+        raise BadInput("not-a-folder", f"--out is {out}, which is a file; name a folder")
     place = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not place.is_dir():
-        raise BadInput(f"--out is {out}, and {place} is a file; name a folder")
+        raise BadInput("not-a-folder", f"--out is {out}, and {place} is a file; name a folder")
     if not os.access(place, os.W_OK | os.X_OK):
         raise BadInput(
-            f"--out is {out}, and nothing can be written to {place}; name another folder"
+            "cannot-write",
+            f"--out is {out}, and nothing can be written to {place}; name another folder",
         )

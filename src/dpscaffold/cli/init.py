@@ -84,15 +84,17 @@ def _target(data: Path, out: Path | None, force: bool) -> Path:
     """The file to write, which must not be there unless ``force``."""
     target = out or Path(f"{data.stem.strip('*?') or data.parent.name or 'data'}.toml")
     if target.exists() and not force:
-        raise BadInput(f"{target} is there already; name another with --out, or add --force")
+        raise BadInput(
+            "file-exists", f"{target} is there already; name another with --out, or add --force"
+        )
     return target
 
 
 def _check_numbers(epsilon: float, rows: int | None) -> None:
     if not 0 < epsilon < float("inf"):
-        raise BadInput(f"--epsilon is {epsilon}; give a number above 0")
+        raise BadInput("out-of-range", f"--epsilon is {epsilon}; give a number above 0")
     if rows is not None and rows < 20:
-        raise BadInput(f"--rows is {rows}; look at 20 or more")
+        raise BadInput("out-of-range", f"--rows is {rows}; look at 20 or more")
 
 
 def _tell_columns(found: Look) -> None:

@@ -103,8 +103,9 @@ def unset_keys(
         key = text.strip()
         if not (key in first or _is_within(key, known) or _stands_in(tables(), key)):
             raise BadInput(
+                "unknown-key",
                 f"{option} is {text!r}, which leaves out no key{nearest(key, [*first, *known])}; "
-                f"name a table or table.key, e.g. privacy.noise"
+                f"name a table or table.key, e.g. privacy.noise",
             )
     return asked
 

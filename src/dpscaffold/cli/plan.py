@@ -104,8 +104,9 @@ def _refuse_own_output(config: Path | None, out: Path) -> None:
     """The plan must not overwrite the configuration that it is made of."""
     if config and config.exists() and config.resolve() == (out / "plan.toml").resolve():
         raise BadInput(
+            "overwrites-input",
             f"--out is {out}, whose plan.toml is the configuration that is planned on; name "
-            f"another folder"
+            f"another folder",
         )
 
 
@@ -141,7 +142,8 @@ def _sizes(text: str) -> int | list[int]:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         raise BadInput(
-            f"--records is {text!r}; give a whole number, or one for each user: 300,500,120"
+            "not-a-whole-number",
+            f"--records is {text!r}; give a whole number, or one for each user: 300,500,120",
         ) from None
     return found[0] if len(found) == 1 else found
 
@@ -152,7 +154,7 @@ def _number_or(text: str | None, name: str, word: str) -> float | str | None:
     try:
         return float(text)
     except ValueError:
-        raise BadInput(f"{name} is {text!r}; give a number, or {word}") from None
+        raise BadInput("not-a-number", f"{name} is {text!r}; give a number, or {word}") from None
 
 
 def _goal(
@@ -167,9 +169,15 @@ def _goal(
     given = tables.get("privacy", {})
     asked = given.get("epsilon") if epsilon is None else epsilon
     if asked is None:
-        raise BadInput("epsilon is not given; say --epsilon, or privacy.epsilon with --config")
+        raise BadInput(
+            "missing-argument",
+            "epsilon is not given; say --epsilon, or privacy.epsilon with --config",
+        )
     if given.get("unit", "record") != "record":
-        raise BadInput("privacy.unit is 'user'; a plan is made for the unit 'record' only")
+        raise BadInput(
+            "unit-not-supported",
+            "privacy.unit is 'user'; a plan is made for the unit 'record' only",
+        )
     usual = "fixed" if given.get("neighbours") == "replace-one" else "poisson"
     return Goal(
         float(asked),
@@ -196,8 +204,9 @@ def _limits(
         cohort_size = floor_share(ratio, users)
         if cohort_size < 1:
             raise BadInput(
+                "no-participants",
                 f"plan.user_ratio is {ratio:g}, which takes none of {users} users; use at least "
-                f"{digits_up(1 / users, 4)}, or say --participants"
+                f"{digits_up(1 / users, 4)}, or say --participants",
             )
     return Limits(
         plan.get("rounds", Limits.rounds) if rounds is None else rounds,
@@ -215,7 +224,10 @@ def _preset(tables: Mapping[str, Any], settings: Configuration, facts: Facts) ->
     plan, privacy = tables.get("plan", {}), settings.privacy
     clip = tables.get("privacy", {}).get("clip")
     if isinstance(clip, str):
-        raise BadInput("privacy.clip is 'median', which has no noise to plan with; give a number")
+        raise BadInput(
+            "median-clip",
+            "privacy.clip is 'median', which has no noise to plan with; give a number",
+        )
     return Preset(
         settings.algorithm.build() if tables.get("algorithm") else None,
         clip,

@@ -50,7 +50,10 @@ def predict_command(
     from dpscaffold.models.predict import Answer, predict_file, predict_files
 
     if as_json and out is None:
-        raise BadInput("--json is given without --out, and CSV is printed then; name a file")
+        raise BadInput(
+            "missing-argument",
+            "--json is given without --out, and CSV is printed then; name a file",
+        )
     model = chosen_model(run, module)
     kept = [name.strip() for name in keep.split(",") if name.strip()]
     target = sys.stdout.buffer if out is None else out

@@ -184,7 +184,10 @@ def privacy(
 def _refuse_two_forms(shown: Mapping[str, bool]) -> None:
     given = [option for option, on in shown.items() if on]
     if len(given) > 1:
-        raise PrivacyError(f"{given[0]} is given together with {given[1]}; give one of them")
+        raise PrivacyError(
+            "conflicting-arguments",
+            f"{given[0]} is given together with {given[1]}; give one of them",
+        )
 
 
 def _subject(source: Path | None, numbers: Numbers, delta: float | None) -> StatementSubject:
@@ -194,7 +197,7 @@ def _subject(source: Path | None, numbers: Numbers, delta: float | None) -> Stat
     else:
         about = StatementSubject(from_numbers(numbers, delta))
     if about.run is not None and about.run.noise == 0.0:
-        raise PrivacyError(f"{NO_NOISE}; give a noise above 0")
+        raise PrivacyError("no-noise", f"{NO_NOISE}; give a noise above 0")
     return about
 
 
@@ -238,7 +241,7 @@ def several(
     from dpscaffold.cli.together import compose, show_together
 
     if delta is not None and not 0.0 < delta < 1.0:
-        raise PrivacyError(bad_delta("--delta", delta))
+        raise PrivacyError("out-of-range", bad_delta("--delta", delta))
     groups = tuple(group) if group else GROUPS
     answer = compose(sources, delta, fixed_in_advance, same_records, colluders, groups)
     if as_json:
@@ -271,11 +274,14 @@ def checked_view(view: str | None, as_json: bool = False) -> tuple[str, ...]:
         return tuple(VIEWS)
     if as_json:
         raise PrivacyError(
-            f"--view is {view!r}, and --json holds every view; give one or the other"
+            "conflicting-arguments",
+            f"--view is {view!r}, and --json holds every view; give one or the other",
         )
     name = view.replace("-", "_")
     if name not in VIEWS:
-        raise PrivacyError(f"--view is {view!r}; give server, third-party or participant")
+        raise PrivacyError(
+            "unknown-view", f"--view is {view!r}; give server, third-party or participant"
+        )
     return (name,)
 
 

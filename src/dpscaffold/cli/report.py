@@ -37,7 +37,7 @@ def report_command(
     page = page_of(runs, with_metrics)
     path = out or Path("MODEL_CARD.md" if markdown else "report.html")
     if path.is_dir():
-        raise BadInput(f"--out is {path}, which is a folder; name a file")
+        raise BadInput("not-a-file", f"--out is {path}, which is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, as_markdown(page) if markdown else as_html(page))
     typer.echo(json.dumps({"report": str(path)}, indent=2) if as_json else str(path))

@@ -80,7 +80,10 @@ def reproduce_command(
         _list(request, chosen, estimate, as_json)
         return
     if name is None:
-        raise BadInput("no experiment was named; give one of dpscaffold reproduce --list, or all")
+        raise BadInput(
+            "missing-argument",
+            "no experiment was named; give one of dpscaffold reproduce --list, or all",
+        )
     written = {
         one: _reproduce(experiment(one), request, chosen, quiet, as_json)
         for one in (names() if name == "all" else (name,))
@@ -95,15 +98,19 @@ def _refuse_contradictions(
 ) -> None:
     if rows and (list_ or name == "all"):
         raise BadInput(
+            "not-applicable",
             f"--row is {rows[0]!r}, a row of one experiment; name that experiment instead of all "
-            f"or --list"
+            f"or --list",
         )
     if list_ and name is not None:
         raise BadInput(
-            f"--list is given together with {name!r}; it lists all, give one or the other"
+            "conflicting-arguments",
+            f"--list is given together with {name!r}; it lists all, give one or the other",
         )
     if estimate and not list_:
-        raise BadInput("--estimate is given without --list, whose times it adds; give both")
+        raise BadInput(
+            "missing-argument", "--estimate is given without --list, whose times it adds; give both"
+        )
     if list_ and not estimate:
         refuse_given({"--device": device}, "which the list does not depend on; leave it out")
 

@@ -45,7 +45,9 @@ def start(
     )
     for address in (listeners.public, listeners.inner):
         if not _free(address):
-            raise BadInput(f"the address {address[0]}:{address[1]} is taken; choose another")
+            raise BadInput(
+                "address-taken", f"the address {address[0]}:{address[1]} is taken; choose another"
+            )
     serve_link(listeners, lambda: _ready(listeners, folder, insecure))
 
 
@@ -160,7 +162,7 @@ def status(
 
     path = run_folder / "status.json"
     if not path.exists():
-        raise BadInput(f"{run_folder} holds no deployed run (status.json)")
+        raise BadInput("not-a-run", f"{run_folder} holds no deployed run (status.json)")
     said = json.loads(path.read_text())
     if as_json:
         typer.echo(json.dumps(said, indent=2))

@@ -118,9 +118,11 @@ def _ask(question: str) -> None:
     try:
         agreed = typer.confirm(question)
     except typer.Abort:  # no terminal, or its end
-        raise BadInput("nobody answered, so nothing was booked; give --yes to go on") from None
+        raise BadInput(
+            "not-confirmed", "nobody answered, so nothing was booked; give --yes to go on"
+        ) from None
     if not agreed:
-        raise BadInput("the answer was no, so nothing was booked")
+        raise BadInput("not-confirmed", "the answer was no, so nothing was booked")
 
 
 @app.command()

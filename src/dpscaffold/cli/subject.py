@@ -47,11 +47,14 @@ class StatementSubject:
     def whole(self, what: str) -> Mechanism:
         """The run as one mechanism, which several parts are not."""
         if self.run is None:
-            raise PrivacyError(f"{what} is asked of a run without privacy; name a private one")
+            raise PrivacyError(
+                "no-privacy", f"{what} is asked of a run without privacy; name a private one"
+            )
         if self.parts:
             raise PrivacyError(
+                "rounds-extended",
                 f"{what} is asked of a run that was given more rounds after it was planned; its "
-                f"parts only add up, and have no curve of their own together"
+                f"parts only add up, and have no curve of their own together",
             )
         return self.run
 
@@ -101,7 +104,8 @@ def _needed(numbers: Numbers) -> list[Any]:
     missing = [_option(name) for name, value in zip(NEEDED, values, strict=True) if value is None]
     if missing:
         raise PrivacyError(
-            f"missing {', '.join(missing)}; give them all, or a configuration or a run folder"
+            "missing-argument",
+            f"missing {', '.join(missing)}; give them all, or a configuration or a run folder",
         )
     return values
 
@@ -111,7 +115,7 @@ def _algorithm(name: str) -> Algorithm:
         factory_of(name, argument="--algorithm")
         return build(name)
     except BadInput as error:
-        raise PrivacyError(str(error)) from error
+        raise PrivacyError(error.code, str(error)) from error
 
 
 def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
@@ -124,12 +128,16 @@ def from_numbers(numbers: Numbers, delta: float | None) -> Mechanism:
     users, records, rounds, local_steps, user_ratio, data_ratio, noise = _needed(numbers)
     for name, ratio in (("user_ratio", user_ratio), ("data_ratio", data_ratio)):
         if not 0.0 < ratio <= 1.0:
-            raise PrivacyError(f"{_option(name)} is {ratio}; give a fraction above 0 and at most 1")
+            raise PrivacyError(
+                "out-of-range", f"{_option(name)} is {ratio}; give a fraction above 0 and at most 1"
+            )
     algorithm = _algorithm(numbers.algorithm or DEFAULT)
     if at_least("--noise", noise, 0) and not LEAST_NOISE <= noise <= MOST_NOISE:
-        raise PrivacyError(unusable_noise("--noise", noise))
+        raise PrivacyError("noise-out-of-range", unusable_noise("--noise", noise))
     if floor_share(user_ratio, users) < 1:
-        raise PrivacyError(f"--user-ratio is {user_ratio}, which selects none of {users} users")
+        raise PrivacyError(
+            "no-participants", f"--user-ratio is {user_ratio}, which selects none of {users} users"
+        )
     sampling: Any = choice("--sampling", numbers.sampling or "fixed", get_args(Sampling))
     unit: Any = choice("--unit", numbers.unit or "record", get_args(Unit))
     # Numbers on a command line are declared: nothing is read off data.
@@ -157,7 +165,8 @@ def refuse_numbers(numbers: Numbers, source: Path) -> None:
     given = [_option(name) for name, value in vars(numbers).items() if value is not None]
     if given:
         raise PrivacyError(
-            f"{given[0]} is given, and {source} already says it; give one or the other"
+            "conflicting-arguments",
+            f"{given[0]} is given, and {source} already says it; give one or the other",
         )
 
 
@@ -193,7 +202,8 @@ def from_config(path: Path) -> StatementSubject:
 
     if not path.exists():
         raise PrivacyError(
-            f"{path} does not exist; give a configuration (TOML), a run folder, or numbers"
+            "file-not-found",
+            f"{path} does not exist; give a configuration (TOML), a run folder, or numbers",
         )
     settings = load(path)
     federation = load_federation(settings.data)

@@ -52,8 +52,9 @@ def compose(
     data = identities(sources)
     if same_records and not data:
         raise PrivacyError(
+            "not-applicable",
             "--same-records is given, but these records are not compared and count as the same "
-            "anyway; leave it out"
+            "anyway; leave it out",
         )
     data = {} if same_records else data
     parts = []
@@ -61,8 +62,9 @@ def compose(
         found = parts_of(source, about, _at_most(own, about) if colluders is None else colluders)
         if len(found) > 1 and fixed_in_advance:
             raise PrivacyError(
+                "rounds-extended",
                 f"--fixed-in-advance is given, and {source} was given more rounds after it was "
-                f"planned; leave the option out, and its parts add"
+                f"planned; leave the option out, and its parts add",
             )
         parts += [replace(part, data=data.get(source)) for part in found]
     return together(parts, fixed_in_advance, own if colluders is None else colluders, groups)
@@ -77,10 +79,14 @@ def parts_of(source: Path, about: StatementSubject, colluders: int) -> list[RunP
     """One run folder or configuration, with the bounds it quotes; a run that was given more rounds
     comes in the parts that were planned one after another."""
     if about.run is None:
-        raise PrivacyError(f"{source} is a run without privacy, so nothing adds up; leave it out")
+        raise PrivacyError(
+            "no-privacy", f"{source} is a run without privacy, so nothing adds up; leave it out"
+        )
     said = about.statement(colluders=colluders)
     if not said.guarantee:
-        raise PrivacyError(f"{source} promises nothing ({said.reason}), so nothing adds up")
+        raise PrivacyError(
+            "no-privacy", f"{source} promises nothing ({said.reason}), so nothing adds up"
+        )
     begun = [part for part in about.parts if part.rounds]
     ledgers: list[Ledger | None] = [*begun] if begun else [about.ledger]
     found = []
@@ -108,7 +114,7 @@ def _refuse_repeated(sources: Sequence[Path]) -> None:
     places = [source.resolve() for source in sources]
     for k, source in enumerate(sources):
         if places[k] in places[:k]:
-            raise PrivacyError(f"{source} is given twice; a run is counted once")
+            raise PrivacyError("run-named-twice", f"{source} is given twice; a run is counted once")
 
 
 def _refuse_older_copies(read: Sequence[tuple[Path, StatementSubject]]) -> None:
@@ -119,8 +125,9 @@ def _refuse_older_copies(read: Sequence[tuple[Path, StatementSubject]]) -> None:
             continue
         if Journal(other / JOURNAL).follows(anchor):
             raise PrivacyError(
+                "run-copied",
                 f"{one} is a copy of {other}, whose ledger counts all that it released; leave "
-                f"{one} out"
+                f"{one} out",
             )
 
 
@@ -136,7 +143,7 @@ def identities(sources: Sequence[Path]) -> dict[Path, str]:
         try:
             found[source] = str(json.loads(path.read_text(encoding="utf-8"))["data"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PrivacyError(f"{path} is damaged ({error}); restore it") from error
+            raise PrivacyError("run-damaged", f"{path} is damaged ({error}); restore it") from error
     return found
 
 

@@ -173,7 +173,7 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> TrainReque
         _check_run_folder(config, resume)
         config, folder = config / "config.toml", config
     elif resume and not config.suffix and not config.exists():
-        raise BadInput(f"{config} holds no run to go on with; name a run folder")
+        raise BadInput("not-a-run", f"{config} holds no run to go on with; name a run folder")
     elif resume and (config.parent / "run.json").exists():
         folder = config.parent
     else:
@@ -183,9 +183,13 @@ def requested(config: Path | None, out: Path | None, resume: bool) -> TrainReque
 
 def _check_run_folder(folder: Path, resume: bool) -> None:
     if not (folder / "config.toml").exists():
-        raise BadInput(f"{folder} is a folder without a run; name a configuration (TOML)")
+        raise BadInput(
+            "not-a-run", f"{folder} is a folder without a run; name a configuration (TOML)"
+        )
     if not resume:
-        raise BadInput(f"{folder} is a run folder; add --resume to go on with its run")
+        raise BadInput(
+            "run-exists", f"{folder} is a run folder; add --resume to go on with its run"
+        )
 
 
 def engine_of(request: TrainRequest) -> str:
@@ -200,10 +204,14 @@ def _refuse_with_seeds(seeds: int, config: Path | None, options: Mapping[str, ob
     """A folder and options that are about one run."""
     if config is not None and config.is_dir():
         raise BadInput(
-            f"--seeds is {seeds}, and {config} is one run; name its configuration instead"
+            "not-applicable",
+            f"--seeds is {seeds}, and {config} is one run; name its configuration instead",
         )
     for name in [name for name, value in options.items() if value is not None]:
-        raise BadInput(f"{name} is about one run and --seeds makes several; leave one of them out")
+        raise BadInput(
+            "conflicting-arguments",
+            f"{name} is about one run and --seeds makes several; leave one of them out",
+        )
 
 
 def _names_a_source(changes: list[str]) -> bool:

@@ -28,7 +28,7 @@ def refuse_given(options: Mapping[str, object], why: str) -> None:
     """
     for option, value in options.items():
         if value is not None and value is not False:
-            raise BadInput(f"{option} is given, {why}")
+            raise BadInput("not-applicable", f"{option} is given, {why}")
 
 
 def usage_sentence(error: click.UsageError, words: Sequence[str]) -> str:

@@ -90,8 +90,9 @@ class PlanSettings(ConfigTable):
             return self._built
         if planned is None:
             raise BadInput(
+                "learning-rate-not-planned",
                 "plan.learning_rate is 'plan', which 'train' chooses from the roster; give a "
-                "number here, for example the one that 'dpscaffold plan' recommends"
+                "number here, for example the one that 'dpscaffold plan' recommends",
             )
         return replace(self._built, learning_rate=planned)
 

@@ -77,8 +77,9 @@ class PrivacySettings(ConfigTable):
     def _consistent(self) -> PrivacySettings:
         if self.allow is not None and not self.release:
             raise BadInput(
+                "not-applicable",
                 "privacy.allow is given, which overrules what a release refuses, and nothing is "
-                "released; add privacy.release = true (--release) or leave it out"
+                "released; add privacy.release = true (--release) or leave it out",
             )
         if (self.noise is None) == (self.epsilon is None):
             both = self.noise is not None
@@ -86,11 +87,14 @@ class PrivacySettings(ConfigTable):
             remedy = "set privacy.noise or privacy.epsilon"
             if both:
                 remedy = "leave one out (--unset privacy.noise, or --unset privacy.epsilon)"
-            raise BadInput(f"privacy needs either noise or epsilon, and {given}; {remedy}")
+            raise BadInput(
+                "noise-or-epsilon", f"privacy needs either noise or epsilon, and {given}; {remedy}"
+            )
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise BadInput(
+                "out-of-range",
                 f"privacy.epsilon is {self.epsilon:g}; give a number above 0, such as 2 (smaller "
-                f"is stronger)"
+                f"is stronger)",
             )
         self._gaussian = Gaussian(
             self.clip,

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from dpscaffold.config.configuration import Configuration
 from dpscaffold.config.plan import FactsSettings
 from dpscaffold.data.config import BLANK
-from dpscaffold.data.sentences import members, sentence_of
+from dpscaffold.data.sentences import members, mistake_of
 from dpscaffold.errors import BadInput, nearest
 
 
@@ -87,12 +87,13 @@ def read_tables(path: Path | str) -> dict[str, Any]:
     except OSError as error:
         near = _meant(Path(path))
         raise BadInput(
+            "file-unreadable",
             f"the configuration {path} cannot be read: {error.strerror}{near}; give the path of a "
-            f"TOML file"
+            f"TOML file",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         said = f"the configuration {path} is not valid TOML: {error}"
-        raise BadInput(f"{said}{_unquoted(Path(path), str(error))}") from error
+        raise BadInput("not-toml", f"{said}{_unquoted(Path(path), str(error))}") from error
 
 
 def _meant(path: Path) -> str:
@@ -121,7 +122,9 @@ def without(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
     """
     first, _, rest = key.strip().partition(".")
     if not first:
-        raise BadInput(f"--unset is {key!r}; name a table or table.key, e.g. privacy.noise")
+        raise BadInput(
+            "unknown-key", f"--unset is {key!r}; name a table or table.key, e.g. privacy.noise"
+        )
     if not rest:
         return {name: table for name, table in tables.items() if name != first}
     inner = tables.get(first)
@@ -153,7 +156,7 @@ def override(tables: Mapping[str, Any], item: str) -> dict[str, Any]:
         changed.pop(parts[0], None)
         return changed
     if not separator or len(parts) < 2 or not all(parts):
-        raise BadInput(f"--set is {item!r}; write {_as_change(item)}")
+        raise BadInput("bad-change", f"--set is {item!r}; write {_as_change(item)}")
     if not text.strip():
         return without(changed, key)
     _inner_table(changed, parts[:-1], item)[parts[-1]] = _value(text.strip())
@@ -166,7 +169,7 @@ def _inner_table(tables: dict[str, Any], path: Sequence[str], item: str) -> dict
     for part in path:
         inner = inner.setdefault(part, {})
         if not isinstance(inner, dict):
-            raise BadInput(f"--set is {item!r}, but {part} is not a table")
+            raise BadInput("bad-change", f"--set is {item!r}, but {part} is not a table")
     return inner
 
 
@@ -200,14 +203,15 @@ def parse(tables: Mapping[str, Any], folder: Path | None = None) -> Configuratio
     algorithm is looked for first."""
     if blanks := blanks_in(tables):
         raise BadInput(
+            "blanks-left",
             f"the configuration has {len(blanks)} blank{'s' if len(blanks) > 1 else ''} "
             f'({", ".join(blanks)}); write in place of each "{BLANK}" what is known without '
-            f"looking at the records"
+            f"looking at the records",
         )
     try:
         return Configuration.model_validate(tables, context={"folder": folder})
     except ValidationError as error:
-        raise BadInput(sentence_of(error, Configuration, explained=True)) from None
+        raise BadInput(*mistake_of(error, Configuration, explained=True)) from None
 
 
 def tables_with(key: str) -> list[str]:

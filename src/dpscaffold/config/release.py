@@ -48,9 +48,14 @@ def released(setting: Setting, federation: Federation, allow: Sequence[str]) -> 
     """
     for name in allow:
         if name not in (PREPROCESSING, MEDIAN):
-            raise BadInput(f"allow names {name!r}; it overrules {PREPROCESSING} or {MEDIAN}")
+            raise BadInput(
+                "unknown-choice", f"allow names {name!r}; it overrules {PREPROCESSING} or {MEDIAN}"
+            )
     if setting.privacy is None:
-        raise BadInput("release is asked for without privacy; give a mechanism, such as Gaussian()")
+        raise BadInput(
+            "no-privacy",
+            "release is asked for without privacy; give a mechanism, such as Gaussian()",
+        )
     _refuse_open_doors(setting, federation, allow)
     return replace(setting, privacy=replace(setting.privacy, secret=True))
 
@@ -66,10 +71,13 @@ def _refuse_open_doors(setting: Setting, federation: Federation, allowed: Sequen
     overrule = f" (or overrule what was prepared with --allow {PREPROCESSING})"
     more = overrule if steps and PREPROCESSING not in allowed else ""
     if len(reasons) == 1:
-        raise BadInput(f"privacy.release is set, and it is refused: {reasons[0]}{more}")
+        raise BadInput(
+            "release-refused", f"privacy.release is set, and it is refused: {reasons[0]}{more}"
+        )
     listed = "\n".join(f"  {k}. {reason}" for k, reason in enumerate(reasons, 1))
     raise BadInput(
-        f"privacy.release is set, and {len(reasons)} things are refused{more}:\n{listed}"
+        "release-refused",
+        f"privacy.release is set, and {len(reasons)} things are refused{more}:\n{listed}",
     )
 
 

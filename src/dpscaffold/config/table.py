@@ -7,6 +7,8 @@ from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 
+from dpscaffold.errors import BadValue
+
 
 class ConfigTable(BaseModel):
     """A table of the configuration: frozen, and unknown keys are errors."""
@@ -22,7 +24,10 @@ class ConfigTable(BaseModel):
         if isinstance(given, dict):
             for key, value in given.items():
                 if isinstance(value, bool) and cls._number(key):
-                    raise ValueError(f"{key} is {str(value).lower()}, which is no number; give one")
+                    raise BadValue(
+                        "not-a-number",
+                        f"{key} is {str(value).lower()}, which is no number; give one",
+                    )
         # What a validator has seen is no JSON any more, and strictly no list is a tuple then.
         return _with_tuples(given) if info.mode == "json" else given
 

@@ -75,13 +75,15 @@ class TaskSettings(ConfigTable):
         self._folder = folder_of(info)
         if (self.kind == "module") != (self.module is not None):
             raise BadInput(
+                "conflicting-arguments",
                 f"task.module is {self.module!r} with task.kind {self.kind!r}; "
-                "a module task needs module = 'package.file:factory'"
+                "a module task needs module = 'package.file:factory'",
             )
         if self.optimum and self.kind not in ("logistic", "linear"):
             raise BadInput(
+                "not-convex",
                 f"task.optimum is true with task.kind {self.kind!r}; "
-                "only the convex tasks 'logistic' and 'linear' have a central optimum"
+                "only the convex tasks 'logistic' and 'linear' have a central optimum",
             )
         if self.loss is not None:
             from dpscaffold.tasks import LOSSES
@@ -89,13 +91,15 @@ class TaskSettings(ConfigTable):
             choice("task.loss", self.loss, tuple(LOSSES))
         if self.kind == "logistic" and self.loss not in (None, "softmax"):
             raise BadInput(
+                "wrong-loss",
                 f"task.loss is {self.loss!r} with task.kind 'logistic', which is the linear model "
-                f"under softmax; use task.kind = 'linear'"
+                f"under softmax; use task.kind = 'linear'",
             )
         if self.delta is not None and self.loss != "huber":
             raise BadInput(
+                "not-applicable",
                 f"task.delta is {self.delta} with task.loss {self.loss!r}; "
-                "it belongs to task.loss = 'huber'"
+                "it belongs to task.loss = 'huber'",
             )
         return self
 
@@ -110,13 +114,15 @@ class TaskSettings(ConfigTable):
 
         if self.kind == "logistic" and target.kind == "number":
             raise BadInput(
+                "wrong-target",
                 "task.kind is 'logistic', which tells classes apart, and the target is a number; "
-                "use task.kind = 'linear' (loss 'squared' or 'huber')"
+                "use task.kind = 'linear' (loss 'squared' or 'huber')",
             )
         usual = {"class": "softmax", "number": "squared", "labels": "labels"}
         if self.kind == "logistic" and target.kind == "labels" and self.loss is not None:
             raise BadInput(
-                f"task.loss is {self.loss!r}, and the target is several labels; leave it out"
+                "wrong-loss",
+                f"task.loss is {self.loss!r}, and the target is several labels; leave it out",
             )
         name = self.loss or usual[target.kind]
         loss = LOSSES[name] if self.delta is None else huber(self.delta)
@@ -133,8 +139,9 @@ class TaskSettings(ConfigTable):
         stray = [name for name in given if name not in target.classes]
         if stray:
             raise BadInput(
+                "unknown-class",
                 f"task.class_weights names '{stray[0]}'{nearest(stray[0], target.classes)}; the "
-                f"classes are {', '.join(target.classes[:10])}"
+                f"classes are {', '.join(target.classes[:10])}",
             )
         return tuple(given.get(name, 1.0) for name in target.classes)
 
@@ -165,18 +172,21 @@ def own_module(name: str, folder: Path | None, argument: str = "task.module") ->
         made = factory()
     except (Exception, SystemExit) as error:
         raise BadInput(
+            "factory-failed",
             f"{argument} is {name!r}, whose factory failed with {type(error).__name__}: {error}; "
-            f"fix it"
+            f"fix it",
         ) from error
     if not isinstance(made, nn.Module):
         shown = made.__name__ + ", a class" if isinstance(made, type) else type(made).__name__
         raise BadInput(
+            "wrong-factory-result",
             f"{argument} is {name!r}, which returned {shown}; the factory must return a "
-            f"torch.nn.Module"
+            f"torch.nn.Module",
         )
     if any(isinstance(value, UninitializedParameter) for value in made.parameters()):
         raise BadInput(
+            "lazy-module",
             f"{argument} is {name!r}, whose layers have no sizes yet (lazy modules); give them "
-            f"their numbers of features"
+            f"their numbers of features",
         )
     return made

@@ -22,13 +22,13 @@ from pydantic import (
 )
 
 from dpscaffold.data.preprocessing import PreprocessingStep, check_order
-from dpscaffold.data.sentences import sentence_of
+from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.cells import Forms, days, refuse_two_readings
 from dpscaffold.data.tables.dialect import AUTO, is_many
 from dpscaffold.data.tables.fills import PrivateFill
 from dpscaffold.data.tables.missing import NaStrings, checked_na_strings, refuse_declared
 from dpscaffold.data.tables.spellings import Spellings, checked_spellings
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.errors import BadInput, BadValue, nearest
 from dpscaffold.federation.schema import Kind, Target
 
 Partition = Literal["similarity", "dirichlet", "shards", "quantity", "natural"]
@@ -156,8 +156,9 @@ class Pooled(_Data):
         stray = sorted(name for name in others if getattr(self, name) != fields[name].default)
         if stray:
             owners = [name for name, options in OPTIONS.items() if stray[0] in options]
-            raise ValueError(
-                f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'"
+            raise BadValue(
+                "not-applicable",
+                f"{stray[0]} belongs to partition = '{owners[0]}', and the partition is '{chosen}'",
             )
 
     @model_validator(mode="after")
@@ -165,18 +166,22 @@ class Pooled(_Data):
         chosen = self.chosen_partition
         self._refuse_other_options(chosen)
         if chosen == "natural" and not self.has_users:
-            raise ValueError(
+            raise BadValue(
+                "no-user-column",
                 "partition = 'natural' needs the user of each record; name the user "
-                "column or choose another"
+                "column or choose another",
             )
         if chosen != "natural" and self.users is None:
-            raise ValueError(
-                f"users is missing: partition = '{chosen}' needs to know how many there are to be"
+            raise BadValue(
+                "missing-key",
+                f"users is missing: partition = '{chosen}' needs to know how many there are to be",
             )
         target = kind_in(getattr(self, "target", "class"))
         if self.minimum_classes > 1 and target != "class":
-            raise ValueError(
-                f"minimum_classes is {self.minimum_classes}, and target is '{target}'; leave it out"
+            raise BadValue(
+                "not-applicable",
+                f"minimum_classes is {self.minimum_classes}, and target is '{target}'; leave it "
+                f"out",
             )
         check_order(self.preprocess)
         return self
@@ -266,14 +271,15 @@ def _range(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     if given.get("kind") != "number":
-        raise ValueError(
+        raise BadValue(
+            "not-applicable",
             f"target has kind {given.get('kind')!r}; only a number has more than its name: give "
-            f'target = {{ kind = "number", low = 0, high = 60 }}, or target = "class"'
+            f'target = {{ kind = "number", low = 0, high = 60 }}, or target = "class"',
         )
     try:
         return Range.model_validate(given)
     except ValidationError as problem:
-        raise ValueError(sentence_of(problem, Range, "target")) from None
+        raise BadValue(*mistake_of(problem, Range, "target")) from None
 
 
 #: What is predicted: its kind, or a number with its range.
@@ -292,10 +298,11 @@ def range_of(settings: TabularFile | Npz) -> Range | None:
         return target
     if target == "number":
         raise BadInput(
+            "no-target-range",
             'data.target is "number" without a range; write the range that the numbers can have, '
             'as in target = { kind = "number", low = 0, high = 60 } (low = -1, high = 1 for '
             "numbers that are scaled already): training needs it, since clipping cuts the "
-            "gradients of large numbers"
+            "gradients of large numbers",
         )
     return None
 
@@ -313,7 +320,7 @@ def _fills(given: Any) -> Any:
         try:
             rules[name] = PrivateFill.model_validate(rule) if isinstance(rule, dict) else rule
         except ValidationError as problem:
-            raise ValueError(sentence_of(problem, PrivateFill, f"missing.{name}")) from None
+            raise BadValue(*mistake_of(problem, PrivateFill, f"missing.{name}")) from None
     return rules
 
 
@@ -328,7 +335,7 @@ def _ranges(given: Any) -> Any:
     found = {}
     for name, ends in given.items():
         if not isinstance(ends, list | tuple) or len(ends) != 2:
-            raise ValueError(f"ranges.{name} is {ends!r}; give [low, high]")
+            raise BadValue("bad-range", f"ranges.{name} is {ends!r}; give [low, high]")
         found[name] = _low_and_high(name, ends)
     return found
 
@@ -337,11 +344,12 @@ def _low_and_high(name: str, ends: list[Any] | tuple[Any, ...]) -> tuple[float, 
     try:
         low, high = (days(name, [e], "%Y-%m-%d")[0] if isinstance(e, str) else e for e in ends)
     except BadInput:
-        raise ValueError(
-            f"ranges.{name} is {list(ends)}; give two numbers, or two days such as 2024-12-31"
+        raise BadValue(
+            "bad-range",
+            f"ranges.{name} is {list(ends)}; give two numbers, or two days such as 2024-12-31",
         ) from None
     if not all(isinstance(e, int | float | np.floating) for e in (low, high)) or not low < high:
-        raise ValueError(f"ranges.{name} is {list(ends)}; low must be below high")
+        raise BadValue("bad-range", f"ranges.{name} is {list(ends)}; low must be below high")
     return float(low), float(high)
 
 
@@ -358,7 +366,9 @@ DecimalSign = Literal[".", ",", "auto"]
 def check_sign(name: str, sign: str) -> None:
     """Refuse a delimiter or comment sign that no CSV file can use."""
     if sign and sign != AUTO and (not sign.isascii() or sign in '"\r\n\0'):
-        raise ValueError(f"{name} is {sign!r}; give one plain sign, such as ';' or '#'")
+        raise BadValue(
+            "not-one-character", f"{name} is {sign!r}; give one plain sign, such as ';' or '#'"
+        )
 
 
 class TabularFile(Pooled):
@@ -448,21 +458,24 @@ class TabularFile(Pooled):
     @model_validator(mode="after")
     def _labels(self) -> TabularFile:
         if (self.target == "labels") == isinstance(self.label, str):
-            raise ValueError(
+            raise BadValue(
+                "conflicting-arguments",
                 f"label is {self.label!r}, and target is '{kind_in(self.target)}'; several labels "
-                f"are a list of columns, as in label = ['fever', 'cough']"
+                f"are a list of columns, as in label = ['fever', 'cough']",
             )
         if self.target != "labels":
             return self
         if len(self.label) < 2:
-            raise ValueError(
+            raise BadValue(
+                "single-label-list",
                 f"label is {list(self.label)!r}, a list of {len(self.label)}; name two columns or "
-                f"more, or one without brackets, whose values are then classes"
+                f"more, or one without brackets, whose values are then classes",
             )
         if self.classes:
-            raise ValueError(
+            raise BadValue(
+                "conflicting-arguments",
                 "classes are given, and label names several columns, which are the labels; leave "
-                "classes out"
+                "classes out",
             )
         Target("labels", tuple(self.label))
         return self
@@ -470,15 +483,21 @@ class TabularFile(Pooled):
     @model_validator(mode="after")
     def _numbers(self) -> TabularFile:
         if kind_in(self.target) == "number" and self.classes:
-            raise ValueError("classes are given, and target is 'number'; leave one of them out")
+            raise BadValue(
+                "conflicting-arguments",
+                "classes are given, and target is 'number'; leave one of them out",
+            )
         labels = (self.label,) if isinstance(self.label, str) else self.label
         if self.user in labels:
-            raise ValueError(f"label and user are both '{self.user}'; name two columns")
+            raise BadValue(
+                "column-named-twice", f"label and user are both '{self.user}'; name two columns"
+            )
         needed = next((name for name in self.absent if name in (*labels, self.user)), None)
         if needed is not None:
-            raise ValueError(
+            raise BadValue(
+                "column-needed",
                 f"absent names '{needed}', the label or user column, which no record can lack; "
-                f"leave it out of absent"
+                f"leave it out of absent",
             )
         return self
 
@@ -487,7 +506,9 @@ class TabularFile(Pooled):
         """Every column of dates has a form, and no text is read in two ways."""
         for name, forms in self.dates.items():
             if not forms:
-                raise ValueError(f"dates.{name} lists no form; give one, such as '%Y-%m-%d'")
+                raise BadValue(
+                    "empty-list", f"dates.{name} lists no form; give one, such as '%Y-%m-%d'"
+                )
             refuse_two_readings(name, forms)
         return self
 
@@ -536,7 +557,10 @@ class Csv(TabularFile):
         check_sign("delimiter", self.delimiter)
         check_sign("comment", self.comment)
         if self.comment and self.comment == self.delimiter:
-            raise ValueError(f"comment and delimiter are both {self.comment!r}; choose two signs")
+            raise BadValue(
+                "conflicting-arguments",
+                f"comment and delimiter are both {self.comment!r}; choose two signs",
+            )
         return self
 
 
@@ -638,13 +662,14 @@ def _named(value: Any) -> Any:
     source = value.get("source", "synthetic")
     if not isinstance(source, str) or source not in SOURCES:
         hint = nearest(str(source), SOURCES) or f"; there are {', '.join(SOURCES)}"
-        raise ValueError(f"no data source is called '{source}'{hint}")
+        raise BadValue("unknown-source", f"no data source is called '{source}'{hint}")
     known = SOURCES[source].model_fields
     for key in value:
         if key not in known:
-            raise ValueError(
+            raise BadValue(
+                "unknown-key",
                 f"source '{source}' has no option '{key}'{nearest(str(key), known)}; it has "
-                f"{', '.join(known)}"
+                f"{', '.join(known)}",
             )
     return {"source": source, **value}
 
@@ -666,4 +691,4 @@ def parse_data(table: dict[str, Any]) -> Any:
     try:
         return _ADAPTER.validate_python(table)
     except ValidationError as problem:
-        raise BadInput(sentence_of(problem, _Any, "data")) from None
+        raise BadInput(*mistake_of(problem, _Any, "data")) from None

@@ -20,7 +20,8 @@ def deal(
     if chosen == "natural":
         if users is None:
             raise BadInput(
-                "partition = 'natural' needs the user of each record, and these data have none"
+                "no-user-column",
+                "partition = 'natural' needs the user of each record, and these data have none",
             )
         parts, kept = partition.natural(
             users,
@@ -40,8 +41,9 @@ def deal(
         )
     if sizes.min() < settings.minimum_records:
         raise BadInput(
+            "too-few-records",
             f"users get {sizes.min()} records each, and minimum_records is "
-            f"{settings.minimum_records}; ask for fewer users"
+            f"{settings.minimum_records}; ask for fewer users",
         )
     if chosen == "dirichlet":
         return partition.dirichlet(labels, sizes, settings.alpha, settings.seed), ()

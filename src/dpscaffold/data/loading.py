@@ -103,8 +103,9 @@ def _load(settings: Any, notify: Notify | None, release: bool) -> Federation:
     if isinstance(pool, Federation):  # LEAF data that are split already
         if settings.users or settings.records or settings.chosen_partition != "natural":
             raise BadInput(
+                "already-partitioned",
                 f"{pool.title} is divided into users, train and test already; leave out users, "
-                f"records and partition"
+                f"records and partition",
             )
         done = preprocess(pool, settings.preprocess, settings.seed, release)
         _check_labels(done.train, done.names, done.title, done.target, settings)
@@ -153,9 +154,10 @@ def refuse_refills(settings: Pooled) -> None:
     for name, rule in rules.items() if isinstance(rules, dict) else ():
         if isinstance(rule, PrivateFill) and rule.entropy == "system":
             raise BadInput(
+                "repeated-release",
                 f"missing.{name} has entropy = 'system', so every load would release it again with "
                 f"fresh noise; store the data once with 'dpscaffold data prepare' and use the "
-                f"result with source = 'saved'"
+                f"result with source = 'saved'",
             )
 
 
@@ -165,8 +167,9 @@ def _check_size(settings: Synthetic) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise BadInput(
+            "memory-exceeded",
             f"data.users × data.records is {settings.users} × {settings.records}, which takes "
-            f"{needed / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB of memory; use fewer"
+            f"{needed / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB of memory; use fewer",
         )
 
 
@@ -244,8 +247,9 @@ def prepare(
     settings = parse_data(settings) if isinstance(settings, dict) else settings
     if settings.declared_sizes is not None:
         raise BadInput(
+            "not-applicable",
             "data.declared_sizes belongs to the configuration that trains; leave it out here and "
-            "give it together with source = 'saved'"
+            "give it together with source = 'saved'",
         )
     require_free(Path(folder), overwrite)  # before the work, not after it
     if not isinstance(settings, TabularFile):
@@ -255,7 +259,7 @@ def prepare(
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = draft_of(folder.with_name(f"{folder.name}.raw"))
     except OSError as problem:
-        raise BadInput(f"{folder} cannot be written: {problem.strerror}") from None
+        raise BadInput("cannot-write", f"{folder} cannot be written: {problem.strerror}") from None
     try:
         raw = _stream(settings, draft, notify)
         return preprocess_to(raw, settings.preprocess, folder, settings.seed, overwrite)
@@ -348,21 +352,25 @@ def _check_labels(
     seen = torch.unique(train.labels)
     if len(seen) < 2 and target.kind == "labels":
         raise BadInput(
-            f"{title}: all training records have the same labels; there is nothing to learn"
+            "single-class",
+            f"{title}: all training records have the same labels; there is nothing to learn",
         )
     if len(seen) < 2:
         classes = "a classifier needs at least 2 classes"
         advice = classes if target.kind == "class" else "there is nothing to learn"
         found = target.restored(seen)[0]
-        raise BadInput(f"{title}: all training records have the label {found:g}; {advice}")
+        raise BadInput(
+            "single-class", f"{title}: all training records have the label {found:g}; {advice}"
+        )
     if settings.minimum_classes > 1:
         for user, name in enumerate(names):
             found = len(torch.unique(train.of(user)[1]))
             if found < settings.minimum_classes:
                 raise BadInput(
+                    "too-few-classes",
                     f"user {name} has {found} class{'' if found == 1 else 'es'} in its training "
                     f"records, and minimum_classes is {settings.minimum_classes}; choose a more "
-                    f"even partition or other users"
+                    f"even partition or other users",
                 )
 
 

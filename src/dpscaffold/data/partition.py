@@ -26,12 +26,16 @@ def equal_sizes(available: int, users: int, records: int | None = None) -> np.nd
     _require_users(users)
     each = available // users if records is None else records
     if each < 1:
-        raise BadInput(f"{users} users cannot each have a record: there are {available} records")
+        raise BadInput(
+            "too-few-records",
+            f"{users} users cannot each have a record: there are {available} records",
+        )
     if users * each > available:
         raise BadInput(
+            "too-few-records",
             f"{users} users × {each} records are {users * each} records, and there are "
             f"{available}; ask for at most {available // each} users or {available // users} "
-            f"records each"
+            f"records each",
         )
     return np.full(users, each, dtype=np.int64)
 
@@ -49,8 +53,9 @@ def uneven_sizes(total: int, users: int, weights: np.ndarray, minimum: int = 2) 
     spare = total - minimum * users
     if spare < 0:
         raise BadInput(
+            "too-few-records",
             f"{users} users with at least {minimum} records each need {minimum * users} records, "
-            f"and there are {total}"
+            f"and there are {total}",
         )
     exact = spare * (weights / weights.sum())
     sizes = np.floor(exact).astype(np.int64)
@@ -66,7 +71,9 @@ def lognormal_sizes(
     """Sizes in proportion to exp(spread · N(0, 1)); ``spread`` = 0 is as equal as integers
     allow."""
     if not (np.isfinite(spread) and spread >= 0):
-        raise BadInput(f"size_spread is {spread}; it must be a finite number, at least 0")
+        raise BadInput(
+            "out-of-range", f"size_spread is {spread}; it must be a finite number, at least 0"
+        )
     weights = np.exp(spread * stream(seed, "sizes").standard_normal(users))
     return uneven_sizes(total, users, weights, minimum)
 
@@ -107,7 +114,8 @@ def similarity(
     """
     if not 0 <= percent <= 100:
         raise BadInput(
-            f"similarity is {percent}; it is a percentage, 0 (sorted by label) to 100 (i.i.d.)"
+            "out-of-range",
+            f"similarity is {percent}; it is a percentage, 0 (sorted by label) to 100 (i.i.d.)",
         )
     if percent < 100:
         _require_classes(labels, f"similarity = {percent:g} sorts records")
@@ -136,13 +144,14 @@ def shards(
     Reference: McMahan et al., "Communication-efficient learning of deep networks", 2017, section 3.
     """
     if per_user < 1:
-        raise BadInput(f"shards is {per_user}; every user needs at least 1")
+        raise BadInput("out-of-range", f"shards is {per_user}; every user needs at least 1")
     _require_classes(labels, "partition = 'shards' sorts records")
     sizes = _checked(labels, sizes)
     if per_user > sizes.min():
         raise BadInput(
+            "too-few-records",
             f"shards is {per_user}, and a user has {sizes.min()} records; ask for at most that "
-            f"many shards"
+            f"many shards",
         )
     rng = stream(seed, "partition")
     rows = rng.permutation(len(labels))[: sizes.sum()]
@@ -232,12 +241,14 @@ def natural(
     able = np.flatnonzero(sizes >= max(minimum, 1))
     if not len(able):
         raise BadInput(
-            f"no user has {minimum} records or more; the largest has {sizes.max(initial=0)}"
+            "too-few-records",
+            f"no user has {minimum} records or more; the largest has {sizes.max(initial=0)}",
         )
     if keep is not None and keep > len(able):
         raise BadInput(
+            "too-few-users",
             f"{keep} users were asked for, and {len(able)} of {count} have {minimum} records or "
-            f"more; ask for at most {len(able)}"
+            f"more; ask for at most {len(able)}",
         )
     rng = stream(seed, "partition")
     kept = able if keep is None else np.sort(rng.choice(able, keep, replace=False))
@@ -257,13 +268,15 @@ def _checked(labels: np.ndarray, sizes: Sequence[int] | np.ndarray) -> np.ndarra
     _require_users(len(sizes))
     if sizes.min() < 1:
         raise BadInput(
+            "user-without-records",
             f"user {int(sizes.argmin())} is to have {sizes.min()} records; every user needs at "
-            f"least one"
+            f"least one",
         )
     if sizes.sum() > len(labels):
         raise BadInput(
+            "too-few-records",
             f"{len(sizes)} users are to have {sizes.sum()} records, and there are {len(labels)}; "
-            f"ask for fewer"
+            f"ask for fewer",
         )
     return sizes
 
@@ -271,16 +284,17 @@ def _checked(labels: np.ndarray, sizes: Sequence[int] | np.ndarray) -> np.ndarra
 def _require_classes(labels: np.ndarray, what: str) -> None:
     if labels.dtype.kind == "f":
         raise BadInput(
+            "wrong-target",
             f"{what} by class, and the target is a number; name a user column, or use "
-            f"similarity = 100 (i.i.d.) or partition = 'quantity'"
+            f"similarity = 100 (i.i.d.) or partition = 'quantity'",
         )
 
 
 def _require_users(users: int) -> None:
     if users < 1:
-        raise BadInput(f"users is {users}; a federation needs at least 1")
+        raise BadInput("out-of-range", f"users is {users}; a federation needs at least 1")
 
 
 def _require_positive(name: str, value: float) -> None:
     if not (np.isfinite(value) and value > 0):
-        raise BadInput(f"{name} is {value}; it must be a positive finite number")
+        raise BadInput("out-of-range", f"{name} is {value}; it must be a positive finite number")

@@ -50,12 +50,13 @@ class Pool:
             object.__setattr__(self, "target", Target.of(self.target))
         if self.features.ndim != 2 or len(self.features) != len(self.labels):
             raise BadInput(
+                "wrong-shape",
                 f"{self.title}: features of shape {self.features.shape} and {len(self.labels)} "
-                f"labels do not fit; expected (records, features) and one label per record"
+                f"labels do not fit; expected (records, features) and one label per record",
             )
         complaint = "" if self.coded else self.target.complaint(self.labels)
         if complaint:
-            raise BadInput(f"{self.title}: labels {complaint}")
+            raise BadInput("bad-labels", f"{self.title}: labels {complaint}")
 
     @property
     def classes(self) -> int:
@@ -96,14 +97,17 @@ def split_rows(
     ([4, 8], [1, 2])
     """
     if not 0 < test_ratio < 1:
-        raise BadInput(f"test_ratio is {test_ratio}; it must lie strictly between 0 and 1")
+        raise BadInput(
+            "out-of-range", f"test_ratio is {test_ratio}; it must lie strictly between 0 and 1"
+        )
     rng = stream(seed, "split")
     train, test = [], []
     for name, rows in zip(names, parts, strict=True):
         if len(rows) < 2:
             raise BadInput(
+                "too-few-records",
                 f"user {name} has {len(rows)} record{'' if len(rows) == 1 else 's'}; a train/test "
-                f"split needs at least 2 (give it more, or leave it out with minimum_records)"
+                f"split needs at least 2 (give it more, or leave it out with minimum_records)",
             )
         shuffled = rng.permutation(rows)
         held_out = held_out_size(len(rows), test_ratio)
@@ -163,7 +167,8 @@ def steps_of(pool: Pool) -> tuple[Prepared, ...]:
 def _table(pool: Pool, parts: Sequence[np.ndarray], clip: bool) -> Records:
     if not parts:
         raise BadInput(
-            f"{pool.title}: no user is left; lower minimum_records or ask for other users"
+            "no-users",
+            f"{pool.title}: no user is left; lower minimum_records or ask for other users",
         )
     rows = np.concatenate(parts)
     kind = np.float32 if pool.target.kind == "number" else np.int64

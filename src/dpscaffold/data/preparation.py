@@ -76,9 +76,10 @@ def refuse_redraws(steps: Iterable[StepSettings]) -> None:
     for step in steps:
         if isinstance(step, FittedStep) and step.fit == "private" and step.entropy == "system":
             raise BadInput(
+                "repeated-release",
                 f"preprocess: {getattr(step, 'step', 'a step')} has entropy = 'system', so every "
                 f"load would release it again with fresh noise; store the data once with "
-                f"'dpscaffold data prepare' and use the result with source = 'saved'"
+                f"'dpscaffold data prepare' and use the result with source = 'saved'",
             )
 
 
@@ -183,8 +184,9 @@ class _Source:
             )
         if count > self.dimension:
             raise BadInput(
+                "too-many-components",
                 f"preprocess: pca asks for {count} components, and there are {self.dimension} "
-                f"features"
+                f"features",
             )
         total = np.zeros((self.dimension, self.dimension))
         for rows in self.rows():
@@ -235,16 +237,18 @@ class _Source:
         if name not in self.given:
             where = f"'{self.step.statistics}'" if self.step.statistics else "the step"
             raise BadInput(
+                "missing-statistic",
                 f"preprocess: fit = 'public' needs {name}, and {where} gives "
-                f"{', '.join(self.given) or 'none'}{nearest(name, self.given)}"
+                f"{', '.join(self.given) or 'none'}{nearest(name, self.given)}",
             )
         value = np.asarray(self.given[name], dtype=np.float64)
         if value.ndim == 0:
             value = np.full(shape, value)
         if value.shape != shape or not np.isfinite(value).all():
             raise BadInput(
+                "wrong-shape",
                 f"preprocess: public {name} has shape {value.shape} or holds NaN; expected "
-                f"{shape} finite numbers"
+                f"{shape} finite numbers",
             )
         return value
 
@@ -258,8 +262,9 @@ def _given(step: FittedStep) -> dict[str, Any]:
                 given = {name: file[name] for name in file.files}
         except (OSError, ValueError, AttributeError, EOFError) as problem:
             raise BadInput(
+                "file-unreadable",
                 f"preprocess: statistics file {step.statistics} cannot be read ({problem}); "
-                f"expected a NumPy .npz file"
+                f"expected a NumPy .npz file",
             ) from None
     inline = {name: getattr(step, name, None) for name in ("mean", "deviation")}
     return given | {name: value for name, value in inline.items() if value is not None}

@@ -241,10 +241,10 @@ def prepare(rows: np.ndarray, steps: Iterable[Prepared]) -> np.ndarray:
     [[0.0, 1.0]]
     """
     if rows.ndim != 2:
-        raise BadInput(f"rows have shape {rows.shape}; expected (records, columns)")
+        raise BadInput("wrong-shape", f"rows have shape {rows.shape}; expected (records, columns)")
     parts = list(in_blocks(rows, steps))
     if not parts:
-        raise BadInput("no row was given; give at least one")
+        raise BadInput("no-rows", "no row was given; give at least one")
     return np.concatenate(parts)
 
 

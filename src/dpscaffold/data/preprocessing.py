@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from dpscaffold.data.sentences import sentence_of
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.data.sentences import mistake_of
+from dpscaffold.errors import BadInput, BadValue, nearest
 from dpscaffold.privacy.preparation import Protection
 
 
@@ -94,20 +94,23 @@ class FittedStep(StepSettings):
         step = getattr(self, "step", "step")
         if self.fit != "private":
             if given:
-                raise ValueError(
-                    f"{step}: {given[0]} belongs to fit = 'private', and fit is '{self.fit}'"
+                raise BadValue(
+                    "not-applicable",
+                    f"{step}: {given[0]} belongs to fit = 'private', and fit is '{self.fit}'",
                 )
             return self
         if self.norm_bound is None:
-            raise ValueError(
+            raise BadValue(
+                "missing-key",
                 f"{step}: fit = 'private' needs norm_bound, a bound on the norm of a row chosen "
-                f"without looking at the data"
+                f"without looking at the data",
             )
         if (self.noise is None) == (self.epsilon is None) or (self.epsilon is None) != (
             self.delta is None
         ):
-            raise ValueError(
-                f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta"
+            raise BadValue(
+                "noise-or-epsilon",
+                f"{step}: fit = 'private' needs either noise (a multiplier) or epsilon and delta",
             )
         return self
 
@@ -116,9 +119,10 @@ class FittedStep(StepSettings):
         inline = [name for name in ("mean", "deviation") if getattr(self, name, None) is not None]
         step = getattr(self, "step", "step")
         if self.fit != "public" and (inline or self.statistics):
-            raise ValueError(
+            raise BadValue(
+                "not-applicable",
                 f"{step}: {(inline or ['statistics'])[0]} belongs to fit = 'public', and fit is "
-                f"'{self.fit}'"
+                f"'{self.fit}'",
             )
         return self
 
@@ -195,22 +199,24 @@ def _expand(value: Any) -> Any:
         value = {"step": name}
         if argument:
             if name not in _ARGUMENT:
-                raise ValueError(
-                    f"step '{name}' takes nothing after a colon, and '{argument}' was given"
+                raise BadValue(
+                    "not-applicable",
+                    f"step '{name}' takes nothing after a colon, and '{argument}' was given",
                 )
             field, kind = _ARGUMENT[name]
             try:
                 value[field] = kind(argument)
             except ValueError:
-                raise ValueError(
-                    f"step '{name}:{argument}' needs a number after the colon"
+                raise BadValue(
+                    "not-a-number", f"step '{name}:{argument}' needs a number after the colon"
                 ) from None
     if isinstance(value, dict):
         name = str(value.get("step"))
         if name not in STEPS:
-            raise ValueError(
+            raise BadValue(
+                "unknown-step",
                 f"no preprocessing step is called '{name}'{nearest(name, STEPS)}; there are "
-                f"{', '.join(STEPS)}"
+                f"{', '.join(STEPS)}",
             )
     return value
 
@@ -228,9 +234,10 @@ def check_order(steps: tuple[StepSettings, ...]) -> tuple[StepSettings, ...]:
     for step in steps:
         centred = centred or isinstance(step, Centre | Standardise)
         if isinstance(step, Pca) and not (centred or step.uncentred):
-            raise ValueError(
+            raise BadValue(
+                "pca-not-centred",
                 "'pca' comes before any 'centre' or 'standardise'; put one before it, or set "
-                "uncentred = true"
+                "uncentred = true",
             )
     return steps
 
@@ -247,6 +254,6 @@ def parse_steps(items: Iterable[str | dict[str, Any] | StepSettings]) -> tuple[S
     try:
         return check_order(_ADAPTER.validate_python(tuple(items)))
     except ValidationError as problem:
-        raise BadInput(sentence_of(problem, PreprocessingStep, "preprocess")) from None
-    except ValueError as problem:
-        raise BadInput(f"preprocess: {problem}") from None
+        raise BadInput(*mistake_of(problem, PreprocessingStep, "preprocess")) from None
+    except BadValue as problem:
+        raise BadInput(problem.code, f"preprocess: {problem}") from None

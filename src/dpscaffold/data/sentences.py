@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpscaffold.errors import BadInput, nearest
+from dpscaffold.errors import BadInput, BadValue, nearest
 
 
-def sentence_of(error: ValidationError, model: Any, root: str = "", explained: bool = False) -> str:
-    """The first error as a sentence that names the key, the value and what would do.
+def mistake_of(
+    error: ValidationError, model: Any, root: str = "", explained: bool = False
+) -> tuple[str, str]:
+    """The code of the first error, and a sentence that names the key, the value and what to give.
 
     Args:
         error: What pydantic found.
@@ -27,17 +29,17 @@ def sentence_of(error: ValidationError, model: Any, root: str = "", explained: b
     >>> try:
     ...     Table(rounds="ten")
     ... except ValidationError as problem:
-    ...     print(sentence_of(problem, Table, "plan"))
-    plan.rounds is 'ten'; give a whole number
+    ...     print(mistake_of(problem, Table, "plan"))
+    ('not-a-whole-number', "plan.rounds is 'ten'; give a whole number")
     """
     found = [(tuple(filter(None, [root])) + one["loc"], one) for one in error.errors()]
     # An unknown key comes before a missing one: it is often the same key, misspelt.
     place, first = min(found, key=lambda one: one[1]["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, BadInput):
-        return str(cause)
     if isinstance(cause, ValueError):
-        return f"{place[0]}: {cause}" if place else str(cause)
+        whole = isinstance(cause, BadInput) and not isinstance(cause, BadValue)
+        within = "" if whole or not place else f"{place[0]}: "
+        return getattr(cause, "code", "bad-value"), f"{within}{cause}"
     place, first = _understood(place, first, found)
     sources = _sources(model)
     shown = _shown(place, sources)
@@ -45,15 +47,16 @@ def sentence_of(error: ValidationError, model: Any, root: str = "", explained: b
         keys = [str(part) for part in place[1 if root else 0 :] if not isinstance(part, int)]
         known = known_keys(model, keys[:-1])
         here = f"; known here: {', '.join(known)}" if known else ""
-        return f"unknown key {shown}{nearest(keys[-1], known)}{here}"
+        return "unknown-key", f"unknown key {shown}{nearest(keys[-1], known)}{here}"
     if first["type"] == "missing":
         about = f"; dpscaffold config explain {shown} says what it is" if explained else ""
-        return f"{shown} is missing{about}"
+        return "missing-key", f"{shown} is missing{about}"
     if first["type"] in ("model_type", "model_attributes_type"):
         table = "give a table" if "[" in shown else f"write a table: [{shown}], and its keys below"
-        return f"{shown} is {first['input']!r}; {table}"
+        return "not-a-table", f"{shown} is {first['input']!r}; {table}"
     wrong = [one for where, one in found if _shown(where, sources) == shown]
-    return f"{shown} is {first['input']!r}{_near(first['input'], wrong)}; give {_any(wrong, shown)}"
+    near = _near(first["input"], wrong)
+    return _code(first), f"{shown} is {first['input']!r}{near}; give {_any(wrong, shown)}"
 
 
 Place = tuple[int | str, ...]
@@ -91,15 +94,22 @@ def _shown(place: Place, sources: Collection[str]) -> str:
     return shown
 
 
-#: What would do, by the beginning of pydantic's name for what is wrong.
+#: The code and what to give, by the beginning of pydantic's name for what is wrong.
 _WANTED = {
-    "float": "a number",
-    "int": "a whole number",
-    "bool": "true or false",
-    "string": "a text",
-    "tuple": "a list",
-    "list": "a list",
-    "dict": "a table",
+    "float": ("not-a-number", "a number"),
+    "int": ("not-a-whole-number", "a whole number"),
+    "bool": ("not-true-or-false", "true or false"),
+    "string": ("not-text", "a text"),
+    "tuple": ("not-a-list", "a list"),
+    "list": ("not-a-list", "a list"),
+    "dict": ("not-a-table", "a table"),
+}
+#: The codes of values of the right type, by the beginning of pydantic's name for what is wrong.
+_CODES = {
+    "literal": "unknown-choice",
+    "finite": "not-a-number",
+    "greater": "out-of-range",
+    "less": "out-of-range",
 }
 #: Examples of tables and lists, where a single value is a common mistake.
 _EXAMPLES = {
@@ -120,11 +130,20 @@ def _any(wrong: Sequence[Any], shown: str) -> str:
     return f"{', '.join(kinds[:-1])} or {kinds[-1]}{example}" if kinds[1:] else kinds[0] + example
 
 
+def _code(one: Any) -> str:
+    """
+    >>> _code({"type": "float_type"}), _code({"type": "greater_than"}), _code({"type": "too_long"})
+    ('not-a-number', 'out-of-range', 'bad-value')
+    """
+    kind = one["type"].partition("_")[0]
+    return _WANTED[kind][0] if kind in _WANTED else _CODES.get(kind, "bad-value")
+
+
 def _expected(one: Any) -> str:
     if one["type"] == "literal_error":
         return str(one["ctx"]["expected"])
     if one["type"].partition("_")[0] in _WANTED:
-        return _WANTED[one["type"].partition("_")[0]]
+        return _WANTED[one["type"].partition("_")[0]][1]
     said = str(one["msg"]).removeprefix("Input should be ")
     number = "a number " if said.startswith(("greater than", "less than")) else ""
     return f"{number}{said[:1].lower()}{said[1:]}"

@@ -75,7 +75,7 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
         )
     except (KeyError, TypeError, AttributeError) as problem:
         raise BadInput(
-            f"{folder / INDEX} is damaged ({problem}); prepare the federation again"
+            "data-damaged", f"{folder / INDEX} is damaged ({problem}); prepare the federation again"
         ) from None
     for table in tables:
         if (
@@ -84,8 +84,9 @@ def load(folder: str | Path, mapped: bool = True, verify: bool = False) -> Feder
             or bool((table.sizes < 1).any())
         ):
             raise BadInput(
+                "data-damaged",
                 f"{folder} is damaged: its features, labels and offsets do not fit together; "
-                f"prepare it again"
+                f"prepare it again",
             )
     return federation
 
@@ -94,19 +95,21 @@ def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not path.is_file():
         raise BadInput(
+            "not-prepared-data",
             f"{folder} holds no prepared federation ({INDEX} is missing); make one with "
-            f"'dpscaffold data prepare'"
+            f"'dpscaffold data prepare'",
         )
     try:
         index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found = index["format"]
         index["files"].keys()
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadInput(f"{path} is damaged; prepare the federation again") from None
+        raise BadInput("data-damaged", f"{path} is damaged; prepare the federation again") from None
     if found not in (FORMAT, RANGED):
         raise BadInput(
+            "wrong-version",
             f"{path} has format {found}, and this version reads {FORMAT} and {RANGED}; "
-            f"prepare the federation again"
+            f"prepare the federation again",
         )
     return index
 
@@ -117,7 +120,7 @@ def _target(folder: Path, index: dict[str, Any]) -> Target:
         return Target.from_dict(index["target"])
     except (KeyError, TypeError, ValueError) as problem:
         raise BadInput(
-            f"{folder / INDEX} is damaged ({problem}); prepare the federation again"
+            "data-damaged", f"{folder / INDEX} is damaged ({problem}); prepare the federation again"
         ) from None
 
 
@@ -136,20 +139,25 @@ def _read_preparation(folder: Path, index: dict[str, Any]) -> tuple[Prepared, ..
                 arrays = {name: file[name] for name in file.files}
         except (OSError, ValueError, EOFError, BadZipFile) as problem:
             raise BadInput(
+                "data-damaged",
                 f"{path} cannot be read ({problem}); the folder is damaged, prepare the "
-                f"federation again"
+                f"federation again",
             ) from None
     return steps(index["preparation"], arrays, folder / INDEX)
 
 
 def _check_size(path: Path, expected: int | None) -> None:
     if not path.is_file():
-        raise BadInput(f"{path} is missing; the folder is damaged, prepare the federation again")
+        raise BadInput(
+            "data-damaged",
+            f"{path} is missing; the folder is damaged, prepare the federation again",
+        )
     size = path.stat().st_size
     if size != expected:
         raise BadInput(
+            "data-damaged",
             f"{path} has {size} bytes and should have {expected}; the folder is damaged, prepare "
-            f"the federation again"
+            f"the federation again",
         )
 
 
@@ -169,17 +177,20 @@ def _read_column(
         array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
         raise BadInput(
-            f"{path} is not a readable .npy file ({problem}); prepare the federation again"
+            "data-damaged",
+            f"{path} is not a readable .npy file ({problem}); prepare the federation again",
         ) from None
     if array.dtype != kind or array.ndim != (2 if name.endswith("features.npy") else 1):
         raise BadInput(
+            "data-damaged",
             f"{path} holds {array.dtype} of rank {array.ndim}; expected {kind}; prepare the "
-            f"federation again"
+            f"federation again",
         )
     if verify and _checksum(array) != entry.get("blake2b"):
         raise BadInput(
+            "data-damaged",
             f"{path} has changed since it was written (its checksum differs); prepare the "
-            f"federation again"
+            f"federation again",
         )
     with warnings.catch_warnings():
         # Torch warns that the mapping is read-only; that is what it is for.

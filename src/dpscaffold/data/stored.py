@@ -52,8 +52,9 @@ def entries(
     for number, step in enumerate(preparation):
         if type(step) not in names:
             raise BadInput(
+                "step-not-stored",
                 f"the step {type(step).__name__} of a preparation cannot be stored; use those of "
-                f"dpscaffold.data.prepared ({', '.join(KINDS)})"
+                f"dpscaffold.data.prepared ({', '.join(KINDS)})",
             )
         entry: dict[str, Any] = {"kind": names[type(step)]}
         for field in fields(step):  # type: ignore[arg-type]
@@ -83,8 +84,9 @@ def _step(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray], path: Path
     kind = KINDS.get(entry.get("kind", ""))
     if kind is None:
         raise BadInput(
+            "wrong-version",
             f"{path} names a step {entry.get('kind')!r} that this version does not know; use a "
-            f"newer version or prepare the federation again"
+            f"newer version or prepare the federation again",
         )
     try:
         given = {name: _value(name, value, arrays) for name, value in entry.items()}
@@ -94,8 +96,9 @@ def _step(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray], path: Path
         step: Prepared = kind(**given)
     except (KeyError, TypeError, ValueError, PrivacyError) as problem:
         raise BadInput(
+            "data-damaged",
             f"{path} is damaged: its step {entry['kind']!r} cannot be read ({problem}); prepare "
-            f"the federation again"
+            f"the federation again",
         ) from None
     return step
 

@@ -66,9 +66,9 @@ def synthetic(
         whole(f"data.{name}", value, least)
     whole("data.seed", seed, 0)
     if not 0 <= number("data.label_noise", label_noise) <= 1:
-        raise BadInput(f"data.label_noise is {label_noise}; it must lie in [0, 1]")
+        raise BadInput("out-of-range", f"data.label_noise is {label_noise}; it must lie in [0, 1]")
     if not 0 < number("data.test_ratio", test_ratio) < 1:
-        raise BadInput(f"data.test_ratio is {test_ratio}; it must lie in (0, 1)")
+        raise BadInput("out-of-range", f"data.test_ratio is {test_ratio}; it must lie in (0, 1)")
 
     deviations = np.arange(1, dimension + 1) ** -0.6
     train, test = [], []

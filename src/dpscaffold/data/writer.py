@@ -145,7 +145,9 @@ class FederationWriter:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.draft = draft_of(self.folder)
         except OSError as problem:
-            raise BadInput(f"{self.folder} cannot be written: {problem.strerror}") from None
+            raise BadInput(
+                "cannot-write", f"{self.folder} cannot be written: {problem.strerror}"
+            ) from None
         self.tables = {
             part: _TableFiles(self.draft, part, column_types(self.target))
             for part in ("train", "test")
@@ -171,7 +173,8 @@ class FederationWriter:
         for block in rows:
             if not np.isfinite(block).all():
                 raise BadInput(
-                    f"{part} features contain NaN or infinity; clean or impute them first"
+                    "not-finite",
+                    f"{part} features contain NaN or infinity; clean or impute them first",
                 )
             table.append(block, labels[start : start + len(block)].numpy())
             start += len(block)
@@ -182,28 +185,31 @@ class FederationWriter:
     def _check(self, x: np.ndarray, y: np.ndarray, name: str, part: str) -> None:
         if x.ndim != 2 or len(x) != len(y) or not len(y):
             raise BadInput(
+                "wrong-shape",
                 f"user {name}: {part} features of shape {x.shape} and {len(y)} labels; expected "
-                f"(records, features), at least one record"
+                f"(records, features), at least one record",
             )
         if self.dimension is None:
             self.dimension = x.shape[1]
         if x.shape[1] != self.dimension:
             raise BadInput(
-                f"user {name} has {x.shape[1]} features, and the users before it {self.dimension}"
+                "users-differ",
+                f"user {name} has {x.shape[1]} features, and the users before it {self.dimension}",
             )
         complaint = self.target.complaint(y)
         if complaint:
-            raise BadInput(f"user {name}: {part} labels {complaint}")
+            raise BadInput("bad-labels", f"user {name}: {part} labels {complaint}")
         if not np.isfinite(x).all():
             raise BadInput(
-                f"user {name}: {part} features contain NaN or infinity; clean or impute them first"
+                "not-finite",
+                f"user {name}: {part} features contain NaN or infinity; clean or impute them first",
             )
 
     def close(self) -> Path:
         """Finish the files and give the folder its name."""
         if self.dimension is None:
             self.abandon()
-            raise BadInput(f"{self.folder} would hold no user; append at least one")
+            raise BadInput("no-users", f"{self.folder} would hold no user; append at least one")
         files = {
             name: entry
             for table in self.tables.values()
@@ -260,12 +266,13 @@ def require_free(folder: Path, overwrite: bool) -> None:
             if not (folder / INDEX).is_file()
             else "choose another name or overwrite it"
         )
-        raise BadInput(f"{folder} exists already; {hint}")
+        raise BadInput("file-exists", f"{folder} exists already; {hint}")
     if folder.exists() and (name := _released(folder / INDEX)):
         raise BadInput(
+            "repeated-release",
             f"{folder} holds the private {name}, released with noise of the operating system: "
             f"preparing it again would be a second release of the same records, which nothing "
-            f"counts; keep it, or prepare under another name and count both"
+            f"counts; keep it, or prepare under another name and count both",
         )
 
 

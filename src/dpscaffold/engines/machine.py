@@ -24,13 +24,16 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto") from error
+        raise BadInput(
+            "unknown-device", f"device is {name!r}; choose cpu, cuda, cuda:N or auto"
+        ) from error
     if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
+        raise BadInput("unknown-device", f"device is {name!r}; choose cpu, cuda, cuda:N or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadInput(
+            "device-not-found",
             f"device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices; "
-            f"use cpu or auto"
+            f"use cpu or auto",
         )
     return device
 

@@ -27,16 +27,18 @@ def pack(table: Any, what: str = "labels") -> np.ndarray:
     given = np.asarray(table)
     if given.ndim != 2 or not 1 <= given.shape[1] <= MOST_LABELS:
         raise BadInput(
+            "wrong-shape",
             f"{what} have shape {given.shape}; where target = 'labels', give (records, labels), "
-            f"1 to {MOST_LABELS} labels"
+            f"1 to {MOST_LABELS} labels",
         )
     held = given == 1
     strange = np.argwhere(~(held | (given == 0)))
     if len(strange):
         row, column = strange[0]
         raise BadInput(
+            "bad-labels",
             f"{what} hold {given[row, column]} (record {row}, label {column}); a label that holds "
-            f"is 1 and one that does not is 0"
+            f"is 1 and one that does not is 0",
         )
     places = np.left_shift(np.int64(1), np.arange(given.shape[1], dtype=np.int64))
     return np.asarray(np.where(held, places, np.int64(0)).sum(axis=1, dtype=np.int64))

@@ -44,11 +44,12 @@ class Records:
         numbers."""
         if len(features) != len(labels):
             raise BadInput(
+                "count-differs",
                 f"features are given for {len(features)} users and labels for {len(labels)}; give "
-                f"one of each per user"
+                f"one of each per user",
             )
         if not features:
-            raise BadInput("a federation needs at least one user, and none was given")
+            raise BadInput("no-users", "a federation needs at least one user, and none was given")
         for i, (x, y) in enumerate(zip(features, labels, strict=True)):
             _check_user(i, x, y, features[0].shape, kind)
         sizes = torch.tensor([len(x) for x in features])
@@ -92,7 +93,7 @@ class Records:
         records."""
         complaint = target.complaint(self.labels.numpy())  # an infinite one would become an end
         if complaint:
-            raise BadInput(f"labels {complaint}")
+            raise BadInput("bad-labels", f"labels {complaint}")
         return replace(self, labels=target.scaled(self.labels, clip))
 
     def select(self, users: Sequence[int]) -> Records:
@@ -104,27 +105,31 @@ class Records:
         """Refuse tables that no algorithm could use; ``what`` names the table in the message."""
         if self.features.ndim != 2:
             raise BadInput(
+                "wrong-shape",
                 f"{what} features have shape {tuple(self.features.shape)}; expected (records, "
-                f"features)"
+                f"features)",
             )
         if len(self.features) != len(self.labels) or int(self.offsets[-1]) != len(self.labels):
             raise BadInput(
+                "count-differs",
                 f"{what} data have {len(self.features)} rows, {len(self.labels)} labels and "
-                f"offsets up to {int(self.offsets[-1])}; the three must agree"
+                f"offsets up to {int(self.offsets[-1])}; the three must agree",
             )
         empty = (self.sizes <= 0).nonzero().flatten()
         if len(empty):
             raise BadInput(
-                f"user {int(empty[0])} has no {what} records; every user needs at least one"
+                "user-without-records",
+                f"user {int(empty[0])} has no {what} records; every user needs at least one",
             )
         if self.kind != ("number" if target.kind == "number" else "class"):
             raise BadInput(
+                "bad-labels",
                 f"{what} labels are of type {self.labels.dtype}, and the target is {target}; "
-                f"give {target.dtype}"
+                f"give {target.dtype}",
             )
         complaint = target.complaint(self.labels.numpy())
         if complaint:
-            raise BadInput(f"{what} labels {complaint}")
+            raise BadInput("bad-labels", f"{what} labels {complaint}")
         self._check_finite(what)
 
     def _check_finite(self, what: str) -> None:
@@ -138,8 +143,9 @@ class Records:
                 row = start + int((~finite).nonzero()[0])
                 user = int(torch.searchsorted(self.offsets, row, right=True)) - 1
                 raise BadInput(
+                    "not-finite",
                     f"{what} features of user {user} contain NaN or infinity (row {row}); clean "
-                    f"or impute them first"
+                    f"or impute them first",
                 )
 
     def sampled(self, rows: int) -> Records:
@@ -164,20 +170,24 @@ def _check_user(user: int, x: Tensor, y: Tensor, first: torch.Size, kind: Kind) 
     """Refuse one user's features ``x`` and labels ``y``; ``first`` is the shape of user 0."""
     if len(x) != len(y):
         raise BadInput(
-            f"user {user} has {len(x)} rows of features and {len(y)} labels; the counts must agree"
+            "count-differs",
+            f"user {user} has {len(x)} rows of features and {len(y)} labels; the counts must agree",
         )
     if x.ndim != 2 or x.shape[1] != first[1]:
         raise BadInput(
+            "wrong-shape",
             f"user {user} has features of shape {tuple(x.shape)}; "
-            f"expected (records, {first[-1]}) as for user 0"
+            f"expected (records, {first[-1]}) as for user 0",
         )
     if y.ndim != 1:
         raise BadInput(
-            f"user {user} has labels of shape {tuple(y.shape)}; give one number per record"
+            "wrong-shape",
+            f"user {user} has labels of shape {tuple(y.shape)}; give one number per record",
         )
     fractions = y.is_floating_point() and not bool((y == y.round()).all())
     if kind != "number" and fractions:
         raise BadInput(
+            "bad-labels",
             f"user {user} has labels that are not whole numbers; give class numbers from 0, "
-            f"or say that the target is a number"
+            f"or say that the target is a number",
         )

@@ -35,12 +35,14 @@ class Roster:
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
             raise BadInput(
+                "user-without-records",
                 f"a roster has sizes {self.sizes[:5]}; give one or more users, each with one or "
-                f"more records"
+                f"more records",
             )
         if self.names and len(self.names) != len(self.sizes):
             raise BadInput(
-                f"a roster has {len(self.names)} names for {len(self.sizes)} users; give one each"
+                "count-differs",
+                f"a roster has {len(self.names)} names for {len(self.sizes)} users; give one each",
             )
 
     @property

@@ -60,17 +60,24 @@ class Target:
     def __post_init__(self) -> None:
         self._check_range()
         if self.kind not in ("class", "number", "labels"):
-            raise BadInput(f"target is {self.kind!r}; it must be 'class', 'number' or 'labels'")
+            raise BadInput(
+                "unknown-choice",
+                f"target is {self.kind!r}; it must be 'class', 'number' or 'labels'",
+            )
         if self.kind == "number" and self.classes:
             raise BadInput(
+                "conflicting-arguments",
                 f"classes are given ({', '.join(self.classes[:5])}), and the target is a number; "
-                f"leave them out"
+                f"leave them out",
             )
         if self.kind == "class" and len(self.classes) < 2:
-            raise BadInput(f"classes is {len(self.classes)}; a classifier needs at least 2")
+            raise BadInput(
+                "too-few-classes", f"classes is {len(self.classes)}; a classifier needs at least 2"
+            )
         if self.kind == "labels" and not 1 <= len(self.classes) <= MOST_LABELS:
             raise BadInput(
-                f"the target has {len(self.classes)} labels; give 1 to {MOST_LABELS} of them"
+                "out-of-range",
+                f"the target has {len(self.classes)} labels; give 1 to {MOST_LABELS} of them",
             )
         self._check_names()
 
@@ -78,7 +85,9 @@ class Target:
         twice = next((name for name, count in Counter(self.classes).items() if count > 1), None)
         if twice is not None:
             what = "labels" if self.kind == "labels" else "classes"
-            raise BadInput(f"two {what} are called '{twice}'; give each its own name")
+            raise BadInput(
+                "name-used-twice", f"two {what} are called '{twice}'; give each its own name"
+            )
 
     def _check_range(self) -> None:
         """Refuse a range that is not one, or that no number needs."""
@@ -86,15 +95,17 @@ class Target:
             return
         if self.kind != "number":
             raise BadInput(
+                "not-applicable",
                 f"target has low or high, and its kind is '{self.kind}'; a range belongs to a "
-                f"number: set kind = 'number', or leave low and high out"
+                f"number: set kind = 'number', or leave low and high out",
             )
         if self.low is None or self.high is None:
             lacking = "low" if self.low is None else "high"
-            raise BadInput(f"target has no {lacking}; give both low and high")
+            raise BadInput("no-target-range", f"target has no {lacking}; give both low and high")
         if not (np.isfinite([self.low, self.high]).all() and self.low < self.high):
             raise BadInput(
-                f"target has low = {self.low:g} and high = {self.high:g}; low must be below high"
+                "bad-range",
+                f"target has low = {self.low:g} and high = {self.high:g}; low must be below high",
             )
 
     @classmethod
@@ -106,8 +117,9 @@ class Target:
         """
         if classes > MOST_CLASSES:
             raise BadInput(
+                "too-many-classes",
                 f"labels count up to {classes - 1}, which makes {classes} classes of them; is it "
-                f"the label? (to predict numbers, set target = 'number')"
+                f"the label? (to predict numbers, set target = 'number')",
             )
         return cls("class", tuple(str(i) for i in range(classes)))
 

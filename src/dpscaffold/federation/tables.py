@@ -75,19 +75,22 @@ class Federation:
         object.__setattr__(self, "target", Target.of(self.target))
         if self.train.users != self.test.users:
             raise BadInput(
+                "count-differs",
                 f"train data have {self.train.users} users and test data {self.test.users}; they "
-                f"must be the same users"
+                f"must be the same users",
             )
         if self.train.dimension != self.test.dimension:
             raise BadInput(
+                "count-differs",
                 f"train data have {self.train.dimension} features and test data "
-                f"{self.test.dimension}; they must agree"
+                f"{self.test.dimension}; they must agree",
             )
         if not self.names:
             object.__setattr__(self, "names", tuple(str(i) for i in range(self.train.users)))
         if len(self.names) != self.train.users:
             raise BadInput(
-                f"{len(self.names)} names were given for {self.train.users} users; give one each"
+                "count-differs",
+                f"{len(self.names)} names were given for {self.train.users} users; give one each",
             )
 
     @classmethod
@@ -135,8 +138,9 @@ class Federation:
         target = Target.labelled(max(widths) if labels is None else labels)
         if widths != {len(target.classes)}:
             raise BadInput(
+                "count-differs",
                 f"users have {min(widths)} to {max(widths)} columns of labels, and the target has "
-                f"{len(target.classes)} labels; give one column for each"
+                f"{len(target.classes)} labels; give one column for each",
             )
         tables = [
             Records.from_users(
@@ -226,8 +230,9 @@ class Federation:
         listed = (sizes,) * self.users if isinstance(sizes, int) else tuple(sizes)
         if len(listed) != self.users or any(type(size) is not int or size < 1 for size in listed):
             raise BadInput(
+                "count-differs",
                 f"data.declared_sizes is {sizes!r} for {self.users} users; give one whole number "
-                f"above 0, or one each"
+                f"above 0, or one each",
             )
         return replace(self, declared_sizes=listed)
 
@@ -279,7 +284,8 @@ def _label_widths(labels: Sequence[Tensor | np.ndarray]) -> set[int]:
     flat = next((shape for shape in shapes if len(shape) != 2), None)
     if flat is not None or not shapes:
         raise BadInput(
+            "wrong-shape",
             f"labels have shape {flat}; where target = 'labels', give (records, labels) of 0 and 1 "
-            f"for every user"
+            f"for every user",
         )
     return {shape[1] for shape in shapes}

@@ -112,7 +112,7 @@ def score_file(model: Model, data: Path, label: str | None, site: str | None) ->
     scored = score_rows(model, data, label, site)
     if not len(scored.targets):
         gap = f" ({scored.gap})" if scored.gap else ""
-        raise BadInput(f"{data} holds no row that has a prediction{gap}")
+        raise BadInput("no-rows", f"{data} holds no row that has a prediction{gap}")
     return scored
 
 
@@ -153,23 +153,26 @@ def label_columns(model: Model, data: Path | TableFile, label: str | None) -> tu
     if model.target.kind == "labels":
         if label is not None:
             raise BadInput(
+                "not-applicable",
                 f"--label is '{label}', and the model has {model.target}, which are found by their "
-                f"names; leave it out"
+                f"names; leave it out",
             )
         return model.classes
     wanted = label or model.origin.label
     path = data if isinstance(data, Path) else data.path
     if wanted is None:
         raise BadInput(
+            "missing-argument",
             f"which column of {path} holds what is true is not known; give --label, or "
-            f"stopping.label for the rows of --stop-on"
+            f"stopping.label for the rows of --stop-on",
         )
     names = file_columns(data)
     if wanted not in names:
         near = nearest(wanted, names) if label else ""  # a similar feature would mislead
         raise BadInput(
+            "unknown-column",
             f"{path} has no column '{wanted}'{near} with the true answers; name their column "
-            f"(--label, or stopping.label), or use 'dpscaffold predict' for rows without answers"
+            f"(--label, or stopping.label), or use 'dpscaffold predict' for rows without answers",
         )
     return (wanted,)
 
@@ -395,7 +398,9 @@ def _together(rows: RowFiles, scored: Sequence[ScoredRows]) -> ScoredRows:
     gap = next(first, "")
     full = [part for part in scored if len(part.targets)]
     if not full:
-        raise BadInput(f"no file holds a row that has a prediction{f' ({gap})' if gap else ''}")
+        raise BadInput(
+            "no-rows", f"no file holds a row that has a prediction{f' ({gap})' if gap else ''}"
+        )
     sites = tuple(dict.fromkeys(site for part in full for site in part.sites))
     places = {site: place for place, site in enumerate(sites)}
     numbers = [torch.tensor([places[site] for site in part.sites])[part.site] for part in full]

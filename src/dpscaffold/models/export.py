@@ -56,21 +56,24 @@ def _refuse_unprotected(model: Model) -> None:
     if model.unprotected:
         more = len(model.unprotected) - 1
         raise BadInput(
+            "not-protected",
             f"--only-protected is given, but the model carries what no guarantee covers: "
             f"{model.unprotected[0]}{f' (and {more} more)' if more else ''} Prepare the data with "
-            f"public or private statistics, and name classes and categories beforehand"
+            f"public or private statistics, and name classes and categories beforehand",
         )
     said = model.privacy
     if said is None or not said.guarantee:
         raise BadInput(
+            "not-protected",
             f"--only-protected is given, but the model was trained without a guarantee "
             f"({(said and said.reason) or 'it has no privacy statement'}); train it with "
-            f"privacy.noise or privacy.epsilon"
+            f"privacy.noise or privacy.epsilon",
         )
     if said.simulated:
         raise BadInput(
+            "not-protected",
             "--only-protected is given, but the model comes from a simulation, whose noise can be "
-            "removed by whoever has its seed; train it with --release"
+            "removed by whoever has its seed; train it with --release",
         )
 
 
@@ -113,7 +116,8 @@ def _to_onnx(model: Model, path: Path) -> None:
         import onnxscript  # noqa: F401  (PyTorch's exporter needs it)
     except ImportError:
         raise BadInput(
-            "--to onnx needs more packages; install them with: pip install 'dpscaffold[onnx]'"
+            "package-missing",
+            "--to onnx needs more packages; install them with: pip install 'dpscaffold[onnx]'",
         ) from None
     program = torch.onnx.export(
         _program(model.to_module(), len(model.columns)),

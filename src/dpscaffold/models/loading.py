@@ -73,8 +73,9 @@ def load_model(folder: Path | str, module: nn.Module | Task | None = None) -> Mo
         raise _damaged(folder / INDEX, f"{type(problem).__name__}: {problem}") from None
     if params.shape != (task.parameters,):
         raise BadInput(
+            "module-mismatch",
             f"{folder} holds {tuple(params.shape)} parameters, and its task {task.name!r} has "
-            f"{task.parameters}; give the module that was trained"
+            f"{task.parameters}; give the module that was trained",
         )
     return Model(task, params, preparation, target, schema, privacy, origin)
 
@@ -86,13 +87,15 @@ def find_model(folder: Path) -> Path:
             return place
     if (folder / "config.toml").exists():
         raise BadInput(
+            "run-unfinished",
             f"the run in {folder} has no model yet: it was interrupted or is still going; finish "
-            f"it with 'dpscaffold train … --out {folder} --resume'"
+            f"it with 'dpscaffold train … --out {folder} --resume'",
         )
     what = "holds no model (model.json is missing)" if folder.is_dir() else "is no folder"
     raise BadInput(
+        "not-a-model",
         f"{folder} {what}; name a run folder of 'dpscaffold train' or a folder that a model was "
-        f"saved to"
+        f"saved to",
     )
 
 
@@ -105,8 +108,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise _damaged(path, str(problem)) from None
     if found not in (FORMAT, RANGED):
         raise BadInput(
+            "wrong-version",
             f"{path} has format {found}, and this version reads formats up to {RANGED}; use the "
-            f"version that wrote it, or a newer one"
+            f"version that wrote it, or a newer one",
         )
     if digest != digest_of(as_json(index)):
         raise _damaged(path, "its digest differs from its contents")
@@ -135,5 +139,6 @@ def _checked(folder: Path, name: str, index: Mapping[str, Any]) -> bytes:
 
 def _damaged(path: Path, what: str) -> BadInput:
     return BadInput(
-        f"{path} is damaged or was changed ({what}); copy the folder again from where it came from"
+        "model-damaged",
+        f"{path} is damaged or was changed ({what}); copy the folder again from where it came from",
     )

@@ -79,8 +79,9 @@ class Model(TrainedParameters):
         if table.shape[1] != len(self.columns):
             listed = ", ".join(self.columns[:8]) + (", …" if len(self.columns) > 8 else "")
             raise BadInput(
+                "wrong-column-count",
                 f"rows have {table.shape[1]} columns, and {len(self.columns)} are expected: "
-                f"{listed}"
+                f"{listed}",
             )
 
     def _scores_of_file(self, path: Path) -> Tensor:
@@ -88,12 +89,13 @@ class Model(TrainedParameters):
         for part in self.parts(path):
             if not part.complete.all():
                 raise BadInput(
+                    "missing-value",
                     f"{path}: {part.gap}, and the model was trained without such records; leave "
-                    f"them out, or use 'dpscaffold predict', which marks them"
+                    f"them out, or use 'dpscaffold predict', which marks them",
                 )
             parts.append(self.scores_of(part.features))
         if not parts:
-            raise BadInput(f"{path} holds no row; give at least one")
+            raise BadInput("no-rows", f"{path} holds no row; give at least one")
         return torch.cat(parts)
 
     def parts(self, path: Path | TableFile, others: Sequence[str] = ()) -> Iterator[RowBatch]:
@@ -107,14 +109,16 @@ class Model(TrainedParameters):
         number with a range, the numbers in their own units."""
         if features.shape[1] != self.schema.dimension:
             raise BadInput(
+                "wrong-column-count",
                 f"rows have {features.shape[1]} features, and the model takes "
-                f"{self.schema.dimension}"
+                f"{self.schema.dimension}",
             )
         if not np.isfinite(features.sum(dtype=np.float64)):
             row, column = np.argwhere(~np.isfinite(features))[0]
             raise BadInput(
+                "not-finite",
                 f"row {row} has no finite number in feature {column} after preparation; raw rows "
-                f"must hold no NaN or infinity: leave such rows out or fill them"
+                f"must hold no NaN or infinity: leave such rows out or fill them",
             )
         device = self.params.device
         with torch.no_grad():
@@ -194,7 +198,8 @@ class Model(TrainedParameters):
     def _require_classes(self) -> None:
         if self.target.kind == "number":
             raise BadInput(
-                "the model predicts a number, which has no classes; use predict for the number"
+                "wrong-target",
+                "the model predicts a number, which has no classes; use predict for the number",
             )
 
 
@@ -219,12 +224,14 @@ def as_table(rows: Any, columns: Sequence[str]) -> np.ndarray:
     try:
         return _two_dimensional(np.array(rows, dtype=object))
     except ValueError:
-        raise BadInput("rows differ in length; give one value per column in each") from None
+        raise BadInput(
+            "rows-differ", "rows differ in length; give one value per column in each"
+        ) from None
 
 
 def _two_dimensional(table: np.ndarray) -> np.ndarray:
     if table.ndim < 2:
-        raise BadInput(f"rows have shape {table.shape}; expected (records, columns)")
+        raise BadInput("wrong-shape", f"rows have shape {table.shape}; expected (records, columns)")
     return table.reshape(len(table), math.prod(table.shape[1:]))
 
 
@@ -232,7 +239,9 @@ def _as_numbers(table: np.ndarray) -> np.ndarray:
     try:
         return table.astype(np.float32)
     except (TypeError, ValueError):
-        raise BadInput("prepared rows must be numbers; give raw rows without prepared") from None
+        raise BadInput(
+            "not-numbers", "prepared rows must be numbers; give raw rows without prepared"
+        ) from None
 
 
 def _by_name(rows: Any, columns: Sequence[str]) -> np.ndarray:
@@ -241,12 +250,15 @@ def _by_name(rows: Any, columns: Sequence[str]) -> np.ndarray:
     for name in columns:
         if name not in given:
             raise BadInput(
+                "unknown-column",
                 f"rows have no column '{name}'{nearest(name, [str(key) for key in given])}; the "
-                f"model was trained on {', '.join(columns[:8])}{', …' if len(columns) > 8 else ''}"
+                f"model was trained on {', '.join(columns[:8])}{', …' if len(columns) > 8 else ''}",
             )
     found = [_column(rows[name]) for name in columns]
     if len({len(column) for column in found}) > 1:
-        raise BadInput("the columns of the rows differ in length; give one value a row in each")
+        raise BadInput(
+            "rows-differ", "the columns of the rows differ in length; give one value a row in each"
+        )
     if all(isinstance(column, np.ndarray) for column in found):
         return np.column_stack(found)
     table = np.empty((len(found[0]), len(columns)), dtype=object)

@@ -80,7 +80,10 @@ def _stage(step: Any) -> nn.Module:
             return _ClipNorm(step.norm)
         case Scale():
             return _Affine(np.zeros_like(step.factor), step.factor, divide=False)
-    raise BadInput(f"the step {type(step).__name__} of the preparation has no torch module")
+    raise BadInput(
+        "step-not-exported",
+        f"the step {type(step).__name__} of the preparation has no torch module",
+    )
 
 
 class _Coding(nn.Module):

@@ -99,8 +99,9 @@ class Answer:
         for name in self.keep:
             if name in columns or name in before:
                 raise BadInput(
+                    "name-used-twice",
                     f"--keep names '{name}', which is a column of the predictions; leave it out, "
-                    f"or rename it in the rows"
+                    f"or rename it in the rows",
                 )
         texts = [(name, pa.string()) for name in (*before, *self.keep)]
         return pa.schema(texts + list(columns.items()))
@@ -128,8 +129,9 @@ def _columns(model: Model, probabilities: bool | None) -> dict[str, pa.DataType]
     if model.target.kind == "number":
         if probabilities is not None:
             raise BadInput(
+                "wrong-target",
                 f"--{'' if probabilities else 'no-'}probabilities is given, but the model predicts "
-                f"a number; leave it out"
+                f"a number; leave it out",
             )
         return {PREDICTION: pa.float32()}
     wanted = probabilities is not False
@@ -185,7 +187,9 @@ def batch_writer(out: Path | IO[bytes], shape: pa.Schema) -> Iterator[Any]:
         with whole_file(out) as partial, open_writer(partial, kind, shape) as writer:
             yield writer
     except OSError as problem:
-        raise BadInput(f"{out} cannot be written: {problem.strerror or problem}") from None
+        raise BadInput(
+            "cannot-write", f"{out} cannot be written: {problem.strerror or problem}"
+        ) from None
 
 
 def written_kind(out: Path) -> Format:
@@ -193,8 +197,9 @@ def written_kind(out: Path) -> Format:
     if out.is_dir() or out.suffix.lower() in KINDS:
         return file_kind(out)
     raise BadInput(
+        "wrong-file-type",
         f"--out is {out}, and predictions are written as CSV or Parquet; name a .csv or .parquet "
-        f"file (spreadsheets open .csv)"
+        f"file (spreadsheets open .csv)",
     )
 
 
@@ -297,13 +302,16 @@ def is_folder(out: Path) -> bool:
     """
     if out.is_dir() or not out.suffix:
         if out.exists() and not out.is_dir():
-            raise BadInput(f"{out} is a file; name a folder, or a .csv or .parquet file")
+            raise BadInput(
+                "not-a-folder", f"{out} is a file; name a folder, or a .csv or .parquet file"
+            )
         return True
     if out.suffix.lower() not in KINDS:
         raise BadInput(
+            "wrong-file-type",
             f"--out is {out}, and predictions are written as CSV or Parquet; name a .csv or "
             f".parquet file for one table, or a folder (a name without an ending) for one file per "
-            f"file of rows"
+            f"file of rows",
         )
     return False
 
@@ -326,8 +334,9 @@ def _printed(answer: Answer, rows: RowFiles, out: IO[bytes]) -> tuple[FilePredic
             spool.seek(0)
         except OSError as problem:
             raise BadInput(
+                "cannot-write",
                 f"a temporary file cannot be written: {problem.strerror or problem}; name a file "
-                f"with --out"
+                f"with --out",
             ) from None
         shutil.copyfileobj(spool, out)
     return done
@@ -348,7 +357,9 @@ def _into_folder(answer: Answer, rows: RowFiles, out: Path) -> tuple[FilePredict
                 done.append(FilePredicted(name, found, out / name))
             put_in_place(draft, place)
     except OSError as problem:
-        raise BadInput(f"{out} cannot be written: {problem.strerror or problem}") from None
+        raise BadInput(
+            "cannot-write", f"{out} cannot be written: {problem.strerror or problem}"
+        ) from None
     return tuple(done)
 
 
@@ -386,7 +397,8 @@ def _require_apart(
         full = target.resolve()
         if full in read:
             raise BadInput(
-                f"--out {out} would write over {read[full]}, which is read; name another"
+                "overwrites-input",
+                f"--out {out} would write over {read[full]}, which is read; name another",
             )
         for path in many:
             inside = (
@@ -396,8 +408,9 @@ def _require_apart(
             )
             if inside:
                 raise BadInput(
+                    "overwrites-input",
                     f"--out {out} lies in {path}, whose files are read: its predictions would be "
-                    f"rows the next time; name another place"
+                    f"rows the next time; name another place",
                 )
 
 
@@ -410,8 +423,9 @@ def _require_only(out: Path, names: Sequence[str], columns: Sequence[str]) -> No
         name = path.relative_to(out).as_posix()
         if name not in names or not _has_columns(path, columns):
             raise BadInput(
+                "folder-not-empty",
                 f"--out {out} holds {name}, which is no earlier prediction of these rows; name a "
-                f"new or an empty folder"
+                f"new or an empty folder",
             )
 
 

@@ -45,9 +45,12 @@ def save_model(model: TrainedParameters, folder: Path) -> Path:
     """Write a model to a folder, which appears whole or not at all; one that holds a model is
     replaced, any other must be empty."""
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is a file; name a folder for the model")
+        raise BadInput("not-a-folder", f"{folder} is a file; name a folder for the model")
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).exists():
-        raise BadInput(f"{folder} is not empty and holds no model; name a new or an empty folder")
+        raise BadInput(
+            "folder-not-empty",
+            f"{folder} is not empty and holds no model; name a new or an empty folder",
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(folder)
     try:

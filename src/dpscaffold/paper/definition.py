@@ -218,7 +218,10 @@ def experiment(name: str) -> Experiment:
     dpscaffold.errors.BadInput: no experiment is called 'tabel1' (did you mean 'table1'?)...
     """
     if name not in ORDER:
-        raise BadInput(f"no experiment is called {name!r}{nearest(name, ORDER)}; --list shows all")
+        raise BadInput(
+            "unknown-experiment",
+            f"no experiment is called {name!r}{nearest(name, ORDER)}; --list shows all",
+        )
     tables = _read(name)
     if "same_runs_as" in tables:
         tables = _read(tables.pop("same_runs_as")) | tables

@@ -98,8 +98,9 @@ def _facts(case: Case) -> Facts:
     shape = shape_of(data)
     if shape is None:
         raise BadInput(
+            "learning-rate-not-planned",
             f"data.source is {data.source!r}, whose features and classes only its files tell; a "
-            f"step size is planned from public facts, so give one (plan.learning_rate)"
+            f"step size is planned from public facts, so give one (plan.learning_rate)",
         )
     similarity = getattr(data, "similarity", None)
     return Facts(sizes_of(data), *shape, similarity)

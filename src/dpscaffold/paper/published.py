@@ -61,7 +61,8 @@ def published_rounds(name: str, noise: float, local_steps: int) -> int:
         return table(name)[float(noise), local_steps].rounds
     except KeyError:
         raise BadInput(
-            f"{name} of the paper has no cell with noise {noise:g} and {local_steps} local steps"
+            "no-such-cell",
+            f"{name} of the paper has no cell with noise {noise:g} and {local_steps} local steps",
         ) from None
 
 

@@ -43,10 +43,11 @@ class ReproduceRequest:
             whole("--seeds", self.seeds, 1)
         if not 0 < number("--scale", self.scale) <= 1:
             raise BadInput(
-                f"--scale is {self.scale:g}; it must lie in (0, 1], 1 being the paper's size"
+                "out-of-range",
+                f"--scale is {self.scale:g}; it must lie in (0, 1], 1 being the paper's size",
             )
         if self.out.exists() and not self.out.is_dir():
-            raise BadInput(f"--out is {self.out}, which is a file; name a folder")
+            raise BadInput("not-a-folder", f"--out is {self.out}, which is a file; name a folder")
 
     def command(self, name: str) -> str:
         """The command that makes this, wherever its folder is."""
@@ -78,8 +79,9 @@ def chosen_cases(
         for row in request.rows:
             if row not in known:
                 raise BadInput(
+                    "unknown-row",
                     f"--row is {row!r}; {experiment.name} has the rows "
-                    f"{', '.join(map(repr, known))}"
+                    f"{', '.join(map(repr, known))}",
                 )
         experiment = replace(
             experiment, rows=tuple(row for row in experiment.rows if row.label in request.rows)
@@ -141,7 +143,8 @@ def write(
     results = Results(experiment, cases, folded, archive)
     if not results.runs:
         raise BadInput(
-            f"{archive.folder} holds no finished run of {experiment.name} yet; run it first"
+            "no-finished-run",
+            f"{archive.folder} holds no finished run of {experiment.name} yet; run it first",
         )
     folder = archive.folder
     folder.mkdir(parents=True, exist_ok=True)

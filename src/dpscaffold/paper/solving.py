@@ -35,8 +35,9 @@ def run_of(settings: Configuration, sizes: Sequence[int] | None = None) -> Mecha
         getattr(step, "fit", None) == "private" for step in getattr(settings.data, "preprocess", ())
     ):
         raise BadInput(
+            "step-not-counted",
             "data.preprocess has a private step, whose cost an experiment does not count; prepare "
-            "the data and train single runs, or fit the step on public statistics"
+            "the data and train single runs, or fit the step on public statistics",
         )
     run = settings.describe(sizes_of(settings.data) if sizes is None else sizes)
     assert run is not None

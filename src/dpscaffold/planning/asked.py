@@ -37,9 +37,10 @@ def planned_rate(setting: Setting, facts: FactsSettings | None) -> float:
         return rate
     if setting.roster.schema.target.kind == "labels":
         raise BadInput(
+            "learning-rate-not-planned",
             "plan.learning_rate is 'plan', which for several labels needs a linear model, "
             "algorithm.name = 'fedavg', plan.local_steps = 1 and rows of a known norm "
-            "('clip-norm:3'); set these, or give a number"
+            "('clip-norm:3'); set these, or give a number",
         )
     similarity = None if facts is None or facts.similarity == "unknown" else facts.similarity
     return choose_rate(
@@ -72,7 +73,7 @@ def facts_of(given: FactsSettings) -> Facts:
     if users is None and isinstance(records, tuple):
         users = len(records)
     if users is None or records is None or features is None or classes is None:
-        raise BadInput(_missing(given))
+        raise BadInput("missing-argument", _missing(given))
     return Facts.of(
         users=users,
         records=records,

@@ -42,20 +42,23 @@ class Facts:
 
     def __post_init__(self) -> None:
         if not self.sizes:
-            raise BadInput("facts.users is 0; give one user or more")
+            raise BadInput("out-of-range", "facts.users is 0; give one user or more")
         for _, size in {(type(size), size) for size in self.sizes}:
             most("facts.records", whole("facts.records", size, 1), MOST_RECORDS)
         whole("facts.features", self.features, 1)
         if isinstance(self.classes, bool) or self.classes == 1 or self.classes < 0:
             raise BadInput(
-                f"facts.classes is {self.classes}; give 2 or more, or 0 where a number is predicted"
+                "too-few-classes",
+                f"facts.classes is {self.classes}; give 2 or more, or 0 where a number is "
+                f"predicted",
             )
         most("facts.classes", self.classes, MOST_CLASSES)
         if self.features * max(1, self.classes) > MOST_WEIGHTS:
             raise BadInput(
+                "too-many-weights",
                 f"facts.features is {self.features} and facts.classes is {self.classes}, more than "
                 f"{MOST_WEIGHTS} weights of a linear model; give at most "
-                f"{MOST_WEIGHTS // max(1, self.classes)} features, or fewer classes"
+                f"{MOST_WEIGHTS // max(1, self.classes)} features, or fewer classes",
             )
         _ = self.guess
 
@@ -75,8 +78,9 @@ class Facts:
         sizes = (records,) * users if isinstance(records, int) else tuple(records)
         if len(sizes) != users:
             raise BadInput(
+                "count-differs",
                 f"facts.records lists {len(sizes)} sizes and facts.users is {users}; give one "
-                f"each, or one number for all"
+                f"each, or one number for all",
             )
         return cls(sizes, features, classes, similarity, row_norm)
 
@@ -140,8 +144,9 @@ class Limits:
         count = usual if self.cohort_size is None else self.cohort_size
         if count > users:
             raise BadInput(
+                "out-of-range",
                 f"participants is {count}, and there are {users} users; at most {users} can take "
-                f"part"
+                f"part",
             )
         return count / users
 
@@ -153,7 +158,10 @@ def most(name: str, value: int, bound: int) -> int:
     5
     """
     if value > bound:
-        raise BadInput(f"{name} is {value}; a plan is made for at most {bound}, give that or fewer")
+        raise BadInput(
+            "out-of-range",
+            f"{name} is {value}; a plan is made for at most {bound}, give that or fewer",
+        )
     return value
 
 
@@ -175,7 +183,8 @@ def least_batch_ratio(sizes: Sequence[int], asked: float | None) -> float:
     for user, size in enumerate(sizes):
         if asked * size < 1 - 1e-9:
             raise BadInput(
+                "empty-batch",
                 f"plan.data_ratio is {asked:g}, and user {user} has {size} records, a batch below "
-                f"one; use at least {digits_up(1 / min(sizes), 4)}"
+                f"one; use at least {digits_up(1 / min(sizes), 4)}",
             )
     return asked

@@ -32,9 +32,10 @@ def unmet(settings: Sequence[Setting], epsilon: float, error: PrivacyError) -> B
     why = str(error).split(";")[0]
     offers = ", or ".join(_offers(settings, epsilon)) or "change more than one of them"
     return BadInput(
+        "goal-not-met",
         f"no plan keeps epsilon {epsilon:g} towards {first.budget.view}{delta} with at most "
         f"{plan.rounds} rounds of {plan.local_steps} local steps, {first.cohort_size} of "
-        f"{first.users} users in each, and {first.sampling} batches ({why}); {offers}"
+        f"{first.users} users in each, and {first.sampling} batches ({why}); {offers}",
     )
 
 

@@ -74,7 +74,7 @@ class Goal:
         choice("--view", self.view, VIEWS)
         choice("--sampling", self.sampling, ("fixed", "poisson"))
         if not self.epsilon > 0:
-            raise BadInput(f"epsilon is {self.epsilon}; it must be positive")
+            raise BadInput("out-of-range", f"epsilon is {self.epsilon}; it must be positive")
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,9 @@ def _local_steps(algorithm: Algorithm, most: int, ratio: float) -> int:
     steps = round(1 / ratio)
     if steps > most:
         raise BadInput(
+            "one-pass-steps",
             f"local steps are at most {most}, and {algorithm.name} takes one pass over the data, "
-            f"{steps} steps; allow {steps}, or a plan.data_ratio of {least_ratio(most):g}"
+            f"{steps} steps; allow {steps}, or a plan.data_ratio of {least_ratio(most):g}",
         )
     return steps
 
@@ -332,14 +333,17 @@ def _no_round_left(users: int, share: float, rounds: int, warm: int | None) -> B
     """The refusal of a limit on rounds that a warm start takes up by itself."""
     if warm is not None:
         return BadInput(
+            "no-rounds-left",
             f"the most rounds are {rounds}, and plan.warm_rounds is {warm}; allow {warm + 1} "
-            f"rounds or more, or fewer that warm up"
+            f"rounds or more, or fewer that warm up",
         )
     warm, enough = round(4 / share), _enough_participants(users, rounds)
     more = f", or {enough} participants" if enough else ""
     return BadInput(
+        "no-rounds-left",
         f"the most rounds are {rounds}, and the warm start alone takes {warm} with "
-        f"{round(share * users)} of {users} users in a round; allow {warm + 1} rounds or more{more}"
+        f"{round(share * users)} of {users} users in a round; allow {warm + 1} rounds or "
+        f"more{more}",
     )
 
 

@@ -64,11 +64,14 @@ class SurrogateAssumptions:
     def __post_init__(self) -> None:
         if not 0 <= self.similarity <= 100:
             raise BadInput(
+                "out-of-range",
                 f"facts.similarity is {self.similarity}; give a percentage, 0 (sorted by label) to "
-                f"100 (all users alike), or 'unknown'"
+                f"100 (all users alike), or 'unknown'",
             )
         if self.row_norm is not None and not (0 < self.row_norm < math.inf):
-            raise BadInput(f"facts.row_norm is {self.row_norm}; give a positive number")
+            raise BadInput(
+                "out-of-range", f"facts.row_norm is {self.row_norm}; give a positive number"
+            )
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,10 @@ def invented(
     each = shape.records + tested
     if shape.users * each * shape.features > HELD:
         raise BadInput(
+            "learning-rate-not-planned",
             f"a row has {shape.features} features, which cannot be made fewer on a surrogate of a "
             f"module; at most {HELD // (shape.users * each)} can be planned on, so choose "
-            f"plan.learning_rate yourself"
+            f"plan.learning_rate yourself",
         )
     classes = shape.classes
     spread = 1 / np.sqrt(np.arange(1, shape.features + 1))
@@ -265,8 +269,9 @@ def _noised(setting: Setting, shape: Shape, privacy: Gaussian) -> Gaussian:
     hears a user's noise R_i/R̄ times as loud."""
     if isinstance(privacy.clip, str) or privacy.unit != "record":
         raise BadInput(
+            "learning-rate-not-planned",
             "a surrogate needs a fixed privacy.clip and privacy.unit = 'record', whose noise is "
-            "known from public numbers; set them, or choose plan.learning_rate yourself"
+            "known from public numbers; set them, or choose plan.learning_rate yourself",
         )
     spreads = np.asarray(privacy.scale(privacy.clip, setting.batch_sizes.double().numpy()))
     if setting.plan.weighting == "records":

@@ -140,7 +140,7 @@ def choose_rates(
     """The best η₀ of every setting, each on its own surrogates; nothing but their public facts is
     used. With ``widen`` the grid goes on where the best lies at an end."""
     if rates is not None and not rates:
-        raise BadInput("rates is empty; give the step sizes to choose from")
+        raise BadInput("empty-list", "rates is empty; give the step sizes to choose from")
     bench = Bench(guess, torch.device(device), tell, tuple(seeds))
     return search([(one, rates or first_rates(one)) for one in settings], bench, widen)
 

@@ -110,15 +110,21 @@ class Bound:
         """
         reason = self.applies(run)
         if reason:
-            raise PrivacyError(f"the bound {self.name!r} does not apply: {reason}")
+            raise PrivacyError(
+                "bound-not-applicable", f"the bound {self.name!r} does not apply: {reason}"
+            )
         rounds = run.rounds if rounds is None else rounds
         if rounds < 0:
-            raise PrivacyError(f"rounds={rounds} cannot have been run; give 0 or more")
+            raise PrivacyError(
+                "out-of-range", f"rounds={rounds} cannot have been run; give 0 or more"
+            )
         if run.noise == 0.0:
             return math.inf if rounds else 0.0
         if repeats:
             if self.repeated is None:
-                raise PrivacyError(f"the bound {self.name!r} does not apply: {REPEATED}")
+                raise PrivacyError(
+                    "bound-not-applicable", f"the bound {self.name!r} does not apply: {REPEATED}"
+                )
             return largest_epsilon(
                 self.repeated(run, rounds, tuple(repeats)), run.delta, tuple(costs)
             )
@@ -148,8 +154,9 @@ def largest_epsilon(laws: Laws, delta: float, costs: tuple[Cost, ...] = ()) -> f
     value = max(with_costs(law, costs).epsilon(delta) for law in laws)
     if math.isinf(value):
         raise PrivacyError(
+            "delta-too-small",
             f"delta={delta} is below what double precision can resolve after this many steps; give "
-            f"a larger delta, or use the bound 'random_participation_rdp'"
+            f"a larger delta, or use the bound 'random_participation_rdp'",
         )
     return value
 

@@ -109,7 +109,8 @@ def aggregate_among(colluders: int) -> Bound:
     """
     if colluders < 1:
         raise PrivacyError(
-            f"colluders={colluders} is nobody; give at least 1, or ask for the view third_party"
+            "out-of-range",
+            f"colluders={colluders} is nobody; give at least 1, or ask for the view third_party",
         )
     return Bound(
         name="aggregate_participant",
@@ -238,7 +239,9 @@ def bound_named(name: str) -> Bound:
     try:
         return BOUNDS[name]
     except KeyError:
-        raise PrivacyError(f"bound={name!r} is unknown; give one of {', '.join(BOUNDS)}") from None
+        raise PrivacyError(
+            "unknown-bound", f"bound={name!r} is unknown; give one of {', '.join(BOUNDS)}"
+        ) from None
 
 
 def bound_for(run: Mechanism, view: str, repeats: Sequence[int] = (), colluders: int = 1) -> Bound:
@@ -261,7 +264,8 @@ def bound_for(run: Mechanism, view: str, repeats: Sequence[int] = (), colluders:
         return PAPER_THIRD_PARTY
     if view not in VIEWS:
         raise PrivacyError(
-            f"view={view!r} is unknown; give server, third_party, participant or paper_third_party"
+            "unknown-view",
+            f"view={view!r} is unknown; give server, third_party, participant or paper_third_party",
         )
     better: tuple[Bound, ...] = ()
     if view == THIRD_PARTY:
@@ -277,6 +281,7 @@ def among(run: Mechanism, colluders: int) -> int:
     """``colluders`` as a number of users who can pool what they know and leave one to protect."""
     if not 1 <= colluders < max(2, run.users):
         raise PrivacyError(
-            f"colluders={colluders} of {run.users} users; give at least 1 and leave one to protect"
+            "out-of-range",
+            f"colluders={colluders} of {run.users} users; give at least 1 and leave one to protect",
         )
     return colluders

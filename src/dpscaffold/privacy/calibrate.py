@@ -44,7 +44,9 @@ def calibrate_noise(
     True
     """
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise PrivacyError(f"epsilon is {epsilon:g}; give a number above 0, such as 2")
+        raise PrivacyError(
+            "out-of-range", f"epsilon is {epsilon:g}; give a number above 0, such as 2"
+        )
     seen: dict[float, float] = {}
 
     def spent(log_noise: float) -> float:
@@ -74,17 +76,19 @@ def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[float, fl
             low -= step
             if low < math.log(LEAST_SOLVED):
                 raise PrivacyError(
+                    "goal-too-weak",
                     f"epsilon={epsilon:g} is met with a noise below {LEAST_SOLVED:g}; a budget "
-                    f"that large hides nothing, give a smaller epsilon"
+                    f"that large hides nothing, give a smaller epsilon",
                 )
         return low - step, low
     while spent(min(low + step, most)) > epsilon:
         low += step
         if low >= most:
             raise PrivacyError(
+                "goal-not-met",
                 f"epsilon={epsilon:g} is not met by any noise up to {MOST_NOISE:g}, where it is "
                 f"still {round_up(spent(most), 4)}; give a larger epsilon, fewer rounds, or "
-                f"another bound"
+                f"another bound",
             )
     return low, min(low + step, most)
 
@@ -125,5 +129,7 @@ def budget_table(
             spent = bound.epsilon(replace(variant, noise=noise), costs=costs)
             table.append(Combination(steps, total, noise, spent))
     if not table:
-        raise PrivacyError(f"the bound {bound.name!r} does not apply: {bound.applies(run)}")
+        raise PrivacyError(
+            "bound-not-applicable", f"the bound {bound.name!r} does not apply: {bound.applies(run)}"
+        )
     return table

@@ -254,19 +254,23 @@ def _shared(one: RunPart, other: RunPart, verb: str) -> str:
 def _check(parts: Sequence[RunPart]) -> None:
     """Refuse what cannot be added: other neighbours, other records."""
     if len(parts) < 2:
-        raise PrivacyError(f"{len(parts)} run has nothing to be composed with; give at least 2")
+        raise PrivacyError(
+            "too-few-runs", f"{len(parts)} run has nothing to be composed with; give at least 2"
+        )
     first = parts[0]
     for part in parts[1:]:
         if (part.run.unit, part.run.neighbours) != (first.run.unit, first.run.neighbours):
             raise PrivacyError(
+                "units-differ",
                 f"{part.name} protects {part.run.neighbours} where {first.name} protects "
-                f"{first.run.neighbours}; give runs with the same unit and neighbours"
+                f"{first.run.neighbours}; give runs with the same unit and neighbours",
             )
         if None not in (part.data, first.data) and part.data != first.data:
             raise PrivacyError(
+                "records-differ",
                 f"{part.name} ran on other data than {first.name} (their identities differ); give "
                 f"runs over the same records, or say --same-records if only their preparation "
-                f"differs"
+                f"differs",
             )
 
 

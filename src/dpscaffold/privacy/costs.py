@@ -44,18 +44,23 @@ class Cost:
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
             raise PrivacyError(
-                f"the cost {self.name!r} needs either noise or epsilon, and not both"
+                "noise-or-epsilon",
+                f"the cost {self.name!r} needs either noise or epsilon, and not both",
             )
         if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
             raise PrivacyError(
-                f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0"
+                "out-of-range",
+                f"noise={self.noise} of the cost {self.name!r} must be a finite number above 0",
             )
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise PrivacyError(
-                f"epsilon={self.epsilon} of the cost {self.name!r} must be a number from 0 up"
+                "out-of-range",
+                f"epsilon={self.epsilon} of the cost {self.name!r} must be a number from 0 up",
             )
         if not 0.0 <= self.delta < 1.0:
-            raise PrivacyError(f"delta={self.delta} of the cost {self.name!r} must lie in [0, 1)")
+            raise PrivacyError(
+                "out-of-range", f"delta={self.delta} of the cost {self.name!r} must lie in [0, 1)"
+            )
 
     def under(self, sampling: Sampling) -> Cost | None:
         """This cost for the neighbours of a run that samples so; None where it is not known.
@@ -101,7 +106,9 @@ def together(name: str, costs: Sequence[Cost]) -> Cost:
 
     noise = one([cost.noise for cost in costs])
     if noise is None:
-        raise PrivacyError(f"the costs of {name!r} are not all Gaussian; compose them with a run")
+        raise PrivacyError(
+            "not-gaussian", f"the costs of {name!r} are not all Gaussian; compose them with a run"
+        )
     return Cost(
         name,
         noise=noise,

@@ -77,7 +77,9 @@ def describe(
     (0.2, 0.2, 2.5e-07)
     """
     if users < 1:
-        raise PrivacyError(f"users={users} leaves nobody to protect; give at least 1")
+        raise PrivacyError(
+            "out-of-range", f"users={users} leaves nobody to protect; give at least 1"
+        )
     sizes, draws = (
         _per_user("records", records, users),
         _per_user("batch_sizes", batch_sizes, users),
@@ -96,7 +98,9 @@ def describe(
         # Without records there is no useful default; the checks below say what is wrong.
         delta = (1.0 if delta == RECORDS else 0.1) / total if total > 0 else 0.5
     elif isinstance(delta, str):
-        raise PrivacyError(f"delta={delta!r} is unknown; give a number or {RECORDS!r}")
+        raise PrivacyError(
+            "unknown-choice", f"delta={delta!r} is unknown; give a number or {RECORDS!r}"
+        )
     run = Mechanism(
         rounds=rounds,
         local_steps=local_steps,
@@ -135,17 +139,21 @@ def choose_relation(
     known = next((name for name in RELATIONS if name == neighbours), None)
     if known is None:
         raise PrivacyError(
-            f"neighbours={neighbours!r} is unknown; give {', '.join(map(repr, RELATIONS))}"
+            "unknown-choice",
+            f"neighbours={neighbours!r} is unknown; give {', '.join(map(repr, RELATIONS))}",
         )
     whole = unit == "user" or sampling == "fixed"
     if whole != (known == "replace-one"):
         proved = "'replace-one'" if whole else "'zero-out' or 'add-remove'"
         kind = "a user as unit" if unit == "user" else f"{sampling} batches"
-        raise PrivacyError(f"neighbours={known!r} is not proved for {kind}; give {proved}")
+        raise PrivacyError(
+            "neighbours-not-proved", f"neighbours={known!r} is not proved for {kind}; give {proved}"
+        )
     if known == "add-remove" and not declared:
         raise PrivacyError(
+            "sizes-not-declared",
             "neighbours='add-remove' needs sizes that do not depend on the data; give "
-            "data.declared_sizes, or neighbours='zero-out'"
+            "data.declared_sizes, or neighbours='zero-out'",
         )
     return known
 
@@ -156,6 +164,7 @@ def _per_user(name: str, values: Sequence[int] | int, users: int) -> list[int]:
     listed = [int(value) for value in values]
     if len(listed) != users:
         raise PrivacyError(
-            f"{name} has {len(listed)} entries for {users} users; give one number, or one per user"
+            "count-differs",
+            f"{name} has {len(listed)} entries for {users} users; give one number, or one per user",
         )
     return listed

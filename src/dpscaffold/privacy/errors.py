@@ -6,9 +6,18 @@ from __future__ import annotations
 class PrivacyError(ValueError):
     """A description, a bound or a ledger that cannot be used.
 
-    The message is one sentence that names the argument, its value and what would do; the command
-    line prints it and exits with status 2.
+    Args:
+        code: A short name of the mistake, such as ``out-of-range``; docs/errors.md lists all codes.
+        message: One sentence that names the argument, its value and what to do. The command line
+            prints it and exits with status 2.
     """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 def bad_delta(name: str, value: object) -> str:

@@ -29,8 +29,9 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """
     if not epsilon > 0 or not 0 < delta < 1:
         raise PrivacyError(
+            "out-of-range",
             f"epsilon is {epsilon} and delta {delta}; epsilon must be positive and delta lie "
-            f"between 0 and 1"
+            f"between 0 and 1",
         )
     from scipy.optimize import brentq
 

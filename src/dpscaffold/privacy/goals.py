@@ -45,20 +45,28 @@ class AttackGoal:
         check_group(self.group)
         if self.kind in ("mu", "epsilon"):
             if not (math.isfinite(self.target) and self.target > 0):
-                raise PrivacyError(f"{self.kind} is {self.target:g}; give a number above 0")
+                raise PrivacyError(
+                    "out-of-range", f"{self.kind} is {self.target:g}; give a number above 0"
+                )
             if self.kind == "mu" and self.group != 1:
                 raise PrivacyError(
+                    "conflicting-arguments",
                     f"group={self.group} is given with mu, which is for one record; leave out one "
-                    f"of them"
+                    f"of them",
                 )
         elif not 0.0 < self.target < 1.0:
-            raise PrivacyError(f"{self.kind}={self.target} must lie strictly between 0 and 1")
+            raise PrivacyError(
+                "out-of-range", f"{self.kind}={self.target} must lie strictly between 0 and 1"
+            )
         if (self.at_fpr is not None) != (self.kind == "tpr"):
-            raise PrivacyError("a true-positive rate needs its false-positive rate; give both")
+            raise PrivacyError(
+                "missing-argument", "a true-positive rate needs its false-positive rate; give both"
+            )
         if self.at_fpr is not None and not 0.0 < self.at_fpr < self.target:
             raise PrivacyError(
+                "out-of-range",
                 f"at_fpr={self.at_fpr} must lie above 0 and below tpr={self.target}; blind "
-                f"guessing already finds as many as it falsely accuses"
+                f"guessing already finds as many as it falsely accuses",
             )
 
     def reached(self, curve: TradeOff, delta: float) -> float:
@@ -109,22 +117,25 @@ def noise_for(
 
     if costs and goal.of(replace(run, noise=1.0), bound, costs, rounds=0) > goal.target:
         raise PrivacyError(
+            "goal-not-met",
             f"{goal} is not met by any noise: {', '.join(cost.name for cost in costs)} alone "
-            f"exceeds it; give a larger one"
+            f"exceeds it; give a larger one",
         )
     low, high = 1.0, 1.0
     while met(low):
         low, high = low / 4, low
         if low < LEAST_SOLVED:
             raise PrivacyError(
+                "goal-too-weak",
                 f"{goal} is met with a noise below {LEAST_SOLVED:g}; a goal that large hides "
-                f"nothing, give a smaller one"
+                f"nothing, give a smaller one",
             )
     while high <= low or not met(high):
         if high >= MOST_NOISE:
             raise PrivacyError(
+                "goal-not-met",
                 f"{goal} is not met by any noise up to {MOST_NOISE:g}; give "
-                f"{_least(run, goal, bound, costs)}fewer rounds"
+                f"{_least(run, goal, bound, costs)}fewer rounds",
             )
         low, high = high, min(4 * high, MOST_NOISE)
     while high / low > 1 + PRECISION:
@@ -157,8 +168,9 @@ def rounds_for(
     rounds = largest_count(met, at_most)
     if not rounds:
         raise PrivacyError(
+            "goal-not-met",
             f"{goal} cannot be met even at one round (the noise is {run.noise:g}); give more "
-            f"noise or a larger goal"
+            f"noise or a larger goal",
         )
     return rounds
 
@@ -182,5 +194,7 @@ def goal_table(
                 Combination(steps, rounds, variant.noise, bound.epsilon(variant, costs=costs))
             )
     if not table:
-        raise PrivacyError(f"the bound {bound.name!r} does not apply: {bound.applies(run)}")
+        raise PrivacyError(
+            "bound-not-applicable", f"the bound {bound.name!r} does not apply: {bound.applies(run)}"
+        )
     return table

@@ -50,9 +50,13 @@ def losses(
     """
     reason = bound.applies(run)
     if reason:
-        raise PrivacyError(f"the bound {bound.name!r} does not apply: {reason}")
+        raise PrivacyError(
+            "bound-not-applicable", f"the bound {bound.name!r} does not apply: {reason}"
+        )
     if run.noise == 0.0:
-        raise PrivacyError("noise=0 hides nothing, so there is no trade-off; give a noise above 0")
+        raise PrivacyError(
+            "no-noise", "noise=0 hides nothing, so there is no trade-off; give a noise above 0"
+        )
     rounds = run.rounds if rounds is None else rounds
     if repeats and bound.repeated is not None:
         laws = bound.repeated(run, rounds, tuple(repeats))
@@ -60,8 +64,9 @@ def losses(
         laws = bound.laws(run, rounds)
     else:
         raise PrivacyError(
+            "no-trade-off",
             f"the bound {bound.name!r} has no loss distribution, and so no trade-off function; "
-            f"ask for the server's view"
+            f"ask for the server's view",
         )
     return tuple(with_costs(law, tuple(costs)) for law in laws)
 
@@ -116,7 +121,9 @@ def ledger_terms(
 def check_group(size: int) -> None:
     """Refuse a group that is none."""
     if not 1 <= size <= 1000:
-        raise PrivacyError(f"group={size} is not a number of records; give 1 to 1000")
+        raise PrivacyError(
+            "out-of-range", f"group={size} is not a number of records; give 1 to 1000"
+        )
 
 
 def _group(curve: TradeOff, size: int, delta: float) -> GroupTerms:

@@ -49,7 +49,7 @@ def spent(run: Mechanism, participations: int, group: Group, costs: tuple[Cost, 
     and the other mechanisms that read the same records (``costs``), whether it took part or not."""
     reason = no_guarantee(run)
     if reason:
-        raise PrivacyError(reason)
+        raise PrivacyError("no-privacy", reason)
     if participations == 0 and not costs:
         return 0.0
     if run.noise == 0.0:
@@ -88,7 +88,8 @@ class Ledger:
     ) -> None:
         if user_budget is not None and not user_budget > 0:
             raise PrivacyError(
-                f"user_budget={user_budget} lets nobody take part; give a number above 0"
+                "out-of-range",
+                f"user_budget={user_budget} lets nobody take part; give a number above 0",
             )
         if user_budget is not None and run.may_decline is None:
             run = replace(run, may_decline=USER_BUDGET)
@@ -109,27 +110,31 @@ class Ledger:
         users = np.unique(np.fromiter(cohort, dtype=np.int64))
         if len(users) and (users[0] < 0 or users[-1] >= self.run.users):
             raise PrivacyError(
+                "unknown-user",
                 f"round {round} names user {users[-1]} of {self.run.users}; users are counted "
-                f"from 0"
+                f"from 0",
             )
         if len(users) > self.run.cohort_size:
             raise PrivacyError(
+                "wrong-participants",
                 f"round {round} has {len(users)} participants where the run draws "
-                f"{self.run.cohort_size}; the bounds would not hold"
+                f"{self.run.cohort_size}; the bounds would not hold",
             )
         mark = zlib.crc32(users.tobytes())
         if round > self.rounds:
             self._marks[round], self.rounds = mark, round
         elif round not in self._marks:
             raise PrivacyError(
+                "round-out-of-order",
                 f"round={round} does not follow the last recorded round; record "
-                f"{self.rounds + 1} or a later one"
+                f"{self.rounds + 1} or a later one",
             )
         elif not again:
             if self._marks[round] != mark:
                 raise PrivacyError(
+                    "round-recorded",
                     f"round={round} is already recorded with other participants; a ledger never "
-                    f"changes what was spent (again=True counts a second run of the round)"
+                    f"changes what was spent (again=True counts a second run of the round)",
                 )
             return
         else:
@@ -213,7 +218,7 @@ class Ledger:
         before the first participation."""
         reason = no_guarantee(self.run)
         if reason:
-            raise PrivacyError(reason)
+            raise PrivacyError("no-privacy", reason)
         laws: list[LossDistribution] = []
         most = 0
         for group, count in sorted(
@@ -301,11 +306,13 @@ class Ledger:
         )
         if not body or values.get("checksum") != _checksum(body):
             raise PrivacyError(
-                "the ledger is damaged: its checksum does not match; restore it from a checkpoint"
+                "ledger-damaged",
+                "the ledger is damaged: its checksum does not match; restore it from a checkpoint",
             )
         if body.get("version") != VERSION:
             raise PrivacyError(
-                f"the ledger has version {body.get('version')}, and this program reads {VERSION}"
+                "wrong-version",
+                f"the ledger has version {body.get('version')}, and this program reads {VERSION}",
             )
         ledger = cls(Mechanism.from_dict(body["run"]), body["user_budget"])
         ledger.participations = np.array(body["participations"], dtype=np.int64)
@@ -314,7 +321,8 @@ class Ledger:
         ledger._repeats = {int(round): int(times) for round, times in body["repeats"].items()}
         if ledger.participations.shape != (ledger.run.users,):
             raise PrivacyError(
-                "the ledger is damaged: it does not count every user; restore it from a checkpoint"
+                "ledger-damaged",
+                "the ledger is damaged: it does not count every user; restore it from a checkpoint",
             )
         return ledger
 
@@ -378,8 +386,9 @@ def participations_within(
     """The largest n ≤ ``most`` with ε(n) ≤ ``budget``, what was spent before training included."""
     if costs and (before := spent(run, 0, group, costs)) > budget:
         raise PrivacyError(
+            "budget-too-small",
             f"user_epsilon={budget:g} is spent before training: "
             f"{', '.join(cost.name for cost in costs)} alone cost{'s' * (len(costs) == 1)} "
-            f"{round_up(before, 4)}; give a larger one"
+            f"{round_up(before, 4)}; give a larger one",
         )
     return largest_count(lambda n: spent(run, n, group, costs) <= budget, most) if budget > 0 else 0

@@ -71,12 +71,15 @@ def largest_rounds(
     488
     """
     if not epsilon > 0:
-        raise PrivacyError(f"epsilon={epsilon} leaves no budget; give a number above 0")
+        raise PrivacyError(
+            "out-of-range", f"epsilon={epsilon} leaves no budget; give a number above 0"
+        )
     first = bound.epsilon(run, 1, costs)
     if first > epsilon:
         noise = "the noise is 0" if run.noise == 0 else f"the noise is {run.noise:g}"
         raise PrivacyError(
+            "goal-not-met",
             f"epsilon={epsilon:g} cannot be met even at one round, which costs "
-            f"{round_up(first, 4)} ({noise}); give more noise or a larger epsilon"
+            f"{round_up(first, 4)} ({noise}); give more noise or a larger epsilon",
         )
     return largest_count(lambda rounds: bound.epsilon(run, rounds, costs) <= epsilon, at_most)

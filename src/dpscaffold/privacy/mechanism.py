@@ -182,7 +182,8 @@ class Mechanism:
         """The (R_i, b_i) of one user."""
         if not 0 <= user < self.users:
             raise PrivacyError(
-                f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}"
+                "unknown-user",
+                f"user={user} is not one of the {self.users} users; give 0 to {self.users - 1}",
             )
         return self.groups[self.membership[user]] if self.membership else self.groups[0]
 
@@ -216,7 +217,7 @@ class Mechanism:
             run = cls(groups=groups, membership=membership, unproved_hooks=hooks, **fields)
         except (TypeError, KeyError, ValueError) as error:
             raise PrivacyError(
-                f"the stored description of the run cannot be read ({error})"
+                "run-damaged", f"the stored description of the run cannot be read ({error})"
             ) from error
         check(run)
         return run
@@ -227,13 +228,15 @@ def check_batches(sizes: Sequence[int], draws: Sequence[int]) -> None:
     for records, batch in dict.fromkeys(zip(sizes, draws, strict=True)):
         if batch < 1:
             raise PrivacyError(
+                "empty-batch",
                 f"a user with {records} records draws a batch of {batch}; raise data_ratio so "
-                f"that every batch holds at least 1 record"
+                f"that every batch holds at least 1 record",
             )
         if batch > records:
             raise PrivacyError(
+                "batch-too-large",
                 f"records={records} is fewer than the batch of {batch}; a batch may hold at most "
-                f"all of a user's records"
+                f"all of a user's records",
             )
 
 
@@ -249,24 +252,28 @@ def check(run: Mechanism) -> None:
     for name in ("rounds", "local_steps", "users", "cohort_size"):
         if getattr(run, name) < 1:
             raise PrivacyError(
-                f"{name}={getattr(run, name)} describes nothing that runs; give at least 1"
+                "out-of-range",
+                f"{name}={getattr(run, name)} describes nothing that runs; give at least 1",
             )
     if run.cohort_size > run.users:
         raise PrivacyError(
+            "out-of-range",
             f"cohort_size={run.cohort_size} cannot be drawn from {run.users} users; give at "
-            f"most that many"
+            f"most that many",
         )
     if not 0.0 < run.delta < 1.0:
-        raise PrivacyError(bad_delta("delta", run.delta))
+        raise PrivacyError("out-of-range", bad_delta("delta", run.delta))
     if not (math.isfinite(run.noise) and run.noise >= 0.0):
         raise PrivacyError(
-            f"noise={run.noise} is not a noise multiplier; give a finite number above 0"
+            "out-of-range",
+            f"noise={run.noise} is not a noise multiplier; give a finite number above 0",
         )
     if run.noise and not LEAST_NOISE <= run.noise <= MOST_NOISE:
-        raise PrivacyError(unusable_noise("noise", run.noise))
+        raise PrivacyError("noise-out-of-range", unusable_noise("noise", run.noise))
     if run.clip != "median" and not 0 < float(run.clip) <= (math.inf if run.noise == 0 else 1e300):
         raise PrivacyError(
-            f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'"
+            "out-of-range",
+            f"clip={run.clip} does not bound a gradient; give a number above 0, or 'median'",
         )
     for name, value, allowed in (
         ("sampling", run.sampling, ("fixed", "poisson")),
@@ -275,21 +282,25 @@ def check(run: Mechanism) -> None:
     ):
         if value not in allowed:
             raise PrivacyError(
-                f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}"
+                "unknown-choice",
+                f"{name}={value!r} is unknown; give {allowed[0]!r} or {allowed[1]!r}",
             )
     check_batches([g.records for g in run.groups], [g.batch for g in run.groups])
     if sum(group.users for group in run.groups) != run.users:
         raise PrivacyError(
+            "count-differs",
             f"the groups hold {sum(g.users for g in run.groups)} users of {run.users}; all must "
-            f"be in one"
+            f"be in one",
         )
     if run.membership and (
         len(run.membership) != run.users or max(run.membership) >= len(run.groups)
     ):
         raise PrivacyError(
-            "membership does not give each user one of the groups; describe the run again"
+            "count-differs",
+            "membership does not give each user one of the groups; describe the run again",
         )
     if run.max_participations is not None and run.max_participations < 1:
         raise PrivacyError(
-            f"max_participations={run.max_participations} lets nobody take part; give at least 1"
+            "out-of-range",
+            f"max_participations={run.max_participations} lets nobody take part; give at least 1",
         )

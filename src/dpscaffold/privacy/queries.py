@@ -63,7 +63,10 @@ def step_losses(
     4.38
     """
     if sampling not in ("fixed", "poisson"):
-        raise PrivacyError(f"sampling={sampling!r} has no loss distribution; give fixed or poisson")
+        raise PrivacyError(
+            "no-loss-distribution",
+            f"sampling={sampling!r} has no loss distribution; give fixed or poisson",
+        )
     sigma = noise if sampling == "fixed" else 2.0 * noise
     h = interval if interval is not None else grid_interval(rate, sigma, sampling)
     if sampling == "fixed":
@@ -216,5 +219,7 @@ def participation_losses(
     if unit == "user":
         return step_losses(1.0, noise / math.sqrt(steps), "fixed")
     if unit != "record":
-        raise PrivacyError(f"unit={unit!r} has no loss distribution; give record or user")
+        raise PrivacyError(
+            "no-loss-distribution", f"unit={unit!r} has no loss distribution; give record or user"
+        )
     return tuple(law.power(steps) for law in step_losses(rate, noise, sampling))

@@ -73,7 +73,7 @@ class JsonRecord(Mapping[str, Any]):
         found[cls.REST] = _read(hints[cls.REST], rest, where or cls.__name__)
         missing = [one.name for one in fields(cls) if _is_required(one) and one.name not in found]
         if missing:
-            raise PrivacyError(f"{where or cls.__name__} lacks {', '.join(missing)}")
+            raise PrivacyError("missing-key", f"{where or cls.__name__} lacks {', '.join(missing)}")
         return cls(**found)
 
     def _is_written(self, one: Field[Any]) -> bool:
@@ -177,4 +177,4 @@ def _read_plain(hint: Any, value: Any, name: str) -> Any:
 def _unexpected(name: str, value: Any, kind: str) -> PrivacyError:
     shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
-    return PrivacyError(f"{name} is {shown}, and {kind} is expected")
+    return PrivacyError("wrong-type", f"{name} is {shown}, and {kind} is expected")

@@ -45,7 +45,10 @@ def participation_curve(participation: Participation) -> tuple[Array, Array]:
         event = dp_event.SampledWithoutReplacementDpEvent(step.records, step.batch, gaussian)
         accountant = RdpAccountant(neighboring_relation=relation)
     elif step.sampling != "poisson":
-        raise PrivacyError(f"sampling={step.sampling!r} has no Rényi curve; give fixed or poisson")
+        raise PrivacyError(
+            "no-renyi-curve",
+            f"sampling={step.sampling!r} has no Rényi curve; give fixed or poisson",
+        )
     else:
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
         # Whole orders only: the series for fractional ones need not converge when the noise is

@@ -146,11 +146,14 @@ def account(trials: Trials) -> SelectionCost:
     for run in trials.candidates:
         reason = no_guarantee(run)
         if reason or run.noise == 0:
-            raise PrivacyError(f"a candidate promises nothing ({reason or 'no noise'})")
+            raise PrivacyError(
+                "no-privacy", f"a candidate promises nothing ({reason or 'no noise'})"
+            )
         if run.neighbours != trials.candidates[0].neighbours:
             raise PrivacyError(
+                "units-differ",
                 f"candidates protect {trials.candidates[0].neighbours}, and {run.neighbours}; give "
-                f"all of them the same unit and sampling"
+                f"all of them the same unit and sampling",
             )
     delta = max(run.delta for run in trials.candidates)
     epsilon = {view: _all(trials, view, delta) for view in (SERVER, PARTICIPANT)}

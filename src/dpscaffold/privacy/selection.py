@@ -64,18 +64,21 @@ class TrialCount:
     def __post_init__(self) -> None:
         if not self.shape > -1 or math.isnan(self.shape):
             raise PrivacyError(
+                "out-of-range",
                 f"the shape of the number of trials is {self.shape}; give a number above -1 (1: "
-                f"geometric, 0: logarithmic), or the Poisson law"
+                f"geometric, 0: logarithmic), or the Poisson law",
             )
         least = 0 if self.poisson else 1
         if not least < self.mean <= MOST:
             raise PrivacyError(
+                "out-of-range",
                 f"the mean number of trials is {self.mean:g}; give a number above {least} and at "
-                f"most {MOST:,}"
+                f"most {MOST:,}",
             )
         if self.most is not None and (self.most < 1 or self.most > MOST):
             raise PrivacyError(
-                f"the most trials are {self.most}; give a whole number from 1 to {MOST:,}, or none"
+                "out-of-range",
+                f"the most trials are {self.most}; give a whole number from 1 to {MOST:,}, or none",
             )
         self._reachable()
 
@@ -84,13 +87,15 @@ class TrialCount:
         start = -self.mean if self.poisson else -self.shape * -math.log(self.gamma)
         if start < -600:
             raise PrivacyError(
+                "out-of-range",
                 f"the mean number of trials is {self.mean:g}, which is too large to draw from a "
-                f"law as narrow as this; give a smaller mean, or shape 1"
+                f"law as narrow as this; give a smaller mean, or shape 1",
             )
         if self.within < 1e-3:
             raise PrivacyError(
+                "out-of-range",
                 f"the most trials are {self.most}, which a law of mean {self.mean:g} keeps once in "
-                f"more than 1,000 draws; raise it, or lower the mean"
+                f"more than 1,000 draws; raise it, or lower the mean",
             )
 
     @property
@@ -220,7 +225,9 @@ def selected_renyi(
     mean, below = stopping.mean, orders - 1
     if stopping.poisson:
         if profile is None:
-            raise PrivacyError("a Poisson number of trials needs the profile of one trial")
+            raise PrivacyError(
+                "bound-not-applicable", "a Poisson number of trials needs the profile of one trial"
+            )
         deltas = np.array([profile(math.log1p(1 / one)) for one in below])
         some = math.log(mean) + below * (curve + mean * deltas)
         return np.asarray((np.logaddexp(-mean, some) - math.log(stopping.within)) / below)
@@ -243,7 +250,10 @@ def selected_profile(
     1.5
     """
     if stopping.poisson:
-        raise PrivacyError("the profile's bound is proved for negative binomial numbers of trials")
+        raise PrivacyError(
+            "bound-not-applicable",
+            "the profile's bound is proved for negative binomial numbers of trials",
+        )
     alone = epsilon_of(delta / stopping.expected)
     odds = (1 - stopping.gamma) / stopping.gamma
 

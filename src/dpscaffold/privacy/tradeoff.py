@@ -122,7 +122,8 @@ class TradeOff:
         """
         if not 0.0 < delta < 0.5:
             raise PrivacyError(
-                f"delta={delta} leaves no range [δ, 1 − δ] for μ; give a number between 0 and 0.5"
+                "out-of-range",
+                f"delta={delta} leaves no range [δ, 1 − δ] for μ; give a number between 0 and 0.5",
             )
 
         def needed(low: Array, high: Array) -> Array:

@@ -89,6 +89,7 @@ class Seed:
             return cls(values["origin"], int(values["seed"]), str(values["key"]))
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(
+                "seed-damaged",
                 f"{where} does not hold the seed of its run ({error}); restore it or start a new "
-                f"run"
+                f"run",
             ) from error

@@ -17,7 +17,7 @@ def plot_audit(report: Report, case: AuditedRun, path: Path | str) -> None:
     """Proved and claimed ε by view on the left; the counted tests against the claimed trade-off
     curve of the server's view on the right, where none may lie above the line."""
     if not report.findings:
-        raise BadInput("no game was played, so there is nothing to draw")
+        raise BadInput("nothing-to-draw", "no game was played, so there is nothing to draw")
     figure = new_figure(7.6, 3.4)
     left, right = figure.subplots(1, 2)
     names = [finding.view.replace("_", " ") for finding in report.findings]

@@ -29,5 +29,6 @@ def save_figure(figure: Figure, path: Path | str, dpi: int | None = None) -> Non
             figure.savefig(partial, dpi=dpi or figure.dpi)
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"the figure cannot be written to {path} ({error}); give a writable .png, .svg or .pdf"
+            "cannot-write",
+            f"the figure cannot be written to {path} ({error}); give a writable .png, .svg or .pdf",
         ) from error

@@ -108,9 +108,12 @@ def _draw_sites(axis: Any, found: Evaluation) -> None:
 def draw_evaluation(found: Evaluation, classes: Sequence[str], path: Path) -> None:
     """Confusion and calibration, or for numbers the error by site."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise BadInput(f"--figure is {path}; name a .png, .svg or .pdf file")
+        raise BadInput("wrong-file-type", f"--figure is {path}; name a .png, .svg or .pdf file")
     if not found.calibration and not found.sites:
-        raise BadInput("there is nothing to draw: the target is a number, and there are no sites")
+        raise BadInput(
+            "nothing-to-draw",
+            "there is nothing to draw: the target is a number, and there are no sites",
+        )
     figure = new_figure(9, 4)
     axes = figure.subplots(1, 2 if found.confusion else 1, squeeze=False)
     if found.confusion:

@@ -90,7 +90,9 @@ def tell(path: Path, with_metrics: bool = False) -> StoredRun:
     called as the folder around it: a seed gives the noise of a simulation away."""
     folder, run = RunFolder(path), read_run(path)
     if run.repeats:
-        raise BadInput(f"{path} holds runs of several seeds; name one of its folders")
+        raise BadInput(
+            "several-runs", f"{path} holds runs of several seeds; name one of its folders"
+        )
     if re.fullmatch(r"seed-\d+", path.name):
         run = replace(run, folder=path.absolute().parent)
     index = folder.read_json("model/model.json") or {}

@@ -40,8 +40,9 @@ def refuse_earlier(folder: Path) -> None:
     for name in ("server.json", "winner"):
         if (folder / name).exists():
             raise BadInput(
+                "tuning-exists",
                 f"--out is {folder}, which holds a private tuning; its epsilon adds to that of "
-                f"another, so it is kept: name another folder"
+                f"another, so it is kept: name another folder",
             )
 
 

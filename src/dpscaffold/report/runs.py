@@ -113,11 +113,12 @@ def read_run(path: Path) -> RunRecord:
         return mean_of(path, [read_run(seed) for seed in seeds])
     if not folder.holds_run:
         raise BadInput(
-            f"{path} holds no run (no config.toml); name a folder written by dpscaffold train"
+            "not-a-run",
+            f"{path} holds no run (no config.toml); name a folder written by dpscaffold train",
         )
     history = folder.metrics()
     if not history:
-        raise BadInput(_why_no_history(folder))
+        raise BadInput("no-history", _why_no_history(folder))
     privacy = folder.statement()
     if privacy is None and folder.file(SUMMARY).exists():  # a private run that has not ended
         privacy = read_account(folder.path).statement()
@@ -317,7 +318,7 @@ def draw_comparison(runs: list[RunRecord], path: Path) -> None:
     """Test accuracy, gap to the optimum and dissimilarity against rounds, one line per run."""
     panels = _panels(runs)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise BadInput(f"--out is {path}; name a .png, .svg or .pdf file")
+        raise BadInput("wrong-file-type", f"--out is {path}; name a .png, .svg or .pdf file")
     figure = new_figure(4.6 * len(panels), 3.8)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (metric, label) in zip(axes, panels, strict=True):

@@ -45,8 +45,9 @@ def page_of(paths: Sequence[Path], with_metrics: bool = False) -> Page:
     runs = numbered([tell(path, with_metrics) for path in paths])
     if with_metrics and not any(told.promises for told in runs):
         raise BadInput(
+            "not-applicable",
             "--with-metrics is given, but pages of runs that keep no promise show their metrics "
-            "anyway; leave it out"
+            "anyway; leave it out",
         )
     parts = [results(runs)]
     for told in runs:

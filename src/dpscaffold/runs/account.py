@@ -80,8 +80,9 @@ class PrivacyAccount:
         if self.run is None:
             if budget != Budget():
                 raise BadInput(
+                    "no-privacy",
                     "a privacy budget is given for a run without privacy; set privacy.noise or "
-                    "privacy.epsilon too"
+                    "privacy.epsilon too",
                 )
             return
         self.costs, self._unprotected = charged(setting.roster.schema.preparation, self.run)
@@ -108,7 +109,7 @@ class PrivacyAccount:
         if not self.promises:
             assert self.run is not None
             reason = no_guarantee(self.run) or "no noise is added"
-            raise BadInput(f"privacy.{key} is set for a run {which}: {reason}")
+            raise BadInput("no-privacy", f"privacy.{key} is set for a run {which}: {reason}")
 
     def check_room(self) -> None:
         """Refuse, before anything is written, a run that its budget file has no room for."""
@@ -149,8 +150,9 @@ class PrivacyAccount:
             self._as_planned(journal)
         elif completed or len(journal) > 1:
             raise BadInput(
+                "ledger-missing",
                 f"{folder.path} holds a private run without its ledger; restore ledger.json or "
-                f"start a new run"
+                f"start a new run",
             )
         opening = Opening.of(
             self._fresh,
@@ -163,13 +165,15 @@ class PrivacyAccount:
         )
         if self.ledger.run != self.run or (len(journal) and read_opening(journal) != opening):
             raise BadInput(
+                "ledger-of-another-run",
                 f"the ledger in {folder.path} describes another run; resume it with its own "
-                f"configuration"
+                f"configuration",
             )
         if self.ledger.rounds < completed:
             raise BadInput(
+                "ledger-behind",
                 f"the ledger in {folder.path} records {self.ledger.rounds} of {completed} "
-                f"completed rounds; restore ledger.jsonl or start a new run"
+                f"completed rounds; restore ledger.jsonl or start a new run",
             )
         if anchor is not None:
             check_anchor(journal, anchor, "the checkpoint")
@@ -310,7 +314,10 @@ class PrivacyAccount:
         for entry in read_entries(self._journal):
             if entry.round == round:
                 return entry.users
-        raise BadInput(f"{self._journal.path} lacks round {round}; restore it or start a new run")
+        raise BadInput(
+            "ledger-damaged",
+            f"{self._journal.path} lacks round {round}; restore it or start a new run",
+        )
 
     def _enter(self, line: Mapping[str, Any], last: bool = True) -> None:
         """Add a line to the journal, then name the journal's new head in ``ledger.json``; of
@@ -394,8 +401,9 @@ class PrivacyAccount:
             account = read_account(self.folder.path)
             if account.anchor != self.anchor:
                 raise BadInput(
+                    "ledger-damaged",
                     f"{self.folder.file(JOURNAL)} is not as this run left it, so nothing is "
-                    f"stated; restore it"
+                    f"stated; restore it",
                 )
             return account.statement()
         return statement(

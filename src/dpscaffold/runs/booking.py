@@ -116,7 +116,7 @@ class BudgetBooking:
                 raise
             most = self._prices.most_rounds(book, grant)
             fit = f"{most} would fit" if most else "not even one would fit"
-            raise BadInput(f"{error} ({fit})") from None
+            raise BadInput(error.code, f"{error} ({fit})") from None
 
     def begin(
         self, folder: RunFolder | None, released: int, again: Sequence[int], parts: Parts
@@ -219,18 +219,22 @@ class BudgetBooking:
             anchor = Anchor.read(saved["anchor"], GRANT)
             if not self._allowance.follows(anchor):
                 raise BadInput(
+                    "budget-file-damaged",
                     f"{path} is not the budget file that this run was granted from: its first "
-                    f"{anchor.lines} lines were shortened or changed; restore it"
+                    f"{anchor.lines} lines were shortened or changed; restore it",
                 )
         booked = book.participations.get(self._name, 0)
         if booked > released:
             raise BadInput(
+                "run-copied",
                 f"{path} records {booked} rounds of this run and its own ledger {released}: a copy "
-                f"of the run has gone on; resume that one"
+                f"of the run has gone on; resume that one",
             )
         self._booked = booked
         if self._name not in book.grants and released:
-            raise BadInput(f"{path} does not hold the grant of this run; restore it")
+            raise BadInput(
+                "budget-file-damaged", f"{path} does not hold the grant of this run; restore it"
+            )
         return book.of(self._name)
 
     def _write(self, folder: RunFolder, anchor: Anchor | None) -> None:

@@ -169,18 +169,23 @@ class BudgetFile:
     def open(cls, path: Path | str, epsilon: float, delta: float) -> BudgetFile:
         """A new budget file, with so much in all."""
         if not (math.isfinite(epsilon) and epsilon > 0):
-            raise BadInput(f"epsilon is {epsilon}; give a finite number above 0")
+            raise BadInput("out-of-range", f"epsilon is {epsilon}; give a finite number above 0")
         if not 0.0 < delta < 1.0:
-            raise BadInput(f"delta is {delta}; it must lie strictly between 0 and 1")
+            raise BadInput(
+                "out-of-range", f"delta is {delta}; it must lie strictly between 0 and 1"
+            )
         allowance = cls(path)
         if not allowance.path.parent.is_dir():
-            raise BadInput(f"{path} cannot be made: its folder does not exist; make it first")
+            raise BadInput(
+                "folder-not-found",
+                f"{path} cannot be made: its folder does not exist; make it first",
+            )
         exists = f"{path} exists; what may be spent in all is never changed, name another file"
         if allowance._is_open():
-            raise BadInput(exists)
+            raise BadInput("file-exists", exists)
         with allowance._locked(new=True):
             if allowance._is_open():  # made by another process since
-                raise BadInput(exists)
+                raise BadInput("file-exists", exists)
             allows = {"epsilon": epsilon, "delta": delta}
             allowance._append({"event": "site", "site": NAME, "allows": allows})
         return allowance
@@ -215,8 +220,9 @@ class BudgetFile:
                 booked = self._book().participations.get(participation.run, 0)
                 if booked != after:
                     raise BadInput(
+                        "run-copied",
                         f"{self.path} records {booked} rounds of this run where {after} are known "
-                        f"here: a copy of the run has gone on; let only that one run"
+                        f"here: a copy of the run has gone on; let only that one run",
                     )
             self._append({"event": "participate", **asdict(participation)})
 
@@ -232,27 +238,32 @@ class BudgetFile:
 
     def _check(self, book: BudgetFileContents, grant: BudgetGrant) -> None:
         if grant.run in book.grants:
-            raise BadInput(f"{self.path} holds a grant of the run {grant.run} already")
+            raise BadInput(
+                "grant-exists", f"{self.path} holds a grant of the run {grant.run} already"
+            )
         for other in book.grants.values():
             if (other.unit, other.neighbours) != (grant.unit, grant.neighbours):
                 raise BadInput(
+                    "units-differ",
                     f"{self.path} is spent on {other.neighbours}, and this run protects "
-                    f"{grant.neighbours}; give it a budget file of its own"
+                    f"{grant.neighbours}; give it a budget file of its own",
                 )
             own = other.run.partition("+")[0] == grant.run.partition("+")[0]  # of other rounds
             if not own and None is not other.noise_seed == grant.noise_seed:
                 raise BadInput(
+                    "seed-repeated",
                     f"{self.path} holds a run with the seed {grant.noise_seed}, whose noise this "
                     f"one would repeat: nothing is promised about both; give another plan.seed, or "
-                    f"secret noise"
+                    f"secret noise",
                 )
         if not book.fits(grant):
             epsilon, delta = book.left
             raise BadInput(
+                "budget-too-small",
                 f"{self.path} has epsilon = {epsilon:.6g} of {book.epsilon:g} and delta = "
                 f"{delta:.3g} of {book.delta:g} left, and {grant.rounds} rounds would take "
                 f"epsilon = {round_up(grant.epsilon, 6)} and delta = {grant.delta:.3g}; take fewer "
-                f"rounds, more noise or a smaller privacy.delta"
+                f"rounds, more noise or a smaller privacy.delta",
             )
 
     @contextmanager
@@ -260,8 +271,9 @@ class BudgetFile:
         """One booking at a time, over all processes; each is short, so others wait."""
         if not new and not self.path.is_file():
             raise BadInput(
+                "not-a-budget-file",
                 f"{self.path} is no budget file; open one with: dpscaffold budget {self.path} "
-                f"--epsilon E --delta D"
+                f"--epsilon E --delta D",
             )
         lock = self.path.with_name(f".{self.path.name}.lock")
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
@@ -302,9 +314,12 @@ class BudgetFile:
                     raise ValueError(f"{event!r} is unknown")
             except (KeyError, TypeError, ValueError) as error:
                 raise BadInput(
+                    "budget-file-damaged",
                     f"{self.path} is no budget file: line {place} is not what it should be "
-                    f"({error}); restore it"
+                    f"({error}); restore it",
                 ) from error
         if total is None:
-            raise BadInput(f"{self.path} does not say how much may be spent; restore it")
+            raise BadInput(
+                "budget-file-damaged", f"{self.path} does not say how much may be spent; restore it"
+            )
         return BudgetFileContents(*total, grants, participations, journal.anchor)

@@ -40,13 +40,16 @@ def read_key(path: Path) -> bytes:
     try:
         key = bytes.fromhex(path.read_text(encoding="ascii"))
     except FileNotFoundError:
-        raise BadInput(f"{path} is missing, the key of the data's identity; restore it") from None
+        raise BadInput(
+            "data-key-missing", f"{path} is missing, the key of the data's identity; restore it"
+        ) from None
     except ValueError:
         key = b""
     if len(key) != SIZE:
         raise BadInput(
+            "data-key-damaged",
             f"{path} does not hold a key ({2 * SIZE} hexadecimal digits); restore it, or name "
-            f"another file"
+            f"another file",
         )
     return key
 
@@ -77,9 +80,11 @@ def open_key(path: Path) -> bytes:
     (True, '0o600')
     """
     if path.is_dir():
-        raise BadInput(f"{path} is a folder; name a file for the key")
+        raise BadInput("not-a-file", f"{path} is a folder; name a file for the key")
     if not path.parent.is_dir():
-        raise BadInput(f"{path} cannot be made: its folder does not exist; make it first")
+        raise BadInput(
+            "folder-not-found", f"{path} cannot be made: its folder does not exist; make it first"
+        )
     if not path.exists():
         write_key(path, fresh_key())
     return read_key(path)

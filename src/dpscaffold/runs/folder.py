@@ -92,12 +92,13 @@ class RunFolder:
     def check_free(self) -> None:
         """Refuse a folder that holds a run or anything else."""
         if self.path.exists() and not self.path.is_dir():
-            raise BadInput(f"--out is {self.path}, which is a file; name a folder")
+            raise BadInput("not-a-folder", f"--out is {self.path}, which is a file; name a folder")
         self._refuse_a_run()
         if self.path.exists() and any(not _is_left_over(path) for path in self.path.iterdir()):
             raise BadInput(
+                "folder-not-empty",
                 f"--out is {self.path}, which is not empty and holds no run; name a new or an "
-                f"empty folder"
+                f"empty folder",
             )
 
     def begin(
@@ -136,16 +137,18 @@ class RunFolder:
         saved = self.read_json(SEED)
         if saved is None:
             raise BadInput(
+                "seed-missing",
                 f"{self.path} holds a private run without the seed that it draws from ({SEED}), so "
-                f"it cannot be resumed; restore the file, or start a new run elsewhere"
+                f"it cannot be resumed; restore the file, or start a new run elsewhere",
             )
         return Seed.from_json(saved, str(self.file(SEED)))
 
     def _refuse_a_run(self) -> None:
         if self.holds_run:
             raise BadInput(
+                "run-exists",
                 f"--out is {self.path}, which already holds a run; "
-                "add --resume to go on with it, or name another folder"
+                "add --resume to go on with it, or name another folder",
             )
 
     def lock(self) -> None:
@@ -157,14 +160,16 @@ class RunFolder:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
             raise BadInput(
+                "folder-in-use",
                 f"--out is {self.path}, where another process{holder and f' ({holder})'} is at "
-                f"work; wait until it ends, or name another folder"
+                f"work; wait until it ends, or name another folder",
             ) from None
         except OSError as error:
             os.close(descriptor)
             raise BadInput(
+                "folder-not-lockable",
                 f"--out is {self.path}, which cannot be locked ({error.strerror}); name a folder "
-                f"on a file system with locks"
+                f"on a file system with locks",
             ) from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -185,7 +190,8 @@ class RunFolder:
             saved = tomllib.loads(self.file("config.toml").read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(
-                f"{self.file('config.toml')} is damaged ({error}); restore it or start a new run"
+                "run-damaged",
+                f"{self.file('config.toml')} is damaged ({error}); restore it or start a new run",
             ) from error
         if longer:
             saved, config = _without_rounds(saved), _without_rounds(config)
@@ -207,8 +213,9 @@ class RunFolder:
             if plan.rounds < rounds:
                 key, old, new = ("rounds", rounds, plan.rounds)
             raise BadInput(
+                "fewer-rounds",
                 f"{self.path} holds a run with plan.{key} = {old}, not {new}; a run can be given "
-                f"more rounds, not fewer"
+                f"more rounds, not fewer",
             )
         return True
 
@@ -218,8 +225,9 @@ class RunFolder:
         saved = self.read_json("setting.json")
         if saved is None:
             raise BadInput(
+                "run-too-old",
                 f"{self.path} holds a run of an earlier version, which did not write down its "
-                f"setting (setting.json), so it cannot be resumed; start a new run elsewhere"
+                f"setting (setting.json), so it cannot be resumed; start a new run elsewhere",
             )
         now = json.loads(json.dumps(setting))
         if longer:
@@ -237,22 +245,25 @@ class RunFolder:
         if difference:
             key, old, new = difference
             raise BadInput(
+                "configuration-changed",
                 f"{self.path} holds a run with {key} = {old!r}, not {new!r}; resume it with its "
-                f"own configuration"
+                f"own configuration",
             )
 
     def data_key(self, given: Path | None = None) -> bytes:
         """The key of the data's identity; a given file must hold the same one."""
         if not self.file(KEY).exists():
             raise BadInput(
+                "data-key-missing",
                 f"{self.path} holds a run without the key of its data's identity ({KEY}), so it "
-                f"cannot be resumed; restore the file, or start a new run elsewhere"
+                f"cannot be resumed; restore the file, or start a new run elsewhere",
             )
         key = read_key(self.file(KEY))
         if given is not None and (not given.exists() or read_key(given) != key):
             raise BadInput(
+                "data-key-changed",
                 f"--data-key is {given}, and the run in {self.path} began with another key; leave "
-                f"it out to resume"
+                f"it out to resume",
             )
         return key
 
@@ -261,18 +272,21 @@ class RunFolder:
         saved = self.read_json("run.json")
         if saved is None:
             raise BadInput(
+                "run-too-old",
                 f"{self.path} holds a run of an earlier version, which did not write down its "
-                f"data's identity (run.json), so it cannot be resumed; start a new run elsewhere"
+                f"data's identity (run.json), so it cannot be resumed; start a new run elsewhere",
             )
         if saved.get("data") != now.data:
             raise BadInput(
+                "records-differ",
                 f"{self.path} holds a run on other data; resume it on the very records it began "
-                f"with"
+                f"with",
             )
         if saved.get("engine") != now.engine:
             raise BadInput(
+                "configuration-changed",
                 f"{self.path} holds a run of the engine {saved.get('engine')!r}, not "
-                f"{now.engine!r}; resume it with its own"
+                f"{now.engine!r}; resume it with its own",
             )
 
     def write_text(self, name: str, text: str) -> None:
@@ -300,13 +314,15 @@ class RunFolder:
             saved = dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
             raise BadInput(
+                "checkpoint-damaged",
                 f"{path} cannot be read as a checkpoint ({type(error).__name__}); restore the "
-                f"file, or start a new run elsewhere"
+                f"file, or start a new run elsewhere",
             ) from error
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise BadInput(
+                "wrong-version",
                 f"{path} has format {saved.get('format')}, and this version reads format "
-                f"{CHECKPOINT_FORMAT}; resume it with the version that wrote it"
+                f"{CHECKPOINT_FORMAT}; resume it with the version that wrote it",
             )
         return saved
 
@@ -338,8 +354,9 @@ class RunFolder:
         found = hashlib.sha256(_lines(self._metrics_until(round)).encode()).hexdigest()
         if digest is not None and found != digest:
             raise BadInput(
+                "run-damaged",
                 f"{self.file('metrics.jsonl')} is not as this run left it: rounds up to {round} "
-                f"were lost or changed; restore it or start a new run"
+                f"were lost or changed; restore it or start a new run",
             )
 
     def _metrics_until(self, round: int) -> list[HistoryRow]:
@@ -361,8 +378,9 @@ class RunFolder:
             return Statement.from_json(found)
         except ValueError as error:
             raise BadInput(
+                "run-damaged",
                 f"{self.file('privacy.json')} is not a privacy statement that this version reads "
-                f"({error}); restore it"
+                f"({error}); restore it",
             ) from error
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -374,10 +392,12 @@ class RunFolder:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(
-                f"{path} is not valid JSON ({error}); restore it or start a new run"
+                "run-damaged", f"{path} is not valid JSON ({error}); restore it or start a new run"
             ) from error
         if not isinstance(found, dict):
-            raise BadInput(f"{path} holds no table of values; restore it or start a new run")
+            raise BadInput(
+                "run-damaged", f"{path} holds no table of values; restore it or start a new run"
+            )
         return found
 
 

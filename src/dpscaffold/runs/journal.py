@@ -48,7 +48,9 @@ class Anchor:
             and isinstance(values.get("head"), str)
         ):
             return cls(values["lines"], values["head"])
-        raise BadInput(f"{where} does not name the head of its journal; restore it")
+        raise BadInput(
+            "ledger-damaged", f"{where} does not name the head of its journal; restore it"
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,10 @@ class Journal:
         """
         taken = [key for key in RESERVED if key in line]
         if taken:
-            raise BadInput(f"a journal line names {taken[0]!r}, which the journal itself writes")
+            raise BadInput(
+                "reserved-name",
+                f"a journal line names {taken[0]!r}, which the journal itself writes",
+            )
         body = json.loads(json.dumps({**line, "process": self._process}, allow_nan=False))
         chain = _link(self.head, body)
         new = not self.path.exists()
@@ -155,8 +160,9 @@ class Journal:
         found = os.fstat(descriptor).st_size
         if found != self._size:
             raise BadInput(
+                "folder-in-use",
                 f"{self.path} has {found} bytes where this process left {self._size}: another "
-                f"process has written to it; let only one work on it"
+                f"process has written to it; let only one work on it",
             )
         if self._end == 0:
             return b""
@@ -197,8 +203,9 @@ class Journal:
                     earlier.add(writer := body["process"])
                 if body is None or reason:
                     raise BadInput(
+                        "ledger-damaged",
                         f"{self.path} is damaged at line {place} ({reason}); restore it or start a "
-                        f"new run"
+                        f"new run",
                     )
                 head, end = body.pop("chain"), end + len(raw)
                 del body["process"]

@@ -130,7 +130,10 @@ def read_account(folder: Path) -> Account:
     steps, costs = read_preprocessing(folder)
     opening = read_opening(journal)
     if opening.costs != _costs_digest(costs):
-        raise PrivacyError(f"{folder / PREPARATION} is not the one this run began with; {AGAIN}")
+        raise PrivacyError(
+            "run-file-changed",
+            f"{folder / PREPARATION} is not the one this run began with; {AGAIN}",
+        )
     config = _read_config(folder)
     ledger = ledger.charged(costs)
     planning = read_parts(journal, ledger.run.rounds)
@@ -155,7 +158,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
+        raise PrivacyError("run-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
 
 
 def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:
@@ -167,10 +170,12 @@ def _drawn(folder: Path, opening: Opening, journal: Journal) -> SeedKnowledge:
     except OSError:  # it is not here, or for others
         return known
     except ValueError as error:
-        raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
+        raise PrivacyError("seed-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
     seed = Seed.from_json(kept, str(path))
     if (seed.origin, seed.mark) != (opening.origin, opening.mark):
-        raise PrivacyError(f"{path} is not the seed that this run began with; {AGAIN}")
+        raise PrivacyError(
+            "run-file-changed", f"{path} is not the seed that this run began with; {AGAIN}"
+        )
     return replace(known, value=seed.value)
 
 
@@ -195,7 +200,9 @@ def read_parts(journal: Journal, planned: int) -> Parts:
         if EXTENDS in line:
             end = line[EXTENDS]
             if not isinstance(end, int) or end <= ends[-1]:
-                raise PrivacyError(f"{journal.path} is damaged at line {place}; {AGAIN}")
+                raise PrivacyError(
+                    "ledger-damaged", f"{journal.path} is damaged at line {place}; {AGAIN}"
+                )
             ends.append(end)
     return Parts(tuple(ends))
 
@@ -207,7 +214,9 @@ def read_opening(journal: Journal) -> Opening:
             return Opening.read(line["opens"])
         except (KeyError, TypeError):
             break
-    raise PrivacyError(f"{journal.path} does not begin with the description of its run; {AGAIN}")
+    raise PrivacyError(
+        "ledger-damaged", f"{journal.path} does not begin with the description of its run; {AGAIN}"
+    )
 
 
 class LedgerSummary:
@@ -237,7 +246,8 @@ def read_preprocessing(folder: Path) -> tuple[tuple[Remark, ...], tuple[Cost, ..
         return tuple(steps), tuple(Cost(**cost) for cost in said["costs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrivacyError(
-            f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it"
+            "run-damaged",
+            f"{path} cannot be read ({error}), so the cost of preprocessing is unknown; restore it",
         ) from error
 
 
@@ -245,8 +255,9 @@ def check_anchor(journal: Journal, anchor: Anchor, where: str) -> None:
     """Refuse a journal that does not begin with the lines that ``where`` was written after."""
     if not journal.follows(anchor):
         raise PrivacyError(
+            "ledger-damaged",
             f"{journal.path} is not the journal that {where} names: its first {anchor.lines} lines "
-            f"were shortened or changed; {AGAIN}"
+            f"were shortened or changed; {AGAIN}",
         )
 
 
@@ -257,23 +268,32 @@ def _read(folder: Path) -> tuple[Ledger, Journal]:
     try:
         saved = Ledger.from_dict(summary)
     except (ValueError, KeyError, TypeError) as error:
-        raise PrivacyError(f"{folder / SUMMARY} is damaged ({error}); {AGAIN}") from error
+        raise PrivacyError(
+            "ledger-damaged", f"{folder / SUMMARY} is damaged ({error}); {AGAIN}"
+        ) from error
     stated = _stated_anchor(folder)
     journal = Journal(folder / JOURNAL)
     check_anchor(journal, Anchor.read(head, str(folder / SUMMARY)), SUMMARY)
     if stated is not None:
         check_anchor(journal, stated, "the statement (privacy.json)")
     if read_opening(journal).run != _run_digest(summary):
-        raise PrivacyError(f"{folder / SUMMARY} describes another run than its journal; {AGAIN}")
+        raise PrivacyError(
+            "ledger-of-another-run",
+            f"{folder / SUMMARY} describes another run than its journal; {AGAIN}",
+        )
     ledger = Ledger(saved.run, saved.user_budget)
     for entry in read_entries(journal):
         if entry.round > ledger.rounds + 1:  # a run takes every round, so a gap is a loss
             raise PrivacyError(
-                f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start a new run"
+                "ledger-damaged",
+                f"{folder / JOURNAL} lacks round {ledger.rounds + 1}; restore it or start a new "
+                f"run",
             )
         ledger.record(entry.round, entry.users, again=entry.again)
     if bool((ledger.participations < saved.participations).any()):
-        raise PrivacyError(f"{folder / JOURNAL} records less than ledger.json counts; {AGAIN}")
+        raise PrivacyError(
+            "ledger-damaged", f"{folder / JOURNAL} records less than ledger.json counts; {AGAIN}"
+        )
     return ledger, journal
 
 
@@ -281,12 +301,13 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
     if not path.exists():
         raise PrivacyError(
-            f"{folder} holds no ledger (ledger.json); name the folder of a private run"
+            "ledger-missing",
+            f"{folder} holds no ledger (ledger.json); name the folder of a private run",
         )
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise PrivacyError(f"{path} is damaged ({error}); {AGAIN}") from error
+        raise PrivacyError("ledger-damaged", f"{path} is damaged ({error}); {AGAIN}") from error
 
 
 def _stated_anchor(folder: Path) -> Anchor | None:
@@ -297,7 +318,7 @@ def _stated_anchor(folder: Path) -> Anchor | None:
     try:
         said = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise PrivacyError(f"{path} is damaged ({error}); restore it") from error
+        raise PrivacyError("run-damaged", f"{path} is damaged ({error}); restore it") from error
     return Anchor.read(said["journal"], str(path)) if "journal" in said else None
 
 
@@ -306,7 +327,9 @@ def _entry(line: Mapping[str, Any], where: str) -> RoundEntry:
         ahead = bool(line.get("ahead", False))
         return RoundEntry(int(line["round"]), tuple(line["users"]), bool(line["again"]), ahead)
     except (KeyError, TypeError, ValueError) as error:
-        raise PrivacyError(f"{where} is not a round of a ledger ({error}); {AGAIN}") from error
+        raise PrivacyError(
+            "ledger-damaged", f"{where} is not a round of a ledger ({error}); {AGAIN}"
+        ) from error
 
 
 def _at_delta(ledger: Ledger, delta: float) -> Ledger:

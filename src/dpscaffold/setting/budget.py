@@ -61,7 +61,7 @@ class Budget:
     def _check_numbers(self) -> None:
         named = self.delta is None or self.delta == RECORDS
         if not named and not 0 < number("privacy.delta", self.delta) < 1:
-            raise BadInput(bad_delta("privacy.delta", self.delta))
+            raise BadInput("out-of-range", bad_delta("privacy.delta", self.delta))
         if self.max_participations is not None:
             whole("privacy.max_participations", self.max_participations, 1)
         if type(self.colluders) is not int or self.colluders != 1:
@@ -69,14 +69,17 @@ class Budget:
         for name in ("user_epsilon", "target_epsilon"):
             value = getattr(self, name)
             if value is not None and not number(f"privacy.{name}", value) > 0:
-                raise BadInput(f"privacy.{name} is {value}; it must be positive")
+                raise BadInput("out-of-range", f"privacy.{name} is {value}; it must be positive")
 
     def _check_file(self) -> None:
         """A path becomes text; anything else is refused."""
         if isinstance(self.file, Path):
             object.__setattr__(self, "file", str(self.file))
         if self.file is not None and (not isinstance(self.file, str) or not self.file):
-            raise BadInput(f"privacy.budget_file is {self.file!r}; give the path of a budget file")
+            raise BadInput(
+                "wrong-type",
+                f"privacy.budget_file is {self.file!r}; give the path of a budget file",
+            )
 
     def bound(self, run: Mechanism, repeats: Sequence[int] = ()) -> Bound:
         """The bound against the adversary that the budget names."""

@@ -76,9 +76,11 @@ class Gaussian:
         choice("privacy.sampling", self.sampling, ("fixed", "poisson"))
         choice("privacy.unit", self.unit, ("record", "user"))
         if number("privacy.noise", self.noise) < 0:
-            raise BadInput(f"privacy.noise is {self.noise}; it must be 0 or positive")
+            raise BadInput(
+                "out-of-range", f"privacy.noise is {self.noise}; it must be 0 or positive"
+            )
         if self.noise and not LEAST_NOISE <= self.noise <= MOST_NOISE:
-            raise BadInput(unusable_noise("privacy.noise", self.noise))
+            raise BadInput("noise-out-of-range", unusable_noise("privacy.noise", self.noise))
         # Whether sizes are declared is the data's to say; the setting asks again with them.
         if self.neighbours is not None:
             choose_relation(self.neighbours, self.sampling, self.unit, declared=True)
@@ -89,17 +91,21 @@ class Gaussian:
             return
         numeric = isinstance(self.clip, int | float) and not isinstance(self.clip, bool)
         if not numeric or not float(self.clip) > 0:
-            raise BadInput(f"privacy.clip is {self.clip!r}; give a positive number or 'median'")
+            raise BadInput(
+                "out-of-range", f"privacy.clip is {self.clip!r}; give a positive number or 'median'"
+            )
         clip = float(self.clip)
         if not (_CLIPS[0] <= clip <= _CLIPS[1] or math.isinf(clip)):
             raise BadInput(
+                "clip-not-exact",
                 f"privacy.clip is {self.clip}, to which float32 gradients cannot be clipped "
-                f"exactly; give a number from {_CLIPS[0]:g} to {_CLIPS[1]:g}"
+                f"exactly; give a number from {_CLIPS[0]:g} to {_CLIPS[1]:g}",
             )
         if math.isinf(clip) and self.noise > 0:
             raise BadInput(
+                "clip-infinite",
                 f"privacy.clip is infinite while privacy.noise is {self.noise}; noise needs a "
-                f"finite clip"
+                f"finite clip",
             )
 
     def _check_epsilon(self) -> None:
@@ -107,14 +113,19 @@ class Gaussian:
             choice("privacy.view", self.view, get_args(View))
         if self.epsilon is None:
             if self.view is not None:
-                raise BadInput("privacy.view is given without privacy.epsilon; give both")
+                raise BadInput(
+                    "missing-key", "privacy.view is given without privacy.epsilon; give both"
+                )
             return
         if number("privacy.epsilon", self.epsilon) <= 0:
-            raise BadInput(f"privacy.epsilon is {self.epsilon}; it must be positive")
+            raise BadInput(
+                "out-of-range", f"privacy.epsilon is {self.epsilon}; it must be positive"
+            )
         if not isinstance(self.noise, _Default):
             raise BadInput(
+                "noise-or-epsilon",
                 f"privacy needs either noise or epsilon, and both are given ({self.noise} and "
-                f"{self.epsilon}); leave one out"
+                f"{self.epsilon}); leave one out",
             )
 
     def scale(self, clip: Any, batch: Any) -> Any:

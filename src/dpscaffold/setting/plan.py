@@ -77,14 +77,15 @@ class Plan:
         for name in ("user_ratio", "data_ratio", "tail"):
             value = number(f"plan.{name}", getattr(self, name))
             if not 0 < value <= 1:
-                raise BadInput(f"plan.{name} is {value}; it must lie in (0, 1]")
+                raise BadInput("out-of-range", f"plan.{name} is {value}; it must lie in (0, 1]")
         for name in ("learning_rate", "server_rate"):
             value = number(f"plan.{name}", getattr(self, name))
             if not value > 0:
-                raise BadInput(f"plan.{name} is {value}; it must be positive")
+                raise BadInput("out-of-range", f"plan.{name} is {value}; it must be positive")
         if number("plan.regularisation", self.regularisation) < 0:
             raise BadInput(
-                f"plan.regularisation is {self.regularisation}; it must be 0 or positive"
+                "out-of-range",
+                f"plan.regularisation is {self.regularisation}; it must be 0 or positive",
             )
         choice("plan.weighting", self.weighting, ("uniform", "records"))
         choice("plan.averaging", self.averaging, ("none", "uniform", "tail"))
@@ -100,8 +101,9 @@ class Plan:
                 whole(f"plan.{name}", getattr(self, name), least)
         if self.max_rounds is not None and self.max_rounds < self.rounds:
             raise BadInput(
+                "out-of-range",
                 f"plan.max_rounds is {self.max_rounds}, and plan.rounds is {self.rounds}; give "
-                f"at least as many, or leave plan.max_rounds out"
+                f"at least as many, or leave plan.max_rounds out",
             )
 
     def _check_steps(self) -> None:
@@ -109,14 +111,16 @@ class Plan:
         steps = self.steps_by_user
         if isinstance(steps, str) or not isinstance(steps, Sequence) or not steps:
             raise BadInput(
-                f"plan.steps_by_user is {steps!r}; give a list with the local steps of every user"
+                "not-a-list",
+                f"plan.steps_by_user is {steps!r}; give a list with the local steps of every user",
             )
         for place, count in enumerate(steps):
             whole(f"plan.steps_by_user[{place}]", count, least=1)
         if max(steps) != self.local_steps:
             raise BadInput(
+                "steps-disagree",
                 f"plan.local_steps is {self.local_steps}, and the largest of plan.steps_by_user is "
-                f"{max(steps)}; set plan.local_steps = {max(steps)}, which is what is accounted"
+                f"{max(steps)}; set plan.local_steps = {max(steps)}, which is what is accounted",
             )
         object.__setattr__(self, "steps_by_user", tuple(steps))
 
@@ -159,8 +163,9 @@ class Plan:
         count = floor_share(self.user_ratio, users)
         if count < 1:
             raise BadInput(
+                "no-participants",
                 f"plan.user_ratio is {self.user_ratio}, which selects no one of {users} users; "
-                f"use at least {least_ratio(users)}"
+                f"use at least {least_ratio(users)}",
             )
         return count
 
@@ -169,8 +174,9 @@ class Plan:
         _ = self.step_size, self.planned  # what engines and accountants ask for next
         if self.steps_by_user is not None and len(self.steps_by_user) != len(sizes):
             raise BadInput(
+                "count-differs",
                 f"plan.steps_by_user has {len(self.steps_by_user)} numbers for {len(sizes)} users; "
-                f"give one for each user, in their order"
+                f"give one for each user, in their order",
             )
         return self.batch_sizes(sizes), self.cohort_size(len(sizes))
 
@@ -181,8 +187,9 @@ class Plan:
             user = int((batch_sizes < 1).nonzero()[0])
             size = int(sizes[user])
             raise BadInput(
+                "empty-batch",
                 f"plan.data_ratio is {self.data_ratio}, which leaves user {user} with {size} "
-                f"records an empty batch; use at least {least_ratio(size)} or leave that user out"
+                f"records an empty batch; use at least {least_ratio(size)} or leave that user out",
             )
         return batch_sizes
 

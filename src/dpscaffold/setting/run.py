@@ -70,19 +70,22 @@ class Setting:
         plan = self.plan
         if self.algorithm.full_pass and plan.local_steps != max(1, round(1 / plan.data_ratio)):
             raise BadInput(
+                "one-pass-steps",
                 f"plan.local_steps is {plan.local_steps}, but {self.algorithm.name} takes one pass "
                 f"over the data a round; with plan.data_ratio {plan.data_ratio} use "
-                f"{max(1, round(1 / plan.data_ratio))}"
+                f"{max(1, round(1 / plan.data_ratio))}",
             )
         if self.algorithm.noise_aware and self.privacy and self.privacy.clip == "median":
             raise BadInput(
+                "median-clip",
                 f"privacy.clip is 'median', but {self.algorithm.name} weighs controls by their "
-                "noise, which is unknown where the clip bound is read off the batch; give a number"
+                "noise, which is unknown where the clip bound is read off the batch; give a number",
             )
         if self.warm_rounds >= plan.rounds:
             raise BadInput(
+                "no-rounds-left",
                 f"plan.rounds is {plan.rounds}, and the warm start alone takes {self.warm_rounds}; "
-                "use more rounds, set plan.warm_rounds, or choose an algorithm without one"
+                "use more rounds, set plan.warm_rounds, or choose an algorithm without one",
             )
         self._solve()
 
@@ -99,9 +102,10 @@ class Setting:
         seeded = [cost.name for cost in costs if cost.seeded]
         if self.privacy is not None and self.privacy.secret and seeded:
             raise BadInput(
+                "noise-not-secret",
                 f"privacy.secret is true, but the noise on the private {seeded[0]} came from the "
                 f"data's seed and can be taken off again; set entropy = 'system' in that step and "
-                f"store the data once with 'dpscaffold data prepare'"
+                f"store the data once with 'dpscaffold data prepare'",
             )
 
     def _check_neighbours(self) -> None:
@@ -111,8 +115,9 @@ class Setting:
             choose_relation(privacy.neighbours, privacy.sampling, privacy.unit, declared)
         if self.sampling != "poisson" and declared:
             raise BadInput(
+                "not-applicable",
                 "data.declared_sizes is given, but batches of fixed size need the true sizes; set "
-                "privacy.sampling = 'poisson' or leave the sizes out"
+                "privacy.sampling = 'poisson' or leave the sizes out",
             )
 
     @cached_property
@@ -227,7 +232,9 @@ class Setting:
         of its data's preparation included."""
         run = self.describe()
         if run is None or self.privacy is None:
-            raise BadInput("epsilon is asked of a run without privacy; give it a mechanism")
+            raise BadInput(
+                "no-privacy", "epsilon is asked of a run without privacy; give it a mechanism"
+            )
         bound = bound_for(run, view or self.budget.view, (), self.budget.colluders)
         costs, _ = charged(self.roster.schema.preparation, run)
         noise = calibrate_noise(run, epsilon, bound, costs)

@@ -76,9 +76,10 @@ class Secure:
             whole("secure.least", self.least, 1)
             if self.least - self.colluders < 2:
                 raise BadInput(
+                    "too-few-sites",
                     f"secure.least is {self.least} with secure.colluders = {self.colluders}; at "
                     f"least two honest sites must hide each other, so give {self.colluders + 2} "
-                    f"or more"
+                    f"or more",
                 )
 
     def smallest_list(self, participants: int) -> int:
@@ -86,14 +87,16 @@ class Secure:
         least = participants if self.least is None else self.least
         if least > participants:
             raise BadInput(
+                "too-few-sites",
                 f"secure.least is {least}, and only {participants} sites take part in a round; "
-                f"give at most {participants}, or raise plan.user_ratio"
+                f"give at most {participants}, or raise plan.user_ratio",
             )
         if least - self.colluders < 2:
             raise BadInput(
+                "too-few-sites",
                 f"secure.colluders is {self.colluders}, and {least} sites take part in a round; "
                 f"at least two honest sites must hide each other, so let {self.colluders + 2} or "
-                f"more take part, or lower secure.colluders"
+                f"more take part, or lower secure.colluders",
             )
         return least
 
@@ -105,8 +108,9 @@ class Secure:
         honest = members - self.colluders
         if honest < 2:
             raise BadInput(
+                "too-few-sites",
                 f"the list has {members} members with secure.colluders = {self.colluders}; at "
-                f"least {self.colluders + 2} are needed"
+                f"least {self.colluders + 2} are needed",
             )
         return multiplier * sensitivity / math.sqrt(honest)
 
@@ -119,8 +123,9 @@ class Secure:
         self.deviation(1.0, 1.0, members)
         if members > participants:
             raise BadInput(
+                "too-many-sites",
                 f"the list has {members} members, and {participants} were drawn; a list is part "
-                f"of the draw"
+                f"of the draw",
             )
         return noise * math.sqrt((participants - self.colluders) / (members - self.colluders))
 
@@ -139,9 +144,13 @@ class SumGrid:
 
     def __post_init__(self) -> None:
         if self.bits not in (32, 64):
-            raise BadInput(f"bits is {self.bits!r}; integers of a sum have 32 or 64")
+            raise BadInput(
+                "unknown-choice", f"bits is {self.bits!r}; integers of a sum have 32 or 64"
+            )
         if not (self.step > 0 and math.isfinite(self.step) and math.frexp(self.step)[0] == 0.5):
-            raise BadInput(f"step is {self.step!r}; the step of a sum's grid is a power of two")
+            raise BadInput(
+                "out-of-range", f"step is {self.step!r}; the step of a sum's grid is a power of two"
+            )
 
     @classmethod
     def of(cls, deviation: float, reach: float) -> SumGrid:
@@ -153,14 +162,16 @@ class SumGrid:
         """
         if not (math.isfinite(deviation) and deviation > 0):
             raise BadInput(
-                f"the noise of a secure sum has deviation {deviation:g}; give noise above 0"
+                "no-noise",
+                f"the noise of a secure sum has deviation {deviation:g}; give noise above 0",
             )
         step = 2.0 ** (math.floor(math.log2(deviation)) - SUM_GRID_BITS)
         widths = [bits for bits in (32, 64) if reach < step * 2.0 ** (bits - 1)]
         if not widths:
             raise BadInput(
+                "sum-overflows",
                 f"sums up to {reach:g} with noise of deviation {deviation:g} do not fit integers "
-                f"of 64 bits; give more noise or a smaller clip"
+                f"of 64 bits; give more noise or a smaller clip",
             )
         return cls(step, widths[0])
 
@@ -201,7 +212,9 @@ class SumGrid:
         import torch
 
         if words.dtype != self.dtype:
-            raise BadInput(f"the words are {words.dtype}, and this sum has {self.dtype}")
+            raise BadInput(
+                "wrong-type", f"the words are {words.dtype}, and this sum has {self.dtype}"
+            )
         signed = words.astype(np.uint64).view(np.int64)
         return self.total(torch.from_numpy(signed))
 
@@ -264,8 +277,9 @@ class SumPlan:
         """σ_g of each member of a list of this many; refuses a list that is too short."""
         if members < self.least:
             raise BadInput(
+                "too-few-sites",
                 f"the list has {members} members, and secure.least is {self.least}; a shorter "
-                f"list is refused"
+                f"list is refused",
             )
         return self.secure.noise_for(self.noise, self.participants, members)
 

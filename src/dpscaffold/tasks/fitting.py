@@ -23,8 +23,9 @@ def check_task(task: Task, schema: Schema, seed: int) -> None:
     single = loss is None and scores.shape[-1] == 1 and classes == 2  # it tells two apart
     if scores.ndim != 2 or (scores.shape[1] < needed and not single):
         raise BadInput(
+            "wrong-scores",
             f"the task {task.name!r} gives scores of shape {tuple(scores.shape)} for one "
-            f"record; the federation's target is {schema.target}, so (1, {needed}) is needed"
+            f"record; the federation's target is {schema.target}, so (1, {needed}) is needed",
         )
     if isinstance(task, ModuleTask):
         _check_module(task, schema, seed)
@@ -36,11 +37,12 @@ def _scores_of_zeros(task: Task, dimension: int, seed: int) -> Tensor:
             scores = task.scores(task.initial(seed), task.prepare(torch.zeros(1, dimension)))
     except Exception as error:  # a module of a user's own may raise anything
         what = f"the task {task.name!r} does not accept records of {dimension} features"
-        raise BadInput(f"{what} ({type(error).__name__}: {error})") from error
+        raise BadInput("task-failed", f"{what} ({type(error).__name__}: {error})") from error
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
         raise BadInput(
+            "wrong-scores",
             f"the task {task.name!r} gives {type(scores).__name__} instead of scores; its "
-            f"module must return one tensor of floats"
+            f"module must return one tensor of floats",
         )
     return scores
 
@@ -65,7 +67,8 @@ def _check_module(task: ModuleTask, schema: Schema, seed: int) -> None:
     except Exception as error:
         said = str(error).strip().splitlines()
         raise BadInput(
+            "not-per-record",
             f"the module {task.name!r} cannot be trained record by record "
             f"({type(error).__name__}: {said[0] if said else 'no message'}); what it does must "
-            f"not depend on the values of a record"
+            f"not depend on the values of a record",
         ) from error

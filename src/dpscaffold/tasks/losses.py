@@ -59,17 +59,19 @@ class Loss:
         task.loss is 'huber', which is for numbers; the target is a class: use softmax or logistic
         """
         if kind != self.kind:
-            raise BadInput(self._other_kind(kind))
+            raise BadInput("wrong-loss", self._other_kind(kind))
         if self.kind == "class" and self.scores == 1 and classes not in (0, 2):
             raise BadInput(
+                "wrong-loss",
                 f"task.loss is {self.name!r}, which tells two classes apart; the target has "
-                f"{classes}: use softmax"
+                f"{classes}: use softmax",
             )
 
         if self.weights and classes and len(self.weights) != classes:
             raise BadInput(
+                "count-differs",
                 f"task.class_weights has {len(self.weights)} numbers, and the target has {classes} "
-                f"classes; give one each"
+                f"classes; give one each",
             )
 
     def _other_kind(self, kind: Kind) -> str:
@@ -90,8 +92,9 @@ class Loss:
         """Refuse a model whose number of scores is not the loss's."""
         if self.scores not in (None, outputs):
             raise BadInput(
+                "wrong-scores",
                 f"the task gives {outputs} scores a record, but the loss {self.name!r} reads "
-                f"{self.scores}: make it with {self.scores}"
+                f"{self.scores}: make it with {self.scores}",
             )
 
     def predictions(self, scores: Tensor) -> Tensor:
@@ -108,8 +111,9 @@ class Loss:
         number."""
         if self.kind == "number":
             raise BadInput(
+                "wrong-target",
                 f"the loss {self.name!r} predicts a number, which has no class probabilities; "
-                f"use its predictions"
+                f"use its predictions",
             )
         if self.kind == "labels":
             return scores.sigmoid()
@@ -199,7 +203,7 @@ def huber(delta: float = 1.0) -> Loss:
     """
     delta = number("delta", delta)
     if delta <= 0:
-        raise BadInput(f"delta is {delta}; the Huber loss needs a positive number")
+        raise BadInput("out-of-range", f"delta is {delta}; the Huber loss needs a positive number")
     name = "huber" if delta == 1 else f"huber:{delta!r}"
     return Loss(name, HuberValues(delta), HuberErrors(delta), convex=True, kind="number")
 
@@ -238,13 +242,16 @@ def weighted(loss: Loss, weights: Sequence[float]) -> Loss:
     if loss.kind != "class":
         what = "numbers" if loss.kind == "number" else "several labels, which are no classes"
         raise BadInput(
-            f"task.class_weights is given with the loss {loss.name!r} of {what}; leave it out"
+            "not-applicable",
+            f"task.class_weights is given with the loss {loss.name!r} of {what}; leave it out",
         )
     if loss.weights:
-        raise BadInput(f"the loss {loss.name!r} has class weights already")
+        raise BadInput("not-applicable", f"the loss {loss.name!r} has class weights already")
     numbers = tuple(number("task.class_weights", value) for value in weights)
     if len(numbers) < 2 or min(numbers) <= 0:
-        raise BadInput(f"task.class_weights is {list(weights)}; give a positive number a class")
+        raise BadInput(
+            "out-of-range", f"task.class_weights is {list(weights)}; give a positive number a class"
+        )
     return replace(
         loss,
         name=f"{loss.name}@{','.join(map(repr, numbers))}",
@@ -281,7 +288,7 @@ def loss_named(name: str) -> Loss:
             return weighted(loss_named(plain), [float(text) for text in numbers.split(",")])
         except ValueError as problem:
             raise BadInput(
-                f"task.loss is {name!r}; its weights cannot be read ({problem})"
+                "bad-weights", f"task.loss is {name!r}; its weights cannot be read ({problem})"
             ) from None
     kind, _, delta = name.partition(":")
     if kind == "huber" and delta:
@@ -289,8 +296,11 @@ def loss_named(name: str) -> Loss:
             return huber(float(delta))
         except ValueError:
             raise BadInput(
-                f"task.loss is {name!r}; after 'huber:' give a positive number, as in 'huber:0.5'"
+                "out-of-range",
+                f"task.loss is {name!r}; after 'huber:' give a positive number, as in 'huber:0.5'",
             ) from None
     if name not in LOSSES:
-        raise BadInput(f"task.loss is {name!r}; choose one of {', '.join(LOSSES)}, huber:DELTA")
+        raise BadInput(
+            "unknown-loss", f"task.loss is {name!r}; choose one of {', '.join(LOSSES)}, huber:DELTA"
+        )
     return LOSSES[name]

@@ -72,13 +72,15 @@ class Metric:
         if target.kind != self.kind:
             mine = {"class": "classes", "number": "numbers", "labels": "several labels"}
             raise BadInput(
+                "wrong-target",
                 f"the metric '{self.name}' is for {mine[self.kind]}, and the target is {target}; "
-                f"{advice}"
+                f"{advice}",
             )
         if self.classes is not None and len(target.classes) != self.classes:
             raise BadInput(
+                "wrong-target",
                 f"the metric '{self.name}' needs two classes, and the target has "
-                f"{len(target.classes)}; {advice}"
+                f"{len(target.classes)}; {advice}",
             )
 
 

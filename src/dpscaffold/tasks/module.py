@@ -58,7 +58,8 @@ class ModuleTask:
         learnt = {key: value for key, value in everything.items() if value.requires_grad}
         if not learnt:
             raise BadInput(
-                "the module has no parameters that require a gradient; there is nothing to learn"
+                "no-parameters",
+                "the module has no parameters that require a gradient; there is nothing to learn",
             )
         self.shapes = {key: value.shape for key, value in learnt.items()}
         self._initial = torch.cat([value.detach().flatten().float() for value in learnt.values()])
@@ -157,7 +158,8 @@ def _refuse_mixing(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, _MIXING):
             raise BadInput(
+                "not-per-record",
                 f"the module contains {type(layer).__name__}, which mixes the examples of a batch, "
                 f"so a single example's gradient cannot be clipped; use GroupNorm or LayerNorm "
-                f"instead"
+                f"instead",
             )

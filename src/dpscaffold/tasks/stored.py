@@ -60,7 +60,10 @@ def task_of(
     kind = entry["kind"]
     if kind not in ("module", "own"):
         if module is not None:
-            raise BadInput(f"module is given, but the model is of the kind {kind!r}; leave it out")
+            raise BadInput(
+                "not-applicable",
+                f"module is given, but the model is of the kind {kind!r}; leave it out",
+            )
         if kind == "logistic":
             return Logistic(int(entry["features"]), int(entry["outputs"]))
         loss = loss_named(entry["loss"])
@@ -69,18 +72,22 @@ def task_of(
         if kind == "mlp":
             outputs, hidden = int(entry["outputs"]), int(entry["hidden"])
             return Mlp(int(entry["features"]), outputs, hidden, loss)
-        raise BadInput(f"the model is of the kind {kind!r}, which this version does not know")
+        raise BadInput(
+            "wrong-version", f"the model is of the kind {kind!r}, which this version does not know"
+        )
     if module is None:
         raise BadInput(
+            "module-needed",
             f"the model is of a {'module' if kind == 'module' else 'task'} of one's own "
             f"({entry['name']!r}), whose code is not stored; give it: "
-            f"{'--module my_file:factory or ' * (kind == 'module')}load_model(folder, module=…)"
+            f"{'--module my_file:factory or ' * (kind == 'module')}load_model(folder, module=…)",
         )
     if not isinstance(module, nn.Module):
         return module
     if kind == "own":
         raise BadInput(
-            f"the model is of the task {entry['name']!r}, not of a bare module; give the task"
+            "module-mismatch",
+            f"the model is of the task {entry['name']!r}, not of a bare module; give the task",
         )
     return _module_task(entry, constants, module)
 
@@ -94,8 +101,9 @@ def _module_task(
     for key, value in constants.items():
         if key not in own or own[key].shape != value.shape:
             raise BadInput(
+                "module-mismatch",
                 f"module does not fit the stored model: it has no constant '{key}' of shape "
-                f"{tuple(value.shape)}; give the module that was trained"
+                f"{tuple(value.shape)}; give the module that was trained",
             )
         with torch.no_grad():
             own[key].copy_(value)
@@ -107,8 +115,9 @@ def _module_task(
     found = {key: list(value) for key, value in task.shapes.items()}
     if found != entry["tensors"]:
         raise BadInput(
+            "module-mismatch",
             f"module does not fit the stored model: its parameters are {_listed(found)}, and the "
-            f"stored ones {_listed(entry['tensors'])}; give the module that was trained"
+            f"stored ones {_listed(entry['tensors'])}; give the module that was trained",
         )
     return task
 

@@ -68,7 +68,8 @@ class Measures:
             if name not in METRICS:
                 known = ", ".join(metric.name for metric in metrics_for(target))
                 raise BadInput(
-                    f"task.metrics names '{name}'{nearest(name, METRICS)}; there are {known}"
+                    "unknown-metric",
+                    f"task.metrics names '{name}'{nearest(name, METRICS)}; there are {known}",
                 )
             METRICS[name].fits(target)
         expected = metrics_for(target)

@@ -65,7 +65,7 @@ def run(
     """
     instance("config", config, (Path, str, Mapping), "a TOML file or its tables (a dict)")
     if isinstance(overrides, str):
-        raise BadInput(f"overrides is {overrides!r}; give a list: [{overrides!r}]")
+        raise BadInput("not-a-list", f"overrides is {overrides!r}; give a list: [{overrides!r}]")
     given: list[str] = [
         *(_overriding(overrides) if isinstance(overrides, Mapping) else list(overrides))
     ]
@@ -100,13 +100,16 @@ def run_seeds(
     :func:`run_settings`.
     """
     if count < 2:
-        raise BadInput(f"--seeds is {count}; give 2 or more, or leave it out for one run")
+        raise BadInput(
+            "out-of-range", f"--seeds is {count}; give 2 or more, or leave it out for one run"
+        )
     privacy = settings.privacy
     if privacy is not None and (privacy.secret or privacy.release):
         raise BadInput(
+            "repeated-release",
             f"--seeds is {count}, and the noise is secret: {count} models of the same records "
             f"would be released, whose epsilons add; leave --seeds out, or simulate with --set "
-            f"privacy.secret=false"
+            f"privacy.secret=false",
         )
     first = public_seed(settings.plan.seed)
     federation = load_federation(settings.data)

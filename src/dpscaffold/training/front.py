@@ -112,7 +112,7 @@ def train(
         out=out,
     )
     if isinstance(metrics, str):
-        raise BadInput(f"metrics is '{metrics}'; give a list: metrics=['{metrics}']")
+        raise BadInput("not-a-list", f"metrics is '{metrics}'; give a list: metrics=['{metrics}']")
     budget = Budget() if budget is None else budget
     if out is None:
         require_folder(release, budget.file)
@@ -122,8 +122,9 @@ def train(
         setting, config = _for_release(setting, data, config, allow)
     elif allow:
         raise BadInput(
+            "not-applicable",
             "allow is given, which overrules what a release refuses, and nothing is released; add "
-            "release=True or leave it out"
+            "release=True or leave it out",
         )
     listeners = (CallbackListener(observer) if observer else silence, listener or silence)
     with Progress(setting.label, plan.rounds, quiet=not progress) as line:
@@ -169,13 +170,15 @@ def require_folder(released: bool, budget_file: str | Path | None) -> None:
     """Refuse, where no run folder is named, a run whose ledger must be kept."""
     if released:
         raise BadInput(
+            "no-run-folder",
             "a release is asked for without a run folder, which keeps its ledger and its privacy "
-            "statement; name one, such as out='runs/release'"
+            "statement; name one, such as out='runs/release'",
         )
     if budget_file is not None:
         raise BadInput(
+            "no-run-folder",
             f"privacy.budget_file is '{budget_file}', and a run takes from it only with a run "
-            f"folder, which keeps its ledger; name one, such as out='runs/first'"
+            f"folder, which keeps its ledger; name one, such as out='runs/first'",
         )
 
 
@@ -204,13 +207,15 @@ def run(
     """
     if federation.roster.sizes != setting.roster.sizes:
         raise BadInput(
+            "setting-mismatch",
             f"the setting is of {setting.roster.users} users and their sizes, and the federation "
             f"{federation.title!r} has others, so its cost would not be what is accounted; make "
-            f"the setting of federation.roster"
+            f"the setting of federation.roster",
         )
     if optimum and not setting.task.convex:
         raise BadInput(
-            f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out"
+            "not-convex",
+            f"optimum is asked for, but the task {setting.task.name!r} is not convex; leave it out",
         )
     going = RunInProgress(
         setting, federation, hardware or Hardware(), engine, listener, metrics, dissimilarity

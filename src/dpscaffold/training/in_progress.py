@@ -66,8 +66,9 @@ class RunInProgress:
     ) -> None:
         if engine not in ENGINES:
             raise BadInput(
+                "unknown-engine",
                 f"engine is {engine!r}{nearest(engine, ENGINES)}; choose one of "
-                f"{', '.join(ENGINES)}"
+                f"{', '.join(ENGINES)}",
             )
         self.setting, self.federation, self.hardware = setting, federation, hardware
         self.device, self.engine_name, self.tell = hardware.devices[0], engine, listener
@@ -130,11 +131,15 @@ class RunInProgress:
 
     def _begin_without_folder(self, resume: bool) -> None:
         if resume:
-            raise BadInput("resume is asked for without a run folder; name it with out (--out)")
+            raise BadInput(
+                "no-run-folder",
+                "resume is asked for without a run folder; name it with out (--out)",
+            )
         if self.data_key is not None:
             raise BadInput(
+                "no-run-folder",
                 f"data_key is {self.data_key} without a run folder, and nothing of the run is "
-                f"stored to be compared; name a folder with out"
+                f"stored to be compared; name a folder with out",
             )
         self.accounts.check_room()
         self.accounts.book()
@@ -175,9 +180,10 @@ class RunInProgress:
         }
         for name in [name for name, false in claims.items() if false]:
             raise BadInput(
+                "configuration-not-kept",
                 f"config says privacy.{name} = true, and the run does not keep it; give "
                 f"{'release=True' if name == 'release' else 'Gaussian(secret=True)'}, or leave it "
-                f"out of config"
+                f"out of config",
             )
 
     def close(self) -> None:

@@ -53,8 +53,9 @@ def solve(federation: Federation, task: Task, regularisation: float, cache: bool
     """
     if not task.convex:
         raise BadInput(
+            "not-convex",
             f"the task {task.name!r} is not convex, so it has no central optimum to solve for; "
-            f"leave it out"
+            f"leave it out",
         )
     path = None
     if cache:

@@ -142,7 +142,7 @@ def train_stack(
     [2, 2]
     """
     if not settings:
-        raise BadInput("a stack needs at least one run, and none was given")
+        raise BadInput("too-few-runs", "a stack needs at least one run, and none was given")
     device = torch.device(device)
     schedule = schedule or Schedule()
     started = time.perf_counter()

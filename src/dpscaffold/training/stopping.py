@@ -45,7 +45,8 @@ class Stopping:
         whole("stopping.patience", self.patience, 1)
         if isinstance(self.rows, str | Path) == (self.labels is not None):
             raise BadInput(
-                "stopping needs a file of public rows, or public rows together with labels"
+                "missing-argument",
+                "stopping needs a file of public rows, or public rows together with labels",
             )
 
     def value(self, model: Model) -> float:
@@ -68,8 +69,9 @@ class Stopping:
         for label in labels:
             if str(label) not in places:
                 raise BadInput(
+                    "unknown-class",
                     f"stopping.labels holds {label!r}{nearest(str(label), places)}; the classes "
-                    f"are {', '.join(model.classes[:10])}"
+                    f"are {', '.join(model.classes[:10])}",
                 )
         return torch.tensor([places[str(label)] for label in labels])
 

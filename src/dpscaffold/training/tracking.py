@@ -55,8 +55,9 @@ def tracker(name: str | None, folder: Path, settings: Configuration) -> Listener
         return Tracker(make(folder, settings.model_dump(mode="json", exclude_none=True)))
     except ImportError:
         raise BadInput(
+            "package-missing",
             f"--track {name} needs more packages; install them with: "
-            f"pip install 'dpscaffold[track]'"
+            f"pip install 'dpscaffold[track]'",
         ) from None
 
 

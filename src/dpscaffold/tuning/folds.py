@@ -31,11 +31,12 @@ def fold_federation(federation: Federation, fold: int, folds: int = 5, seed: int
     if smallest < folds:
         user = int(federation.train.sizes.argmin())
         raise BadInput(
+            "too-few-records",
             f"folds is {folds}, and user {user} has {smallest} training records; use at most "
-            f"{smallest} folds or leave that user out"
+            f"{smallest} folds or leave that user out",
         )
     if not 0 <= fold < folds:
-        raise BadInput(f"fold is {fold}; there are the folds 0 to {folds - 1}")
+        raise BadInput("out-of-range", f"fold is {fold}; there are the folds 0 to {folds - 1}")
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
     for user in range(federation.users):

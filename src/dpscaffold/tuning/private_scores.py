@@ -76,21 +76,24 @@ def comparison(table: TuneSettings, target: Target) -> ScoreRule:
     if metric.name not in BOUNDED:
         fitting = [m.name for m in metrics_for(target) if m.name in BOUNDED]
         raise BadInput(
+            "metric-unbounded",
             f"tune.metric is {metric.name!r}, which one record can change by any amount, so no "
-            f"noise hides it; use {', '.join(fitting)}, or score on [tune.public] records"
+            f"noise hides it; use {', '.join(fitting)}, or score on [tune.public] records",
         )
     if metric.name in SHARES:
         if table.score_bound is not None:
             raise BadInput(
+                "not-applicable",
                 f"tune.score_bound is {table.score_bound:g}, and a record counts at most 1 in "
-                f"{metric.name!r}; leave it out"
+                f"{metric.name!r}; leave it out",
             )
         return ScoreRule(metric)
     if table.score_bound is None:
         raise BadInput(
+            "missing-key",
             f"candidates are compared by {metric.name!r} on private records, and one record may "
             f"count without limit; give tune.score_bound, the most that one may count, chosen "
-            f"without looking at the records (5, say)"
+            f"without looking at the records (5, say)",
         )
     return ScoreRule(metric, table.score_bound)
 

@@ -203,9 +203,10 @@ def _records(
     public = load_federation(table.public)
     if (public.dimension, public.target) != (whole.dimension, target):
         raise BadInput(
+            "public-records-differ",
             f"tune.public has {public.dimension} features and the target {public.target}, and the "
             f"private records {whole.dimension} and {target}; give public records of one kind "
-            f"with them"
+            f"with them",
         )
     return whole, public.train, f"public records ({public.title})"
 
@@ -214,15 +215,17 @@ def _candidate(setting: Setting) -> Setting:
     """The run of a candidate, its noise from the operating system."""
     if setting.privacy is None or setting.privacy.noise == 0:
         raise BadInput(
+            "no-noise",
             "tune.private is true, and a candidate trains without noise; give [privacy] a noise "
-            "or an epsilon, and none of tune.grid 0"
+            "or an epsilon, and none of tune.grid 0",
         )
     for name in ("user_epsilon", "target_epsilon", "max_participations"):
         limit = getattr(setting.budget, name)
         if limit is not None:
             raise BadInput(
+                "not-applicable",
                 f"privacy.{name} is {limit:g}, and tune.private is true, which keeps no such limit "
-                f"over its trials; leave it out, and read what they cost together"
+                f"over its trials; leave it out, and read what they cost together",
             )
     return replace(setting, privacy=replace(setting.privacy, secret=True))
 
@@ -247,15 +250,17 @@ def _score_cost(table: TuneSettings, run: Mechanism) -> Cost | None:
         return None
     if table.score_noise is None:
         raise BadInput(
+            "missing-key",
             "tune.private is true, and candidates are scored on private records: give "
             "tune.score_noise, the deviation of the noise that every user adds to its count of "
             "right answers (10, say; in units of tune.score_bound for errors), or [tune.public] "
-            "records that are public"
+            "records that are public",
         )
     if run.relation == "add-remove":
         raise BadInput(
+            "neighbours-not-proved",
             "privacy.neighbours is 'add-remove', and one record more would change which records "
-            "are held out; set privacy.neighbours = 'zero-out', or score on [tune.public] records"
+            "are held out; set privacy.neighbours = 'zero-out', or score on [tune.public] records",
         )
     return Cost(SCORE, noise=table.score_noise)
 

@@ -74,14 +74,16 @@ class TuneSettings(ConfigTable):
         for key, values in self.grid.items():
             if "." not in key or key.startswith(("data.", "tune.")):
                 raise BadInput(
+                    "unknown-key",
                     f"tune.grid has the key {key!r}; name keys of the run, such as "
-                    f"'plan.learning_rate'"
+                    f"'plan.learning_rate'",
                 )
             if not values:
-                raise BadInput(f"tune.grid.{key} is empty; list the values to try")
+                raise BadInput("empty-list", f"tune.grid.{key} is empty; list the values to try")
         if not self.grid:
             raise BadInput(
-                "tune.grid is empty; list the values to try, or leave it out for ten values of η₀"
+                "empty-list",
+                "tune.grid is empty; list the values to try, or leave it out for ten values of η₀",
             )
         self._check_private()
         return self
@@ -93,20 +95,23 @@ class TuneSettings(ConfigTable):
         if not self.private:
             if own:
                 raise BadInput(
+                    "not-applicable",
                     f"tune.{min(own)} is given, and tune.private is false; set tune.private = true "
-                    f"for a random number of private trials, or leave it out"
+                    f"for a random number of private trials, or leave it out",
                 )
             return
         for key in ("folds_run", "output"):
             if key in self.model_fields_set:
                 raise BadInput(
+                    "not-applicable",
                     f"tune.{key} is given, and tune.private is true, which trains each candidate "
-                    f"once and evaluates the model that its plan gives out; leave it out"
+                    f"once and evaluates the model that its plan gives out; leave it out",
                 )
         if self.stopping == "poisson" and "shape" in self.model_fields_set:
             raise BadInput(
+                "not-applicable",
                 f"tune.shape is {self.shape:g}, and tune.stopping is 'poisson', which has none; "
-                f"leave it out, or set tune.stopping = 'negative-binomial'"
+                f"leave it out, or set tune.stopping = 'negative-binomial'",
             )
         self._check_score_noise()
         self._check_bound()
@@ -117,12 +122,14 @@ class TuneSettings(ConfigTable):
             return
         if self.public is not None:
             raise BadInput(
+                "not-applicable",
                 f"tune.score_noise is {self.score_noise:g}, and candidates are scored on "
-                f"[tune.public] records, which need none; leave one of them out"
+                f"[tune.public] records, which need none; leave one of them out",
             )
         if not 0 < self.score_noise < math.inf:
             raise BadInput(
-                f"tune.score_noise is {self.score_noise:g}; give a finite number above 0"
+                "out-of-range",
+                f"tune.score_noise is {self.score_noise:g}; give a finite number above 0",
             )
 
     def _check_bound(self) -> None:
@@ -130,12 +137,14 @@ class TuneSettings(ConfigTable):
             return
         if not 0 < self.score_bound < math.inf:
             raise BadInput(
-                f"tune.score_bound is {self.score_bound:g}; give a finite number above 0"
+                "out-of-range",
+                f"tune.score_bound is {self.score_bound:g}; give a finite number above 0",
             )
         if self.public is not None:
             raise BadInput(
+                "not-applicable",
                 f"tune.score_bound is {self.score_bound:g}, and candidates are scored on "
-                f"[tune.public] records, which need none; leave one of them out"
+                f"[tune.public] records, which need none; leave one of them out",
             )
 
     @property
@@ -145,7 +154,7 @@ class TuneSettings(ConfigTable):
             shape = math.inf if self.stopping == "poisson" else self.shape
             return TrialCount(self.trials, shape, self.most)
         except PrivacyError as error:
-            raise BadInput(f"tune.trials, tune.shape and tune.most: {error}") from error
+            raise BadInput(error.code, f"tune.trials, tune.shape and tune.most: {error}") from error
 
     @property
     def used_folds(self) -> int:

@@ -21,7 +21,7 @@ import torch
 from dpscaffold.config import Configuration, override, parse
 from dpscaffold.data.config import DataSettings, located
 from dpscaffold.data.loading import load_federation
-from dpscaffold.data.sentences import sentence_of
+from dpscaffold.data.sentences import mistake_of
 from dpscaffold.errors import BadInput
 from dpscaffold.federation import Federation
 from dpscaffold.federation.schema import Target
@@ -81,7 +81,8 @@ class TuningResult:
         best = max(self.scores, key=lambda s: -math.inf if s.diverged else sign * s.mean)
         if best.diverged:
             raise BadInput(
-                "every point of tune.grid diverged; try smaller values of plan.learning_rate"
+                "all-diverged",
+                "every point of tune.grid diverged; try smaller values of plan.learning_rate",
             )
         return best
 
@@ -124,9 +125,11 @@ def read_tuning(path: Path, overrides: Sequence[str] = ()) -> tuple[Configuratio
             f"the configuration {path} cannot be read: {error.strerror}; give the path of a "
             f"TOML file"
         )
-        raise BadInput(message) from error
+        raise BadInput("file-unreadable", message) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"the configuration {path} is not valid TOML: {error}") from error
+        raise BadInput(
+            "not-toml", f"the configuration {path} is not valid TOML: {error}"
+        ) from error
     for item in overrides:
         tables = override(tables, item)
     return parse_tuning(tables, path.parent)
@@ -147,12 +150,13 @@ def parse_tuning(
     settings = parse(rest, folder)
     if settings.privacy is not None and settings.privacy.budget_file is not None:
         raise BadInput(
+            "not-applicable",
             f"privacy.budget_file is {settings.privacy.budget_file!r}, and tuning books none of "
-            f"its runs; leave it out, and count tuning on private records as outside the guarantee"
+            f"its runs; leave it out, and count tuning on private records as outside the guarantee",
         )
     asked = tables.get("tune", {})
     if not isinstance(asked, Mapping):
-        raise BadInput(f"tune is {asked!r}; write a table, as in tune.folds = 5")
+        raise BadInput("not-a-table", f"tune is {asked!r}; write a table, as in tune.folds = 5")
     given = dict(asked)
     if isinstance(given.get("grid"), Mapping):
         given["grid"] = _flat(given["grid"])
@@ -161,7 +165,7 @@ def parse_tuning(
         refuse_private_as_public(settings, table)
         return settings, table
     except ValidationError as error:
-        raise BadInput(sentence_of(error, TuneSettings, "tune")) from None
+        raise BadInput(*mistake_of(error, TuneSettings, "tune")) from None
 
 
 def refuse_private_as_public(settings: Configuration, table: TuneSettings) -> None:
@@ -171,8 +175,9 @@ def refuse_private_as_public(settings: Configuration, table: TuneSettings) -> No
     if public is None or not _same_records(public, private):
         return
     raise BadInput(
+        "not-public",
         f"tune.public is {public.source!r} data from where the private records come from; give "
-        f"records that are public and others than those of [data]"
+        f"records that are public and others than those of [data]",
     )
 
 
@@ -311,7 +316,8 @@ def _validated(outcome: Outcome, output: str, metric: str) -> float | None:
     value = outcome.average[metric] if output == "average" else outcome.late(metric)
     if value is None:
         raise BadInput(
+            "metric-undefined",
             f"{titled(metric)} is not defined on the records that a fold holds out; set "
-            f"tune.metric to another one or use fewer folds"
+            f"tune.metric to another one or use fewer folds",
         )
     return value

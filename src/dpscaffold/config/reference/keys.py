@@ -157,7 +157,10 @@ def parsed(name: str, text: str) -> tuple[str, str, Any]:
     """
     parts = re.fullmatch(r"(.*?)(?: Value: (.*)\.)? Example: ``(.*)``", " ".join(text.split()))
     if parts is None:
-        raise BadInput(f"{name} is not explained; write a docstring with an example at its field")
+        raise BadInput(
+            "key-not-explained",
+            f"{name} is not explained; write a docstring with an example at its field",
+        )
     about, kind, example = parts.groups()
     return about, kind or "", tomllib.loads(f"example = {example}")["example"]
 

@@ -55,7 +55,8 @@ def from_users(
     counts = sorted({y.shape[1:] for y in labels})
     if len(counts) > 1:
         raise BadInput(
-            f"users have {counts[0][0]} to {counts[-1][0]} labels; all must have the same ones"
+            "users-differ",
+            f"users have {counts[0][0]} to {counts[-1][0]} labels; all must have the same ones",
         )
     check_widths(features)
     sizes = [len(y) for y in labels]
@@ -73,10 +74,12 @@ def from_users(
 
 def _check_pairs(named: Mapping[str, Any]) -> None:
     if not named:
-        raise BadInput("a federation needs at least one user, and none was given")
+        raise BadInput("no-users", "a federation needs at least one user, and none was given")
     for name, pair in named.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise BadInput(f"user {name} is no pair; give (features, labels) for each user")
+            raise BadInput(
+                "wrong-type", f"user {name} is no pair; give (features, labels) for each user"
+            )
 
 
 def check_widths(features: Iterable[np.ndarray]) -> None:
@@ -84,7 +87,8 @@ def check_widths(features: Iterable[np.ndarray]) -> None:
     widths = {x.shape[1] for x in features}
     if len(widths) > 1:
         raise BadInput(
-            f"users have {min(widths)} to {max(widths)} features; all must have the same number"
+            "users-differ",
+            f"users have {min(widths)} to {max(widths)} features; all must have the same number",
         )
 
 
@@ -111,7 +115,8 @@ def from_pooled(
     names, codes = np.unique(np.asarray(users).ravel(), return_inverse=True)
     if len(codes) != len(y):
         raise BadInput(
-            f"users are given for {len(codes)} records, and there are {len(y)}; give one each"
+            "count-differs",
+            f"users are given for {len(codes)} records, and there are {len(y)}; give one each",
         )
     return Pool(
         x,
@@ -129,8 +134,9 @@ def _labels_target(width: int, names: int | Sequence[str] | None) -> Target:
     named = Target.labelled(width if names is None else names)
     if len(named.classes) != width:
         raise BadInput(
+            "count-differs",
             f"{len(named.classes)} names of labels are given, and there are {width} columns of "
-            f"them; give one each"
+            f"them; give one each",
         )
     return named
 
@@ -141,8 +147,9 @@ def _class_numbers(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     strange = next((str(label) for label in labels if label not in index), None)
     if strange is not None:
         raise BadInput(
+            "unknown-class",
             f"label '{strange}' is not among classes{nearest(strange, names)}; they are "
-            f"{', '.join(names[:10])}"
+            f"{', '.join(names[:10])}",
         )
     return np.array([index[label] for label in labels], dtype=np.int64)
 
@@ -169,7 +176,10 @@ def _target(
         return pack(labels), _labels_target(labels.shape[1], classes), ()
     if kind_of(target) == "number":
         if classes is not None:
-            raise BadInput("classes are given, and the target is a number; leave one of them out")
+            raise BadInput(
+                "conflicting-arguments",
+                "classes are given, and the target is a number; leave one of them out",
+            )
         return labels, target if isinstance(target, Target) else Target("number"), ()
     if labels.dtype.kind == "U":
         return _named_target(labels, classes)
@@ -186,7 +196,9 @@ def npz_arrays(path: str | Path) -> dict[str, np.ndarray]:
         raise
     except Exception as problem:  # zipfile, zlib and NumPy's header each raise kinds of their own
         what = str(problem).strip().splitlines() or [type(problem).__name__]
-        raise BadInput(f"{path} cannot be read as a NumPy .npz file ({what[0]})") from None
+        raise BadInput(
+            "file-unreadable", f"{path} cannot be read as a NumPy .npz file ({what[0]})"
+        ) from None
 
 
 def _array_in(file: Any, name: str, path: str | Path) -> np.ndarray:
@@ -197,8 +209,9 @@ def _array_in(file: Any, name: str, path: str | Path) -> np.ndarray:
         if "allow_pickle" not in str(problem):
             raise
         raise BadInput(
+            "not-numbers",
             f"{path}: the array '{name}' holds Python's objects; save it as numbers or texts, "
-            f"with {name}.astype(float) or {name}.astype(str)"
+            f"with {name}.astype(float) or {name}.astype(str)",
         ) from None
     return found
 
@@ -210,8 +223,9 @@ def read_npz(path: str | Path, target: Kind | Target = "class") -> Pool:
     for name in ("features", "labels"):
         if name not in arrays:
             raise BadInput(
+                "unknown-array",
                 f"{path} has no array '{name}'{nearest(name, arrays)}; it has "
-                f"{', '.join(arrays) or 'none'}"
+                f"{', '.join(arrays) or 'none'}",
             )
     names = arrays.get("classes")
     classes = None if names is None else tuple(str(name) for name in names.ravel())
@@ -219,7 +233,7 @@ def read_npz(path: str | Path, target: Kind | Target = "class") -> Pool:
     try:
         return from_pooled(arrays["features"], arrays["labels"], users, classes, path.stem, target)
     except BadInput as problem:
-        raise BadInput(f"{path}: {str(problem).removeprefix('pool: ')}") from None
+        raise BadInput(problem.code, f"{path}: {str(problem).removeprefix('pool: ')}") from None
 
 
 def _column_names(dataset: Any, needed: Iterable[str]) -> list[str]:
@@ -227,14 +241,16 @@ def _column_names(dataset: Any, needed: Iterable[str]) -> list[str]:
     names = list(getattr(dataset, "column_names", None) or [])
     if not names or isinstance(dataset, Mapping):
         raise BadInput(
+            "wrong-type",
             "a Hugging Face dataset with columns is expected; choose one split, such as "
-            "dataset['train']"
+            "dataset['train']",
         )
     for wanted in needed:
         if wanted not in names:
             raise BadInput(
+                "unknown-column",
                 f"the dataset has no column '{wanted}'{nearest(wanted, names)}; it has "
-                f"{', '.join(names)}"
+                f"{', '.join(names)}",
             )
     return names
 
@@ -275,11 +291,12 @@ def _labelled(name: str, features: Array, labels: Array) -> tuple[np.ndarray, np
     try:
         x, y = np.asarray(features, dtype=np.float32), np.asarray(labels)
     except (ValueError, TypeError):
-        raise BadInput(f"{name}: features and labels must be numbers") from None
+        raise BadInput("not-numbers", f"{name}: features and labels must be numbers") from None
     if x.ndim < 2 or y.ndim != 2 or len(x) != len(y) or not len(y):
         raise BadInput(
+            "wrong-shape",
             f"{name}: features of shape {x.shape} and labels of shape {y.shape}; where target = "
-            f"'labels', (n, d) and (n, L) are expected, n at least 1"
+            f"'labels', (n, d) and (n, L) are expected, n at least 1",
         )
     pack(y, f"{name}: labels")  # says what is wrong with them
     return x.reshape(len(x), -1), y.astype(np.int64)
@@ -301,7 +318,8 @@ def _flat_column(dataset: Any, name: str) -> tuple[np.ndarray, float]:
         return column.astype(np.float32), 1 / 255 if column.dtype == np.uint8 else 1.0
     except (ValueError, TypeError):
         raise BadInput(
-            f"column '{name}' cannot be made numbers of one shape; choose other features"
+            "not-numbers",
+            f"column '{name}' cannot be made numbers of one shape; choose other features",
         ) from None
 
 
@@ -315,12 +333,13 @@ def _pair(
     try:
         x, y = _as_arrays(features, labels, target)
     except (ValueError, TypeError):
-        raise BadInput(f"{name}: features and labels must be numbers") from None
+        raise BadInput("not-numbers", f"{name}: features and labels must be numbers") from None
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
         several = "; for (n, L) of 0 and 1 set target = 'labels'" if y.ndim == 2 else ""
         raise BadInput(
+            "wrong-shape",
             f"{name}: features of shape {x.shape} and labels of shape {y.shape}; expected (n, d) "
-            f"and (n,), n at least 1{several}"
+            f"and (n,), n at least 1{several}",
         )
     named = y.dtype.kind == "U"
     return x.reshape(len(x), -1), y if named else _numeric_labels(name, y, target)
@@ -344,12 +363,15 @@ def _are_texts(values: np.ndarray) -> bool:
 def _numeric_labels(name: str, labels: np.ndarray, target: Kind) -> np.ndarray:
     """Labels as float32 numbers or int64 class numbers, checked."""
     if not np.isfinite(labels).all():
-        raise BadInput(f"{name}: labels contain NaN or infinity; leave such records out")
+        raise BadInput(
+            "bad-labels", f"{name}: labels contain NaN or infinity; leave such records out"
+        )
     if target == "number":
         return labels.astype(np.float32)
     if not ((labels == np.floor(labels)) & (labels >= 0)).all():
         raise BadInput(
+            "bad-labels",
             f"{name}: labels must be whole numbers from 0 up, or names (to predict numbers, set "
-            f"target = 'number')"
+            f"target = 'number')",
         )
     return labels.astype(np.int64)

@@ -132,8 +132,9 @@ def dataset(name: str) -> Dataset:
     """
     if name not in CATALOGUE:
         raise BadInput(
+            "unknown-dataset",
             f"no dataset is called '{name}'{nearest(name, CATALOGUE)}; there are "
-            f"{', '.join(CATALOGUE)}"
+            f"{', '.join(CATALOGUE)}",
         )
     return CATALOGUE[name]
 

@@ -53,7 +53,7 @@ def cifar10(data_dir: str | Path | None = None, part: Part = "train", verify: bo
     """
     folder = data_folder(data_dir) / "cifar10"
     if part not in ("train", "test", "both"):
-        raise BadInput(f"part is '{part}'; it must be 'train', 'test' or 'both'")
+        raise BadInput("unknown-choice", f"part is '{part}'; it must be 'train', 'test' or 'both'")
     names = {"train": _TRAIN, "test": ("test_batch",), "both": (*_TRAIN, "test_batch")}[part]
     batches = [_batch(content, where) for content, where in _contents(folder, names, verify)]
     pixels = np.concatenate([x for x, _ in batches])
@@ -76,13 +76,15 @@ def _contents(folder: Path, names: tuple[str, ...], verify: bool) -> list[tuple[
         if (folder / archive).is_file():
             if verify and md5_of(folder / archive) != md5:
                 raise BadInput(
+                    "dataset-damaged",
                     f"{folder / archive} is not the published file: its MD5 is not {md5}; fetch "
-                    f"it again"
+                    f"it again",
                 )
             return _unpacked(folder / archive, names)
     raise BadInput(
+        "dataset-not-found",
         f"CIFAR-10 is not in {folder}; run 'dpscaffold data download cifar10', or say where it is "
-        f"with --data-dir or DPSCAFFOLD_DATA"
+        f"with --data-dir or DPSCAFFOLD_DATA",
     )
 
 
@@ -96,10 +98,12 @@ def _unpacked(archive: Path, names: tuple[str, ...]) -> list[tuple[bytes, str]]:
                     content = tar.extractfile(member)
                     found[stem] = content.read() if content else b""
     except (tarfile.TarError, EOFError, OSError, zlib.error) as problem:
-        raise BadInput(f"{archive} is a damaged archive ({problem}); fetch it again") from None
+        raise BadInput(
+            "dataset-damaged", f"{archive} is a damaged archive ({problem}); fetch it again"
+        ) from None
     missing = [name for name in names if name not in found]
     if missing:
-        raise BadInput(f"{archive} has no {missing[0]}; fetch it again")
+        raise BadInput("dataset-damaged", f"{archive} has no {missing[0]}; fetch it again")
     return [(found[name], f"{archive}:{name}") for name in names]
 
 
@@ -109,8 +113,9 @@ def _batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         return _python_batch(content, where)
     if not content or len(content) % (PIXELS + 1):
         raise BadInput(
+            "dataset-damaged",
             f"{where} has {len(content)} bytes, not a multiple of {PIXELS + 1}; it is truncated "
-            f"or not CIFAR-10"
+            f"or not CIFAR-10",
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, PIXELS + 1)
     return rows[:, 1:], rows[:, 0].astype(np.int64)
@@ -123,11 +128,14 @@ def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     except BadInput:
         raise
     except Exception:  # a damaged pickle may raise anything at all
-        raise BadInput(f"{where} is not a CIFAR-10 batch or is damaged; fetch it again") from None
+        raise BadInput(
+            "dataset-damaged", f"{where} is not a CIFAR-10 batch or is damaged; fetch it again"
+        ) from None
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.ndim != 1:
         raise BadInput(
+            "dataset-damaged",
             f"{where} has pixels of shape {pixels.shape} and {len(labels)} labels; expected (n, "
-            f"{PIXELS}) bytes and n labels"
+            f"{PIXELS}) bytes and n labels",
         )
     return pixels, labels
 
@@ -150,8 +158,9 @@ class _ArraysOnly(pickle.Unpickler):
             "_codecs",
         ):
             raise BadInput(
+                "unsafe-pickle",
                 f"a CIFAR-10 batch asks for {module}.{name}, which no published batch does; it is "
-                f"not loaded"
+                f"not loaded",
             )
         if name == "_reconstruct":
             from numpy._core import multiarray

@@ -43,15 +43,17 @@ def download(
     places = (mirror.rstrip("/") + "/",) if mirror else entry.places
     if not places:
         raise BadInput(
+            "not-downloadable",
             f"{name} is not published anywhere for download; put its files into "
-            f"{data_folder(data_dir) / name}"
+            f"{data_folder(data_dir) / name}",
         )
     folder = data_folder(data_dir) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise BadInput(
-            f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir"
+            "cannot-write",
+            f"{folder} cannot be made: {problem.strerror}; choose another folder with --data-dir",
         ) from None
     if entry.unpack and _is_unpacked(folder, entry):
         return sorted(folder.glob("*.gz"))
@@ -101,19 +103,21 @@ def fetch(
             break
         except urllib.error.HTTPError as problem:
             raise BadInput(
-                f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}"
+                "download-failed",
+                f"{url} cannot be fetched: the server answers {problem.code} {problem.reason}",
             ) from None
         except ValueError:
-            raise BadInput(f"{url} is not an address that can be fetched") from None
+            raise BadInput("bad-address", f"{url} is not an address that can be fetched") from None
         except (OSError, http.client.HTTPException) as problem:
             if attempt == attempts:
-                raise BadInput(_broken(url, part, problem)) from None
+                raise BadInput("download-failed", _broken(url, part, problem)) from None
             time.sleep(pause)
     defect = _defect(part, size, md5)
     if defect is not None:
         part.unlink()
         raise BadInput(
-            f"what came from {url} {defect}; it was removed, try again or use another --mirror"
+            "dataset-damaged",
+            f"what came from {url} {defect}; it was removed, try again or use another --mirror",
         )
     _mark(part).unlink(missing_ok=True)
     _named(part, target)
@@ -215,7 +219,8 @@ def unpack(archive: Path) -> list[Path]:
                 paths.append(path)
     except (zipfile.BadZipFile, EOFError, OSError) as problem:
         raise BadInput(
-            f"{archive} cannot be unpacked ({problem}); remove it and fetch it again"
+            "dataset-damaged",
+            f"{archive} cannot be unpacked ({problem}); remove it and fetch it again",
         ) from None
     write_text(archive.with_name(archive.name + ".unpacked"), "\n".join(p.name for p in paths))
     archive.unlink()

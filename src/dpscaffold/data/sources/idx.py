@@ -50,9 +50,13 @@ def read_idx(path: str | Path) -> np.ndarray:
             stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
             return _read(stream, path, size * _MOST_EXPANSION if packed else size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise BadInput(f"{path} is a damaged gzip file ({problem}); fetch it again") from None
+        raise BadInput(
+            "dataset-damaged", f"{path} is a damaged gzip file ({problem}); fetch it again"
+        ) from None
     except OSError as problem:
-        raise BadInput(f"{path} cannot be read: {problem.strerror or problem}") from None
+        raise BadInput(
+            "file-unreadable", f"{path} cannot be read: {problem.strerror or problem}"
+        ) from None
 
 
 def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
@@ -60,27 +64,33 @@ def _read(stream: IO[bytes], path: Path, most: int) -> np.ndarray:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
         raise BadInput(
+            "dataset-damaged",
             f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not 00 00, "
-            f"a type and a rank"
+            f"a type and a rank",
         )
     sizes = stream.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise BadInput(f"{path} is truncated: it ends inside its header")
+        raise BadInput("dataset-damaged", f"{path} is truncated: it ends inside its header")
     shape = struct.unpack(f">{magic[3]}I", sizes)
     kind = np.dtype(TYPES[magic[2]])
     expected = math.prod(shape) * kind.itemsize
     if expected > most:
         raise BadInput(
+            "dataset-damaged",
             f"{path} is truncated: its header promises {shape_text(shape)} values, more than the "
-            f"file can hold"
+            f"file can hold",
         )
     values = bytearray(expected)
     found = _fill(stream, memoryview(values))
     if found < expected:
-        raise BadInput(f"{path} is truncated: {found} of {expected} bytes of values are there")
+        raise BadInput(
+            "dataset-damaged",
+            f"{path} is truncated: {found} of {expected} bytes of values are there",
+        )
     if stream.read(1):
         raise BadInput(
-            f"{path} holds more bytes than the {shape_text(shape)} values its header promises"
+            "dataset-damaged",
+            f"{path} holds more bytes than the {shape_text(shape)} values its header promises",
         )
     array = np.frombuffer(values, dtype=kind).reshape(shape)
     return array.astype(kind.newbyteorder("="), copy=False)
@@ -107,8 +117,9 @@ def write_idx(path: str | Path, array: np.ndarray) -> None:
     code = kinds.get(array.dtype.newbyteorder("="))
     if code is None or not 0 < array.ndim < 256:
         raise BadInput(
+            "wrong-type",
             f"an array of type {array.dtype} and rank {array.ndim} cannot be written as IDX; use "
-            f"uint8, int32 or float32"
+            f"uint8, int32 or float32",
         )
     header = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     content = header + array.astype(TYPES[code]).tobytes()

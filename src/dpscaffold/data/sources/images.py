@@ -86,8 +86,9 @@ def emnist(
     """
     if split not in EMNIST_SPLITS:
         raise BadInput(
+            "unknown-choice",
             f"EMNIST has no split '{split}'{nearest(split, EMNIST_SPLITS)}; there are "
-            f"{', '.join(EMNIST_SPLITS)}"
+            f"{', '.join(EMNIST_SPLITS)}",
         )
     classes, first, counts = EMNIST_SPLITS[split]
     folder = data_folder(data_dir) / "emnist"
@@ -98,8 +99,9 @@ def emnist(
         pixels, kinds = _pair(folder, f"emnist-{split}-{name}", "emnist", verify=False)
         if verify and counts is not None and len(kinds) != counts[which]:
             raise BadInput(
+                "dataset-damaged",
                 f"{folder} holds {len(kinds)} {name} images of EMNIST '{split}', which has "
-                f"{counts[which]}; fetch it again"
+                f"{counts[which]}; fetch it again",
             )
         images.append(pixels.transpose(0, 2, 1))
         labels.append(kinds.astype(np.int64) - first)
@@ -141,7 +143,7 @@ def _published(
     stems = [CATALOGUE[name].files[i].name.split("-")[0] for i in (0, 2)]
     chosen = {"train": stems[:1], "test": stems[1:], "both": stems}.get(part)
     if chosen is None:
-        raise BadInput(f"part is '{part}'; it must be 'train', 'test' or 'both'")
+        raise BadInput("unknown-choice", f"part is '{part}'; it must be 'train', 'test' or 'both'")
     pairs = [_pair(data_folder(data_dir) / name, stem, name, verify) for stem in chosen]
     return _pool([x for x, _ in pairs], [y.astype(np.int64) for _, y in pairs], classes, title)
 
@@ -159,13 +161,15 @@ def _pair(folder: Path, stem: str, name: str, verify: bool) -> tuple[np.ndarray,
     for array, rank, path in ((images, 3, paths[0]), (labels, 1, paths[1])):
         if array.ndim != rank or array.dtype != np.uint8:
             raise BadInput(
+                "dataset-damaged",
                 f"{path} has {shape_text(array.shape)} values of type {array.dtype}; expected "
-                f"{rank} dimensions of bytes"
+                f"{rank} dimensions of bytes",
             )
     if len(images) != len(labels):
         raise BadInput(
+            "dataset-damaged",
             f"{paths[0]} has {len(images)} images and {paths[1].name} {len(labels)} labels; the "
-            f"counts must agree"
+            f"counts must agree",
         )
     return images, labels
 
@@ -177,8 +181,9 @@ def _find(folder: Path, stem: str, name: str) -> Path:
         if path.is_file():
             return path
     raise BadInput(
+        "dataset-not-found",
         f"{stem}.gz is not in {folder}; run 'dpscaffold data download {name}', or say where it is "
-        f"with --data-dir or DPSCAFFOLD_DATA"
+        f"with --data-dir or DPSCAFFOLD_DATA",
     )
 
 
@@ -188,15 +193,17 @@ def _verify(path: Path, name: str) -> None:
         if published.name == path.name:
             if published.size is not None and path.stat().st_size != published.size:
                 raise BadInput(
+                    "dataset-damaged",
                     f"{path} has {path.stat().st_size} bytes and should have {published.size}; "
-                    f"fetch it again"
+                    f"fetch it again",
                 )
             if published.unpacked is not None and _unpacked(path) == published.unpacked:
                 return  # packed again, as Debian's package of Fashion-MNIST is
             if published.md5 is not None and md5_of(path) != published.md5:
                 raise BadInput(
+                    "dataset-damaged",
                     f"{path} is not the published file: its MD5 is {md5_of(path)}, not "
-                    f"{published.md5}; fetch it again"
+                    f"{published.md5}; fetch it again",
                 )
 
 
@@ -218,8 +225,9 @@ def _pool(
     shapes = {x.shape[1:] for x in images}
     if len(shapes) > 1:
         raise BadInput(
+            "dataset-damaged",
             f"{title}: train and test images differ in size: "
-            f"{' and '.join(map(shape_text, sorted(shapes)))}"
+            f"{' and '.join(map(shape_text, sorted(shapes)))}",
         )
     flat = [x.reshape(len(x), -1) for x in images]
     pixels = flat[0] if len(flat) == 1 else np.concatenate(flat)

@@ -22,7 +22,7 @@ from dpscaffold.data.config import TabularFile
 from dpscaffold.data.loading import federation_of_pool, refuse_refills, table_of, target_of
 from dpscaffold.data.pool import Pool
 from dpscaffold.data.preparation import refuse_redraws
-from dpscaffold.data.sentences import sentence_of
+from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.sources.arrays import check_widths, from_huggingface, from_pooled
 from dpscaffold.data.tables.missing import NO_NA_STRINGS, NaStrings
 from dpscaffold.data.tables.scan import read_table
@@ -79,7 +79,7 @@ def federation_of(
     held = _by_user(data, split)
     objects = {TITLE: data} if held is None else held
     if not objects:
-        raise BadInput("a federation needs at least one user, and none was given")
+        raise BadInput("no-users", "a federation needs at least one user, and none was given")
     settings = _settings(label, user, held is not None or user_ids is not None, keys)
     refuse_redraws(settings.preprocess)
     refuse_refills(settings)
@@ -94,14 +94,15 @@ def _settings(label: Any, user: str | None, many: bool, keys: Mapping[str, Any])
     try:
         return Held.model_validate({**given, "user": user, "many": many, **keys})
     except ValidationError as problem:
-        raise BadInput(sentence_of(problem, Held, "data")) from None
+        raise BadInput(*mistake_of(problem, Held, "data")) from None
 
 
 def _refuse_splits(data: Mapping[Any, Any]) -> None:
     if {"train", "test", "validation"} & set(data) and all(map(_is_dataset, data.values())):
         raise BadInput(
+            "split-not-chosen",
             f"the data are splits ({', '.join(map(str, data))}), not users; choose one, such as "
-            f"dataset['train']"
+            f"dataset['train']",
         )
 
 
@@ -110,7 +111,9 @@ def _by_user(data: Any, split: str | None) -> dict[str, Any] | None:
     if callable(getattr(data, "load_partition", None)):
         return _partitions(data, split)
     if split is not None:
-        raise BadInput(f"split is {split!r}, and the data have no partitions; leave it out")
+        raise BadInput(
+            "not-applicable", f"split is {split!r}, and the data have no partitions; leave it out"
+        )
     if isinstance(data, Mapping):
         _refuse_splits(data)
         return {str(name): one for name, one in data.items()}
@@ -119,8 +122,9 @@ def _by_user(data: Any, split: str | None) -> dict[str, Any] | None:
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | np.ndarray):
         return {str(i): one for i, one in enumerate(data)}
     raise BadInput(
+        "wrong-type",
         f"data are {type(data).__name__}; give a data frame, a dataset, or a mapping or list of "
-        f"them, one per user"
+        f"them, one per user",
     )
 
 
@@ -132,7 +136,8 @@ def _partitions(data: Any, split: str | None) -> dict[str, Any]:
     chosen = split or ("train" if "train" in partitioners else next(iter(partitioners), None))
     if chosen not in partitioners:
         raise BadInput(
-            f"split is {chosen!r}, which is not partitioned; there is {', '.join(partitioners)}"
+            "unknown-choice",
+            f"split is {chosen!r}, which is not partitioned; there is {', '.join(partitioners)}",
         )
     count = getattr(partitioners[chosen], "num_partitions", partitioners[chosen])
     return {str(i): data.load_partition(i, chosen) for i in range(int(count))}
@@ -158,8 +163,9 @@ def _require_rows(name: str, data: Any) -> None:
     if streamed or isinstance(data, torch.utils.data.DataLoader):
         advice = "its dataset" if not streamed else "a dataset that was loaded without streaming"
         raise BadInput(
+            "wrong-type",
             f"{name} is of type {type(data).__name__}, which has no rows to be counted; give "
-            f"{advice}"
+            f"{advice}",
         )
 
 
@@ -170,7 +176,7 @@ def _pool(objects: Mapping[str, Any], many: bool, label: Any, settings: Held) ->
     if all(map(_is_torch, objects.values())):
         return _stacked({n: _items(n, o) for n, o in objects.items()}, many, settings)
     if label is None:
-        raise BadInput("label is missing; name the column to be predicted")
+        raise BadInput("missing-argument", "label is missing; name the column to be predicted")
     if any(_is_dataset(one) and _is_nested(one, settings) for one in objects.values()):
         pairs = {name: _rows(one, settings) for name, one in objects.items()}
         return _stacked(pairs, many, settings)
@@ -201,8 +207,9 @@ def arrow_table(data: Any, na_values: NaStrings = NO_NA_STRINGS) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as problem:
         what = str(problem).strip().splitlines() or [type(problem).__name__]
         raise BadInput(
+            "mixed-column",
             f"data of type {type(data).__name__} cannot be read as a table ({what[0]}); make each "
-            f"column hold one kind of value"
+            f"column hold one kind of value",
         ) from None
 
 
@@ -255,7 +262,9 @@ def _is_nested(dataset: Any, settings: Held) -> bool:
 def _rows(dataset: Any, settings: Held) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Any]:
     """Features, labels by name, users where a column names them, and what scaled them."""
     if not isinstance(settings.label, str):
-        raise BadInput("label names several columns, and these data are rows; name one")
+        raise BadInput(
+            "not-applicable", "label names several columns, and these data are rows; name one"
+        )
     left = (settings.label, settings.user, *settings.exclude)
     features = settings.features or tuple(n for n in dataset.column_names if n not in left)
     pool = from_huggingface(
@@ -276,8 +285,9 @@ def _items(name: str, dataset: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, 
         y = np.array([one.item() if hasattr(one, "item") else one for _, one in pairs])
     except (TypeError, ValueError) as problem:
         raise BadInput(
+            "wrong-type",
             f"{name}: items of {type(dataset).__name__} must be pairs (features, label) of one "
-            f"shape ({problem})"
+            f"shape ({problem})",
         ) from None
     return x, y, (), None
 
@@ -287,7 +297,10 @@ def _refuse_column_keys(settings: Held) -> None:
     stray += ["missing"] if settings.missing != "refuse" else []
     stray += [key for key in ("na_values", "values") if getattr(settings, key)]
     if stray:
-        raise BadInput(f"{stray[0]} is given, which belongs to columns, and these data are rows")
+        raise BadInput(
+            "not-applicable",
+            f"{stray[0]} is given, which belongs to columns, and these data are rows",
+        )
 
 
 def _stacked(
@@ -334,11 +347,13 @@ def _with_users(pool: Pool, ids: Sequence[Any]) -> Pool:
     """The user of each record, as it was given."""
     if pool.users is not None:
         raise BadInput(
-            "user_ids are given, and the data name the user of each record; leave one out"
+            "conflicting-arguments",
+            "user_ids are given, and the data name the user of each record; leave one out",
         )
     if len(ids) != len(pool):
         raise BadInput(
-            f"user_ids are given for {len(ids)} records, and there are {len(pool)}; give one each"
+            "count-differs",
+            f"user_ids are given for {len(ids)} records, and there are {len(pool)}; give one each",
         )
     names, codes = np.unique([str(one) for one in ids], return_inverse=True)
     return replace(pool, users=codes.astype(np.int64), names=tuple(str(n) for n in names))

@@ -73,8 +73,9 @@ class CellReader:
             return _float32(known), np.zeros(len(column), dtype=bool)
         if not _is_text(column.type):
             raise BadInput(
+                "not-numbers",
                 f"column '{name}' holds {column.type}, and numbers are expected; list it in "
-                f"categories or dates, or leave it out (exclude)"
+                f"categories or dates, or leave it out (exclude)",
             )
         text, wrong = as_text(column, name)
         plain = without_na(text, self.na.of(name), True, self.decimal, self._seen(name))
@@ -101,7 +102,8 @@ def as_text(column: pa.Array, name: str = "") -> tuple[pa.Array, np.ndarray]:
         raw = pc.cast(column, pa.large_binary()).to_pylist()
     except pa.ArrowException:
         raise BadInput(
-            f"column '{name}' holds {column.type}, and texts are expected; leave it out (exclude)"
+            "not-text",
+            f"column '{name}' holds {column.type}, and texts are expected; leave it out (exclude)",
         ) from None
     texts = [None if value is None else _utf8(value) for value in raw]
     wrong = [text is None and value is not None for text, value in zip(texts, raw, strict=True)]
@@ -164,8 +166,9 @@ def refuse_two_readings(name: str, forms: Forms) -> None:
             continue
         if read[0].date() != read[1].date():
             raise BadInput(
+                "ambiguous-date",
                 f"dates.{name} lists {form} and {other}, which read {text} as different days; "
-                f"keep one of them, and write the dates of the other files in another form"
+                f"keep one of them, and write the dates of the other files in another form",
             )
 
 
@@ -189,8 +192,9 @@ def days(name: str, cells: Sequence[Any], form: Forms) -> np.ndarray:
             when = value if isinstance(value, datetime) else _when(str(value), forms)
         except ValueError:
             raise BadInput(
+                "not-a-date",
                 f"column '{name}' holds '{value}', which is no date of the form "
-                f"{' or '.join(forms)}; correct the value, or add its form to dates.{name}"
+                f"{' or '.join(forms)}; correct the value, or add its form to dates.{name}",
             ) from None
         out[row] = (when.replace(tzinfo=None) - first).total_seconds() / 86400
     return out

@@ -150,8 +150,9 @@ class Coding:
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         if rows.shape[1] != len(self.columns):
             raise BadInput(
+                "wrong-column-count",
                 f"rows have {rows.shape[1]} columns, and {len(self.columns)} are expected: "
-                f"{', '.join(self.columns[:8])}{', …' if len(self.columns) > 8 else ''}"
+                f"{', '.join(self.columns[:8])}{', …' if len(self.columns) > 8 else ''}",
             )
         known = dict(self.categories)
         columns = {
@@ -278,16 +279,21 @@ class RefuseRows:
         name, row = problem.column, problem.first
         if problem.kind == "missing":
             raise BadInput(
+                "missing-value",
                 f"column '{name}' lacks a value in row {row}, and the data were read with missing "
-                f"= {self.rule}; leave such rows out"
+                f"= {self.rule}; leave such rows out",
             )
         if problem.kind == "unseen":
             raise BadInput(
+                "unknown-category",
                 f"column '{name}' holds '{problem.text}'{nearest(problem.text, problem.known)} in "
-                f"row {row}, {problem.unseen()}"
+                f"row {row}, {problem.unseen()}",
             )
         if problem.kind == "unreadable":
-            raise BadInput(f"column '{name}' holds '{problem.text}', {problem.unreadable()}")
+            raise BadInput(
+                "unreadable-value",
+                f"column '{name}' holds '{problem.text}', {problem.unreadable()}",
+            )
 
 
 class MarkRows:
@@ -431,7 +437,9 @@ def _number_text(value: Any, name: str) -> str | None:
     try:
         return str(np.float32(value))
     except (TypeError, ValueError):
-        raise BadInput(f"column '{name}' holds {value!r}, and numbers are expected") from None
+        raise BadInput(
+            "not-a-number", f"column '{name}' holds {value!r}, and numbers are expected"
+        ) from None
 
 
 def _category(value: Any, known: set[str]) -> str | None:

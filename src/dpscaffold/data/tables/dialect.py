@@ -92,7 +92,9 @@ def table_files(path: Path, kind: Format, dialect: Dialect) -> tuple[TableFile, 
     found = _listed(path, kind)
     if not found:
         wanted = " or ".join(_SUFFIXES[kind])
-        raise BadInput(f"{path} holds no {kind} file; name a folder with {wanted} files")
+        raise BadInput(
+            "no-files", f"{path} holds no {kind} file; name a folder with {wanted} files"
+        )
     base = path if path.is_dir() else fixed_part(path)
     stems = [folder_columns(file, base) for file in found]
     names = user_names(found, base)
@@ -192,15 +194,18 @@ def opened(file: TableFile) -> TableFile:
         with file.path.open("rb") as stream:
             begun = stream.read(SAMPLE)
     except OSError as problem:
-        raise BadInput(f"{file.path} cannot be read: {problem.strerror}") from None
+        raise BadInput(
+            "file-unreadable", f"{file.path} cannot be read: {problem.strerror}"
+        ) from None
     if dialect.encoding == AUTO:
         dialect = replace(dialect, encoding=guess_encoding(file.path))
     try:
         written = sample_lines(begun, dialect.encoding)
     except (LookupError, UnicodeError):
         raise BadInput(
+            "wrong-encoding",
             f"{file.path} cannot be read as {dialect.encoding}; name its encoding, or encoding = "
-            f"'auto'"
+            f"'auto'",
         ) from None
     if dialect.comment == AUTO:
         dialect = replace(dialect, comment=guess_comment(filled_lines(written), dialect.delimiter))
@@ -234,8 +239,9 @@ def guess_encoding(path: Path) -> str:
         except UnicodeDecodeError:
             continue
     raise BadInput(
+        "wrong-encoding",
         f"{path} is neither UTF-8 nor UTF-16 nor Windows-1252; save it as UTF-8, or name "
-        f"its encoding (encoding = 'latin-1', say)"
+        f"its encoding (encoding = 'latin-1', say)",
     )
 
 
@@ -324,6 +330,7 @@ def guess_decimal(lines: Sequence[str], delimiter: str, path: Path) -> str:
     points = sum(bool(_POINT.fullmatch(cell)) for cell in cells)
     if commas and points:
         raise BadInput(
-            f"{path} writes decimals with a comma and with a point; say which with decimal = ','"
+            "ambiguous-decimal",
+            f"{path} writes decimals with a comma and with a point; say which with decimal = ','",
         )
     return "," if commas else "."

@@ -207,8 +207,9 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
     labels, users = arrays.get("labels"), arrays.get("users")
     if labels is None or "features" not in arrays:
         raise BadInput(
+            "unknown-array",
             f"{path} holds {', '.join(arrays) or 'nothing'}; it needs arrays 'features' and "
-            f"'labels'"
+            f"'labels'",
         )
     target: Target | Kind = "class"
     if labels.ndim == 2:
@@ -218,10 +219,13 @@ def draft_arrays(path: Path, epsilon: float, release: bool = False) -> str:
         target = Target("number", low=low, high=high)
     if users is not None and len(_sizes(users)) < 2:
         raise BadInput(
-            f"{path} names {len(_sizes(users))} user; federated training needs two or more"
+            "too-few-users",
+            f"{path} names {len(_sizes(users))} user; federated training needs two or more",
         )
     if labels.ndim == 1 and len(np.unique(labels)) < 2:
-        raise BadInput(f"{path}: labels hold a single value, so there is nothing to learn")
+        raise BadInput(
+            "single-class", f"{path}: labels hold a single value, so there is nothing to learn"
+        )
     lines = [HEAD, *([BLANKS] if release else []), "[data]", _DRAFTED, 'source = "npz"']
     lines.append(f"path = {toml_text(path.as_posix())}")
     if isinstance(target, Target):

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpscaffold.data.private import released
 from dpscaffold.data.streams import stream
+from dpscaffold.errors import BadValue
 from dpscaffold.privacy import Cost
 from dpscaffold.privacy.gaussian import gaussian_multiplier
 from dpscaffold.randomness.csprng import CipherStream
@@ -56,10 +57,14 @@ class PrivateFill(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> PrivateFill:
         if not self.low < self.high:
-            raise ValueError(f"low is {self.low} and high {self.high}; low must be the smaller")
+            raise BadValue(
+                "bad-range", f"low is {self.low} and high {self.high}; low must be the smaller"
+            )
         given = (self.noise is not None, self.epsilon is not None, self.delta is not None)
         if given not in ((True, False, False), (False, True, True)):
-            raise ValueError("a private fill needs either noise, or epsilon and delta")
+            raise BadValue(
+                "noise-or-epsilon", "a private fill needs either noise, or epsilon and delta"
+            )
         return self
 
     @property

@@ -250,8 +250,9 @@ def target_in(path: Path, counts: Mapping[str, Counter[str]]) -> Target:
     if len(classes) < 2:
         held = f"holds a single value, '{classes[0]}'" if classes else "is empty"
         raise BadInput(
+            "single-class",
             f"{path}: the label column '{name}' {held}, so there is nothing to learn; name another "
-            f"with --label COLUMN"
+            f"with --label COLUMN",
         )
     if numbers is None or not is_measured(numbers):
         return Target("class", tuple(sorted(classes, key=by_value)))

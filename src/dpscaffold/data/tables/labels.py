@@ -37,7 +37,7 @@ class Labels:
     def require(self) -> np.ndarray:
         """The labels; refused where a row has none."""
         if self.problem:
-            raise BadInput(self.problem)
+            raise BadInput("bad-labels", self.problem)
         return self.values
 
 

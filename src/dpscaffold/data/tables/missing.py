@@ -73,14 +73,20 @@ def checked_na_strings(given: Any, key: str = "na_values") -> Any:
 
 def _checked(key: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple):
-        raise BadInput(f"{key} is {given!r}; give a list of texts, as in ['?', '-']")
+        raise BadInput("not-a-list", f"{key} is {given!r}; give a list of texts, as in ['?', '-']")
     for one in given:
         if not isinstance(one, str):
-            raise BadInput(f"{key} holds {one!r}, which is no text; write it as '{one}'")
+            raise BadInput(
+                "not-text", f"{key} holds {one!r}, which is no text; write it as '{one}'"
+            )
         if not one.strip(BLANKS):
-            raise BadInput(f"{key} holds an empty text; empty cells mean missing: leave it out")
+            raise BadInput(
+                "empty-text", f"{key} holds an empty text; empty cells mean missing: leave it out"
+            )
         if not one.strip(BLANKS).isprintable():
-            raise BadInput(f"{key} holds {one!r}, which no cell shows; give a plain text")
+            raise BadInput(
+                "unseen-text", f"{key} holds {one!r}, which no cell shows; give a plain text"
+            )
     return tuple(dict.fromkeys(one.strip(BLANKS) for one in given))
 
 
@@ -96,8 +102,9 @@ def refuse_declared(
             both = next((one for one in na.of(name) if one in values), None)
             if both is not None:
                 raise BadInput(
+                    "value-named-twice",
                     f"na_values names '{both}', which is a {what} of column '{name}'; take it out "
-                    f"of one of them, or name the columns: na_values = {{ age = ['{both}'] }}"
+                    f"of one of them, or name the columns: na_values = {{ age = ['{both}'] }}",
                 )
 
 

@@ -140,13 +140,15 @@ def look(path: Path, label: str | None = None, user: str | None = None, rows: in
     if user is not None:
         require_column(path, user, names, "user")
     if user in told:
-        raise BadInput(f"--user and --label are both '{user}'; name two columns")
+        raise BadInput(
+            "column-named-twice", f"--user and --label are both '{user}'; name two columns"
+        )
     strange = {} if kind == "csv" else _strange(files)
     names = [name for name in names if name not in strange or name in (*told, user)]
     cells = _sample(files, names, rows)
     seen = len(next(iter(cells.values()))) if cells else 0
     if not seen:
-        raise BadInput(f"{path} holds no record; name a table with some")
+        raise BadInput("no-rows", f"{path} holds no record; name a table with some")
     na_values = {name: markers_in(cells[name]) for name in names}
     cells = {name: _without(cells[name], na_values[name]) for name in names}
     whole = [name for name in names if name not in lacking]
@@ -244,17 +246,19 @@ def _require_sites(path: Path, site: str | None, by_file: bool, sizes: Mapping[s
     if site is None and not by_file:
         if sum(sizes.values()) < 2 * LEAST_RECORDS:
             raise BadInput(
+                "too-few-records",
                 f"{path} holds {sum(sizes.values())} records, and two sites need "
-                f"{LEAST_RECORDS} each; name a table with more"
+                f"{LEAST_RECORDS} each; name a table with more",
             )
         return
     if large < 2:
         what = f"the column '{site}' names" if site else f"{path} holds"
         unit = "site" if site else "file"
         raise BadInput(
+            "too-few-users",
             f"{what} {len(sizes)} {unit}{'' if len(sizes) == 1 else 's'}, of which {large} "
             f"{'has' if large == 1 else 'have'} {LEAST_RECORDS} records or more; federated "
-            f"training needs two such sites: name the column of sites with --user COLUMN"
+            f"training needs two such sites: name the column of sites with --user COLUMN",
         )
 
 
@@ -359,11 +363,19 @@ def kind_of(path: Path) -> Format:
             return "parquet"
         if ends & {".csv", ".tsv", ".txt"}:
             return "csv"
-        raise BadInput(f"{path} holds no .csv and no .parquet file; name a folder that does")
+        raise BadInput(
+            "no-files", f"{path} holds no .csv and no .parquet file; name a folder that does"
+        )
     if not path.exists() and not is_many(path):
-        raise BadInput(f"{path} does not exist; name a table, a folder of tables, or an .npz file")
+        raise BadInput(
+            "file-not-found",
+            f"{path} does not exist; name a table, a folder of tables, or an .npz file",
+        )
     if path.suffix.lower() in OTHERS:
-        raise BadInput(f"{path} is no .csv, .parquet or .npz file; unpack it, or convert it to one")
+        raise BadInput(
+            "wrong-file-type",
+            f"{path} is no .csv, .parquet or .npz file; unpack it, or convert it to one",
+        )
     return "parquet" if path.suffix.lower() in (".parquet", ".pq") else "csv"
 
 
@@ -414,7 +426,10 @@ def _label(names: list[str], cells: dict[str, list[str | None]]) -> str:
             return name
     few = [name for name in names if 2 <= len(set(cells[name]) - {None}) <= 20]
     if not few:
-        raise BadInput("no column looks like a label (2 to 20 values); name it with --label COLUMN")
+        raise BadInput(
+            "no-label-found",
+            "no column looks like a label (2 to 20 values); name it with --label COLUMN",
+        )
     return few[-1]
 
 

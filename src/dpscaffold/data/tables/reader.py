@@ -201,19 +201,24 @@ def column_names(file: TableFile) -> list[str]:
         else:
             names = csv_names(file)
     except (UnicodeError, LookupError):
-        raise NotText(_not_text(file)) from None
+        raise NotText("wrong-encoding", _not_text(file)) from None
     except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
-            raise NotText(_not_text(file)) from None
-        raise BadInput(_explained(path, problem, [])) from None
+            raise NotText("wrong-encoding", _not_text(file)) from None
+        raise BadInput(*_explained(path, problem, [])) from None
     except OSError as problem:
-        raise BadInput(_unreadable(path, problem)) from None
+        raise BadInput("file-unreadable", _unreadable(path, problem)) from None
     if any("\0" in name for name in names):
-        raise BadInput(f"{path} contains NUL bytes (is it UTF-16?); set encoding = 'auto'")
+        raise BadInput(
+            "wrong-encoding", f"{path} contains NUL bytes (is it UTF-16?); set encoding = 'auto'"
+        )
     names += [name for name, _ in file.constants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadInput(f"{path} has two columns called '{twice[0]}'; give each its own name")
+        raise BadInput(
+            "duplicate-column",
+            f"{path} has two columns called '{twice[0]}'; give each its own name",
+        )
     return names
 
 
@@ -229,7 +234,7 @@ def common_columns(
     kept = (name for name in names if name in needed or not optional(name))
     differing = [name for name in kept if not all(name in each for each in found)]
     if differing:
-        raise BadInput(_differing(files, found, differing, needed))
+        raise BadInput("columns-differ", _differing(files, found, differing, needed))
     return tuple(
         replace(file, lacks=tuple(name for name in names if name not in each))
         for file, each in zip(files, found, strict=True)
@@ -285,8 +290,9 @@ def require_column(path: Path, wanted: str, names: Sequence[str], role: str) -> 
     """Refuse a column that is not there, with the nearest name that is."""
     if wanted not in names:
         raise BadInput(
+            "unknown-column",
             f"{path} has no {role} column '{wanted}'{nearest(wanted, names)}; it has "
-            f"{_listed(names)}"
+            f"{_listed(names)}",
         )
 
 
@@ -309,14 +315,14 @@ def read_batches(
         for batch in _batches(file, wanted or there[:1], numbers):
             yield _with_constants(batch, constants, (*numbers, *texts))
     except (UnicodeError, LookupError):
-        raise NotText(_not_text(file)) from None
+        raise NotText("wrong-encoding", _not_text(file)) from None
     except pa.ArrowException as problem:
         if "invalid UTF8" in str(problem):
-            raise NotText(_not_text(file)) from None
+            raise NotText("wrong-encoding", _not_text(file)) from None
         kind = NotNumbers if _NO_NUMBER.search(str(problem)) else BadInput
-        raise kind(_explained(file.path, problem, names)) from None
+        raise kind(*_explained(file.path, problem, names)) from None
     except OSError as problem:
-        raise BadInput(_unreadable(file.path, problem)) from None
+        raise BadInput("file-unreadable", _unreadable(file.path, problem)) from None
 
 
 def _batches(
@@ -354,25 +360,26 @@ def _with_constants(
 _NO_NUMBER = re.compile(r"column #(\d+):.*invalid value '(.*)'")
 
 
-def _explained(path: Path, problem: Exception, names: Sequence[str]) -> str:
-    """One sentence for what Arrow found wrong with a file."""
+def _explained(path: Path, problem: Exception, names: Sequence[str]) -> tuple[str, str]:
+    """A code and one sentence for what Arrow found wrong with a file."""
     text = _first_line(problem)
     row = re.search(r"Row #(\d+)", text)
     where = f" (line {row[1]})" if row else ""
     if ragged := re.search(r"Expected (\d+) columns, got (\d+)", text):
         return (
+            "row-length-differs",
             f"{path}{where}: a row has {ragged[2]} values, and the header names {ragged[1]} "
-            f"columns; fix the row, or set delimiter or header"
+            f"columns; fix the row, or set delimiter or header",
         )
     if wrong := _NO_NUMBER.search(text):
         column = (
             names[int(wrong[1])] if int(wrong[1]) < len(names) else f"number {int(wrong[1]) + 1}"
         )
-        return no_number(path, column, wrong[2], where)
+        return "not-numbers", no_number(path, column, wrong[2], where)
     if "Empty CSV file" in text:
         alone = " but for one line" if path.exists() and path.stat().st_size > 3 else ""
-        return f"{path} is empty{alone}; fill it, or take it away"
-    return f"{path} cannot be read: {text.rstrip('.')}"
+        return "empty-file", f"{path} is empty{alone}; fill it, or take it away"
+    return "file-unreadable", f"{path} cannot be read: {text.rstrip('.')}"
 
 
 def no_number(path: Path, column: str, wrong: str, where: str = "") -> str:

@@ -70,10 +70,12 @@ def file_kind(path: Path) -> Format:
     'parquet'
     """
     if path.is_dir():
-        raise BadInput(f"{path} is a folder; name one of its files")
+        raise BadInput("not-a-file", f"{path} is a folder; name one of its files")
     found = KINDS.get(path.suffix.lower())
     if found is None:
-        raise BadInput(f"{path} is neither a .csv nor a .parquet file; convert it to one")
+        raise BadInput(
+            "wrong-file-type", f"{path} is neither a .csv nor a .parquet file; convert it to one"
+        )
     return found
 
 
@@ -82,7 +84,9 @@ def read_kind(path: Path) -> Format:
     converted, and may be a folder whose name was mistyped."""
     if path.suffix.lower() not in KINDS and not path.exists():
         start = "" if path.is_absolute() else f"; relative paths start from {Path.cwd()}"
-        raise BadInput(f"{path} cannot be read: there is no such file or folder{start}")
+        raise BadInput(
+            "file-not-found", f"{path} cannot be read: there is no such file or folder{start}"
+        )
     return file_kind(path)
 
 
@@ -178,8 +182,9 @@ def _decoding(file: TableFile) -> Iterator[None]:
         yield
     except NotText:
         raise BadInput(
+            "wrong-encoding",
             f"{file.path} cannot be read as {file.dialect.encoding}, which it seemed to be; save "
-            f"it as UTF-8"
+            f"it as UTF-8",
         ) from None
 
 
@@ -221,12 +226,14 @@ def row_files(given: Sequence[Path | str]) -> RowFiles:
         tables = [f for f in inside if f.suffix.lower() in KINDS and not is_about(f)]
         others = [f.relative_to(base).as_posix() for f in inside if f not in tables]
         if not tables:
-            raise BadInput(_nothing(path, others))
+            raise BadInput("no-files", _nothing(path, others))
         paths += tables
         bases += [base] * len(tables)
         aside += others
     if not paths:
-        raise BadInput("no file of rows is given; name a file, a folder or a pattern")
+        raise BadInput(
+            "missing-argument", "no file of rows is given; name a file, a folder or a pattern"
+        )
     _require_once(paths)
     names = _names(paths, bases)
     users = _users(names)
@@ -298,7 +305,7 @@ def named(names: Sequence[str]) -> str:
 def named_problem(path: Path, problem: BadInput) -> BadInput:
     """A sentence about a file's rows, with the file where it is not in it."""
     said = str(problem)
-    return problem if str(path) in said else BadInput(f"{path}: {said}")
+    return problem if str(path) in said else BadInput(problem.code, f"{path}: {said}")
 
 
 def _inside(path: Path, base: Path) -> list[Path]:
@@ -325,7 +332,10 @@ def _require_once(paths: Sequence[Path]) -> None:
     for path in paths:
         real = path.resolve()
         if real in seen:
-            raise BadInput(f"{path} is named twice; its rows would count twice: name it once")
+            raise BadInput(
+                "file-named-twice",
+                f"{path} is named twice; its rows would count twice: name it once",
+            )
         seen.add(real)
 
 

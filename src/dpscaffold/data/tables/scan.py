@@ -228,7 +228,9 @@ def _named(file: TableFile) -> Iterator[None]:
         yield
     except BadInput as problem:
         raise (
-            problem if str(file.path) in str(problem) else BadInput(f"{file.path}: {problem}")
+            problem
+            if str(file.path) in str(problem)
+            else BadInput(problem.code, f"{file.path}: {problem}")
         ) from None
 
 
@@ -246,17 +248,18 @@ class RefuseRecords:
         if problem.kind != "unreadable":
             return  # numbers that are not finite are refused after the preparation
         if problem.form is None and not problem.known:
-            raise NotNumbers(no_number(self.path, name, problem.text))
+            raise NotNumbers("not-numbers", no_number(self.path, name, problem.text))
         what = f"holds '{problem.text}', {problem.unreadable()}"
-        raise BadInput(f"{self.path}: column '{name}' {what}")
+        raise BadInput("unreadable-value", f"{self.path}: column '{name}' {what}")
 
     def require_all(self) -> None:
         """Refuse missing values, once all cells have been read."""
         name = self.lacking
         if name:
             raise BadInput(
+                "missing-value",
                 f"{self.path}: column '{name}' lacks a value in some records; set missing = 'drop' "
-                f"to leave them out or a number to fill them, or missing.{name} = 'median'"
+                f"to leave them out or a number to fill them, or missing.{name} = 'median'",
             )
 
 
@@ -367,23 +370,32 @@ def _roles(table: TableSource, names: list[str]) -> tuple[tuple[str, ...], tuple
     for name in listed:
         require_column(table.path, name, names, "feature")
     if {*table.labels, table.user} & {*table.exclude}:
-        raise BadInput(f"{table.path}: exclude names the label or user column; leave it out there")
+        raise BadInput(
+            "column-needed",
+            f"{table.path}: exclude names the label or user column; leave it out there",
+        )
     chosen = table.features or tuple(
         name for name in names if name not in (*table.labels, table.user)
     )
     chosen = tuple(name for name in chosen if name not in table.exclude)
     both = sorted({*table.dates} & {*table.categories})
     if both:
-        raise BadInput(f"{table.path}: column '{both[0]}' is in dates and in categories; choose")
+        raise BadInput(
+            "conflicting-arguments",
+            f"{table.path}: column '{both[0]}' is in dates and in categories; choose",
+        )
     if {*table.labels, table.user} & {*chosen, *table.categories}:
         raise BadInput(
+            "column-named-twice",
             f"{table.path}: the label or user column is also listed as a feature; leave it out of "
-            f"features"
+            f"features",
         )
     texts = tuple(name for name in table.categories if name in chosen)
     numbers = tuple(name for name in chosen if name not in table.categories)
     if not numbers and not texts:
-        raise BadInput(f"{table.path} has no feature column apart from label and user")
+        raise BadInput(
+            "no-features", f"{table.path} has no feature column apart from label and user"
+        )
     return numbers, texts
 
 
@@ -411,7 +423,9 @@ def _kept(
         elif rule == "refuse" or needs:
             _require_all(table, name, gone, fillable=name in texts and not needs)
     if not (~lacking).any():
-        raise BadInput(f"{table.path} has no {'complete ' if len(lacking) else ''}record")
+        raise BadInput(
+            "no-rows", f"{table.path} has no {'complete ' if len(lacking) else ''}record"
+        )
     return ~lacking, na_values
 
 
@@ -427,6 +441,7 @@ def _require_all(table: TableSource, name: str, gone: np.ndarray, fillable: bool
             " or a number to fill them" if fillable else ""
         )
         raise BadInput(
+            "missing-value",
             f"{table.path}: column '{name}' lacks a value in {int(gone.sum())} of {len(gone)} "
-            f"records; {advice}"
+            f"records; {advice}",
         )

@@ -116,26 +116,30 @@ def code_labels(
         fraction = next((text for text in present if _is_fraction(text)), None)
         if fraction is not None:
             raise BadInput(
+                "bad-labels",
                 f"{table.path}: label column '{table.label}' holds {fraction}, a fraction; a "
-                f"classifier needs classes (to predict numbers, set target = 'number')"
+                f"classifier needs classes (to predict numbers, set target = 'number')",
             )
         if len(classes) > MOST_CLASSES:
             raise BadInput(
+                "too-many-classes",
                 f"{table.path}: label column '{table.label}' has {len(classes)} different values; "
-                f"is it the label?"
+                f"is it the label?",
             )
     if len(classes) < 2:
         raise BadInput(
+            "single-class",
             f"{table.path}: label column '{table.label}' holds a single class, '{classes[0]}'; a "
-            "classifier needs at least 2"
+            "classifier needs at least 2",
         )
     found = read_labels(Target("class", classes), {"": pa.array(texts, pa.string())}, CellReader())
     strange = next((texts[i] for i in np.unique(codes) if not found.known[i]), None)
     if strange is not None:
         raise BadInput(
+            "unknown-class",
             f"{table.path}: label '{strange}' is not among classes{nearest(strange, classes)}; "
             f"they are {', '.join(classes[:10])} (values.{toml_key(str(table.label))} reads other "
-            f"spellings as one of them)"
+            f"spellings as one of them)",
         )
     return found.values[codes], classes
 
@@ -150,7 +154,7 @@ def code_label_sets(
     }
     found = read_labels(Target("labels", table.labels), held, CellReader())
     if found.problem:
-        raise BadInput(f"{table.path}: {found.problem}")
+        raise BadInput("bad-labels", f"{table.path}: {found.problem}")
     return found.values
 
 
@@ -170,9 +174,10 @@ def category_values(table: TableSource, name: str, numbers: dict[str, int]) -> t
     strange = next((text for text in numbers if text not in given), None)
     if strange is not None and table.unseen == "refuse":
         raise BadInput(
+            "unknown-category",
             f"{table.path}: column '{name}' holds '{strange}'{nearest(strange, given)}; its "
             f"categories are {', '.join(given)} (unseen = 'zero' takes others for none of them, "
-            f"values.{toml_key(name)} reads other spellings as one of them)"
+            f"values.{toml_key(name)} reads other spellings as one of them)",
         )
     return tuple(given)
 
@@ -248,8 +253,9 @@ def ranges_of(table: TableSource, coding: Coding) -> Ranges:
     stray = next((name for name in table.ranges if name not in coding.numbers), None)
     if stray is not None:
         raise BadInput(
+            "unknown-column",
             f"{table.path}: ranges names '{stray}'{nearest(stray, coding.numbers)}, which is no "
-            f"column of numbers to learn from; they are {', '.join(coding.numbers[:8]) or 'none'}"
+            f"column of numbers to learn from; they are {', '.join(coding.numbers[:8]) or 'none'}",
         )
     ends = np.array([[-np.inf], [np.inf]]).repeat(coding.features, axis=1)
     for j, name in enumerate(coding.numbers):
@@ -354,23 +360,27 @@ def check_rules(table: TableSource, numbers: tuple[str, ...], texts: tuple[str, 
     for name, rule in table.missing.items():
         if name not in known:
             raise BadInput(
+                "unknown-column",
                 f"missing names the column '{name}'{nearest(name, known)}, which is no feature, "
-                f"label or user of {table.path}"
+                f"label or user of {table.path}",
             )
         if isinstance(rule, PrivateFill) and name not in numbers:
             raise BadInput(
+                "wrong-column-kind",
                 f"missing.{name} is a private {rule.fill}, and it needs a column of numbers with a "
-                f"range of its own; name one of {', '.join(numbers[:8]) or 'none'}"
+                f"range of its own; name one of {', '.join(numbers[:8]) or 'none'}",
             )
         if name in texts and rule in (*FITTED, "indicator"):
             raise BadInput(
+                "wrong-column-kind",
                 f"missing.{name} is '{rule}', and the column holds categories; use 'category', "
-                f"'drop' or 'refuse'"
+                f"'drop' or 'refuse'",
             )
         if name in numbers and rule == "category":
             raise BadInput(
+                "wrong-column-kind",
                 f"missing.{name} is 'category', and the column holds numbers; use a number, "
-                f"'mean', 'median', 'indicator', 'drop' or 'refuse'"
+                f"'mean', 'median', 'indicator', 'drop' or 'refuse'",
             )
 
 
@@ -379,8 +389,9 @@ def check_na_strings(table: TableSource, names: Sequence[str]) -> None:
     for name, _ in table.na_values.columns:
         if name not in (*names, OTHERS):
             raise BadInput(
+                "unknown-column",
                 f"na_values names the column '{name}'{nearest(name, names)}, which is not in "
-                f"{table.path}"
+                f"{table.path}",
             )
 
 
@@ -399,5 +410,7 @@ def fill_of(rule: Rule, values: np.ndarray, name: str, seed: int = 0) -> float:
         return 0.0
     there = values[np.isfinite(values)]
     if not len(there):
-        raise BadInput(f"column '{name}' has no value at all, so it has no {rule}; exclude it")
+        raise BadInput(
+            "empty-column", f"column '{name}' has no value at all, so it has no {rule}; exclude it"
+        )
     return float(np.mean(there, dtype=np.float64) if rule == "mean" else np.median(there))

@@ -58,9 +58,10 @@ class Spellings:
         for name, _ in self.columns:
             if name not in known:
                 raise BadInput(
+                    "unknown-column",
                     f"{key} names '{name}'{nearest(name, known)}, which is neither a label of "
                     f"classes nor in categories ({', '.join(known) or 'none'}); list it in "
-                    f"categories, or leave it out of {key}"
+                    f"categories, or leave it out of {key}",
                 )
 
     def require_known(self, known: Mapping[str, Sequence[str]], na: NaStrings, key: str) -> None:
@@ -71,19 +72,22 @@ class Spellings:
             for value, listed in pairs:
                 if given and value not in given:
                     raise BadInput(
+                        "unknown-category",
                         f"{key}.{name} reads spellings as '{value}', which is not among the given "
-                        f"values of the column ({', '.join(given[:8])}); name one of these"
+                        f"values of the column ({', '.join(given[:8])}); name one of these",
                     )
                 both = next((text for text in listed if text in given), None)
                 if both is not None:
                     raise BadInput(
+                        "value-named-twice",
                         f"{key}.{name} reads '{both}' as '{value}', and '{both}' is among the "
-                        f"given values of the column; take it out of one of them"
+                        f"given values of the column; take it out of one of them",
                     )
                 gap = next((text for text in (value, *listed) if text in na.of(name)), None)
                 if gap is not None:
                     raise BadInput(
-                        f"{key}.{name} and na_values both name '{gap}'; take it out of one of them"
+                        "value-named-twice",
+                        f"{key}.{name} and na_values both name '{gap}'; take it out of one of them",
                     )
 
 
@@ -125,8 +129,9 @@ def checked_spellings(given: Any, key: str = "values") -> Any:
         return None
     if not isinstance(given, dict) or not all(isinstance(table, dict) for table in given.values()):
         raise BadInput(
+            "not-a-table",
             f"{key} is {given!r}; give a table by column, such as "
-            f"{{ ready = {{ yes = ['Yes', 'ja'] }} }}"
+            f"{{ ready = {{ yes = ['Yes', 'ja'] }} }}",
         )
     return {name: _checked(f"{key}.{name}", table) for name, table in given.items()}
 
@@ -137,18 +142,23 @@ def _checked(key: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     for value, listed in table.items():
         if not isinstance(listed, list | tuple) or not all(isinstance(t, str) for t in listed):
             raise BadInput(
-                f'{key}.{value} is {listed!r}; give a list of texts, as in ["Yes", "ja"]'
+                "not-a-list",
+                f'{key}.{value} is {listed!r}; give a list of texts, as in ["Yes", "ja"]',
             )
         plain = dict.fromkeys(text.strip(BLANKS) for text in listed)
         plain.pop(value.strip(BLANKS), None)
         for text in plain:
             if text in taken:
                 raise BadInput(
+                    "value-named-twice",
                     f"{key} reads '{text}' as '{value}', and it stands for '{taken[text]}' "
-                    f"already; name it once"
+                    f"already; name it once",
                 )
             if not text:
-                raise BadInput(f"{key}.{value} holds an empty text; empty cells are missing values")
+                raise BadInput(
+                    "empty-text",
+                    f"{key}.{value} holds an empty text; empty cells are missing values",
+                )
             taken[text] = value
         found[value.strip(BLANKS)] = tuple(plain)
     return found

@@ -51,7 +51,9 @@ class PublicStep(ConfigTable):
         wanted = {"unit-norm": (), "clip-norm": ("norm",), "scale": ("factor",), "shift": ("mean",)}
         for name in wanted[self.step]:
             if getattr(self, name) is None:
-                raise BadInput(f"schema.prepare: the step {self.step!r} needs {name}")
+                raise BadInput(
+                    "missing-key", f"schema.prepare: the step {self.step!r} needs {name}"
+                )
         return self
 
     def build(self) -> Prepared:
@@ -172,8 +174,9 @@ class SchemaSettings(ConfigTable):
     def _consistent(self) -> SchemaSettings:
         if self.columns and self.width != self.features:
             raise BadInput(
+                "schema-mismatch",
                 f"schema.features is {self.features}, and the columns make {self.width}; they must "
-                f"agree"
+                f"agree",
             )
         refuse_declared(self.na_strings, self.categories, {self.label: self.class_names})
         self.spellings.require(
@@ -185,7 +188,10 @@ class SchemaSettings(ConfigTable):
         self._check_dates()
         self._check_target()
         if len(set(self.columns)) != len(self.columns) or self.label in self.columns:
-            raise BadInput("schema.columns names a column twice, or the label among the features")
+            raise BadInput(
+                "column-named-twice",
+                "schema.columns names a column twice, or the label among the features",
+            )
         return self
 
     def _check_named_columns(self) -> None:
@@ -199,34 +205,46 @@ class SchemaSettings(ConfigTable):
         for key, names in named.items():
             stray = sorted(names - set(self.columns))
             if stray:
-                raise BadInput(f"schema.{key} names {stray[0]!r}, which is not among the columns")
+                raise BadInput(
+                    "unknown-column",
+                    f"schema.{key} names {stray[0]!r}, which is not among the columns",
+                )
 
     def _check_dates(self) -> None:
         stray = sorted({*self.dates} - ({*self.columns} - {*self.categories}))
         if stray:
-            raise BadInput(f"schema.dates names {stray[0]!r}, which is not a column of numbers")
+            raise BadInput(
+                "wrong-column-kind",
+                f"schema.dates names {stray[0]!r}, which is not a column of numbers",
+            )
         for name, forms in self.dates.items():
             refuse_two_readings(name, forms)
 
     def _check_target(self) -> None:
         if self.classes == 1:
-            raise BadInput("schema.classes is 1; give 2 or more, or 0 where the label is a number")
+            raise BadInput(
+                "too-few-classes",
+                "schema.classes is 1; give 2 or more, or 0 where the label is a number",
+            )
         ranged = self.low is not None and self.high is not None and self.low < self.high
         if self.classes == 0 and not ranged:
             raise BadInput(
+                "no-target-range",
                 f"schema.classes is 0, so the label is a number, and its range is low = {self.low} "
                 f"to high = {self.high}; give the range that it can have, low below high (-1 and 1 "
-                f"for numbers that are scaled already)"
+                f"for numbers that are scaled already)",
             )
         if self.classes and (self.low, self.high) != (None, None):
             raise BadInput(
+                "not-applicable",
                 f"schema.low and schema.high are the range of a number, and schema.classes is "
-                f"{self.classes}; leave them out, or set classes = 0"
+                f"{self.classes}; leave them out, or set classes = 0",
             )
         if self.class_names and len(set(self.class_names)) != self.classes:
             raise BadInput(
+                "count-differs",
                 f"schema.class_names has {len(set(self.class_names))} different names for "
-                f"{self.classes} classes"
+                f"{self.classes} classes",
             )
 
 
@@ -244,7 +262,10 @@ class MechanismSettings(ConfigTable):
     def of(cls, mechanism: Gaussian) -> MechanismSettings:
         """What sites are told of a mechanism, whose noise must be known."""
         if mechanism.epsilon is not None:
-            raise BadInput("an offer names the noise; epsilon is solved for sizes, so give noise")
+            raise BadInput(
+                "epsilon-without-sizes",
+                "an offer names the noise; epsilon is solved for sizes, so give noise",
+            )
         return cls(**{name: getattr(mechanism, name) for name in cls.model_fields})
 
     def build(self) -> Gaussian:

@@ -97,7 +97,8 @@ class NotEnrolled(BadInput):
             for name, reason in sorted(reasons.items())
         )
         super().__init__(
-            f"the run does not start: {said}; change the plan, or leave sites out with --without"
+            "not-enrolled",
+            f"the run does not start: {said}; change the plan, or leave sites out with --without",
         )
         self.reasons = dict(reasons)
 

@@ -93,7 +93,7 @@ class Refused(Exception):
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason if reason in REASONS else "site-error"
+        self.code = reason if reason in REASONS else "site-error"
         self.detail = detail
 
 
@@ -319,7 +319,7 @@ def checked_public(name: str, text: object) -> str:
         public_key(str(text))
     except ValueError:
         raise BadInput(
-            f"{name} is {text!r}; it must be 'ed25519:' and 64 hexadecimal digits"
+            "bad-public-key", f"{name} is {text!r}; it must be 'ed25519:' and 64 hexadecimal digits"
         ) from None
     return str(text)
 

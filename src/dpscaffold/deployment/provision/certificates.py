@@ -102,11 +102,12 @@ def check_certificate(path: Path) -> x509.Certificate:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        raise BadInput("file-unreadable", f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise BadInput(f"{path} is not a certificate in PEM") from error
+        raise BadInput("not-a-certificate", f"{path} is not a certificate in PEM") from error
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise BadInput(
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; provision a new one"
+            "certificate-expired",
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; provision a new one",
         )
     return certificate

@@ -16,8 +16,9 @@ def site_name(name: object) -> str:
     """A site's name: lower case, digits, dash, dot, underscore; it becomes a file's name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise BadInput(
+            "bad-site-name",
             f"the site's name is {name!r}; use lower-case letters, digits, '-', '_' and '.', "
-            f"beginning with a letter or digit"
+            f"beginning with a letter or digit",
         )
     return name
 
@@ -30,7 +31,9 @@ def host_and_port(what: str, address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise BadInput(f"{what} is {address!r}; write host:port, e.g. federation.example:8443")
+        raise BadInput(
+            "bad-address", f"{what} is {address!r}; write host:port, e.g. federation.example:8443"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -53,6 +56,8 @@ def read_toml(path: Path, what: str) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"{what} {path} cannot be read: {error.strerror}") from error
+        raise BadInput(
+            "file-unreadable", f"{what} {path} cannot be read: {error.strerror}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{what} {path} is not valid TOML: {error}") from error
+        raise BadInput("not-toml", f"{what} {path} is not valid TOML: {error}") from error

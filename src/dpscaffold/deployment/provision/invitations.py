@@ -56,11 +56,15 @@ class Invitation:
 
 def _site_names(path: Path, names: object) -> list[str]:
     if not isinstance(names, list) or not names:
-        raise BadInput(f"{path}: sites is {names!r}; list the names of the sites to invite")
+        raise BadInput(
+            "not-a-list", f"{path}: sites is {names!r}; list the names of the sites to invite"
+        )
     for name in names:
         site_name(name)
         if names.count(name) > 1:
-            raise BadInput(f"{path}: the site {name!r} is named twice; names must differ")
+            raise BadInput(
+                "site-named-twice", f"{path}: the site {name!r} is named twice; names must differ"
+            )
     return names
 
 
@@ -70,16 +74,20 @@ def read_federation(path: Path) -> FederationFile:
     known = {"address", "sites", "hosts", "days"}
     for key in tables:
         if key not in known:
-            raise BadInput(f"{path}: unknown key {key}{nearest(key, known)}")
+            raise BadInput("unknown-key", f"{path}: unknown key {key}{nearest(key, known)}")
     address = str(tables.get("address", ""))
     host_and_port("address", address)
     names = _site_names(path, tables.get("sites"))
     hosts = tables.get("hosts", [])
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-        raise BadInput(f"{path}: hosts is {hosts!r}; list names and addresses of the server")
+        raise BadInput(
+            "not-a-list", f"{path}: hosts is {hosts!r}; list names and addresses of the server"
+        )
     days = tables.get("days", 825)
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= 3650:
-        raise BadInput(f"{path}: days is {days!r}; give a whole number from 1 to 3650")
+        raise BadInput(
+            "out-of-range", f"{path}: days is {days!r}; give a whole number from 1 to 3650"
+        )
     return FederationFile(address, tuple(names), tuple(hosts), days)
 
 
@@ -93,8 +101,9 @@ def provision(federation: FederationFile, out: Path) -> list[Path]:
     finished, server = out / "server", out / ".server.partial"
     if finished.exists():
         raise BadInput(
+            "keys-exist",
             f"--out is {out}, where a federation was provisioned before; keys are never "
-            f"overwritten, so name another folder"
+            f"overwritten, so name another folder",
         )
     host, _ = host_and_port("address", federation.address)
     shutil.rmtree(server, ignore_errors=True)
@@ -120,15 +129,21 @@ def read_invitation(path: Path) -> Invitation:
     tables = read_toml(path, "the invitation")
     try:
         if tables.pop("invitation") != 1:
-            raise BadInput(f"{path} is an invitation of another version; ask for a new one")
+            raise BadInput(
+                "wrong-version", f"{path} is an invitation of another version; ask for a new one"
+            )
         invitation = Invitation(**{key: str(value) for key, value in tables.items()})
     except (KeyError, TypeError):
-        raise BadInput(f"{path} is not an invitation; ask the federation's operator") from None
+        raise BadInput(
+            "not-an-invitation", f"{path} is not an invitation; ask the federation's operator"
+        ) from None
     site_name(invitation.name)
     host_and_port("server", invitation.server)
     checked_public("coordinator", invitation.coordinator)
     try:
         x509.load_pem_x509_certificate(invitation.ca.encode())
     except ValueError:
-        raise BadInput(f"{path}: ca is not a certificate; ask for a new invitation") from None
+        raise BadInput(
+            "not-a-certificate", f"{path}: ca is not a certificate; ask for a new invitation"
+        ) from None
     return invitation

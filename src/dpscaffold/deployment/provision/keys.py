@@ -36,7 +36,9 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
     """The Ed25519 key in a file that only its owner can read."""
     key = _read_private(path)
     if not isinstance(key, Ed25519PrivateKey):
-        raise BadInput(f"{path} holds another kind of key; an Ed25519 key is needed")
+        raise BadInput(
+            "wrong-key-kind", f"{path} holds another kind of key; an Ed25519 key is needed"
+        )
     return key
 
 
@@ -44,7 +46,9 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The node key in a file that only its owner can read."""
     key = _read_private(path)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
-        raise BadInput(f"{path} holds another kind of key; an ECDSA P-384 key is needed")
+        raise BadInput(
+            "wrong-key-kind", f"{path} holds another kind of key; an ECDSA P-384 key is needed"
+        )
     return key
 
 
@@ -53,7 +57,9 @@ def _read_private(path: Path) -> object:
     try:
         return serialization.load_pem_private_key(content, None)
     except (ValueError, TypeError) as error:
-        raise BadInput(f"{path} is not a private key in PEM without a password") from error
+        raise BadInput(
+            "not-a-private-key", f"{path} is not a private key in PEM without a password"
+        ) from error
 
 
 def read_secret(path: Path) -> bytes:
@@ -62,10 +68,11 @@ def read_secret(path: Path) -> bytes:
         mode = path.stat().st_mode
         content = path.read_bytes()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        raise BadInput("file-unreadable", f"{path} cannot be read: {error.strerror}") from error
     if stat.S_IMODE(mode) & 0o077:
         raise BadInput(
-            f"{path} can be read by others (mode {stat.S_IMODE(mode):04o}); run chmod 600 {path}"
+            "key-readable-by-others",
+            f"{path} can be read by others (mode {stat.S_IMODE(mode):04o}); run chmod 600 {path}",
         )
     return content
 
@@ -76,7 +83,7 @@ def write_secret(path: Path, content: bytes) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise BadInput(f"{path} exists, and keys are never overwritten") from None
+        raise BadInput("keys-exist", f"{path} exists, and keys are never overwritten") from None
     with os.fdopen(handle, "wb") as stream:
         stream.write(content)
         stream.flush()

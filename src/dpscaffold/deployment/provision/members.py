@@ -33,11 +33,14 @@ def read_member(path: Path) -> Member:
     tables = read_toml(path, "the site's public file")
     try:
         if tables.pop("site") != 1:
-            raise BadInput(f"{path} is of another version; run dpscaffold site init again")
+            raise BadInput(
+                "wrong-version", f"{path} is of another version; run dpscaffold site init again"
+            )
         member = Member(**{key: str(value) for key, value in tables.items()})
     except (KeyError, TypeError):
         raise BadInput(
-            f"{path} is not a site's public file; dpscaffold site init prints one"
+            "not-a-site-file",
+            f"{path} is not a site's public file; dpscaffold site init prints one",
         ) from None
     site_name(member.name)
     checked_public("signing_key", member.signing_key)
@@ -46,7 +49,9 @@ def read_member(path: Path) -> Member:
     except ValueError:
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise BadInput(f"{path}: node_key is not an elliptic-curve public key in PEM")
+        raise BadInput(
+            "bad-public-key", f"{path}: node_key is not an elliptic-curve public key in PEM"
+        )
     return member
 
 
@@ -55,12 +60,15 @@ def admit(server: Path, path: Path) -> Member:
     member = read_member(path)
     for other in roster(server):
         if other.name == member.name:
-            raise BadInput(f"the roster already has a site {member.name!r}; remove it first")
+            raise BadInput(
+                "site-exists", f"the roster already has a site {member.name!r}; remove it first"
+            )
         for kind in ("signing_key", "node_key"):
             if getattr(other, kind) == getattr(member, kind):
                 raise BadInput(
+                    "key-shared",
                     f"{path}: the {kind} of {member.name!r} is that of {other.name!r}; every site "
-                    f"needs keys of its own"
+                    f"needs keys of its own",
                 )
     folder = server / "roster"
     folder.mkdir(exist_ok=True)
@@ -74,8 +82,9 @@ def remove(server: Path, name: str) -> None:
     if not path.exists():
         names = [member.name for member in roster(server)]
         raise BadInput(
+            "unknown-site",
             f"the roster has no site {name!r}{nearest(name, names)}; it has "
-            f"{', '.join(names) or 'none'}"
+            f"{', '.join(names) or 'none'}",
         )
     path.unlink()
 
@@ -84,14 +93,17 @@ def roster(server: Path) -> tuple[Member, ...]:
     """The admitted sites, by name."""
     folder = server / "roster"
     if not server.is_dir():
-        raise BadInput(f"there is no server folder {server}; run dpscaffold provision first")
+        raise BadInput(
+            "not-provisioned", f"there is no server folder {server}; run dpscaffold provision first"
+        )
     members = [read_member(path) for path in sorted(folder.glob("*.site"))]
     for kind in ("name", "signing_key", "node_key"):
         values = [getattr(member, kind) for member in members]
         twice = [member.name for member in members if values.count(getattr(member, kind)) > 1]
         if twice:
             raise BadInput(
+                "key-shared",
                 f"the roster {folder} has one {kind} twice ({', '.join(twice)}); remove one of the "
-                f"files"
+                f"files",
             )
     return tuple(sorted(members, key=lambda member: member.name))

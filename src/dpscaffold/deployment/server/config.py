@@ -19,7 +19,7 @@ from dpscaffold.config import (
     PrivacySettings,
     TaskSettings,
 )
-from dpscaffold.data.sentences import sentence_of
+from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.agreement import Offer, SchemaSettings, offer_of
 from dpscaffold.deployment.protocol.enrolment import EnrolledRun
 from dpscaffold.deployment.provision import host_and_port, read_toml
@@ -106,16 +106,18 @@ class ServerConfiguration(ConfigTable):
             return given
         if not self.deploy.records:
             raise BadInput(
+                "epsilon-without-sizes",
                 "privacy.epsilon is given, and noise is solved for sizes, which a server does not "
                 "know before its sites answer; give deploy.records (every site's public size, e.g. "
-                "{ north = 400, east = 250 }) or privacy.noise"
+                "{ north = 400, east = 250 }) or privacy.noise",
             )
         names, sizes = tuple(self.deploy.records), tuple(self.deploy.records.values())
         if given.unit == "user":
             if set(sizes) != {1}:
                 raise BadInput(
+                    "records-hidden",
                     f"deploy.records is {self.deploy.records}, and privacy.unit = 'user' hides how "
-                    f"many records a site has; name the sites and write 1 for each"
+                    f"many records a site has; name the sites and write 1 for each",
                 )
             sizes = ()
         offer = offer_of(self.rows, self.task, self.algorithm, self.plan.build(), given)
@@ -143,11 +145,11 @@ class ServerConfiguration(ConfigTable):
         try:
             records = read_records(self.evaluate, folder, self.rows)
         except Refused as no:
-            raise BadInput(f"[evaluate] does not fit the schema: {no.detail}") from no
+            raise BadInput(no.code, f"[evaluate] does not fit the schema: {no.detail}") from no
         wrong = [sentence for sentence, fine in records.notes if not fine]
         if wrong or not len(records):
             said = wrong[0] if wrong else f"{self.evaluate.get('path')} has no records"
-            raise BadInput(f"[evaluate]: {said}; fix the file")
+            raise BadInput("bad-evaluation-file", f"[evaluate]: {said}; fix the file")
         return evaluation_on(self.offer(), records.features, records.labels)
 
     def resolved(self) -> dict[str, Any]:
@@ -172,14 +174,18 @@ def load_served(path: Path, overrides: Sequence[str] = ()) -> ServerConfiguratio
         tables = override(tables, item)
     if "data" in tables:
         raise BadInput(
+            "server-with-data",
             f"{path} has [data], but a server reaches no record; write [schema] (what a row looks "
-            f"like) and [deploy] instead"
+            f"like) and [deploy] instead",
         )
     if "schema" not in tables:
-        raise BadInput(f"{path} has no [schema]; it says what a row looks like at every site")
+        raise BadInput(
+            "missing-key", f"{path} has no [schema]; it says what a row looks like at every site"
+        )
     try:
         settings = ServerConfiguration.model_validate(dict(tables))
     except ValidationError as error:
-        raise BadInput(f"{path}: {sentence_of(error, ServerConfiguration)}") from None
+        code, sentence = mistake_of(error, ServerConfiguration)
+        raise BadInput(code, f"{path}: {sentence}") from None
     host_and_port("deploy.address", settings.deploy.address)
     return settings

@@ -94,7 +94,9 @@ class Deployment:
         """Enrol and train, or go on where the folder stands."""
         if self.offer.plan.max_rounds is not None:
             raise BadInput(
-                "plan.max_rounds is given, and sites agree to the rounds of one offer; leave it out"
+                "not-applicable",
+                "plan.max_rounds is given, and sites agree to the rounds of one offer; leave it "
+                "out",
             )
         try:
             if resume and self.folder.holds_run:
@@ -121,14 +123,20 @@ class Deployment:
         self.folder.check_setting(self.offer.to_dict())
         saved = self.folder.read_json(SITES)
         if saved is None:
-            raise BadInput(f"{self.folder.path} holds no deployed run ({SITES}); name another")
+            raise BadInput(
+                "not-a-run", f"{self.folder.path} holds no deployed run ({SITES}); name another"
+            )
         enrolled = EnrolledRun.from_dict(saved)
         if enrolled.plan != EnrolledRun.fresh(self.offer.to_dict(), names).plan:
-            raise BadInput(f"{self.folder.path} holds a run with another plan; resume it with that")
+            raise BadInput(
+                "plan-changed",
+                f"{self.folder.path} holds a run with another plan; resume it with that",
+            )
         if enrolled.names != names:
             raise BadInput(
+                "roster-changed",
                 f"{self.folder.path} holds a run of {', '.join(enrolled.names)}, and the roster is "
-                f"{', '.join(names)}; resume it with its own (--without leaves sites out)"
+                f"{', '.join(names)}; resume it with its own (--without leaves sites out)",
             )
         return enrolled
 
@@ -152,8 +160,9 @@ class Deployment:
         if dict(self.records) != said:
             shown = ", ".join(f"{name} = {size}" for name, size in said.items())
             raise BadInput(
+                "sizes-differ",
                 f"the noise was solved for other sizes than the sites have; set deploy.records to "
-                f"{{ {shown} }}"
+                f"{{ {shown} }}",
             )
 
     def _keep(self, enrolled: EnrolledRun) -> EnrolledRun:

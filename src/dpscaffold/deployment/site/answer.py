@@ -88,7 +88,7 @@ class Site:
             fields, vectors = self._handle(message)
         except Refused as no:
             self.log(f"refused: {no}")
-            fields, vectors = self._refusal(no.reason), {}
+            fields, vectors = self._refusal(no.code), {}
         except Exception:  # whatever it is, only a code leaves
             self.log(f"error: {traceback.format_exc()}")
             fields, vectors = self._refusal("site-error"), {}

@@ -72,13 +72,13 @@ def make_site(
     folder.mkdir(parents=True, exist_ok=True)
     path, begun = folder / "site.toml", folder / BEGUN
     if path.exists():
-        raise BadInput(f"{path} exists; a site is made once, so name another folder")
+        raise BadInput("site-exists", f"{path} exists; a site is made once, so name another folder")
     if begun.exists():  # keys that nobody was told of: making this site was cut short
         for name in KEYS:
             (folder / name).unlink(missing_ok=True)
     for name in KEYS:
         if (folder / name).exists():
-            raise BadInput(f"{folder / name} exists, and keys are never overwritten")
+            raise BadInput("keys-exist", f"{folder / name} exists, and keys are never overwritten")
     begun.touch()
     member = Member(
         invitation.name,

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dpscaffold.data.config import DecimalSign, Delimiter, NaKey, check_sign
-from dpscaffold.data.sentences import sentence_of
+from dpscaffold.data.sentences import mistake_of
 from dpscaffold.data.tables.dialect import AUTO
-from dpscaffold.errors import BadInput
+from dpscaffold.errors import BadInput, BadValue
 
 
 class _SiteFile(BaseModel):
@@ -41,9 +41,10 @@ class SiteCsv(_SiteFile):
         check_sign("data.delimiter", self.delimiter)
         for name in ("delimiter", "encoding", "decimal"):
             if getattr(self, name) == AUTO:
-                raise ValueError(
+                raise BadValue(
+                    "auto-at-site",
                     f"data.{name} is 'auto', and a site declares how its file is written, since a "
-                    f"guess would depend on its records; name it"
+                    f"guess would depend on its records; name it",
                 )
         check_encoding(self.encoding)
         return self
@@ -78,12 +79,14 @@ def check_encoding(name: str) -> None:
     try:
         end = "\n".encode(name)
     except (LookupError, UnicodeError):
-        raise ValueError(
-            f"data.encoding is {name!r}, which is not known; name one, such as 'utf-8' or 'cp1252'"
+        raise BadValue(
+            "unknown-encoding",
+            f"data.encoding is {name!r}, which is not known; name one, such as 'utf-8' or 'cp1252'",
         ) from None
     if end != b"\n" and name.lower() not in ("utf-16", "utf-16-le", "utf-16-be"):
-        raise ValueError(
-            f"data.encoding is {name!r}, whose lines a site cannot tell apart; save it as UTF-8"
+        raise BadValue(
+            "encoding-not-supported",
+            f"data.encoding is {name!r}, whose lines a site cannot tell apart; save it as UTF-8",
         )
 
 
@@ -91,14 +94,17 @@ def site_data(table: Mapping[str, Any]) -> SiteData:
     """``[data]`` of a site, or a refusal that says what is wrong with it."""
     source = table.get("source")
     if source not in SOURCES:
-        raise BadInput(f"data.source is {source!r}; a site's is one of {', '.join(SOURCES)}")
+        raise BadInput(
+            "unknown-source", f"data.source is {source!r}; a site's is one of {', '.join(SOURCES)}"
+        )
     for key in table:
         if key not in SOURCES[source].model_fields:
             raise BadInput(
+                "not-applicable",
                 f"data.{key} is not of a site's {source} data; the schema comes with the offer, "
-                f"and all records are training records of this one user"
+                f"and all records are training records of this one user",
             )
     try:
         return SOURCES[source].model_validate(dict(table))
     except ValidationError as problem:
-        raise BadInput(sentence_of(problem, SOURCES[source], "data")) from None
+        raise BadInput(*mistake_of(problem, SOURCES[source], "data")) from None

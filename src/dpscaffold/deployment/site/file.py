@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpscaffold.algorithms.registry import AGREED
-from dpscaffold.data.sentences import sentence_of
+from dpscaffold.data.sentences import mistake_of
 from dpscaffold.deployment.protocol.messages import Refused, checked_public
 from dpscaffold.deployment.provision import host_and_port, read_toml, site_name
 from dpscaffold.errors import BadInput
@@ -128,14 +128,16 @@ def read_site_file(path: Path) -> SiteFile:
     try:
         site = SiteFile.model_validate(tables)
     except ValidationError as error:
-        raise BadInput(f"{path}: {sentence_of(error, SiteFile)}") from None
+        code, sentence = mistake_of(error, SiteFile)
+        raise BadInput(code, f"{path}: {sentence}") from None
     site_name(site.name)
     host_and_port("server", site.server)
     checked_public("coordinator", site.coordinator)
     if site.policy.run_delta < SMALLEST_DELTA:
         raise BadInput(
+            "delta-too-small",
             f"{path}: policy.delta/policy.max_runs is {site.policy.run_delta:g}, too small for the "
-            f"accountant; it must be at least {SMALLEST_DELTA:g}"
+            f"accountant; it must be at least {SMALLEST_DELTA:g}",
         )
     folder = path.resolve().parent
     placed = {
@@ -169,7 +171,7 @@ class Terms:
         """What the site does in such a run, for the accountant: this user alone, every round.
         ``declared`` says that R_i is a constant that the site declared."""
         if self.mechanism is None:
-            raise PrivacyError("a run without privacy has no account")
+            raise PrivacyError("no-privacy", "a run without privacy has no account")
         run = self.mechanism.run(
             None,
             rounds=self.rounds,
@@ -193,7 +195,7 @@ def check_terms(policy: Policy, terms: Terms) -> None:
     ...     terms = Terms(10, 5, 1.0, 0.2, "uniform", "scaffold", "logistic", 410, weak)
     ...     check_terms(policy, terms)
     ... except Refused as no:
-    ...     no.reason
+    ...     no.code
     'policy-noise'
     """
     mechanism = terms.mechanism

@@ -79,8 +79,9 @@ class SiteLedger:
             raise Refused("ledger-damaged", str(error)) from error
         if len(self._journal) and self._site != site:
             raise BadInput(
+                "folder-of-another-site",
                 f"{path} is the ledger of the site {self._site!r}, not of {site!r}; every site "
-                f"needs a state folder of its own"
+                f"needs a state folder of its own",
             )
         self._site = site
 

@@ -261,7 +261,8 @@ class StateFolder:
         except OSError:
             os.close(self._lock)
             raise BadInput(
-                f"the state folder {path} is in use by another process; one at a time"
+                "folder-in-use",
+                f"the state folder {path} is in use by another process; one at a time",
             ) from None
         try:
             self._check_owner(site)
@@ -277,14 +278,19 @@ class StateFolder:
             said = json.loads(mark.read_bytes())
             owner, number = said["site"], said["format"]
         except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{mark} is damaged; the state folder cannot be used") from error
+            raise BadInput(
+                "state-damaged", f"{mark} is damaged; the state folder cannot be used"
+            ) from error
         if number != FORMAT:
             raise BadInput(
-                f"the state folder {self.path} has format {number}, and this version reads {FORMAT}"
+                "wrong-version",
+                f"the state folder {self.path} has format {number}, and this version reads "
+                f"{FORMAT}",
             )
         if owner != site:
             raise BadInput(
-                f"the state folder {self.path} belongs to the site {owner!r}, not to {site!r}"
+                "folder-of-another-site",
+                f"the state folder {self.path} belongs to the site {owner!r}, not to {site!r}",
             )
 
     @property

@@ -31,7 +31,7 @@ def ledger_of(path: Path) -> dict[str, Any]:
     try:
         ledger = SiteLedger(file.state / "ledger.jsonl", file.name)
     except Refused as no:
-        raise BadInput(f"the ledger cannot be read: {no.detail}") from no
+        raise BadInput("ledger-damaged", f"the ledger cannot be read: {no.detail}") from no
     left = ledger.left(file.policy)
     runs = [_run_line(booking) for booking in ledger.runs.values() if not booking.released]
     protected = [run["epsilon_granted"] for run in runs]
@@ -109,7 +109,7 @@ def recover_site(path: Path) -> list[str]:
     try:
         return recover(state, file.name, file.policy)
     except Refused as no:
-        raise BadInput(f"the state cannot be recovered: {no}") from no
+        raise BadInput("state-damaged", f"the state cannot be recovered: {no}") from no
     finally:
         state.close()
 
@@ -142,26 +142,32 @@ def evaluate_site(path: Path, run: str | None) -> dict[str, Any]:
     ]
     if not finished and run is not None:
         raise BadInput(
-            f"--run is {run!r}, and no run of that id is over here; leave it out for the latest"
+            "no-finished-run",
+            f"--run is {run!r}, and no run of that id is over here; leave it out for the latest",
         )
     if not finished:
-        raise BadInput("no run that is over is known here; a model arrives at the end of a run")
+        raise BadInput(
+            "no-finished-run",
+            "no run that is over is known here; a model arrives at the end of a run",
+        )
     from dpscaffold.deployment.site.memory import RunMemory
 
     memory = RunMemory(finished[-1].parent)
     try:
         known, model = memory.enrolment(), memory.model()
         if known is None or model is None:
-            raise BadInput("the run's files are not whole")
+            raise BadInput("run-damaged", "the run's files are not whole")
         open_work = opener(file, path.resolve().parent, torch.device("cpu"), lambda said: None)
         work = open_work(known.offer, file.policy)
     except Refused as no:
-        raise BadInput(f"the run cannot be evaluated: {no}") from no
+        raise BadInput(no.code, f"the run cannot be evaluated: {no}") from no
     params = torch.from_numpy(model.vectors["params"].copy())
     features = work.task.prepare(work.held.features[work.held.used])
     scores, labels = work.task.scores(params, features), work.held.labels[work.held.used]
     if not len(labels):
-        raise BadInput("no record can be read, so there is nothing to evaluate; see site check")
+        raise BadInput(
+            "no-rows", "no record can be read, so there is nothing to evaluate; see site check"
+        )
     said = {
         "run": known.run,
         "records": len(labels),

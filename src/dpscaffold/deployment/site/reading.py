@@ -73,7 +73,9 @@ def check_data_table(table: Mapping[str, Any], folder: Path) -> Path:
     """The path of a site's data, or a refusal that says what is wrong with ``[data]``."""
     path = folder / site_data({"path": "", **table}).path
     if not path.is_file():
-        raise BadInput(f"data.path is {str(table.get('path'))!r}, which is not a file")
+        raise BadInput(
+            "file-not-found", f"data.path is {str(table.get('path'))!r}, which is not a file"
+        )
     return path
 
 
@@ -127,9 +129,13 @@ def _prepared(rows: np.ndarray, schema: SchemaSettings, faults: UnusedRecords) -
         with np.errstate(all="ignore"):
             features = prepare(rows, steps)[:-1]
     except ValueError as error:
-        raise BadInput(f"the schema's preparation does not fit: {error}") from error
+        raise BadInput(
+            "schema-mismatch", f"the schema's preparation does not fit: {error}"
+        ) from error
     if features.shape[1] != schema.features:
-        raise BadInput(f"{features.shape[1]} features instead of {schema.features}")
+        raise BadInput(
+            "wrong-column-count", f"{features.shape[1]} features instead of {schema.features}"
+        )
     faults.add("a feature is too large", np.flatnonzero(~np.isfinite(features).all(1)))
     return features
 
@@ -139,16 +145,21 @@ def _from_npz(path: Path, schema: SchemaSettings) -> tuple[np.ndarray, np.ndarra
         with np.load(path, allow_pickle=False) as arrays:
             features, labels = arrays["features"], arrays["labels"]
     except (OSError, KeyError, ValueError) as error:
-        raise BadInput(f"{path} does not hold features and labels: {error}") from error
+        raise BadInput(
+            "unknown-array", f"{path} does not hold features and labels: {error}"
+        ) from error
     numeric = features.dtype.kind in "biuf" and labels.dtype.kind in "biuf"
     if features.ndim != 2 or labels.shape != (len(features),) or not numeric:
         raise BadInput(
+            "wrong-shape",
             f"{path} has features of shape {features.shape} ({features.dtype}) and labels of shape "
             f"{labels.shape} ({labels.dtype}); give numbers of shape (records, features) and "
-            f"(records,)"
+            f"(records,)",
         )
     if features.shape[1] != schema.features:
-        raise BadInput(f"{path} has {features.shape[1]} features, not {schema.features}")
+        raise BadInput(
+            "wrong-column-count", f"{path} has {features.shape[1]} features, not {schema.features}"
+        )
     faults, labels = UnusedRecords(), labels.astype(np.float64)
     large = ~(np.abs(features.astype(np.float64)) <= _LARGEST).all(1)
     faults.add("a feature is not a finite number", np.flatnonzero(large))
@@ -171,7 +182,9 @@ def _with_own_na_values(schema: SchemaSettings, data: SiteCsv | SiteParquet) -> 
     own, wanted = NaStrings.given(data.na_values), (*schema.columns, schema.label)
     stray = next((n for n, _ in own.columns if n not in (*wanted, OTHERS)), None)
     if stray is not None:
-        raise BadInput(f"data.na_values names {stray!r}, which is not a column of the offer")
+        raise BadInput(
+            "unknown-column", f"data.na_values names {stray!r}, which is not a column of the offer"
+        )
     return schema.changed(
         na_values={name: (*schema.na_strings.of(name), *own.of(name)) for name in wanted}
     )
@@ -180,7 +193,10 @@ def _with_own_na_values(schema: SchemaSettings, data: SiteCsv | SiteParquet) -> 
 def _opened(path: Path, data: SiteCsv | SiteParquet, schema: SchemaSettings) -> Columns:
     """The columns of a file that the schema asks for."""
     if not schema.columns or (schema.classes and not schema.class_names):
-        raise BadInput("the offer's schema names no columns or no classes, so no table can be read")
+        raise BadInput(
+            "schema-incomplete",
+            "the offer's schema names no columns or no classes, so no table can be read",
+        )
     wanted = (*schema.columns, schema.label)
     if isinstance(data, SiteCsv):
         found = read_csv(path, data.delimiter, wanted, data.encoding)
@@ -190,8 +206,9 @@ def _opened(path: Path, data: SiteCsv | SiteParquet, schema: SchemaSettings) -> 
     stray = next((name for name in lacking if name not in schema.absent), None)
     if stray is not None:
         raise BadInput(
+            "unknown-column",
             f"there is no column {stray!r}, or more than one; add it, or ask the server to name it "
-            f"in schema.absent, which makes its values missing here"
+            f"in schema.absent, which makes its values missing here",
         )
     empty = pa.chunked_array([pa.nulls(found.records, pa.string())])
     return replace(found, columns={**found.columns, **dict.fromkeys(lacking, empty)})
@@ -203,7 +220,7 @@ def _read_parquet(path: Path, wanted: tuple[str, ...]) -> Columns:
         names = [name.strip(BLANKS) for name in file.schema_arrow.names]
         table = file.read()
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as parquet: {error}") from error
+        raise BadInput("file-unreadable", f"{path} cannot be read as parquet: {error}") from error
     columns = {name: table.column(names.index(name)) for name in wanted if names.count(name) == 1}
     return Columns(columns, table.num_rows, UnusedRecords())
 

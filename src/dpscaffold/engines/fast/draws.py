@@ -79,8 +79,9 @@ class DeviceDraws:
     ) -> None:
         if not len(seeds) == len(rounds) == len(users):
             raise BadInput(
+                "count-differs",
                 f"there are {len(seeds)} seeds, {len(rounds)} rounds and {len(users)} users; give "
-                f"one of each per participation"
+                f"one of each per participation",
             )
         _within_words("round", rounds)
         _within_words("user", users)
@@ -299,16 +300,22 @@ def _fitting(records: Sequence[int], batch_sizes: Sequence[int], count: int) -> 
     """Refuse sizes that are not one a participant, or batches larger than the data."""
     if not len(records) == len(batch_sizes) == count:
         raise BadInput(
+            "count-differs",
             f"there are {len(records)} numbers of records and {len(batch_sizes)} batch sizes for "
-            f"{count} participants; give one of each"
+            f"{count} participants; give one of each",
         )
     for total, batch in zip(records, batch_sizes, strict=True):
         if not 1 <= batch <= total:
-            raise BadInput(f"a batch of {batch} of {total} records; it must hold 1 to {total}")
+            raise BadInput(
+                "batch-too-large",
+                f"a batch of {batch} of {total} records; it must hold 1 to {total}",
+            )
 
 
 def _within_words(name: str, values: Sequence[int]) -> None:
     """Refuse what does not fit into a word of the counter: two addresses would share a stream."""
     for value in values:
         if not 0 <= value < 2**32:
-            raise BadInput(f"{name} is {value}; streams are numbered from 0 to 2^32 − 1")
+            raise BadInput(
+                "out-of-range", f"{name} is {value}; streams are numbered from 0 to 2^32 − 1"
+            )

@@ -79,9 +79,10 @@ class Shards:
             worker.give_back()
         if rows == 1:
             raise BadInput(
+                "memory-exceeded",
                 f"the {row.plan.local_steps} steps of one user, with batches of {row.batch} of "
                 f"{row.records} records, do not fit the memory of {device}; lower plan.data_ratio, "
-                f"take a smaller model, or use a device with more memory"
+                f"take a smaller model, or use a device with more memory",
             )
         self.chunk = rows // 2
         _log.warning("the memory of %s was not enough: %s users at a time", device, self.chunk)

@@ -63,15 +63,19 @@ def refuse_unlike(first: Setting, other: Setting) -> None:
     for name, value in first.structure.items():
         if theirs[name] != value:
             raise BadInput(
+                "not-stackable",
                 f"runs cannot be stacked: {name} is {value} in one and {theirs[name]} in another; "
-                f"run them apart"
+                f"run them apart",
             )
     if first.algorithm != other.algorithm:
         raise BadInput(
+            "not-stackable",
             f"runs cannot be stacked: they differ in a number of {first.algorithm.name}; run them "
-            f"apart"
+            f"apart",
         )
     if first.task is not other.task and first.task != other.task:
         raise BadInput(
-            f"runs cannot be stacked: each has its own task {first.task.name!r}; give both the same"
+            "not-stackable",
+            f"runs cannot be stacked: each has its own task {first.task.name!r}; give both the "
+            f"same",
         )

@@ -37,7 +37,8 @@ def require() -> None:
         version = metadata.version("flwr")
     except metadata.PackageNotFoundError:
         raise BadInput(
-            "a deployed federation needs Flower; run pip install 'dpscaffold[flower]'"
+            "package-missing",
+            "a deployed federation needs Flower; run pip install 'dpscaffold[flower]'",
         ) from None
     check_version(version)
 
@@ -49,8 +50,9 @@ def check_version(version: str) -> None:
     """
     if ".".join(version.split(".")[:2]) not in TESTED:
         raise BadInput(
+            "package-version",
             f"Flower {version} is installed, and this version of dpscaffold was tried with "
-            f"{' and '.join(TESTED)}; run pip install 'flwr=={TESTED[0]}.*'"
+            f"{' and '.join(TESTED)}; run pip install 'flwr=={TESTED[0]}.*'",
         )
 
 
@@ -62,6 +64,7 @@ def check_proxy(address: str) -> None:
         if caught:
             name = f"{caught[0]}_proxy"
             raise BadInput(
+                "proxy-set",
                 f"the variable {name} sends connections to {host} through a proxy; set "
-                f"no_proxy=localhost,127.0.0.1"
+                f"no_proxy=localhost,127.0.0.1",
             )

@@ -38,8 +38,9 @@ def site_path(node: Mapping[str, Any], run: Mapping[str, Any]) -> Path:
     place = node.get("partition-id")
     if not isinstance(place, int) or not 0 <= place < len(listed):
         raise BadInput(
+            "missing-argument",
             "start the node with --node-config site=… (the path of site.toml), or list the sites' "
-            "files in the run's configuration (sites = 'a/site.toml,b/site.toml')"
+            "files in the run's configuration (sites = 'a/site.toml,b/site.toml')",
         )
     return Path(listed[place])
 
@@ -128,7 +129,9 @@ def serve_app(grid: Any, run: Mapping[str, Any]) -> str:
     ``out``."""
     for key in ("plan", "server", "out"):
         if not run.get(key):
-            raise BadInput(f"{key} is missing; give it with flwr run --run-config {key}=…")
+            raise BadInput(
+                "missing-argument", f"{key} is missing; give it with flwr run --run-config {key}=…"
+            )
 
     def carrier(members: tuple[Member, ...], deadline: float, resend: float) -> FlowerExchange:
         post = AppExchange(SuperLinkAddress("", None, b""), members, deadline, resend, poll=0.5)

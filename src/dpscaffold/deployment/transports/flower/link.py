@@ -109,10 +109,13 @@ def superlink_config(listeners: Listeners) -> SuperLinkLifespanConfig:
 def serve_link(listeners: Listeners, ready: Callable[[], None] = lambda: None) -> None:
     """Run the SuperLink until SIGINT or SIGTERM."""
     if not is_loopback(listeners.inner[0]):
-        raise BadInput(f"the inner side listens on {listeners.inner[0]!r}; it must be loopback")
+        raise BadInput(
+            "not-loopback", f"the inner side listens on {listeners.inner[0]!r}; it must be loopback"
+        )
     if listeners.insecure and not is_loopback(listeners.public[0]):
         raise BadInput(
-            f"--insecure with the address {listeners.public[0]!r}; plain text is for loopback only"
+            "not-loopback",
+            f"--insecure with the address {listeners.public[0]!r}; plain text is for loopback only",
         )
     config = superlink_config(listeners)
     give_memory_back()

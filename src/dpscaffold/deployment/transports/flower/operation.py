@@ -50,7 +50,7 @@ def start_site(path: Path, insecure: bool, echo: Callable[[str], None]) -> None:
     file = read_site_file(path)
     check_proxy(file.server)
     if insecure and not is_loopback(host_and_port("server", file.server)[0]):
-        raise BadInput("--insecure is for loopback alone; leave it out")
+        raise BadInput("not-loopback", "--insecure is for loopback alone; leave it out")
     if not insecure:
         check_certificate(file.ca)
     key, node_key = read_signing_key(file.signing_key), read_node_key(file.node_key)

@@ -415,12 +415,15 @@ def _refuse_for_good(error: BaseException) -> None:
     """What no waiting fixes: a wrong secret, or a certificate of another authority."""
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401:
         raise BadInput(
+            "wrong-secret",
             "the SuperLink refuses this server (401): superexec.secret is not the one that it was "
-            "started with"
+            "started with",
         ) from error
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         raise BadInput(
-            f"the SuperLink's certificate is not of this federation, or not for this host ({error})"
+            "wrong-certificate",
+            f"the SuperLink's certificate is not of this federation, or not for this host "
+            f"({error})",
         ) from error
 
 

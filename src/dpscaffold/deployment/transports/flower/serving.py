@@ -49,7 +49,7 @@ def run_deployed(
     if carrier is None:
         check_proxy(settings.deploy.address)
     if insecure and not is_loopback(host_and_port("deploy.address", settings.deploy.address)[0]):
-        raise BadInput("--insecure is for loopback alone; leave it out")
+        raise BadInput("not-loopback", "--insecure is for loopback alone; leave it out")
     members = _members(server, without)
     _check_named(settings.deploy.records, members)
     office = SuperLinkAddress(
@@ -111,10 +111,12 @@ def _members(server: Path, without: Sequence[str]) -> tuple[Member, ...]:
     everybody = {member.name: member for member in roster(server)}
     for name in without:
         if name not in everybody:
-            raise BadInput(f"--without is {name!r}, which is not on the roster")
+            raise BadInput("unknown-site", f"--without is {name!r}, which is not on the roster")
     members = tuple(member for name, member in everybody.items() if name not in without)
     if not members:
-        raise BadInput("no site is left on the roster; dpscaffold server admit adds them")
+        raise BadInput(
+            "no-sites", "no site is left on the roster; dpscaffold server admit adds them"
+        )
     return members
 
 
@@ -122,8 +124,9 @@ def _check_named(records: Mapping[str, int] | None, members: tuple[Member, ...])
     names = {member.name for member in members}
     if records is not None and set(records) != names:
         raise BadInput(
+            "sites-differ",
             f"deploy.records names {', '.join(sorted(records))}, and those who take part are "
-            f"{', '.join(sorted(names))}; give everybody's size, and nobody else's"
+            f"{', '.join(sorted(names))}; give everybody's size, and nobody else's",
         )
 
 
@@ -148,7 +151,7 @@ def read_totals(path: Path) -> dict[str, int]:
     try:
         return {str(name): int(count) for name, count in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path} is damaged ({error}); restore it") from error
+        raise BadInput("totals-damaged", f"{path} is damaged ({error}); restore it") from error
 
 
 def keep_totals(path: Path, told: Mapping[str, int]) -> None:
